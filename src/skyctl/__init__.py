@@ -1,0 +1,48 @@
+"""skyctl: train one model over unequal machines.
+
+``from skyctl import Problem, Plan, plan, predict, verify``. Loaded lazily: importing this package imports
+no pydantic, no torch and no solver, because nodes import it too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyctl.errors import InfeasibleError, SkyctlError
+    from skyctl.planner.api import Verdict, plan, predict, verify
+    from skyctl.records.plan import Plan, Prediction
+    from skyctl.records.problem import Problem
+
+__version__ = "0.1.0"
+__all__ = [
+    "InfeasibleError",
+    "Plan",
+    "Prediction",
+    "Problem",
+    "SkyctlError",
+    "Verdict",
+    "plan",
+    "predict",
+    "verify",
+]
+
+_HOME = {
+    "InfeasibleError": "skyctl.errors",
+    "SkyctlError": "skyctl.errors",
+    "Problem": "skyctl.records.problem",
+    "Plan": "skyctl.records.plan",
+    "Prediction": "skyctl.records.plan",
+    "plan": "skyctl.planner.api",
+    "predict": "skyctl.planner.api",
+    "verify": "skyctl.planner.api",
+    "Verdict": "skyctl.planner.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'skyctl' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,122 @@
+"""Every error skyctl raises on purpose, and the exit code each one ends a command with.
+
+::
+
+    SkyctlError                1   the work failed, or a check did not hold
+    ├── RunError               1   a rank failed while a run was going
+    ├── UndecidedError         1   nothing found in time, and nothing proved either
+    ├── InputError             2   bad usage or bad input
+    │   ├── InventoryError     2   cluster.yaml or lab.yaml
+    │   ├── RecordError        2   a JSON file of ours that can't be read
+    │   └── WorkloadError      2   the model, the data, or their options
+    ├── InfeasibleError        3   proved that no plan fits
+    ├── NodeError              4   a node was unreachable, refused or unfit
+    │   ├── UnreachableError   4   no connection (name, route, port, time-out)
+    │   ├── HostKeyError       4   the host's key is unknown or has changed
+    │   ├── LoginError         4   connected, but not let in
+    │   └── UnfitError         4   let in, but something it needs is missing there
+    ├── MismatchError          5   plan and cluster do not match
+    └── InterruptedRunError  130   the user (or a signal) ended it
+
+A message names the thing, what it needs and what it has; ``hint`` says what to do next; ``log`` is the path
+of the full log where there is one. This module imports nothing: nodes use it too.
+"""
+
+from __future__ import annotations
+
+
+class SkyctlError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: one or two sentences, for a person.
+        hint: what to do next, or None.
+        log: path of the full log, or None.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, log: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.log = log
+
+    def __str__(self) -> str:
+        """The message, then the hint and the log on lines of their own."""
+        lines = [self.message]
+        if self.hint:
+            lines.append(f"  next: {self.hint}")
+        if self.log:
+            lines.append(f"  log:  {self.log}")
+        return "\n".join(lines)
+
+
+class RunError(SkyctlError):
+    """A rank failed while a run was going; the message names rank, device and node."""
+
+
+class UndecidedError(SkyctlError):
+    """Nothing was found in the time given, and nothing was proved either."""
+
+
+class InputError(SkyctlError):
+    """Bad usage or bad input."""
+
+    exit_code = 2
+
+
+class InventoryError(InputError):
+    """cluster.yaml or lab.yaml is wrong; the message names file and line."""
+
+
+class RecordError(InputError):
+    """A JSON file of ours can't be read: malformed, of another kind, or of a newer version."""
+
+
+class WorkloadError(InputError):
+    """The model, its data, or the options that go with them are wrong."""
+
+
+class InfeasibleError(SkyctlError):
+    """Proved that no plan fits; the message says what is short."""
+
+    exit_code = 3
+
+
+class NodeError(SkyctlError):
+    """Something is wrong with one node, whose name is ``node``."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, node: str, hint: str | None = None, log: str | None = None) -> None:
+        super().__init__(message, hint=hint, log=log)
+        self.node = node
+
+
+class UnreachableError(NodeError):
+    """No connection: the name does not resolve, no route, port closed, time-out."""
+
+
+class HostKeyError(NodeError):
+    """The host's key is unknown (opt in with --accept-new-host-keys) or has changed (always refused)."""
+
+
+class LoginError(NodeError):
+    """Connected, but no key or password was accepted."""
+
+
+class UnfitError(NodeError):
+    """Logged in, but something the node needs is missing (Python, torch, disk, memory)."""
+
+
+class MismatchError(SkyctlError):
+    """Plan and cluster do not match."""
+
+    exit_code = 5
+
+
+class InterruptedRunError(SkyctlError):
+    """The user, or a signal, ended the command; everything it had started is stopped."""
+
+    exit_code = 130

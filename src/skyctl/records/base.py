@@ -1,0 +1,95 @@
+"""The one base of every record, and reading one from JSON with a clear error."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from skyctl.errors import RecordError
+
+T = TypeVar("T")
+
+
+def _tuple_from_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Seq = Annotated[tuple[T, ...], BeforeValidator(_tuple_from_list)]
+"""A tuple that may be given as a list, so that ``Problem(**json.loads(text))`` works in strict mode."""
+
+Seconds = Annotated[float, Field(ge=0)]
+Bytes = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Record(BaseModel):
+    """Frozen, strict, no unknown keys, no NaN or infinity. Unknown is None, never a made-up number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class FileRecord(Record):
+    """A record that is a file of its own. Subclasses give ``kind`` and ``version`` with literal defaults."""
+
+    def to_json(self) -> str:
+        """The file's text: indented JSON, one final newline."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+R = TypeVar("R", bound=FileRecord)
+
+
+def parse(cls: type[R], text: str | bytes, source: str) -> R:
+    """Reads one file's text as ``cls``.
+
+    Args:
+        text: the JSON.
+        source: what to call it in an error (a path).
+
+    Raises:
+        RecordError: not JSON, another kind, a newer version, or fields that do not fit.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise RecordError(f"{source} is not JSON: {exc}") from exc
+    kind = cls.model_fields["kind"].default
+    newest = cls.model_fields["version"].default
+    if not isinstance(raw, dict):
+        raise RecordError(f"{source} must hold a JSON object of kind {kind!r}, it holds a {type(raw).__name__}")
+    if raw.get("kind") != kind:
+        raise RecordError(f"{source} must be of kind {kind!r}, its kind is {raw.get('kind')!r}")
+    version = raw.get("version")
+    if isinstance(version, int) and version > newest:
+        raise RecordError(
+            f"{source} is {kind} version {version}; this skyctl reads up to version {newest}",
+            hint="upgrade skyctl, or make the file again with this one",
+        )
+    try:
+        return cls.model_validate_json(text)
+    except ValidationError as exc:
+        raise RecordError(f"{source}: {describe(exc)}") from exc
+
+
+def describe(exc: ValidationError, limit: int = 5) -> str:
+    """A validation error in words, a line a fault: where, what is wrong, what stood there."""
+    errors = exc.errors(include_url=False)
+    lines = [_line(e) for e in errors[:limit]]
+    if len(errors) > limit:
+        lines.append(f"and {len(errors) - limit} more")
+    return "; ".join(lines)
+
+
+def _line(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    message = str(error["msg"]).removeprefix("Value error, ")
+    value = error.get("input")
+    shown = f" (it is {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
+    if error["type"] in ("missing", "extra_forbidden") or not where:
+        shown = ""
+    return f"{where}: {message}{shown}" if where else message

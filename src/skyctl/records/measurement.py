@@ -1,0 +1,58 @@
+"""What a run really did, beside what was predicted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq
+
+
+class StepMeasurement(Record):
+    """One training step; ``loss`` is the mean over the batch's samples."""
+
+    step: Index
+    loss: float
+    iteration_s: Seconds
+
+
+class Quantiles(Record):
+    """Over the steps after the first, which is warm-up."""
+
+    median: Seconds
+    p10: Seconds
+    p90: Seconds
+
+
+class ReplicaPredicted(Record):
+    """The plan's own figures for one device."""
+
+    compute_s: Seconds
+    idle_s: Seconds
+    memory_bytes: Bytes
+
+
+class ReplicaMeasurement(Record):
+    """One device's median step. ``transfer_s``: waiting for the network; ``idle_s``: for other stages."""
+
+    device: Name
+    compute_s: Seconds
+    transfer_s: Seconds
+    idle_s: Seconds
+    peak_memory_bytes: Bytes | None
+    predicted: ReplicaPredicted
+
+
+class Measurement(FileRecord):
+    """``measurement.json`` in a run's folder; ``launch --json`` prints the same."""
+
+    kind: Literal["skyctl/measurement"] = "skyctl/measurement"
+    version: Literal[1] = 1
+    run_id: Name
+    strategy: str
+    steps: Seq[StepMeasurement]
+    iteration_s: Quantiles
+    predicted_iteration_s: Seconds
+    replicas: Seq[ReplicaMeasurement]
+    final_loss: float
+    attempts: Count
+    weights: str | None
