@@ -1,0 +1,53 @@
+# make install | demo | test | check | bench | clean. Each does its own set-up; needs Python >= 3.11 and make.
+# PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test) or to skyctl (demo).
+# All paths are relative: the folder's own name may hold blanks.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?=
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help install demo test check format bench clean
+
+help:
+	@echo "make install   .venv with skyctl in it"
+	@echo "make demo      the whole main job on this machine: no root, no SSH, no file needed"
+	@echo "make test      all tests; without root the lab tests are left out"
+	@echo "make check     linters, types, import contracts, links in the documents"
+	@echo "make bench     benchmarks/*.py"
+	@echo "make clean     removes .venv and caches"
+
+install: $(STAMP)
+	@echo "skyctl is in $(BIN)/skyctl"
+
+# Runs again when what it is made from has changed, and only then.
+$(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
+	@bash scripts/make_venv.sh "$(PYTHON)"
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/skyctl demo $(ARGS)
+
+test: $(STAMP)
+	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_docs_links.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@shopt -s nullglob; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

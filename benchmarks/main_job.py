@@ -1,0 +1,112 @@
+"""The main job in an emulated cluster over real SSH: check, probe, compare, one device, a long run.
+
+Four nodes with CPU quotas of 80/40/20/20% of a core, links of 200/200/100/100 Mbit, 5 ms between two sites.
+Prints one JSON line with the measured steps, the speed-ups over even, the prediction errors, the largest
+relative difference of a loss between the strategies and one device, and the loss of the long run.
+
+    sudo .venv/bin/python benchmarks/main_job.py            # about 20 minutes
+    sudo .venv/bin/python benchmarks/main_job.py --quick    # a small model, a few steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LAB = """\
+nodes:
+  - {name: n1, cpus: 0.8, memory_gib: 3, rate_mbit: 200, site: a}
+  - {name: n2, cpus: 0.4, memory_gib: 3, rate_mbit: 200, site: a}
+  - {name: n3, cpus: 0.2, memory_gib: 3, rate_mbit: 100, site: b}
+  - {name: n4, cpus: 0.2, memory_gib: 3, rate_mbit: 100, site: b}
+sites: {latency_ms: 5}
+"""
+FULL = {"workload": "gpt:layers=12,hidden=256,heads=8,context=128", "batch": 32, "microbatches": 16}
+SMALL = {"workload": "gpt:layers=4,hidden=128,heads=4,context=64", "batch": 16, "microbatches": 8}
+
+
+def skyctl(*arguments: object, env: dict[str, str], ok: tuple[int, ...] = (0,)) -> Any:
+    """Runs one command with --json and gives its document."""
+    command = [sys.executable, "-m", "skyctl", *map(str, arguments), "--json"]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in ok:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}")
+    return json.loads(done.stdout)
+
+
+def losses(measurement: Path) -> list[float]:
+    """A run's loss, step by step."""
+    return [step["loss"] for step in json.loads(measurement.read_text())["steps"]]
+
+
+def apart(runs: dict[str, list[float]]) -> float:
+    """The largest relative difference of any step's loss from the one device's."""
+    base = runs["one device"]
+    return max(abs(a - b) / abs(b) for run in runs.values() for a, b in zip(run, base, strict=True))
+
+
+def measure(
+    folder: Path, env: dict[str, str], job: dict[str, Any], steps: int, long_steps: int
+) -> dict[str, Any]:
+    """The whole job in a lab that is up."""
+    env = {**env, "SKYCTL_CLUSTER": str(folder / "lab" / "cluster.yaml")}
+    sizes = ("--batch-size", job["batch"], "--microbatches", job["microbatches"])
+    skyctl("check", env=env)
+    skyctl("probe", job["workload"], *sizes, env=env)
+    out = folder / "compared"
+    compared = skyctl("compare", job["workload"], *sizes, "--measure", "--steps", steps, "-o", out, env=env)
+    plan = folder / "one.plan.json"
+    layers = json.loads((out / "even.plan.json").read_text())["stages"][-1]["stop"]
+    skyctl("plan", job["workload"], *sizes, "--assign", f"n1=0:{layers}", "-o", plan, env=env)
+    one = folder / "one.json"
+    skyctl("launch", plan, "--steps", steps, "-o", one, env=env)
+    rows = {row["strategy"]: row for row in compared["rows"]}
+    runs = {name: losses(out / f"{name}.measurement.json") for name in rows} | {"one device": losses(one)}
+    result: dict[str, Any] = {
+        "benchmark": "main_job",
+        "workload": job["workload"],
+        "steps": steps,
+        "measured_step_s": {name: row["measured"]["median"] for name, row in rows.items()},
+        "predicted_step_s": {name: row["predicted_s"] for name, row in rows.items()},
+        "prediction_error": {name: row["prediction_error"] for name, row in rows.items()},
+        "speedup_over_even": {name: row["measured_speedup"] for name, row in rows.items()},
+        "layers": {name: row["layers"] for name, row in rows.items()},
+        "bound_s": rows["optimal"]["bound_s"],
+        "loss_max_relative_difference": apart(runs),
+    }
+    if long_steps:
+        trained = skyctl("launch", out / "optimal.plan.json", "--steps", long_steps, env=env)
+        curve = [step["loss"] for step in trained["steps"]]
+        result["loss"] = {"steps": long_steps, "first": curve[0], "last": curve[-1], "least": min(curve)}
+    return result
+
+
+def main() -> None:
+    """Brings the lab up, measures, takes it down again."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="a small model and a few steps")
+    parser.add_argument("--steps", type=int, help="steps under each plan (default 30; quick: 5)")
+    parser.add_argument("--long-steps", type=int, help="steps of the long run (default 150; quick: 0)")
+    given = parser.parse_args()
+    steps = given.steps or (5 if given.quick else 30)
+    long_steps = given.long_steps if given.long_steps is not None else (0 if given.quick else 150)
+    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
+        folder = Path(name)
+        env = {**os.environ, "SKYCTL_HOME": str(folder / "state")}
+        lab = folder / "lab.yaml"
+        lab.write_text(LAB)
+        skyctl("lab", "up", lab, "-o", folder / "lab", "--name", f"bench-{os.getpid()}", env=env)
+        try:
+            print(json.dumps(measure(folder, env, SMALL if given.quick else FULL, steps, long_steps)))
+        finally:
+            skyctl("lab", "down", lab, env=env)
+
+
+if __name__ == "__main__":
+    main()

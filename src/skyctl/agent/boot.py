@@ -1,0 +1,67 @@
+"""Stage 0: what the launcher sends to a bare Python on the node, after ``store.py``'s source.
+
+It says what the node has, takes the package where it is missing, and becomes the agent. It runs inside the
+namespace of ``store.py`` (hence the import only where a checker reads it), and takes nothing from the shell
+but standard input and output. ``remote/bootstrap.py`` is its other half.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyctl.agent.store import Store, cache_root
+
+
+def read_line() -> bytes:
+    """One line from standard input, read byte by byte so that nothing after it is taken."""
+    return b"".join(iter(lambda: os.read(0, 1) or b"\n", b"\n"))
+
+
+def read_exactly(count: int) -> bytes:
+    """That many bytes from standard input; ends the process where it ends early."""
+    parts = []
+    while count:
+        part = os.read(0, min(count, 1 << 20))
+        if not part:
+            sys.exit("skyctl: the launcher went away")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def say(nonce: str, message: dict[str, Any]) -> None:
+    """One JSON line on standard output, marked with the nonce."""
+    data = memoryview(f"\n{nonce} {json.dumps(message)}\n".encode())
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def boot() -> None:
+    """Reads the settings, gets the package in place, runs the agent."""
+    line = read_line()
+    if not line:
+        sys.exit("skyctl: the launcher went away")
+    config = json.loads(base64.b64decode(line))
+    nonce, digest = config["nonce"], config["package"]
+    os.environ.update(config["env"])
+    root = cache_root()
+    try:
+        store = Store(root)
+        package = store.tree("packages", digest)
+        if package is None:
+            say(nonce, {"need": digest})
+            package = store.add_tree("packages", digest, read_exactly(int(read_line() or b"0")))
+    except (OSError, ValueError) as exc:
+        path = getattr(exc, "filename", None) or str(root)
+        say(nonce, {"error": getattr(exc, "strerror", None) or str(exc), "path": str(path)})
+        sys.exit(1)
+    say(nonce, {"ready": str(package)})
+    sys.path.insert(0, str(package))
+    from skyctl.agent.main import main
+
+    sys.exit(main(config, package, store.root))

@@ -1,0 +1,1 @@
+"""Weights on disk, keyed by layer: readable by any plan."""

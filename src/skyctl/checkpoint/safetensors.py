@@ -1,0 +1,266 @@
+"""Weights on disk in the safetensors format: eight bytes of length, a JSON header, the tensors' bytes. No
+pickle.
+
+Our own, because a node has torch alone; tests compare it with the ``safetensors`` package. The format:
+little-endian, https://huggingface.co/docs/safetensors. Names here are ``<layer index>.<parameter name>``;
+this module does not mind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from skyctl.errors import RecordError, SkyctlError
+
+HEADER_LIMIT_BYTES = 100_000_000
+CHUNK_BYTES = 1 << 20
+METADATA = "__metadata__"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file; its bytes are [start, stop) of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file holds."""
+
+    tensors: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes the tensors, from any device, in order of layer and name. Atomic: the whole file or none of it.
+
+    Raises:
+        SkyctlError: a tensor's type has no name in the format, or the disk is full or not writable.
+    """
+    names = sorted(tensors, key=_order)
+    sizes = {}
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _NAMES:
+            raise SkyctlError(
+                f"{path}: tensor {name!r} of type {tensor.dtype} can't be written as safetensors"
+            )
+        sizes[name] = (_NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.element_size())
+
+    def write(out: BinaryIO) -> None:
+        out.write(_header(sizes, metadata or {}))
+        for name in names:
+            _write_tensor(out, tensors[name])
+
+    _atomically(Path(path), write)
+
+
+def load(path: str | Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of a file on the CPU; with ``names``, only those are read.
+
+    Raises:
+        RecordError: no safetensors file, a damaged one, or one without a wanted name.
+    """
+    header = read_header(path)
+    for name in names or ():
+        if name not in header.tensors:
+            raise RecordError(f"{path} holds no tensor {name!r}; it has {len(header.tensors)}")
+    found = {}
+    with _reading(path) as file:
+        for name, entry in header.tensors.items():
+            if names is not None and name not in names:
+                continue
+            dtype = DTYPES[entry.dtype]
+            if entry.start == entry.stop:
+                found[name] = torch.empty(entry.shape, dtype=dtype)
+                continue
+            buffer = bytearray(entry.stop - entry.start)
+            file.seek(entry.start)
+            if file.readinto(buffer) != len(buffer):  # type: ignore[attr-defined]
+                raise RecordError(f"{path} ends inside tensor {name!r}")
+            found[name] = torch.frombuffer(buffer, dtype=dtype).view(entry.shape)
+    return found
+
+
+def merge(paths: Sequence[str | Path], out: str | Path) -> None:
+    """One file from several, streamed: never more than a chunk in memory. Atomic.
+
+    Raises:
+        RecordError: an input is damaged, or two hold the same tensor or contradicting metadata.
+        SkyctlError: the disk is full or not writable.
+    """
+    sizes: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    source: dict[str, tuple[Path, Entry]] = {}
+    metadata: dict[str, str] = {}
+    for path in map(Path, paths):
+        header = read_header(path)
+        for name, entry in header.tensors.items():
+            if name in source:
+                raise RecordError(f"tensor {name!r} is in both {source[name][0]} and {path}")
+            source[name] = (path, entry)
+            sizes[name] = (entry.dtype, entry.shape, entry.stop - entry.start)
+        for key, value in header.metadata.items():
+            if metadata.setdefault(key, value) != value:
+                raise RecordError(f"{path} says {key}={value!r}, another says {metadata[key]!r}")
+    names = sorted(sizes, key=_order)
+
+    def write(target: BinaryIO) -> None:
+        target.write(_header({name: sizes[name] for name in names}, metadata))
+        for name in names:
+            path, entry = source[name]
+            with _reading(path) as file:
+                file.seek(entry.start)
+                _copy(file, target, entry.stop - entry.start, path)
+
+    _atomically(Path(out), write)
+
+
+def read_header(path: str | Path) -> Header:
+    """What a file holds, checked: every tensor's type, shape and place, without a gap or an overlap.
+
+    Raises:
+        RecordError: can't be read, or is no (whole) safetensors file; says what is wrong.
+    """
+    with _reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little") if size >= 8 else -1
+        if not 2 <= length <= min(HEADER_LIMIT_BYTES, size - 8):
+            raise RecordError(
+                f"{path} is no safetensors file: its {size} bytes can't hold the header it announces"
+            )
+        text = file.read(length)
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise RecordError(f"{path} is no safetensors file: its header is not JSON ({exc})") from exc
+    if not isinstance(raw, dict):
+        raise RecordError(f"{path}: the header must be a JSON object, it is a {type(raw).__name__}")
+    metadata = raw.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise RecordError(f"{path}: {METADATA} must map names to texts")
+    entries = {name: _entry(path, name, value, 8 + length) for name, value in raw.items()}
+    at = 8 + length
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != at:
+            raise RecordError(f"{path}: tensor {name!r} starts at byte {entry.start}, expected {at}")
+        at = entry.stop
+    if at != size:
+        raise RecordError(
+            f"{path} has {size} bytes, its header describes {at}", hint="the file was cut or damaged"
+        )
+    return Header(entries, metadata)
+
+
+def _entry(path: str | Path, name: str, value: Any, base: int) -> Entry:
+    fault = None
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        fault = "must have dtype, shape and data_offsets"
+    elif value["dtype"] not in DTYPES:
+        fault = f"has the unknown type {value['dtype']!r}"
+    elif not _naturals(value["shape"]):
+        fault = f"has the shape {value['shape']!r}"
+    elif not _naturals(value["data_offsets"]) or len(value["data_offsets"]) != 2:
+        fault = f"has the offsets {value['data_offsets']!r}"
+    else:
+        start, stop = value["data_offsets"]
+        need = prod(value["shape"]) * DTYPES[value["dtype"]].itemsize
+        if stop - start == need:
+            return Entry(value["dtype"], tuple(value["shape"]), base + start, base + stop)
+        fault = f"needs {need} bytes for its shape, it has {stop - start}"
+    raise RecordError(f"{path}: tensor {name!r} {fault}")
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+
+
+def _order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Numbers in a name sort as numbers: layer 2 before layer 10."""
+    return tuple((0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", name) if p)
+
+
+def _header(sizes: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+    raw: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    at = 0
+    for name, (dtype, shape, nbytes) in sizes.items():
+        raw[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    text = json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_tensor(out: BinaryIO, tensor: Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    plain = tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+    nbytes = plain.numel() * plain.element_size()
+    out.write(memoryview((ctypes.c_char * nbytes).from_address(plain.data_ptr())))
+
+
+def _copy(file: BinaryIO, target: BinaryIO, count: int, path: Path) -> None:
+    while count:
+        chunk = file.read(min(count, CHUNK_BYTES))
+        if not chunk:
+            raise RecordError(f"{path} ends too early")
+        target.write(chunk)
+        count -= len(chunk)
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[BinaryIO]:
+    try:
+        with Path(path).open("rb") as file:
+            yield file
+    except OSError as exc:
+        raise RecordError(f"{path} can't be read: {exc.strerror or exc}") from exc
+
+
+def _atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Writes beside the target, to the disk, then renames; what was half written is removed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("wb") as out:
+                write(out)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    except OSError as exc:
+        raise SkyctlError(
+            f"{path} can't be written: {exc.strerror or exc}",
+            hint="free space there, or choose another folder",
+        ) from exc

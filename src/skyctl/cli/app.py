@@ -1,0 +1,62 @@
+"""``skyctl``: the commands, put together. Each lives in a file of its own, whose imports are light."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from skyctl import __version__
+from skyctl.cli import check, compare, demo, init, lab, launch, plan, probe, verify
+
+app = typer.Typer(
+    name="skyctl",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train one model over unequal machines: measure each, give each the share that lets all of them "
+    "finish together, launch, and prove the gain.",
+    epilog="Begin with `skyctl demo`, or with `skyctl init` and `skyctl check`.",
+)
+
+COMMANDS = {
+    "init": init.init,
+    "check": check.check,
+    "probe": probe.probe,
+    "plan": plan.plan,
+    "verify": verify.verify,
+    "launch": launch.launch,
+    "compare": compare.compare,
+    "demo": demo.demo,
+}
+"""In the order of the way: what ``--help`` lists."""
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"skyctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """The options before a command."""
+
+
+for _name, _function in COMMANDS.items():
+    app.command(_name)(_function)
+app.add_typer(lab.app, name="lab")
+
+
+def main() -> None:
+    """The entry point of the ``skyctl`` script. Ends the process with the contract's exit codes."""
+    try:
+        app()
+    except KeyboardInterrupt:  # before or after the command itself
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,92 @@
+"""``skyctl compare``: even, heuristic and optimal side by side, predicted and measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skyctl.cli import common, training
+from skyctl.cli.common import Output, command
+
+
+@command
+def compare(
+    out: Output,
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=training.WORKLOAD_HELP)],
+    measure: Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")] = False,
+    steps: training.StepsOption = 10,
+    strategy: Annotated[
+        str, typer.Option("--strategy", metavar="LIST", help="Which to compare, comma-separated.")
+    ] = ",".join(training.STRATEGIES),
+    cluster: common.ClusterOption = None,
+    limit: common.LimitOption = None,
+    profile: training.ProfileOption = None,
+    batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
+    microbatches: training.MicrobatchesOption = None,
+    schedule: training.ScheduleOption = "1f1b",
+    seed: training.SeedOption = 0,
+    dtype: training.DtypeOption = "float32",
+    learning_rate: training.LearningRateOption = None,
+    data: training.DataOption = None,
+    random_inputs: training.RandomInputsOption = False,
+    time_limit: training.TimeLimitOption = 30.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for plots, plans and comparison.json."),
+    ] = None,
+    yes: common.YesOption = False,
+    accept_new_host_keys: common.AcceptNewHostKeysOption = False,
+    timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
+) -> None:
+    """Even, heuristic and optimal for one workload: predicted, and with --measure run for real.
+
+    Uses the newest profile that fits; with --measure a cluster that has none is probed first.
+    """
+    from skyctl.cli.show_comparison import show_comparison
+    from skyctl.cli.watching import watcher
+    from skyctl.control.comparing import Comparing
+    from skyctl.control.connect import connected, need_all
+    from skyctl.control.planning import PlanOptions
+    from skyctl.control.running import RunOptions
+
+    target = common.load_target(cluster, limit)
+    strategies = [training.one_of("--strategy", s.strip(), training.STRATEGIES) for s in strategy.split(",")]
+    asked, loaded = training.make_request(
+        workload,
+        batch_size=batch_size,
+        microbatches=microbatches,
+        seed=seed,
+        dtype=dtype,
+        learning_rate=learning_rate,
+        data=data,
+        random_inputs=random_inputs,
+    )
+    options = PlanOptions(
+        schedule=training.one_of("--schedule", schedule, training.SCHEDULES),  # type: ignore[arg-type]
+        microbatches=microbatches,
+        time_limit_s=time_limit,
+        only_nodes=[node.name for node in target.cluster.nodes],
+    )
+    job = Comparing(
+        target.cluster, asked, loaded, options, strategies, RunOptions(steps=steps, weights=False)
+    )
+    connect = common.connect_options(
+        target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+    )
+    with out.progress("compare") as progress:
+        if measure:
+            with connected(target.cluster.nodes, connect, progress) as links:
+                need_all(links.failures)
+                found = job.profile(links, profile, progress)
+                progress("planning")
+                outcomes = job.measured(
+                    job.plans(found),
+                    links,
+                    lambda name: watcher(out, progress, title=name, show_logs=False, yes=yes),
+                )
+        else:
+            progress("planning")
+            outcomes = job.plans(job.known_profile(profile))
+    show_comparison(out, outcomes, output, cluster=target.cluster.name, workload=workload)

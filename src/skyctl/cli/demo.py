@@ -1,0 +1,96 @@
+"""``skyctl demo``: the whole main job on this machine: no root, no SSH, no file needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli import common, training
+from skyctl.cli.common import Output, command
+
+if TYPE_CHECKING:
+    from skyctl.records.cluster import Cluster
+
+WORKLOAD = "gpt:layers=6,hidden=128,heads=4,context=64"
+SLOWDOWNS = {"laptop": 6.0, "tower": 1.5, "old-box": 3.0}
+BATCH_SIZE = 32
+MICROBATCHES = 16
+
+
+@command
+def demo(
+    out: Output,
+    steps: training.StepsOption = 10,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for plots and plans."),
+    ] = None,
+    yes: common.YesOption = False,
+) -> None:
+    """Probe, plan and run even, heuristic and optimal on three emulated machines of unequal speed.
+
+    They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
+    box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.
+    """
+    from skyctl.cli.show_comparison import show_comparison
+    from skyctl.cli.show_plan import show_plan
+    from skyctl.cli.show_profile import show_profile
+    from skyctl.cli.watching import watcher
+    from skyctl.control.comparing import Comparing
+    from skyctl.control.connect import connected, need_all
+    from skyctl.control.planning import PlanOptions
+    from skyctl.control.running import RunOptions
+
+    cluster = demo_cluster()
+    request, loaded = training.make_request(
+        WORKLOAD, batch_size=BATCH_SIZE, microbatches=MICROBATCHES, seed=0, dtype="float32"
+    )
+    job = Comparing(
+        cluster,
+        request,
+        loaded,
+        PlanOptions(microbatches=MICROBATCHES),
+        run=RunOptions(steps=steps, weights=False),
+    )
+    out.line(
+        "Three machines, emulated here: " + ", ".join(f"{n} (slowed {s:g}×)" for n, s in SLOWDOWNS.items())
+    )
+    out.line(f"The model: {WORKLOAD}, batch {BATCH_SIZE} in {MICROBATCHES} microbatches")
+    with (
+        out.progress("demo") as progress,
+        connected(cluster.nodes, common.connect_options(None), progress) as links,
+    ):
+        need_all(links.failures)
+        profile = job.profile(links, None, progress, fresh=True)
+        out.line("\n1. probe: what each machine can do")
+        show_profile(out, profile)
+        progress("planning")
+        planned = job.plans(profile)
+        out.line("\n2. plan: the share that lets all finish together")
+        best = planned[-1].plan
+        if best is not None:
+            show_plan(out, best)
+        measured = job.measured(
+            planned,
+            links,
+            lambda name: watcher(out, progress, title=name, show_logs=False, yes=yes),
+        )
+    out.line(f"\n3. compare: {steps} real steps under each plan")
+    folder = show_comparison(out, measured, output, cluster=cluster.name, workload=WORKLOAD)
+    out.line(f"\nPlans, measurements and plots: {folder}")
+    out.line("Next, on your own machines: skyctl init HOST… && skyctl check && skyctl probe " + WORKLOAD)
+
+
+def demo_cluster() -> Cluster:
+    """Three local nodes of unequal speed, one thread each."""
+    from skyctl.records.cluster import Cluster, Node
+
+    return Cluster(
+        name="demo",
+        nodes=tuple(
+            Node(name=name, transport="local", slowdown=slowdown, threads=1)
+            for name, slowdown in SLOWDOWNS.items()
+        ),
+    )

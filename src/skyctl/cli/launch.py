@@ -1,0 +1,185 @@
+"""``skyctl launch``: train on the cluster with a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli import common, training
+from skyctl.cli.common import Output, Target, command
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.cli.output import Ticker
+    from skyctl.control.connect import Connected
+    from skyctl.control.request import Request
+    from skyctl.records.measurement import Measurement
+    from skyctl.records.plan import Plan
+    from skyctl.workload.workload import Workload
+
+
+@command
+def launch(
+    out: Output,
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN|WORKLOAD",
+            help=f"A plan file, or a workload to probe and plan: {training.WORKLOAD_HELP}",
+        ),
+    ],
+    cluster: common.ClusterOption = None,
+    limit: common.LimitOption = None,
+    steps: training.StepsOption = 100,
+    strategy: training.StrategyOption = "optimal",
+    batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
+    microbatches: training.MicrobatchesOption = None,
+    seed: training.SeedOption = 0,
+    dtype: training.DtypeOption = "float32",
+    learning_rate: training.LearningRateOption = None,
+    data: training.DataOption = None,
+    random_inputs: training.RandomInputsOption = False,
+    output: common.OutputOption = None,
+    yes: common.YesOption = False,
+    dry_run: common.DryRunOption = False,
+    accept_new_host_keys: common.AcceptNewHostKeysOption = False,
+    timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
+) -> None:
+    """Train on the cluster. A bare workload is probed and planned first.
+
+    Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
+    holds its plan, logs, measurement and trained weights; -o copies measurement.json.
+    """
+    from skyctl.cli.watching import watcher
+    from skyctl.control.connect import connected, need_all
+    from skyctl.control.running import RunOptions, prepare, run_plan
+    from skyctl.files import write_atomic
+    from skyctl.launch.spec import check_fits, used_nodes
+
+    target = common.load_target(cluster, limit)
+    options = common.connect_options(
+        target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+    )
+    given = _read_plan(plan)
+    if given is None:
+        request, loaded = training.make_request(
+            plan,
+            batch_size=batch_size,
+            microbatches=microbatches,
+            seed=seed,
+            dtype=dtype,
+            learning_rate=learning_rate,
+            data=data,
+            random_inputs=random_inputs,
+        )
+        nodes = target.cluster.nodes
+        training.one_of("--strategy", strategy, training.STRATEGIES)
+    else:
+        check_fits(given, target.cluster)
+        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
+        nodes = tuple(used_nodes(given, target.cluster))
+    run = RunOptions(steps=steps)
+    with (
+        out.progress("launch") as progress,
+        connected(nodes, options, progress) as links,
+    ):
+        need_all(links.failures)
+        made = given or _make_plan(out, progress, target, links, request, loaded, strategy)
+        watch = watcher(out, progress, yes=yes)
+        if dry_run:
+            specs = prepare(made, target.cluster, request, links.sessions, run, "dry-run", watch)
+            progress.stop()
+            for spec in specs:
+                out.line(f"rank {spec.rank} on {spec.device}: {json.dumps(spec.payload)}")
+            out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})
+            return
+        done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
+    if output is not None:
+        write_atomic(output, done.to_json(), mode=None)
+    show_measurement(out, done)
+    out.note(f"run: {paths.folder}")
+    out.json(done)
+
+
+def show_measurement(out: Output, done: Measurement) -> None:
+    """Per device, what was predicted and what was measured; then the step and the loss."""
+    rows = [
+        (
+            rank,
+            r.device,
+            f"{r.predicted.compute_s:.3f}",
+            f"{r.compute_s:.3f}",
+            f"{r.transfer_s:.3f}",
+            f"{r.idle_s:.3f}",
+            "" if r.peak_memory_bytes is None else f"{r.peak_memory_bytes / 2**30:.2f}",
+        )
+        for rank, r in enumerate(done.replicas)
+    ]
+    out.table(
+        ("rank", "device", "predicted busy s", "busy s", "transfer s", "idle s", "peak GiB"),
+        rows,
+    )
+    took = done.iteration_s
+    error = done.predicted_iteration_s / took.median - 1 if took.median else 0.0
+    out.line(
+        f"step: {took.median:.4f} s (p10 {took.p10:.4f}, p90 {took.p90:.4f}); "
+        f"predicted {done.predicted_iteration_s:.4f} s, off by {error:+.1%}"
+    )
+    out.line(f"loss: {done.steps[0].loss:.4f} → {done.final_loss:.4f} in {len(done.steps)} steps")
+    if done.weights is not None:
+        out.line(f"weights: {done.weights}")
+
+
+def _read_plan(argument: str) -> Plan | None:
+    """The plan, where the argument names a JSON file; None where it is a workload."""
+    if not argument.endswith(".json"):
+        return None
+    from skyctl.files import read_record
+    from skyctl.records.plan import Plan
+
+    return read_record(Plan, Path(argument))
+
+
+def _request_of(
+    plan: Plan, name: str, learning_rate: float | None, data: Path | None, random_inputs: bool
+) -> tuple[Request, Workload]:
+    from skyctl.control.request import request_of_plan
+
+    if plan.workload is None:
+        raise InputError(
+            f"{name} was made from a problem file: it has no workload to train",
+            hint="plan a workload: skyctl plan WORKLOAD -o plan.json",
+        )
+    return request_of_plan(
+        plan.workload,
+        plan.problem.microbatches,
+        learning_rate=learning_rate,
+        data_path=str(data) if data is not None else None,
+        random_inputs=random_inputs,
+    )
+
+
+def _make_plan(
+    out: Output,
+    progress: Ticker,
+    target: Target,
+    links: Connected,
+    request: Request,
+    loaded: Workload,
+    strategy: str,
+) -> Plan:
+    """Probes (nothing older is trusted for a bare workload) and plans."""
+    from skyctl.cli.show_plan import show_plan
+    from skyctl.control.planning import PlanOptions, plan_profile
+    from skyctl.control.probing import probe_cluster
+
+    profile, _ = probe_cluster(target.cluster, links, request, loaded, progress)
+    progress("planning")
+    made = plan_profile(
+        profile, PlanOptions(strategy=strategy, microbatches=request.microbatches), request.ref(loaded)
+    )
+    show_plan(out, made)
+    return made

@@ -1,0 +1,277 @@
+"""What a command prints: results on stdout, all else on stderr; rich on a terminal, plain when piped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from skyctl.errors import SkyctlError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
+
+PLAIN_PROGRESS_EVERY_S = 5.0
+"""Without a terminal, a progress that changes often is written this often."""
+
+# What a node sends is shown to a person: nothing in it may steer their terminal.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+class ReaderGoneError(Exception):
+    """Whoever read our stdout has closed it (``skyctl … | head``)."""
+
+
+def clean(text: str) -> str:
+    """``text`` without terminal control sequences; line breaks and tabs stay."""
+    return _CONTROL.sub("", text)
+
+
+class Output:
+    """One command's output.
+
+    ``line`` and ``table`` are results (stdout; stderr with ``--json``); ``json`` is the one document;
+    ``note`` is by the way (dropped with ``-q``), ``detail`` only with ``-v``, ``warn`` always on stderr.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.verbose = verbose
+        self.has_document = False
+        self._live: Ticker | None = None
+
+    # results
+
+    def line(self, text: str = "", *, style: str | None = None) -> None:
+        """A line of the result."""
+        self._print(self._results, text, style)
+
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+    ) -> None:
+        """A table of the result. A column whose cells are all numbers, or empty, is set to the right.
+
+        ``columns`` are headings; cells are made text with ``str`` (None: empty).
+        """
+        cells = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
+        right = [_numeric([row[i] for row in cells]) for i in range(len(columns))]
+        stream = self._results
+        if stream.isatty():
+            from rich import box
+            from rich.table import Table
+            from rich.text import Text
+
+            made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+            for name, to_right in zip(columns, right, strict=True):
+                made.add_column(Text(name), justify="right" if to_right else "left", overflow="fold")
+            for row in cells:
+                made.add_row(*(Text(cell) for cell in row))
+            with self._piped(stream):
+                _console(stream).print(made)
+            return
+        widths = [max(len(name), *(len(row[i]) for row in cells), 0) for i, name in enumerate(columns)]
+        if title:
+            self.line(title)
+        for row in [list(columns), *cells]:
+            aligned = [
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(row, widths, right, strict=True)
+            ]
+            self.line("  ".join(aligned).rstrip())
+
+    def show(self, drawn: RenderableType, plain: Sequence[str]) -> None:
+        """A result drawn with rich on a terminal, as plain lines elsewhere."""
+        stream = self._results
+        if stream.isatty():
+            with self._piped(stream):
+                _console(stream).print(drawn)
+            return
+        for text in plain:
+            self.line(text)
+
+    def json(self, document: Any) -> None:
+        """Prints the one JSON document, where ``--json`` was given. A record, or plain values; no NaN."""
+        if not self.as_json:
+            return
+        if self.has_document:
+            raise RuntimeError("a command prints one JSON document only")
+        dump = getattr(document, "model_dump", None)
+        value = dump(mode="json") if dump else document
+        text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+        self.has_document = True
+        with self._piped(sys.stdout):
+            # A lone surrogate (a file name that is no UTF-8) must not break the document.
+            print(text.encode("utf-8", "replace").decode(), file=sys.stdout, flush=True)
+
+    # beside the result
+
+    def note(self, text: str) -> None:
+        """By the way; dropped with ``-q``."""
+        if not self.quiet:
+            self._print(sys.stderr, text, "dim")
+
+    def detail(self, text: str) -> None:
+        """Only with ``-v``."""
+        if self.verbose:
+            self._print(sys.stderr, text, "dim")
+
+    def warn(self, text: str) -> None:
+        """``warning: …``."""
+        self._print(sys.stderr, f"warning: {text}", "yellow")
+
+    def error(self, error: SkyctlError) -> None:
+        """``error: …`` with hint and log, and the live display ended."""
+        self.pause()
+        self._print(sys.stderr, f"error: {error}", "red")
+
+    def trace(self, text: str) -> None:
+        """A traceback."""
+        self._print(sys.stderr, text.rstrip(), None)
+
+    @contextlib.contextmanager
+    def progress(self, title: str) -> Iterator[Ticker]:
+        """While the block runs, a live line on stderr (plain lines where that is no terminal)."""
+        ticker = Ticker(title, show=not self.quiet, stream=sys.stderr)
+        self._live, before = ticker, self._live
+        try:
+            yield ticker
+        finally:
+            ticker.stop()
+            self._live = before
+
+    # housekeeping
+
+    def pause(self) -> None:
+        """Ends the live display, so that what follows (a question, an error) stands on a clean line."""
+        if self._live:
+            self._live.stop()
+
+    def finish(self) -> None:
+        """Everything written has reached its reader. Raises ReaderGoneError where there is none."""
+        with self._piped(sys.stdout):
+            sys.stdout.flush()
+
+    def discard(self) -> None:
+        """The reader has gone: the interpreter's own last flush must not complain again."""
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    @property
+    def _results(self) -> TextIO:
+        return sys.stderr if self.as_json else sys.stdout
+
+    def _print(self, stream: TextIO, text: str, style: str | None) -> None:
+        text = clean(text)
+        with self._piped(stream):
+            if self._live and stream.isatty() and self._live.print(text, style):
+                return
+            if stream.isatty() and style:
+                from rich.text import Text
+
+                _console(stream).print(Text(text, style=style), soft_wrap=True)
+            else:
+                encoding = stream.encoding or "utf-8"
+                print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+
+    @contextlib.contextmanager
+    def _piped(self, stream: TextIO) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError as exc:
+            if stream is sys.stdout:
+                raise ReaderGoneError from exc
+            # Nobody reads stderr any more: the work goes on, its result may still be wanted.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+class Ticker:
+    """A command's progress. Call it with a text, and with how much of how much is done where known."""
+
+    def __init__(self, title: str, *, show: bool, stream: TextIO) -> None:
+        self.title = title
+        self.show = show
+        self.stream = stream
+        self._rich: Progress | None = None
+        self._bar: TaskID | None = None
+        self._last = ("", float("-inf"))
+        self._stopped = False
+        if show and stream.isatty():
+            self._start()
+
+    def __call__(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Says what is going on now. Thread-safe."""
+        if not self.show or self._stopped:
+            return
+        text = clean(text)
+        if self._rich is not None and self._bar is not None:
+            self._rich.update(self._bar, description=_escape(f"{self.title}: {text}"), total=total)
+            if done is not None:
+                self._rich.update(self._bar, completed=done)
+            return
+        now = time.monotonic()
+        finished = done is not None and done == total
+        if text != self._last[0] and (now - self._last[1] >= PLAIN_PROGRESS_EVERY_S or finished):
+            self._last = (text, now)
+            share = f" ({done:g}/{total:g})" if done is not None and total else ""
+            print(f"{self.title}: {text}{share}", file=self.stream, flush=True)
+
+    def print(self, text: str, style: str | None) -> bool:
+        """A line that stays, above the live one; False where there is no live one."""
+        if self._rich is None or self._stopped:
+            return False
+        from rich.text import Text
+
+        self._rich.console.print(Text(text, style=style or ""), soft_wrap=True)
+        return True
+
+    def stop(self) -> None:
+        """Ends the live line. May be called twice."""
+        self._stopped = True
+        if self._rich is not None:
+            self._rich.stop()
+            self._rich = None
+
+    def _start(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20))
+        self._rich = Progress(
+            *columns,
+            MofNCompleteColumn(),
+            Elapsed(),
+            console=_console(self.stream),
+            transient=True,
+            # Results go where they belong, not to the console of the live line.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._bar = self._rich.add_task(_escape(self.title), total=None)
+        self._rich.start()
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    filled = [cell for cell in cells if cell not in ("", "-", "–", "—")]
+    return bool(filled) and all(re.match(r"^[-+]?[\d.,]+(e[-+]?\d+)?\s*[%×x]?$", cell) for cell in filled)

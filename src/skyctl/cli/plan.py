@@ -1,0 +1,142 @@
+"""``skyctl plan``: give each device the share that lets all finish together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli import common, training
+from skyctl.cli.common import Output, command
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.control.planning import PlanOptions
+    from skyctl.records.plan import Plan
+
+
+@command
+def plan(
+    out: Output,
+    workload: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help=training.WORKLOAD_HELP)] = None,
+    problem: Annotated[
+        Path | None,
+        typer.Option("--problem", metavar="FILE", help="Plan offline, from a problem file instead."),
+    ] = None,
+    strategy: training.StrategyOption = "optimal",
+    assign: Annotated[
+        str | None,
+        typer.Option("--assign", metavar="LIST", help='Your own plan: "n1=0:5,n2=5:12" (half-open ranges).'),
+    ] = None,
+    cluster: common.ClusterOption = None,
+    limit: common.LimitOption = None,
+    profile: training.ProfileOption = None,
+    pin_first: training.PinFirstOption = None,
+    pin_last: training.PinLastOption = None,
+    batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
+    microbatches: training.MicrobatchesOption = None,
+    schedule: training.ScheduleOption = "1f1b",
+    objective: training.ObjectiveOption = "iteration",
+    dtype: training.DtypeOption = "float32",
+    seed: training.SeedOption = 0,
+    data: training.DataOption = None,
+    random_inputs: training.RandomInputsOption = False,
+    time_limit: training.TimeLimitOption = 30.0,
+    output: common.OutputOption = None,
+    dry_run: common.DryRunOption = False,
+) -> None:
+    """Assign layers to devices, from the newest profile that fits cluster and workload.
+
+    Prints who holds what and how sure that is (the certificate); -o writes the plan for `skyctl launch`.
+    """
+    from skyctl.cli.show_plan import show_plan
+    from skyctl.control.planning import PlanOptions, parse_assign
+    from skyctl.files import write_atomic
+
+    if (workload is None) == (problem is None):
+        raise InputError(
+            "give a workload, or --problem FILE"
+            if workload is None
+            else "give a workload or --problem, not both",
+            hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
+        )
+    options = PlanOptions(
+        strategy=training.one_of("--strategy", strategy, training.STRATEGIES),
+        schedule=training.one_of("--schedule", schedule, training.SCHEDULES),  # type: ignore[arg-type]
+        objective=training.one_of("--objective", objective, training.OBJECTIVES),  # type: ignore[arg-type]
+        microbatches=microbatches,
+        time_limit_s=time_limit,
+        assign=parse_assign(assign) if assign is not None else None,
+    )
+    with out.progress("plan") as progress:
+        progress("searching")
+        if problem is not None:
+            made = _offline(problem, options)
+        else:
+            assert workload is not None
+            made = _from_profile(
+                out,
+                workload,
+                options,
+                cluster=cluster,
+                limit=limit,
+                profile=profile,
+                pins=(pin_first, pin_last),
+                request={
+                    "batch_size": batch_size,
+                    "microbatches": microbatches,
+                    "seed": seed,
+                    "dtype": dtype,
+                    "data": data,
+                    "random_inputs": random_inputs,
+                },
+            )
+    if output is not None and not dry_run:
+        write_atomic(output, made.to_json(), mode=None)
+    show_plan(out, made)
+    if output is not None:
+        out.note(f"plan: {output}" + (" (not written: --dry-run)" if dry_run else ""))
+    if workload is not None:
+        out.note(
+            f"next: skyctl launch {output}" if output is not None else "next: add -o plan.json to keep it"
+        )
+    out.json(made)
+
+
+def _offline(path: Path, options: PlanOptions) -> Plan:
+    from skyctl.control.planning import plan_problem
+    from skyctl.files import read_record
+    from skyctl.records.problem import Problem
+
+    return plan_problem(read_record(Problem, path), options)
+
+
+def _from_profile(
+    out: Output,
+    workload: str,
+    options: PlanOptions,
+    *,
+    cluster: Path | None,
+    limit: str | None,
+    profile: str | None,
+    pins: tuple[str | None, str | None],
+    request: dict[str, object],
+) -> Plan:
+    from dataclasses import replace
+
+    from skyctl.control.planning import plan_profile
+    from skyctl.control.probing import find_profile, fits_request
+
+    target = common.load_target(cluster, limit)
+    asked, loaded = training.make_request(workload, **request)  # type: ignore[arg-type]
+    nodes = [node.name for node in target.cluster.nodes]
+    found, path = find_profile(target.cluster, profile, fits_request(asked, loaded, nodes), workload)
+    out.detail(f"profile: {path}")
+    options = replace(
+        options,
+        first_stage=training.nodes_of(target.cluster, pins[0]),
+        last_stage=training.nodes_of(target.cluster, pins[1]),
+        only_nodes=nodes,
+    )
+    return plan_profile(found, options, asked.ref(loaded))

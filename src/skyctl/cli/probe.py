@@ -1,0 +1,75 @@
+"""``skyctl probe``: measure devices, links, and a workload's layers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skyctl.cli import common, training
+from skyctl.cli.common import Output, command
+
+
+@command
+def probe(
+    out: Output,
+    workload: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help=training.WORKLOAD_HELP)] = None,
+    cluster: common.ClusterOption = None,
+    limit: common.LimitOption = None,
+    batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
+    microbatches: training.MicrobatchesOption = None,
+    dtype: training.DtypeOption = "float32",
+    seed: training.SeedOption = 0,
+    data: training.DataOption = None,
+    random_inputs: training.RandomInputsOption = False,
+    output: common.OutputOption = None,
+    dry_run: common.DryRunOption = False,
+    accept_new_host_keys: common.AcceptNewHostKeysOption = False,
+    timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
+) -> int | None:
+    """Measure devices, links and (given a workload) its distinct layers on every device.
+
+    The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
+    the others are in the profile all the same.
+    """
+    from skyctl.cli.show_profile import show_profile
+    from skyctl.control.connect import connected
+    from skyctl.control.probing import probe_cluster
+    from skyctl.files import write_atomic
+
+    target = common.load_target(cluster, limit)
+    request = loaded = None
+    if workload is not None:
+        request, loaded = training.make_request(
+            workload,
+            batch_size=batch_size,
+            microbatches=microbatches,
+            seed=seed,
+            dtype=dtype,
+            data=data,
+            random_inputs=random_inputs,
+        )
+    names = ", ".join(node.name for node in target.cluster.nodes)
+    if dry_run:
+        sizes = f" at {request.choices()} microbatches" if request is not None else ""
+        out.line(f"would measure {names}, every pair of them" + (f", {workload}{sizes}" if workload else ""))
+        return None
+    options = common.connect_options(
+        target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+    )
+    with (
+        out.progress("probe") as progress,
+        connected(target.cluster.nodes, options, progress) as links,
+    ):
+        profile, path = probe_cluster(target.cluster, links, request, loaded, progress)
+    if output is not None:
+        write_atomic(output, profile.to_json(), mode=None)
+    show_profile(out, profile)
+    for failure in profile.failures:
+        hint = f" ({failure.hint})" if failure.hint else ""
+        out.warn(f"{failure.node} was not measured: {failure.error}{hint}")
+    out.note(f"profile: {output or path}")
+    if workload is not None:
+        out.note(f"next: skyctl plan {workload}")
+    out.json(profile)
+    return 4 if profile.failures else None

@@ -1,0 +1,67 @@
+"""A comparison as a person sees it: the table, and the plots beside the plans in one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skyctl.cli.output import Output
+from skyctl.compare.rows import Outcome, document, rows
+from skyctl.errors import SkyctlError
+from skyctl.files import home, make_private, new_run_id, write_atomic
+
+
+def show_comparison(
+    out: Output, outcomes: list[Outcome], folder: Path | None, *, cluster: str, workload: str
+) -> Path:
+    """Prints the table; writes plans, plots and ``comparison.json`` to ``folder``, which is returned.
+
+    ``folder`` None: one of its own in the state folder.
+    """
+    import json
+
+    from skyctl.compare.tables import plain, table
+
+    place = make_private(folder if folder is not None else home() / "comparisons" / new_run_id())
+    compared = rows(outcomes)
+    files = _write_plans(outcomes, place) | _plot(out, outcomes, place)
+    made = document(compared, cluster=cluster, workload=workload, files=files)
+    write_atomic(place / "comparison.json", json.dumps(made, indent=2, ensure_ascii=False) + "\n", mode=None)
+    out.show(table(compared), plain(compared))
+    for name, path in files.items():
+        if path.endswith(".png"):
+            out.note(f"{name}: {path}")
+    out.json(made)
+    return place
+
+
+def _write_plans(outcomes: list[Outcome], place: Path) -> dict[str, str]:
+    """One plan file a strategy, ready for ``skyctl launch``; a measurement beside each that ran."""
+    files = {}
+    for outcome in outcomes:
+        if outcome.plan is not None:
+            path = write_atomic(place / f"{outcome.strategy}.plan.json", outcome.plan.to_json(), mode=None)
+            files[f"{outcome.strategy} plan"] = str(path)
+        if outcome.measurement is not None:
+            path = write_atomic(
+                place / f"{outcome.strategy}.measurement.json", outcome.measurement.to_json(), mode=None
+            )
+            files[f"{outcome.strategy} measurement"] = str(path)
+    return files
+
+
+def _plot(out: Output, outcomes: list[Outcome], place: Path) -> dict[str, str]:
+    """The pictures; without matplotlib a note, as the figures are in the table all the same."""
+    from skyctl.compare.plots import plot_comparison, plot_losses
+
+    files = {}
+    try:
+        picture = place / "comparison.png"
+        plot_comparison(rows(outcomes), picture)
+        files["plot"] = str(picture)
+        if any(outcome.measurement is not None for outcome in outcomes):
+            losses = place / "losses.png"
+            plot_losses(outcomes, losses)
+            files["losses"] = str(losses)
+    except SkyctlError as exc:
+        out.note(str(exc))
+    return files

@@ -1,0 +1,52 @@
+"""A plan as a person reads it: who holds what, how busy, how full, and how sure."""
+
+from __future__ import annotations
+
+from skyctl.cli.output import Output
+from skyctl.records.plan import Plan
+
+BAR = 20
+
+
+def show_plan(out: Output, plan: Plan) -> None:
+    """One table and a few lines; numbers with their units."""
+    predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    memory = {device.id: device.memory_bytes for device in plan.problem.devices}
+    layers = plan.problem.layers
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        for replica in stage.replicas:
+            said = predicted[replica.device]
+            step = plan.predicted.iteration_s or 1.0
+            busy = said.compute_s / step
+            rows.append(
+                (
+                    index,
+                    replica.device,
+                    f"{stage.start}–{stage.stop}",
+                    f"{layers[stage.start].name} … {layers[stage.stop - 1].name}",
+                    f"{said.compute_s:.3f}",
+                    "█" * round(busy * BAR) + "·" * (BAR - round(busy * BAR)),
+                    f"{busy:.0%}",
+                    replica.in_flight,
+                    _memory(said.memory_bytes, memory[replica.device]),
+                )
+            )
+    out.table(
+        ("stage", "device", "layers", "from … to", "busy s", "load", "", "in flight", "memory GiB"), rows
+    )
+    for unused in plan.unused:
+        out.line(f"unused: {unused.device}: {unused.reason}")
+    sure = plan.certificate
+    bound = "no bound" if sure.lower_bound_s is None else f"bound {sure.lower_bound_s:.4f} s"
+    gap = "" if sure.gap is None else f", gap {sure.gap:.2%}"
+    out.line(
+        f"{plan.strategy}: a step of {plan.problem.microbatches} microbatches ({plan.problem.schedule}) "
+        f"is predicted to take {plan.predicted.iteration_s:.4f} s"
+    )
+    out.line(f"certificate: {sure.status} ({bound}{gap}; {sure.method}, {sure.wall_s:.2f} s)")
+
+
+def _memory(used: float, available: float | None) -> str:
+    of = "unlimited" if available is None else f"{available / 2**30:.2f}"
+    return f"{used / 2**30:.2f} of {of}"

@@ -1,0 +1,125 @@
+"""What the commands that train (or plan to) share: the workload's options, and the request they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.control.request import Request
+    from skyctl.records.cluster import Cluster
+    from skyctl.workload.workload import Workload
+
+WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | train.py"
+DEFAULT_BATCH_SIZE = 32
+
+BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Samples a step.")]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--microbatches",
+        min=1,
+        metavar="N",
+        help="Parts a batch is cut into; left out, the planner chooses among measured numbers.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Of initial weights and data.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", metavar="NAME", help="Of weights and activations.")]
+LearningRateOption = Annotated[
+    float | None, typer.Option("--learning-rate", metavar="RATE", help="Default: the workload's own.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FILE", help="Text to train on; default: the standard library's sources."),
+]
+RandomInputsOption = Annotated[
+    bool, typer.Option("--random-inputs", help="Random inputs, for a train.py without data().")
+]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Training steps.")]
+StrategyOption = Annotated[
+    str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="FILE", help="Default: the newest that fits cluster and workload."),
+]
+PinFirstOption = Annotated[
+    str | None,
+    typer.Option("--pin-first", metavar="NODES", help="Only these may hold the first stage (the inputs)."),
+]
+PinLastOption = Annotated[
+    str | None,
+    typer.Option("--pin-last", metavar="NODES", help="Only these may hold the last stage (the targets)."),
+]
+ScheduleOption = Annotated[str, typer.Option("--schedule", metavar="NAME", help="1f1b, gpipe or sequential.")]
+ObjectiveOption = Annotated[
+    str,
+    typer.Option(
+        "--objective", metavar="NAME", help="iteration (a step's time) or bottleneck (busiest stage)."
+    ),
+]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, metavar="SECONDS", help="For the search of `optimal`.")
+]
+
+SCHEDULES = ("1f1b", "gpipe", "sequential", "eager-1f1b")
+OBJECTIVES = ("iteration", "bottleneck")
+STRATEGIES = ("even", "heuristic", "optimal")
+
+
+def make_request(
+    source: str,
+    *,
+    batch_size: int,
+    microbatches: int | None,
+    seed: int,
+    dtype: str,
+    learning_rate: float | None = None,
+    data: Path | None = None,
+    random_inputs: bool = False,
+) -> tuple[Request, Workload]:
+    """The request, and its workload loaded and looked through (on the meta device: nothing is computed).
+
+    Raises:
+        WorkloadError: anything wrong with the source, the options, or how they fit together.
+    """
+    from skyctl.control.request import Request
+    from skyctl.workload.spec import make_spec
+    from skyctl.workload.workload import load
+
+    spec = make_spec(
+        source,
+        batch_size=batch_size,
+        seed=seed,
+        dtype=dtype,
+        learning_rate=learning_rate,
+        data_path=str(data) if data is not None else None,
+        random_inputs=random_inputs,
+    )
+    workload = load(spec)
+    return Request(workload.spec, microbatches), workload
+
+
+def one_of(flag: str, value: str, allowed: Sequence[str]) -> str:
+    """``value`` where it is allowed.
+
+    Raises:
+        InputError: naming what is.
+    """
+    if value not in allowed:
+        raise InputError(f"{flag} {value!r} is not one of {', '.join(allowed)}")
+    return value
+
+
+def nodes_of(cluster: Cluster, pattern: str | None) -> list[str] | None:
+    """The nodes that a pattern names (names, globs, groups); None where there is no pattern."""
+    if pattern is None:
+        return None
+    from skyctl.inventory.read import select
+
+    return [node.name for node in select(cluster, pattern).nodes]

@@ -1,0 +1,32 @@
+"""``skyctl verify``: re-check a plan and its certificate without the solver that made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skyctl.cli.common import Output, command
+
+
+@command
+def verify(
+    out: Output,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file.")],
+) -> int | None:
+    """Re-check a plan and its certificate; exit 1 where they do not hold."""
+    from skyctl.files import read_record
+    from skyctl.planner.api import verify as check
+    from skyctl.records.plan import Plan
+
+    made = read_record(Plan, plan)
+    verdict = check(made.problem, made)
+    for item in verdict.checks:
+        mark = {True: "✓", False: "✗", None: "–"}[item.ok]
+        out.line(f"{mark} {item.name}: {item.detail}")
+    out.line(
+        "the plan and its certificate hold" if verdict.ok else "the plan or its certificate does not hold"
+    )
+    out.json(verdict)
+    return None if verdict.ok else 1

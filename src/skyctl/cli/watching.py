@@ -1,0 +1,53 @@
+"""A run on the terminal: phases, steps, the ranks' own lines, and what Ctrl-C asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skyctl.cli.common import Output, ask, interactive
+from skyctl.cli.output import Ticker
+
+if TYPE_CHECKING:
+    from skyctl.launch.events import Progress, Watcher
+    from skyctl.launch.spec import RankSpec
+
+
+def watcher(
+    out: Output, progress: Ticker, *, title: str = "", show_logs: bool = True, yes: bool = False
+) -> Watcher:
+    """What a run tells the user. ``title`` goes before every line (the strategy, in a comparison)."""
+    from skyctl.launch.events import Watcher
+
+    prefix = f"{title}: " if title else ""
+
+    def step(done: Progress) -> None:
+        left = "" if done.left_s is None else f" · {_clock(done.left_s)} left"
+        progress(
+            f"{prefix}step {done.step + 1} · loss {done.loss:.4f} · {done.iteration_s:.3f} s "
+            f"· {done.samples_per_s:.1f} samples/s{left}",
+            done.step + 1,
+            done.steps,
+        )
+
+    def log(rank: RankSpec, text: str) -> None:
+        if show_logs:
+            out.note(f"[{rank.rank} {rank.node}] {text}")
+
+    def interrupted() -> str:
+        if yes or not interactive():
+            return "stop"
+        try:
+            answer = ask(out, "interrupted: (s)top the run, or (g)o on? [s]", "s", yes=False)
+        except KeyboardInterrupt:
+            return "stop"
+        return "go on" if answer.lower().startswith("g") else "stop"
+
+    return Watcher(
+        phase=lambda text: progress(f"{prefix}{text}"), step=step, log=log, interrupted=interrupted
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

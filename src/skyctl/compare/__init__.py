@@ -1,0 +1,1 @@
+"""Predicted beside measured: statistics, rows, tables, plots. Pure, but for the plots' files."""

@@ -1,0 +1,205 @@
+"""Outcomes of several strategies → one row each: what is predicted, what is proved, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seconds, Seq
+from skyctl.records.cluster import split_device_id
+from skyctl.records.measurement import Measurement, Quantiles
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Objective, Problem
+
+BASELINE = "even"
+"""The strategy that speed-ups are over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one strategy. ``error``: why there is no plan, or why its run gave no measurement.
+
+    ``undecided``: there is no plan because none was found in time, not because none can be.
+    """
+
+    strategy: str
+    plan: Plan | None = None
+    error: str | None = None
+    measurement: Measurement | None = None
+    undecided: bool = False
+
+
+class Share(Record):
+    """One device's share: layers [start, stop), and one step on it. ``label``: its shortest clear name."""
+
+    device: Name
+    label: Name
+    start: Index
+    stop: Count
+    predicted_compute_s: Seconds
+    predicted_idle_s: Seconds
+    measured_compute_s: Seconds | None = None
+    measured_transfer_s: Seconds | None = None
+    measured_idle_s: Seconds | None = None
+
+
+class Row(Record):
+    """One strategy. ``None``: not known, or it has no meaning there.
+
+    ``status``: the certificate's, or without a plan ``infeasible`` (proved) or ``undecided``.
+    ``bound_s``: no plan of that problem can do better, in its ``objective``; ``gap``: this plan's distance
+    from it, value / bound − 1. ``predicted_speedup``, ``measured_speedup``: times faster than even.
+    ``prediction_error``: predicted / measured − 1. ``error``: why it is infeasible, or why it did not run.
+    """
+
+    strategy: Name
+    status: Literal["optimal", "bounded", "feasible", "infeasible", "undecided"]
+    layers: str = ""
+    shares: Seq[Share] = ()
+    unused: Seq[str] = ()
+    microbatches: Count | None = None
+    objective: Objective | None = None
+    predicted_s: Seconds | None = None
+    bound_s: Seconds | None = None
+    gap: float | None = None
+    predicted_speedup: float | None = None
+    measured: Quantiles | None = None
+    measured_speedup: float | None = None
+    prediction_error: float | None = None
+    final_loss: float | None = None
+    run_id: str | None = None
+    error: str | None = None
+
+
+class Comparison(FileRecord):
+    """``skyctl compare --json``. ``files``: what was written beside it (plots, report), by what it is."""
+
+    kind: Literal["skyctl/comparison"] = "skyctl/comparison"
+    version: Literal[1] = 1
+    cluster: str | None = None
+    workload: str | None = None
+    rows: Seq[Row]
+    files: dict[str, str] = Field(default_factory=dict)
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row an outcome, in the order given."""
+    bounds = _bounds(outcomes)
+    base = next((_step_s(o) for o in outcomes if o.strategy == BASELINE and _fits(o)), (None, None))
+    return [_row(outcome, bounds, base) for outcome in outcomes]
+
+
+def document(
+    compared: Sequence[Row],
+    *,
+    cluster: str | None = None,
+    workload: str | None = None,
+    files: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    record = Comparison(cluster=cluster, workload=workload, rows=tuple(compared), files=files or {})
+    return record.model_dump(mode="json")
+
+
+def _fits(outcome: Outcome) -> bool:
+    return outcome.plan is not None and outcome.plan.certificate.status != "infeasible"
+
+
+def _step_s(outcome: Outcome) -> tuple[float | None, float | None]:
+    """A step's seconds: predicted, measured (median)."""
+    return (
+        outcome.plan.predicted.iteration_s if outcome.plan else None,
+        outcome.measurement.iteration_s.median if outcome.measurement else None,
+    )
+
+
+def _bounds(outcomes: Sequence[Outcome]) -> list[tuple[Problem, float]]:
+    """Per distinct problem its best lower bound: whichever strategy proved it, it holds for all of them."""
+    best: list[tuple[Problem, float]] = []
+    for outcome in outcomes:
+        if outcome.plan is None or outcome.plan.certificate.lower_bound_s is None:
+            continue
+        problem, bound = outcome.plan.problem, outcome.plan.certificate.lower_bound_s
+        for i, (known, value) in enumerate(best):
+            if known == problem:
+                best[i] = (known, max(value, bound))
+                break
+        else:
+            best.append((problem, bound))
+    return best
+
+
+def _row(
+    outcome: Outcome, bounds: list[tuple[Problem, float]], base: tuple[float | None, float | None]
+) -> Row:
+    plan, measurement = outcome.plan, outcome.measurement
+    if plan is None:
+        return Row(
+            strategy=outcome.strategy,
+            status="undecided" if outcome.undecided else "infeasible",
+            error=outcome.error or "no plan was made",
+        )
+    fits = _fits(outcome)
+    bound_s = next((value for known, value in bounds if known == plan.problem), None) if fits else None
+    predicted_s, measured_s = _step_s(outcome)
+    shares = _shares(plan, measurement)
+    return Row(
+        strategy=outcome.strategy,
+        status=plan.certificate.status,
+        layers=" · ".join(f"{share.label} {share.start}–{share.stop}" for share in shares),
+        shares=tuple(shares),
+        unused=tuple(_labels(plan.problem)[device.device] for device in plan.unused),
+        microbatches=plan.problem.microbatches,
+        objective=plan.problem.objective,
+        predicted_s=predicted_s,
+        bound_s=bound_s,
+        gap=plan.certificate.value_s / bound_s - 1 if bound_s else None,
+        predicted_speedup=_ratio(base[0], predicted_s) if fits else None,
+        measured=measurement.iteration_s if measurement else None,
+        measured_speedup=_ratio(base[1], measured_s),
+        prediction_error=_ratio(predicted_s, measured_s, minus=1),
+        final_loss=measurement.final_loss if measurement else None,
+        run_id=measurement.run_id if measurement else None,
+        error=outcome.error or (None if fits else "does not fit in memory"),
+    )
+
+
+def _ratio(over: float | None, under: float | None, minus: float = 0) -> float | None:
+    return over / under - minus if over is not None and under else None
+
+
+def _shares(plan: Plan, measurement: Measurement | None) -> list[Share]:
+    """In pipeline order; replicas of a stage one after the other."""
+    labels = _labels(plan.problem)
+    predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    measured = {replica.device: replica for replica in measurement.replicas} if measurement else {}
+    shares = []
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            said, did = predicted.get(replica.device), measured.get(replica.device)
+            shares.append(
+                Share(
+                    device=replica.device,
+                    label=labels[replica.device],
+                    start=stage.start,
+                    stop=stage.stop,
+                    predicted_compute_s=said.compute_s if said else 0.0,
+                    predicted_idle_s=said.idle_s if said else 0.0,
+                    measured_compute_s=did.compute_s if did else None,
+                    measured_transfer_s=did.transfer_s if did else None,
+                    measured_idle_s=did.idle_s if did else None,
+                )
+            )
+    return shares
+
+
+def _labels(problem: Problem) -> dict[str, str]:
+    """The node's name where it has one device only, else the device's whole id."""
+    nodes = [split_device_id(device.id)[0] for device in problem.devices]
+    return {
+        device.id: node if node and nodes.count(node) == 1 else device.id
+        for device, node in zip(problem.devices, nodes, strict=True)
+    }

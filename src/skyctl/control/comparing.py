@@ -1,0 +1,126 @@
+"""Even, heuristic and optimal side by side: planned on one profile, and run for real where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from skyctl.compare.rows import Outcome
+from skyctl.control.connect import Connected
+from skyctl.control.planning import PlanOptions, plan_profile
+from skyctl.control.probing import find_profile, fits_request, probe_cluster
+from skyctl.control.request import Request
+from skyctl.control.running import RunOptions, run_plan
+from skyctl.errors import InfeasibleError, InputError, SkyctlError, UndecidedError
+from skyctl.launch.events import Watcher
+from skyctl.records.cluster import Cluster
+from skyctl.records.plan import WorkloadRef
+from skyctl.records.profile import Profile
+from skyctl.remote.session import Session
+from skyctl.workload.workload import Workload
+
+STRATEGIES = ("even", "heuristic", "optimal")
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What is compared: one workload on one cluster, by some strategies."""
+
+    cluster: Cluster
+    request: Request
+    workload: Workload
+    options: PlanOptions
+    strategies: Sequence[str] = STRATEGIES
+    run: RunOptions = field(default_factory=lambda: RunOptions(weights=False))
+
+    def known_profile(self, given: str | None) -> Profile:
+        """The profile the user named, or the newest that fits (InputError where there is none)."""
+        fits = fits_request(self.request, self.workload, [node.name for node in self.cluster.nodes])
+        return find_profile(self.cluster, given, fits, self.request.spec.source)[0]
+
+    def plans(self, profile: Profile) -> list[Outcome]:
+        """What is predicted, one outcome a strategy."""
+        return plan_all(profile, self.options, self.request.ref(self.workload), self.strategies)
+
+    def profile(
+        self, links: Connected, given: str | None, on_progress: Callable[[str], None], *, fresh: bool = False
+    ) -> Profile:
+        """As ``known_profile``, but a cluster that has none (or where ``fresh``) is probed."""
+        if not fresh:
+            try:
+                return self.known_profile(given)
+            except InputError:
+                if given is not None:
+                    raise
+        return probe_cluster(self.cluster, links, self.request, self.workload, on_progress)[0]
+
+    def measured(
+        self, outcomes: list[Outcome], links: Connected, watcher_for: Callable[[str], Watcher]
+    ) -> list[Outcome]:
+        """The same outcomes, each run for real."""
+        return measure_all(outcomes, self.cluster, self.request, links.sessions, self.run, watcher_for)
+
+
+def plan_all(
+    profile: Profile, options: PlanOptions, ref: WorkloadRef, strategies: Sequence[str] = STRATEGIES
+) -> list[Outcome]:
+    """One outcome per strategy, in the order given; one that does not fit says why.
+
+    Where the number of microbatches is left to the planner, the best strategy's choice is used for all, so
+    that the rows answer the same problem.
+    """
+    microbatches = options.microbatches
+    if microbatches is None:
+        for strategy in reversed(strategies):
+            try:
+                chosen = plan_profile(profile, replace(options, strategy=strategy), ref)
+            except (InfeasibleError, UndecidedError):
+                continue
+            microbatches = chosen.problem.microbatches
+            break
+    outcomes = []
+    for strategy in strategies:
+        try:
+            found = plan_profile(profile, replace(options, strategy=strategy, microbatches=microbatches), ref)
+            outcomes.append(Outcome(strategy, found))
+        except (InfeasibleError, UndecidedError) as exc:
+            undecided = isinstance(exc, UndecidedError)
+            outcomes.append(Outcome(strategy, error=exc.message, undecided=undecided))
+    if all(outcome.plan is None for outcome in outcomes):
+        raise InfeasibleError(
+            "no strategy gives a plan that fits:"
+            + "".join(f"\n  {outcome.strategy}: {outcome.error}" for outcome in outcomes),
+            hint="add memory or a machine, or use more microbatches (smaller ones)",
+        )
+    return outcomes
+
+
+def measure_all(
+    outcomes: list[Outcome],
+    cluster: Cluster,
+    request: Request,
+    sessions: Mapping[str, Session],
+    options: RunOptions,
+    watcher_for: Callable[[str], Watcher],
+) -> list[Outcome]:
+    """Runs every plan there is; equal plans run once and share their measurement."""
+    measured: list[Outcome] = []
+    for outcome in outcomes:
+        if outcome.plan is None:
+            measured.append(outcome)
+            continue
+        twin = next(
+            (m for m in measured if m.plan is not None and m.plan.stages == outcome.plan.stages), None
+        )
+        if twin is not None and twin.measurement is not None:
+            measured.append(replace(outcome, measurement=twin.measurement))
+            continue
+        try:
+            got, _ = run_plan(
+                outcome.plan, cluster, request, sessions, options, watcher_for(outcome.strategy)
+            )
+            measured.append(replace(outcome, measurement=got))
+        except SkyctlError as exc:
+            exc.message = f"{outcome.strategy}: {exc.message}"
+            raise
+    return measured

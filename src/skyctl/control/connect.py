@@ -1,0 +1,54 @@
+"""Sessions on a cluster's nodes for the time of one command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from skyctl.errors import NodeError, SkyctlError
+from skyctl.records.cluster import Node
+from skyctl.remote.base import ConnectOptions
+from skyctl.remote.session import Session, open_sessions
+
+
+@dataclass(frozen=True)
+class Connected:
+    """Who answered and who did not, by node name, in inventory order."""
+
+    sessions: dict[str, Session]
+    failures: dict[str, SkyctlError]
+
+
+@contextmanager
+def connected(
+    nodes: Sequence[Node],
+    options: ConnectOptions,
+    on_progress: Callable[[str], None] | None = None,
+) -> Iterator[Connected]:
+    """Opens one session a node; on the way out, however that comes, closes them all."""
+    if on_progress is not None:
+        on_progress(f"connecting to {len(nodes)} nodes")
+    outcomes = open_sessions(nodes, options)
+    sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
+    try:
+        yield Connected(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})
+    finally:
+        with ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
+            list(pool.map(Session.close, sessions.values()))
+
+
+def need_all(failures: dict[str, SkyctlError]) -> None:
+    """Raises the one failure, or one error that lists them all (exit 4, unless all are bad input)."""
+    if not failures:
+        return
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    lines = "".join(f"\n  {name}: {error.message}" for name, error in failures.items())
+    hints = {error.hint for error in failures.values() if error.hint}
+    raise NodeError(
+        f"{len(failures)} nodes can't be used:{lines}",
+        node=next(iter(failures)),
+        hint=next(iter(hints)) if len(hints) == 1 else "skyctl check shows what to do about each",
+    )

@@ -1,0 +1,131 @@
+"""A profile → a plan for one workload, by one strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
+from skyctl.errors import InfeasibleError, InputError, SkyctlError
+from skyctl.planner.api import assigned, plan
+from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.problem import Objective, Problem, Schedule
+from skyctl.records.profile import Profile
+
+DEFAULT_TIME_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to plan. ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order."""
+
+    strategy: str = "optimal"
+    schedule: Schedule = "1f1b"
+    objective: Objective = "iteration"
+    microbatches: int | None = None
+    first_stage: Sequence[str] | None = None
+    last_stage: Sequence[str] | None = None
+    only_nodes: Sequence[str] | None = None
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S
+    assign: Sequence[tuple[str, int, int]] | None = None
+
+
+def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
+    """One problem per measured number of microbatches, or the one asked for."""
+    measured = [shape.microbatches for shape in measured_workload(profile).shapes]
+    wanted = measured if options.microbatches is None else [options.microbatches]
+    return [
+        build_problem(
+            profile,
+            microbatches,
+            schedule=options.schedule,
+            objective=options.objective,
+            first_stage=options.first_stage,
+            last_stage=options.last_stage,
+            only_nodes=options.only_nodes,
+        )
+        for microbatches in wanted
+    ]
+
+
+def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef | None = None) -> Plan:
+    """The best plan of the strategy over the numbers of microbatches that may be chosen.
+
+    Raises:
+        InfeasibleError: proved for every one of them.
+        SkyctlError: the last failure, where one of them was left undecided.
+    """
+    best: Plan | None = None
+    failures: list[SkyctlError] = []
+    candidates = problems(profile, options)
+    for problem in candidates:
+        try:
+            found = plan_problem(problem, options, options.time_limit_s / len(candidates))
+        except (InfeasibleError, SkyctlError) as exc:
+            if isinstance(exc, InputError):
+                raise
+            failures.append(exc)
+            continue
+        if best is None or found.predicted.iteration_s < best.predicted.iteration_s:
+            best = found
+    if best is None:
+        undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
+        raise (undecided or failures)[-1]
+    return best.model_copy(update={"workload": workload}) if workload is not None else best
+
+
+def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | None = None) -> Plan:
+    """One problem, one strategy (or the user's own assignment)."""
+    if options.assign is not None:
+        found = assigned(problem, _devices_of(options.assign, problem))
+    else:
+        limit = options.time_limit_s if time_limit_s is None else time_limit_s
+        found = plan(problem, options.strategy, limit)
+    _refuse_broken(found)
+    return found
+
+
+def _devices_of(assign: Sequence[tuple[str, int, int]], problem: Problem) -> list[tuple[str, int, int]]:
+    """Node names stand for their only device."""
+    ids = [device.id for device in problem.devices]
+    out = []
+    for name, start, stop in assign:
+        owned = [name] if name in ids else [i for i in ids if i.rpartition("/")[0] == name]
+        if len(owned) != 1:
+            why = f"that node has {len(owned)} devices" if owned else "no device is so called"
+            raise InputError(f"--assign names {name!r}; {why}. Devices: {', '.join(ids)}")
+        out.append((owned[0], start, stop))
+    return out
+
+
+def _refuse_broken(found: Plan) -> None:
+    """A plan must not lead over a pair that could not be connected."""
+    dead = {(k.source, k.target) for k in found.problem.links if k.latency_s >= BROKEN_LATENCY_S}
+    devices = [stage.replicas[0].device for stage in found.stages]
+    for here, there in pairwise(devices):
+        if (here, there) in dead or (there, here) in dead:
+            raise InfeasibleError(
+                f"the {found.strategy} plan needs a connection {here} ↔ {there}, "
+                "and that pair could not be connected",
+                hint="see why: skyctl check; a VPN's interface is named with `interface:` in cluster.yaml",
+            )
+
+
+def parse_assign(text: str) -> list[tuple[str, int, int]]:
+    """``n1=0:5,n2=5:12`` → [(n1, 0, 5), (n2, 5, 12)]; ranges are half-open.
+
+    Raises:
+        InputError: naming the part that does not fit.
+    """
+    out = []
+    for part in text.split(","):
+        name, equals, span = part.strip().rpartition("=")
+        start, colon, stop = span.partition(":")
+        if not (equals and colon and name and start.isdigit() and stop.isdigit()):
+            raise InputError(
+                f"--assign {part.strip()!r} is not NODE=START:STOP",
+                hint='give half-open ranges that follow each other: --assign "n1=0:5,n2=5:12"',
+            )
+        out.append((name, int(start), int(stop)))
+    return sorted(out, key=lambda item: item[1])

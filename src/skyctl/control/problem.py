@@ -1,0 +1,168 @@
+"""A profile's measurements → the planner's problem. The only place where the two meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyctl.errors import InputError, MismatchError
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Objective, Problem, Schedule
+from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
+
+RECEIVE_WINDOW = 2
+"""Receives the worker posts ahead, in microbatches per direction; their buffers count in the memory."""
+
+
+def build_problem(
+    profile: Profile,
+    microbatches: int,
+    *,
+    schedule: Schedule = "1f1b",
+    objective: Objective = "iteration",
+    first_stage: Sequence[str] | None = None,
+    last_stage: Sequence[str] | None = None,
+    only_nodes: Sequence[str] | None = None,
+) -> Problem:
+    """The problem at one number of microbatches.
+
+    Args:
+        profile: must hold a workload that was measured at ``microbatches``.
+        first_stage, last_stage: node names whose devices alone may hold that stage (``--pin-first``).
+        only_nodes: leave out every other node's devices (``--limit``).
+
+    Raises:
+        InputError: no workload in the profile, or it was not measured at that number of microbatches.
+        MismatchError: no device is left, or a pin names a node without a measured device.
+    """
+    shape = shape_of(profile, microbatches)
+    devices = [d for d in profile.devices if only_nodes is None or d.node in only_nodes]
+    if not devices:
+        raise MismatchError(
+            f"the profile of cluster {profile.cluster!r} has no device on {', '.join(only_nodes or ['any'])}",
+            hint="probe those nodes first: skyctl probe WORKLOAD",
+        )
+    ids = {d.id for d in devices}
+    return Problem(
+        layers=tuple(
+            Layer(
+                name=layer.name,
+                flops=layer.flops,
+                state_bytes=layer.state_bytes,
+                activation_bytes=layer.activation_bytes,
+                output_bytes=layer.output_bytes,
+                workspace_bytes=layer.workspace_bytes,
+            )
+            for layer in shape.layers
+        ),
+        devices=tuple(
+            Device(
+                id=d.id,
+                flops_per_s=d.flops_per_s,
+                memory_bytes=d.memory_bytes,
+                reserved_bytes=d.reserved_bytes,
+            )
+            for d in devices
+        ),
+        times={d.id: _times(d, shape) for d in devices},
+        links=_links(profile, devices, ids),
+        first_stage=_pinned(first_stage, devices, "--pin-first"),
+        last_stage=_pinned(last_stage, devices, "--pin-last"),
+        microbatches=microbatches,
+        receive_window=RECEIVE_WINDOW,
+        schedule=schedule,
+        objective=objective,
+    )
+
+
+def measured_workload(profile: Profile) -> WorkloadProfile:
+    """The profile's workload (InputError where it was taken without one)."""
+    if profile.workload is None:
+        raise InputError(
+            f"the profile of cluster {profile.cluster!r} of {profile.created} was taken without a workload",
+            hint="measure the workload's layers: skyctl probe WORKLOAD",
+        )
+    return profile.workload
+
+
+def shape_of(profile: Profile, microbatches: int) -> ShapeProfile:
+    """The measured shape with that many microbatches (InputError naming those there are)."""
+    shapes = measured_workload(profile).shapes
+    for shape in shapes:
+        if shape.microbatches == microbatches:
+            return shape
+    there = ", ".join(str(s.microbatches) for s in shapes)
+    raise InputError(
+        f"the profile holds measurements for {there} microbatches, not for {microbatches}",
+        hint=f"probe at that size: skyctl probe WORKLOAD --microbatches {microbatches}",
+    )
+
+
+def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
+    """Seconds per layer, in the workload's order.
+
+    A layer that was skipped there (too large for the device) gets the time its flops would take; the
+    device's memory keeps it away.
+    """
+    measured: dict[str, LayerTiming] = {
+        t.signature: t for t in device.timings if t.microbatch_size == shape.microbatch_size
+    }
+    forward, backward, optimizer = [], [], []
+    for layer in shape.layers:
+        timing = measured.get(layer.signature)
+        if timing is None:
+            raise MismatchError(
+                f"device {device.id!r} has no measurement of layer {layer.name!r} at "
+                f"{shape.microbatch_size} samples",
+                hint="probe again: skyctl probe WORKLOAD",
+            )
+        if timing.forward_s is None or timing.backward_s is None:
+            forward.append(layer.flops / 3 / device.flops_per_s)
+            backward.append(layer.flops * 2 / 3 / device.flops_per_s)
+        else:
+            forward.append(timing.forward_s)
+            backward.append(timing.backward_s)
+        optimizer.append(timing.optimizer_s or 0.0)
+    return LayerTimes(forward_s=tuple(forward), backward_s=tuple(backward), optimizer_s=tuple(optimizer))
+
+
+def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) -> tuple[Link, ...]:
+    """Node pairs spread over their devices. A pair without figures carries nothing: it is made useless."""
+    by_node: dict[str, list[str]] = {}
+    for device in devices:
+        by_node.setdefault(device.node, []).append(device.id)
+    links = []
+    for link in profile.links:
+        for source in by_node.get(link.source, []):
+            for target in by_node.get(link.target, []):
+                if source == target or source not in ids or target not in ids:
+                    continue
+                if link.bandwidth_bytes_per_s is None or link.latency_s is None:
+                    links.append(_broken(source, target))
+                    continue
+                links.append(
+                    Link(
+                        source=source,
+                        target=target,
+                        latency_s=link.latency_s,
+                        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+                    )
+                )
+    return tuple(links)
+
+
+BROKEN_LATENCY_S = 3600.0
+"""A pair that could not be connected is so slow that no plan with another choice takes it."""
+
+
+def _broken(source: str, target: str) -> Link:
+    return Link(source=source, target=target, latency_s=BROKEN_LATENCY_S, bandwidth_bytes_per_s=1e6)
+
+
+def _pinned(
+    nodes: Sequence[str] | None, devices: Sequence[DeviceProfile], flag: str
+) -> tuple[str, ...] | None:
+    if nodes is None:
+        return None
+    pinned = tuple(d.id for d in devices if d.node in nodes)
+    if not pinned:
+        raise MismatchError(f"{flag} {', '.join(nodes)}: no measured device is on these nodes")
+    return pinned

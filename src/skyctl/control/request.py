@@ -1,0 +1,118 @@
+"""What the user asked to train, on the launcher and as the nodes are told it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skyctl.errors import MismatchError, WorkloadError
+from skyctl.records.plan import WorkloadRef
+from skyctl.remote.session import Session
+from skyctl.workload.corpus import default_corpus
+from skyctl.workload.spec import WorkloadSpec, make_spec
+from skyctl.workload.workload import Workload, load, ship
+
+MOST_CHOICES = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """A workload and how to train it. ``microbatches`` None: the planner chooses among measured ones."""
+
+    spec: WorkloadSpec
+    microbatches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.microbatches is not None and self.microbatches > self.spec.batch_size:
+            raise WorkloadError(
+                f"--microbatches {self.microbatches} is more than --batch-size {self.spec.batch_size}; "
+                "a microbatch holds at least one sample",
+                hint=f"use at most --microbatches {self.spec.batch_size}",
+            )
+
+    def choices(self) -> list[int]:
+        """The numbers of microbatches to measure: the user's, or powers of two up to the batch."""
+        if self.microbatches is not None:
+            return [self.microbatches]
+        powers = [m for m in (1, 2, 4, 8, 16, 32) if m <= self.spec.batch_size]
+        return powers[-MOST_CHOICES:]
+
+    def ref(self, workload: Workload) -> WorkloadRef:
+        """What a plan remembers of it."""
+        return WorkloadRef(
+            source=self.spec.source,
+            digest=workload.digest,
+            batch_size=self.spec.batch_size,
+            dtype=self.spec.dtype,
+            seed=self.spec.seed,
+        )
+
+
+def request_of_plan(
+    ref: WorkloadRef,
+    microbatches: int,
+    *,
+    learning_rate: float | None = None,
+    data_path: str | None = None,
+    random_inputs: bool = False,
+) -> tuple[Request, Workload]:
+    """The request a plan was made for, and its workload, loaded again.
+
+    Raises:
+        MismatchError: the workload has changed since.
+    """
+    spec = make_spec(
+        ref.source,
+        batch_size=ref.batch_size,
+        seed=ref.seed,
+        dtype=ref.dtype,
+        learning_rate=learning_rate,
+        data_path=data_path,
+        random_inputs=random_inputs,
+    )
+    workload = load(spec)
+    if workload.digest != ref.digest:
+        raise MismatchError(
+            f"{ref.source} is not what the plan was made for (its digest is {workload.digest[:12]}, "
+            f"the plan's {ref.digest[:12]})",
+            hint=f"plan again: skyctl plan {ref.source}",
+        )
+    return Request(workload.spec, microbatches), workload
+
+
+def send_workload(
+    spec: WorkloadSpec, sessions: Mapping[str, Session], with_data: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Puts the user's code on every node, and the data on those that need it.
+
+    Returns:
+        By node, the spec as that node is told it: paths are the node's own.
+    """
+    files = ship(spec)
+    data = _data(spec)
+    digest = hashlib.sha256(data).hexdigest() if data is not None else ""
+    told = {}
+    for name, session in sessions.items():
+        there = replace(spec, path=None, data_path=None)
+        if spec.path is not None:
+            there = replace(there, path=f"{session.push_tree(files)}/{Path(spec.path).name}")
+        if data is not None and name in with_data:
+            there = replace(there, data_path=session.push(data, digest))
+        told[name] = there.to_dict()
+    return told
+
+
+def _data(spec: WorkloadSpec) -> bytes | None:
+    """The bytes that the built-in models read: the user's file, or the standard library's sources."""
+    if spec.data_path is not None:
+        path = Path(spec.data_path)
+        try:
+            return path.read_bytes()
+        except OSError as exc:
+            raise WorkloadError(
+                f"cannot read --data {path}: {exc.strerror or exc}", hint="give a readable text file"
+            ) from exc
+    return default_corpus() if spec.path is None else None

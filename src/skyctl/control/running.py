@@ -1,0 +1,91 @@
+"""A plan, run for real on a cluster: folder, shipping, ranks, weights, measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from skyctl.compare.stats import quantiles
+from skyctl.control.request import Request, send_workload
+from skyctl.errors import SkyctlError
+from skyctl.files import RunPaths, write_atomic
+from skyctl.launch.events import Watcher, measurement
+from skyctl.launch.run import Deadlines, Run, gather_weights
+from skyctl.launch.spec import RankSpec, check_fits, rank_specs, used_nodes
+from skyctl.records.cluster import Cluster, split_device_id
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
+from skyctl.remote.addresses import peer_addresses
+from skyctl.remote.session import Session
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long to train and what to keep."""
+
+    steps: int = 10
+    weights: bool = True
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+def run_plan(
+    plan: Plan,
+    cluster: Cluster,
+    request: Request,
+    sessions: Mapping[str, Session],
+    options: RunOptions,
+    watcher: Watcher,
+) -> tuple[Measurement, RunPaths]:
+    """Trains ``options.steps`` steps and writes the run's folder.
+
+    Raises:
+        MismatchError: the plan names devices that the cluster does not have.
+        RunError: a rank failed; its logs stay in the run's folder.
+    """
+    check_fits(plan, cluster)
+    paths = RunPaths.new()
+    write_atomic(paths.plan, plan.to_json())
+    specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
+    run = Run(paths, specs, sessions, watcher, options.deadlines)
+    try:
+        run.start()
+        run.watch(plan.predicted.iteration_s)
+        watcher.phase("gathering the trained weights")
+        weights = gather_weights(run, sessions) if options.weights else None
+        done = measurement(
+            paths.run_id, plan, specs, run.collected, quantiles, str(weights) if weights else None
+        )
+        write_atomic(paths.measurement, done.to_json())
+        return done, paths
+    except SkyctlError as exc:
+        if exc.log is None:
+            exc.log = str(paths.folder)
+        raise
+    finally:
+        run.stop()
+
+
+def prepare(
+    plan: Plan,
+    cluster: Cluster,
+    request: Request,
+    sessions: Mapping[str, Session],
+    options: RunOptions,
+    run_id: str,
+    watcher: Watcher,
+) -> list[RankSpec]:
+    """Ships what the ranks need and says what each is told."""
+    watcher.phase("shipping the workload")
+    used = [node.name for node in used_nodes(plan, cluster)]
+    mine = {name: sessions[name] for name in used}
+    ends = {split_device_id(plan.stages[i].replicas[0].device)[0] for i in (0, -1)}
+    told = send_workload(request.spec, mine, with_data=ends)
+    return rank_specs(
+        plan,
+        cluster,
+        run_id=run_id,
+        steps=options.steps,
+        workload=told,
+        addresses=peer_addresses(mine),
+        weights=options.weights,
+    )

@@ -1,0 +1,269 @@
+"""Every path skyctl writes to is named here, and every file is written atomically.
+
+::
+
+    $SKYCTL_HOME  (default $XDG_STATE_HOME/skyctl, else ~/.local/state/skyctl)
+    ├── profiles/CLUSTER/20261121-063012-ab12.json    the cluster's profiles, the newest last
+    ├── labs/NAME/                                    what ``skyctl lab`` keeps of a lab that is up
+    └── runs/20261121-063012-ab12/                    one run, see ``RunPaths``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, unquote
+
+from skyctl.errors import InputError, SkyctlError
+
+if TYPE_CHECKING:
+    from skyctl.records.base import FileRecord
+    from skyctl.records.profile import Profile
+
+R = TypeVar("R", bound="FileRecord")
+
+PROFILES_KEPT = 20
+"""Older profiles of the same cluster are removed when a new one is saved."""
+
+_RUN_ID = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4,}$")
+_NAME_LIMIT = 120
+_BAD_USAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_HINTS = {
+    errno.ENOSPC: "free some space on that disk, or set SKYCTL_HOME to a folder on another one",
+    errno.EDQUOT: "your quota on that disk is used up; set SKYCTL_HOME to a folder on another one",
+    errno.EROFS: "that disk is mounted read-only; set SKYCTL_HOME to a folder on another one",
+    errno.EACCES: "choose a folder you may write to (-o, or SKYCTL_HOME)",
+    errno.ENOENT: "make that folder first",
+}
+
+
+def home() -> Path:
+    """The state folder (absolute; not made here): SKYCTL_HOME over XDG_STATE_HOME over the default."""
+    given = os.environ.get("SKYCTL_HOME")
+    if given:
+        return Path(given).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME")
+    # The XDG specification: a relative path there is to be ignored.
+    base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "skyctl"
+
+
+def safe_name(name: str) -> str:
+    """Any text as one file name: percent-encoded, never hidden, of bounded length, one to one."""
+    encoded = quote(name, safe=" +=,@", errors="surrogatepass")
+    encoded = re.sub(r"^[.~ -]|[. ]$", lambda m: f"%{ord(m[0]):02X}", encoded)
+    if len(encoded) > _NAME_LIMIT:
+        import hashlib
+
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        cut = re.sub(r"%[0-9A-F]?$", "", encoded[:_NAME_LIMIT])
+        return f"{cut}%%{digest}"
+    return encoded or "%"
+
+
+def name_of(safe: str) -> str:
+    """The text that ``safe_name`` was given (where it was not too long)."""
+    return "" if safe == "%" else unquote(safe)
+
+
+def make_private(folder: Path) -> Path:
+    """Makes ``folder`` and the missing ones above it, for this user only (0700).
+
+    Raises:
+        SkyctlError: with the path and the system's reason.
+    """
+    try:
+        missing = [folder]
+        while not missing[-1].parent.exists():
+            missing.append(missing[-1].parent)
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise _cannot("make folder", folder, exc) from exc
+    return folder
+
+
+def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = 0o600) -> Path:
+    """Writes a whole file or leaves what was there: temporary file beside it, fsync, ``os.replace``.
+
+    Args:
+        mode: permissions of the file; None: what the umask gives, for a file the user asked for.
+
+    Returns:
+        The path written (a link's target where ``path`` is a link).
+
+    Raises:
+        InputError: the folder is missing, or the path is a folder.
+        SkyctlError: the system refused (disk full, no permission); nothing is left behind.
+    """
+    target = Path(path)
+    raw = data.encode() if isinstance(data, str) else data
+    temporary: Path | None = None
+    try:
+        if target.exists() and not target.is_file():
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            target.write_bytes(raw)  # /dev/stdout, a pipe: nothing to replace
+            return target
+        target = target.resolve()
+        temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        with os.fdopen(fd, "wb") as fp:
+            fp.write(raw)
+            fp.flush()
+            os.fsync(fp.fileno())
+        temporary.replace(target)
+        temporary = None
+    except OSError as exc:
+        raise _cannot("write", target, exc) from exc
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    return target
+
+
+def _cannot(verb: str, path: Path, exc: OSError) -> SkyctlError:
+    reason = os.strerror(exc.errno) if exc.errno else str(exc)
+    error = InputError if exc.errno in _BAD_USAGE else SkyctlError
+    return error(f"can't {verb} {path}: {reason}", hint=_HINTS.get(exc.errno or 0))
+
+
+def read_text(path: str | Path, *, hint: str | None = None) -> str:
+    """The text of a UTF-8 file the user named.
+
+    Raises:
+        InputError: missing, unreadable, a folder, or not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise InputError(f"can't read {path}: it is not UTF-8 text (byte {exc.start})") from exc
+    except (OSError, ValueError) as exc:
+        reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
+        raise InputError(f"can't read {path}: {reason}", hint=hint) from exc
+
+
+def read_record(cls: type[R], path: str | Path, *, hint: str | None = None) -> R:
+    """Reads one JSON file as ``cls``.
+
+    Raises:
+        InputError: missing or unreadable (``hint`` says how to make one).
+        RecordError: it is there, but is not that record.
+    """
+    from skyctl.records.base import parse
+
+    kind = cls.model_fields["kind"].default.rpartition("/")[2]
+    makers = {
+        "profile": "make one with `skyctl probe`",
+        "plan": "make one with `skyctl plan WORKLOAD -o FILE`",
+    }
+    return parse(cls, read_text(path, hint=hint or makers.get(kind)), str(path))
+
+
+def new_run_id() -> str:
+    """Sortable by time (UTC), short, and unlike any other: ``20261121-063012-ab12``."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+class RunPaths:
+    """Names every path of one run. Naming makes nothing; ``create`` makes the folder.
+
+    ::
+
+        runs/RUN_ID/            0700
+        ├── plan.json           the plan that ran
+        ├── measurement.json    what it did
+        ├── events.jsonl        one JSON line an event, as it happened
+        ├── weights.safetensors the trained weights
+        ├── report.md           of a comparison; its plots stand beside it
+        └── logs/rank-000.log   all that rank printed
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.folder = home() / "runs" / safe_name(run_id)
+        self.plan = self.folder / "plan.json"
+        self.measurement = self.folder / "measurement.json"
+        self.events = self.folder / "events.jsonl"
+        self.weights = self.folder / "weights.safetensors"
+        self.report = self.folder / "report.md"
+        self.logs = self.folder / "logs"
+
+    @classmethod
+    def new(cls) -> RunPaths:
+        """A fresh run: a new id, its folder made."""
+        while True:
+            paths = cls(new_run_id())
+            if not paths.folder.exists():
+                return paths.create()
+
+    def create(self) -> RunPaths:
+        """Makes the folder and its ``logs`` (0700). Raises SkyctlError where the system refuses."""
+        make_private(self.logs)
+        return self
+
+    def log(self, rank: int) -> Path:
+        """All that one rank printed."""
+        return self.logs / f"rank-{rank:03d}.log"
+
+    def plot(self, name: str) -> Path:
+        """A picture of the report's."""
+        return self.folder / f"{safe_name(name)}.png"
+
+
+def run_ids() -> list[str]:
+    """The runs there are folders of, oldest first."""
+    folder = home() / "runs"
+    return sorted(p.name for p in folder.iterdir() if _RUN_ID.match(p.name)) if folder.is_dir() else []
+
+
+def lab_folder(name: str) -> Path:
+    """Where a lab of that name keeps its files (not made here)."""
+    return home() / "labs" / safe_name(name)
+
+
+def profile_folder(cluster_name: str) -> Path:
+    """Where that cluster's profiles are kept (not made here)."""
+    return home() / "profiles" / safe_name(cluster_name)
+
+
+def save_profile(profile: Profile) -> Path:
+    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``."""
+    folder = make_private(profile_folder(profile.cluster))
+    kept = sorted(folder.glob("*.json"))
+    stamp = new_run_id()
+    if kept and stamp <= kept[-1].stem:
+        # Within one second, or the clock was set back: the newest must still sort last.
+        stamp = f"{kept[-1].stem}~"
+    path = write_atomic(folder / f"{stamp}.json", profile.to_json())
+    for old in [*kept, path][:-PROFILES_KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return path
+
+
+def newest_profile(
+    cluster_name: str, fits: Callable[[Profile], bool] | None = None
+) -> tuple[Path, Profile] | None:
+    """The newest profile of that cluster that can be read and ``fits``, and where it lies; or None."""
+    from skyctl.records.profile import Profile
+
+    folder = profile_folder(cluster_name)
+    if not folder.is_dir():
+        return None
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        try:
+            profile = read_record(Profile, path)
+        except InputError:
+            continue
+        if profile.cluster == cluster_name and (fits is None or fits(profile)):
+            return path, profile
+    return None

@@ -1,0 +1,174 @@
+"""Writes a first cluster.yaml, from hosts on the command line or from the aliases of ~/.ssh/config."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from skyctl.errors import InputError
+from skyctl.inventory.read import cluster_of
+from skyctl.inventory.yamlfile import loads
+
+_INCLUDES_DEEP = 16  # as OpenSSH's own limit
+_HOST = re.compile(
+    r"^(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[^\]\s]+)\]|(?P<host>[^\s:@]+))(?::(?P<port>\d+))?$"
+)
+
+_HEAD = """\
+# The machines that skyctl may use. `skyctl check` tries each of them and says what to do about what fails.
+# A node needs Python 3.11 or newer with torch, and an SSH server; nothing else.
+name: {name}
+
+# What every node takes unless it says otherwise:
+# defaults: {{user: ada, identity_file: ~/.ssh/id_ed25519, python: python3}}
+
+nodes:
+{nodes}
+
+# All that a node may say:
+#   - name: tower
+#     host: 192.0.2.10              # default: the name, which may be an alias of ~/.ssh/config
+#     port: 22
+#     user: ada
+#     identity_file: ~/.ssh/id_ed25519
+#     proxy_jump: bastion
+#     python: /opt/venv/bin/python  # default: python3
+#     devices: [cuda:0, cuda:1]     # default: all accelerators, else cpu
+#     threads: 8                    # of the cpu device
+#     memory_gib: 20                # a cap; default: what is free there
+#     interface: tailscale0         # that its peers reach it by; default: the route to them
+#     env: {{OMP_NUM_THREADS: "8"}}
+#   - {{name: laptop, transport: local}}   # this machine itself, without SSH
+
+# Usable wherever nodes are named (--limit, --pin-first, --pin-last):
+# groups: {{fast: [tower]}}
+"""
+
+
+@dataclass(frozen=True)
+class NewNode:
+    """A node to be written. ``host`` None and not ``local``: a bare alias."""
+
+    name: str
+    host: str | None = None
+    user: str | None = None
+    port: int | None = None
+    local: bool = False
+
+
+def node_of(text: str) -> NewNode:
+    """``tower``, ``ada@192.0.2.10``, ``ada@192.0.2.10:2222``, ``[2001:db8::1]:22`` → a node.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    found = _HOST.match(text)
+    if found is None and text.count(":") > 1 and re.fullmatch(r"(?:[^@\s]+@)?[0-9A-Fa-f:.%\w]+", text):
+        user, _, host = text.rpartition("@")
+        return NewNode(host, host, user or None)
+    if found is None or text.startswith("-"):
+        raise InputError(f"{text!r} is no host: give an ssh alias, or [user@]host[:port]")
+    host = found["six"] or found["host"]
+    if host.startswith("-") or "/" in host:
+        raise InputError(f"{text!r} is no host: {host!r} can't be the name of one")
+    port = int(found["port"]) if found["port"] else None
+    if port is not None and not 1 <= port <= 65535:
+        raise InputError(f"{text!r}: a port is a number from 1 to 65535, not {port}")
+    if found["user"] is None and port is None and not found["six"]:
+        return NewNode(host)
+    return NewNode(host, host, found["user"], port)
+
+
+def local_nodes(count: int) -> list[NewNode]:
+    """This machine, as that many nodes."""
+    if count == 1:
+        return [NewNode("local", local=True)]
+    return [NewNode(f"local-{i + 1}", local=True) for i in range(count)]
+
+
+def render(nodes: Sequence[NewNode], cluster_name: str) -> str:
+    """The text of a cluster.yaml of these nodes, with comments on what else may stand there.
+
+    Raises:
+        InputError: no node, or a node twice.
+    """
+    names = [node.name for node in nodes]
+    if not names:
+        raise InputError("no node to write")
+    doubled = [name for name in names if names.count(name) > 1]
+    if doubled:
+        raise InputError(f"host {doubled[0]!r} is given twice")
+    lines = "\n".join(f"  - {_entry(node)}" for node in nodes)
+    text = _HEAD.format(name=_scalar(cluster_name), nodes=lines)
+    cluster_of(loads(text, "the new cluster file"))  # never writes what it would not read
+    return text
+
+
+def _entry(node: NewNode) -> str:
+    if node.local:
+        return f"{{name: {_scalar(node.name)}, transport: local}}"
+    if node.host is None:
+        return _scalar(node.name)
+    parts = [f"name: {_scalar(node.name)}", f"host: {_scalar(node.host)}"]
+    parts += [f"user: {_scalar(node.user)}"] if node.user else []
+    parts += [f"port: {node.port}"] if node.port else []
+    return f"{{{', '.join(parts)}}}"
+
+
+def _scalar(text: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text)
+    return text if plain and yaml.safe_load(text) == text else json.dumps(text)
+
+
+def ssh_aliases(config: Path | None = None) -> list[str]:
+    """The hosts that an OpenSSH client configuration names, in its order, files it includes too.
+
+    Patterns (``*``, ``?``, ``!``) are left out, and so are hosts whose user is ``git``: those serve
+    repositories, not shells. A missing file has none.
+    """
+    path = config or Path.home() / ".ssh" / "config"
+    found: dict[str, None] = {}
+    _aliases(path, path.parent, found, 0)
+    return list(found)
+
+
+def _aliases(path: Path, ssh_folder: Path, found: dict[str, None], depth: int) -> None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    block: list[str] = []
+    for line in lines:
+        keyword, values = _words(line)
+        if keyword == "host":
+            block = [v for v in values if not any(c in v for c in "*?!") and not v.startswith("-")]
+            found.update(dict.fromkeys(block))
+        elif keyword == "match":
+            block = []
+        elif keyword == "user" and values[:1] == ["git"]:
+            for alias in block:
+                found.pop(alias, None)
+        elif keyword == "include" and depth < _INCLUDES_DEEP:
+            for value in values:
+                pattern = Path(value).expanduser()
+                whole = pattern if pattern.is_absolute() else ssh_folder / pattern
+                for inner in sorted(glob.glob(str(whole))):  # noqa: PTH207  (an absolute pattern)
+                    _aliases(Path(inner), ssh_folder, found, depth + 1)
+
+
+def _words(line: str) -> tuple[str, list[str]]:
+    """``Host a "b c"``, ``Host=a`` → (``host``, [``a``, …]); comments and broken quotes → nothing."""
+    found = re.match(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*)", line)
+    if found is None:
+        return "", []
+    try:
+        return found[1].lower(), shlex.split(found[2], comments=True)
+    except ValueError:
+        return "", []

@@ -1,0 +1,129 @@
+"""What a run tells whoever watches it, and the figures gathered from its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from skyctl.launch.spec import RankSpec
+from skyctl.records.measurement import (
+    Measurement,
+    Quantiles,
+    ReplicaMeasurement,
+    ReplicaPredicted,
+    StepMeasurement,
+)
+from skyctl.records.plan import Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One finished step. ``left_s``: the steps that remain at the pace so far (None on the first)."""
+
+    step: int
+    steps: int
+    loss: float
+    iteration_s: float
+    samples_per_s: float
+    left_s: float | None
+
+
+@dataclass
+class Watcher:
+    """Callbacks of a run; each may be left as it is. They are called from the launching thread."""
+
+    phase: Callable[[str], None] = lambda _text: None
+    step: Callable[[Progress], None] = lambda _progress: None
+    log: Callable[[RankSpec, str], None] = lambda _rank, _text: None
+    interrupted: Callable[[], str] = lambda: "stop"
+
+
+@dataclass
+class Collected:
+    """Step events by rank, in the order they came."""
+
+    ranks: int
+    steps: int
+    by_rank: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    reported: int = 0
+
+    def add(self, rank: int, event: dict[str, Any]) -> None:
+        """Keeps one rank's figures of one step."""
+        self.by_rank.setdefault(rank, {})[int(event["step"])] = event
+
+    def complete(self) -> list[Progress]:
+        """The steps that every rank has finished and that were not handed out yet, in order."""
+        out = []
+        while self.reported < self.steps and all(
+            self.reported in self.by_rank.get(rank, {}) for rank in range(self.ranks)
+        ):
+            out.append(self._progress(self.reported))
+            self.reported += 1
+        return out
+
+    def _progress(self, step: int) -> Progress:
+        first = self.by_rank[0][step]
+        last = self.by_rank[self.ranks - 1][step]
+        times = [self.by_rank[0][i]["iteration_s"] for i in range(1, step + 1)]
+        pace = median(times) if times else None
+        iteration_s = float(first["iteration_s"])
+        return Progress(
+            step=step,
+            steps=self.steps,
+            loss=float(last["loss"]),
+            iteration_s=iteration_s,
+            samples_per_s=float(first["samples"]) / iteration_s if iteration_s else 0.0,
+            left_s=pace * (self.steps - step - 1) if pace is not None else None,
+        )
+
+
+def measurement(
+    run_id: str,
+    plan: Plan,
+    ranks: list[RankSpec],
+    collected: Collected,
+    quantiles: Callable[[list[float]], Quantiles],
+    weights: str | None,
+) -> Measurement:
+    """The run's record. The first step is warm-up and is left out of the medians where there is a second."""
+    done = collected.reported
+    steps = tuple(
+        StepMeasurement(
+            step=i,
+            loss=float(collected.by_rank[collected.ranks - 1][i]["loss"]),
+            iteration_s=float(collected.by_rank[0][i]["iteration_s"]),
+        )
+        for i in range(done)
+    )
+    settled = list(range(1, done)) or list(range(done))
+    predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    replicas = []
+    for rank in ranks:
+        events = [collected.by_rank[rank.rank][i] for i in settled]
+        peak = max((e["peak_memory_bytes"] or 0.0) for e in events)
+        said = predicted[rank.device]
+        replicas.append(
+            ReplicaMeasurement(
+                device=rank.device,
+                compute_s=median(float(e["compute_s"]) for e in events),
+                transfer_s=median(float(e["transfer_s"]) for e in events),
+                idle_s=median(float(e["idle_s"]) for e in events),
+                peak_memory_bytes=float(peak) or None,
+                predicted=ReplicaPredicted(
+                    compute_s=said.compute_s, idle_s=said.idle_s, memory_bytes=said.memory_bytes
+                ),
+            )
+        )
+    return Measurement(
+        run_id=run_id,
+        strategy=plan.strategy,
+        steps=steps,
+        iteration_s=quantiles([steps[i].iteration_s for i in settled]),
+        predicted_iteration_s=plan.predicted.iteration_s,
+        replicas=tuple(replicas),
+        final_loss=steps[-1].loss,
+        attempts=1,
+        weights=weights,
+    )

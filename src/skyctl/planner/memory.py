@@ -1,0 +1,48 @@
+"""How much memory a stage needs on its device: the contract's formula, in one place."""
+
+from __future__ import annotations
+
+import math
+
+from skyctl.records.problem import Device, Problem
+
+ROUNDING = 1e-12
+"""A need within this (relative) of what there is fits: sums in another order round differently."""
+
+
+def received_bytes(problem: Problem, start: int, stop: int) -> float:
+    """Bytes that stage [start, stop) receives per microbatch, both ways: activations in, gradients back."""
+    ahead = problem.layers[start - 1].output_bytes if start > 0 else 0.0
+    back = problem.layers[stop - 1].output_bytes if stop < len(problem.layers) else 0.0
+    return ahead + back
+
+
+def stage_bytes(problem: Problem, start: int, stop: int, in_flight: int) -> float:
+    """What layers [start, stop) need on any device, without what that device has reserved."""
+    layers = problem.layers[start:stop]
+    return (
+        math.fsum(layer.state_bytes for layer in layers)
+        + in_flight * math.fsum(layer.activation_bytes for layer in layers)
+        + max(layer.workspace_bytes for layer in layers)
+        + problem.receive_window * received_bytes(problem, start, stop)
+    )
+
+
+def device_bytes(problem: Problem, device: Device, start: int, stop: int, in_flight: int) -> float:
+    """What ``device`` needs to hold layers [start, stop)."""
+    return device.reserved_bytes + stage_bytes(problem, start, stop, in_flight)
+
+
+def fits(need_bytes: float, device: Device) -> bool:
+    """Whether that much is there."""
+    return device.memory_bytes is None or need_bytes <= device.memory_bytes * (1 + ROUNDING)
+
+
+def human(count_bytes: float) -> str:
+    """Bytes for a person: 3.2 GiB."""
+    value = float(count_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")

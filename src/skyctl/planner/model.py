@@ -1,0 +1,168 @@
+"""A problem as plain numbers and prefix sums: what every strategy computes with.
+
+A stage's range is half-open; devices are their indices in the problem's order. A candidate plan is a tuple of
+``Piece`` (device, start, stop) in pipeline order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from skyctl.planner.memory import ROUNDING
+from skyctl.records.problem import Problem
+from skyctl.schedule.actions import in_flight
+from skyctl.schedule.simulate import Hop
+
+
+class Piece(NamedTuple):
+    """Layers [start, stop) on device ``device`` (its index)."""
+
+    device: int
+    start: int
+    stop: int
+
+
+class Way(NamedTuple):
+    """From one device to another: seconds of latency, seconds a byte on the link, and on each shared one."""
+
+    latency_s: float
+    seconds_per_byte: float
+    shared: tuple[tuple[int, float], ...]
+
+
+NO_WAY = Way(0.0, 0.0, ())
+
+
+class Model:
+    """Prefix sums and limits of one problem. Read only."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.layers = len(problem.layers)
+        self.devices = len(problem.devices)
+        self.microbatches = problem.microbatches
+        self.schedule = problem.schedule
+        self.eager = problem.schedule == "eager-1f1b"
+        self.by_iteration = problem.objective == "iteration"
+        self.ids = [device.id for device in problem.devices]
+        self._index = {name: i for i, name in enumerate(self.ids)}
+        self._times()
+        self._sizes()
+        self._ways()
+        self.first = self._pins(problem.first_stage)
+        self.last = self._pins(problem.last_stage)
+        self.max_stages = min(self.layers, self.devices)
+
+    def _times(self) -> None:
+        self.forward: list[list[float]] = []
+        self.backward: list[list[float]] = []
+        self.optimizer: list[list[float]] = []
+        self.work: list[list[float]] = []
+        for device in self.problem.devices:
+            times = self.problem.times.get(device.id)
+            if times is not None:
+                forward, backward = list(times.forward_s), list(times.backward_s)
+                optimizer = list(times.optimizer_s)
+            else:
+                whole = [layer.flops / device.flops_per_s for layer in self.problem.layers]
+                forward = [x / 3 for x in whole]
+                backward = [x - y for x, y in zip(whole, forward, strict=True)]
+                optimizer = [0.0] * len(whole)
+            self.forward.append([0.0, *accumulate(forward)])
+            self.backward.append([0.0, *accumulate(backward)])
+            self.optimizer.append([0.0, *accumulate(optimizer)])
+            self.work.append([0.0, *accumulate(x + y for x, y in zip(forward, backward, strict=True))])
+
+    def _sizes(self) -> None:
+        layers = self.problem.layers
+        self.state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
+        self.activation = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
+        self.output = [layer.output_bytes for layer in layers]
+        self.window = self.problem.receive_window
+        self.available = [
+            math.inf if d.memory_bytes is None else d.memory_bytes * (1 + ROUNDING) - d.reserved_bytes
+            for d in self.problem.devices
+        ]
+        self.unlimited = all(x == math.inf for x in self.available)
+        tables = [[layer.workspace_bytes for layer in layers]]
+        while 2 ** len(tables) <= len(layers):
+            below, half = tables[-1], 2 ** (len(tables) - 1)
+            tables.append([max(below[i], below[i + half]) for i in range(len(below) - half)])
+        self._workspace = tables
+
+    def _ways(self) -> None:
+        self._way: dict[tuple[int, int], Way] = {}
+        for link in self.problem.links:
+            key = (self._index[link.source], self._index[link.target])
+            self._way[key] = Way(link.latency_s, 1 / link.bandwidth_bytes_per_s, ())
+        for number, resource in enumerate(self.problem.shared):
+            named = {(self._index[source], self._index[target]) for source, target in resource.links}
+            for key in sorted(named):
+                way = self._way.get(key, NO_WAY)
+                entry = (number, 1 / resource.bandwidth_bytes_per_s)
+                self._way[key] = way._replace(shared=(*way.shared, entry))
+
+    def _pins(self, names: Sequence[str] | None) -> frozenset[int]:
+        return frozenset(range(self.devices)) if names is None else frozenset(self._index[n] for n in names)
+
+    def index(self, device: str) -> int:
+        """A device's index by its id; KeyError when unknown."""
+        return self._index[device]
+
+    def way(self, source: int, target: int) -> Way:
+        """The directed way between two devices."""
+        return self._way.get((source, target), NO_WAY)
+
+    def occupancy_s(self, source: int, target: int, boundary: int) -> tuple[float, float]:
+        """(seconds of its slowest resource, latency) of one message over the boundary after layer − 1."""
+        way = self.way(source, target)
+        rate = max((way.seconds_per_byte, *(x for _, x in way.shared)))
+        return self.output[boundary - 1] * rate, way.latency_s
+
+    def hop(self, source: int, target: int, boundary: int) -> Hop:
+        """The same for the simulator."""
+        way = self.way(source, target)
+        size = self.output[boundary - 1]
+        shared = tuple((number, size * rate) for number, rate in way.shared)
+        return Hop(size * way.seconds_per_byte, way.latency_s, shared)
+
+    def workspace_bytes(self, start: int, stop: int) -> float:
+        """The largest workspace of layers [start, stop)."""
+        level = (stop - start).bit_length() - 1
+        table = self._workspace[level]
+        return max(table[start], table[stop - (1 << level)])
+
+    def need_bytes(self, start: int, stop: int, flying: int) -> float:
+        """What [start, stop) needs on any device with that many in flight; reserved bytes left out."""
+        need = self.state[stop] - self.state[start]
+        need += flying * (self.activation[stop] - self.activation[start])
+        need += self.workspace_bytes(start, stop)
+        if self.window:
+            ahead = self.output[start - 1] if start else 0.0
+            back = self.output[stop - 1] if stop < self.layers else 0.0
+            need += self.window * (ahead + back)
+        return need
+
+    def fits(self, device: int, start: int, stop: int, flying: int) -> bool:
+        """Whether that range fits on that device."""
+        limit = self.available[device]
+        return limit == math.inf or self.need_bytes(start, stop, flying) <= limit
+
+    def flying(self, stage: int, stages: int) -> int:
+        """The (least) number in flight of a stage."""
+        return in_flight(self.schedule, stage, stages, self.microbatches)
+
+    def busy_s(self, device: int, start: int, stop: int) -> float:
+        """Forward and backward of one microbatch."""
+        work = self.work[device]
+        return work[stop] - work[start]
+
+    def allowed(self, pieces: Sequence[Piece]) -> bool:
+        """Memory (with the least in flight) and pins hold."""
+        if pieces[0].device not in self.first or pieces[-1].device not in self.last:
+            return False
+        count = len(pieces)
+        return all(self.fits(d, p, q, self.flying(s, count)) for s, (d, p, q) in enumerate(pieces))

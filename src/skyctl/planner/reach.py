@@ -1,0 +1,216 @@
+"""Which plans keep every stage within a limit: exact, over every subset of devices, for few kinds of them.
+
+``reach[subset]`` is the smallest q such that exactly these devices, in some order, hold layers [q, L): the
+number of stages from here to the end is known, so the memory of 1F1B is too. Where received messages wait
+in a window, a shorter stage may need more memory; then all q are kept, as the bits of an integer.
+Source of the idea: ``best[S] = max over d of reach(best[S∖d], d, T)``, folklore of chains-on-chains.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+from skyctl.planner.model import Model, Piece
+
+MAX_STATES = 1 << 16
+MAX_STATES_WINDOW = 1 << 9
+
+
+class Groups:
+    """Devices that are alike where links do not matter: a subset is then a count per group."""
+
+    def __init__(self, model: Model) -> None:
+        kinds: dict[object, list[int]] = {}
+        for d in range(model.devices):
+            key = (tuple(model.work[d]), model.available[d], d in model.first, d in model.last)
+            kinds.setdefault(key, []).append(d)
+        self.members = list(kinds.values())
+        self.strides: list[int] = []
+        self.states = 1
+        for group in self.members:
+            self.strides.append(self.states)
+            self.states *= len(group) + 1
+
+    def digits(self, state: int) -> list[int]:
+        """How many of each group."""
+        out = []
+        for group in self.members:
+            state, number = divmod(state, len(group) + 1)
+            out.append(number)
+        return out
+
+    def free(self) -> list[list[int]]:
+        """Each group's devices, to pop the first from."""
+        return [group[::-1] for group in self.members]
+
+
+def can(model: Model) -> bool:
+    """Whether the subsets are few enough."""
+    return Groups(model).states <= (MAX_STATES_WINDOW if _windowed(model) else MAX_STATES)
+
+
+def _windowed(model: Model) -> bool:
+    return bool(model.window) and not model.unlimited
+
+
+def cover(model: Model, limit_s: float, *, strict: bool = False) -> tuple[Piece, ...] | None:
+    """A plan whose stages all take at most (``strict``: less than) ``limit_s`` per microbatch, or None: there
+    is none (proved)."""
+    return _cover_bits(model, limit_s, strict) if _windowed(model) else _cover_least(model, limit_s, strict)
+
+
+def _first_within(model: Model, device: int, stop: int, limit_s: float, strict: bool) -> int:
+    """The smallest start with [start, stop) within the limit (stop itself when none is)."""
+    if limit_s == math.inf:
+        return 0
+    work = model.work[device]
+    start = max(0, bisect_left(work, work[stop] - limit_s, 0, stop) - 2)
+    while start < stop and not (
+        work[stop] - work[start] < limit_s or (not strict and work[stop] - work[start] == limit_s)
+    ):
+        start += 1
+    return start
+
+
+def _lowest(model: Model, device: int, flying: int, limit_s: float, strict: bool) -> list[int]:
+    """Per stop, the smallest start that time and memory allow (stop itself when none)."""
+    out = [0] * (model.layers + 1)
+    low = 0 if device in model.first else 1
+    for stop in range(1, model.layers + 1):
+        low = max(low, _first_within(model, device, stop, limit_s, strict))
+        while low < stop and not model.fits(device, low, stop, flying):
+            low += 1
+        out[stop] = low
+    return out
+
+
+def _cover_least(model: Model, limit_s: float, strict: bool) -> tuple[Piece, ...] | None:
+    layers, groups = model.layers, Groups(model)
+    flying = [0, *(model.flying(0, n) for n in range(1, model.max_stages + 1))]
+    if model.unlimited:
+        flying = [1] * len(flying)
+    tables: dict[tuple[int, int], list[int]] = {}
+    reach = [layers + 1] * groups.states
+    reach[0] = layers
+    chosen = [-1] * groups.states
+    last = [group[0] in model.last for group in groups.members]
+    for state in range(1, groups.states):
+        digits = groups.digits(state)
+        stages = sum(digits)
+        if stages >= len(flying):
+            continue
+        k = flying[stages]
+        best, by = layers + 1, -1
+        for g, number in enumerate(digits):
+            if not number or (stages == 1 and not last[g]):
+                continue
+            stop = reach[state - groups.strides[g]]
+            if stop > layers:
+                continue
+            table = tables.get((g, k))
+            if table is None:
+                table = tables[g, k] = _lowest(model, groups.members[g][0], k, limit_s, strict)
+            start = table[stop]
+            if start < stop and start < best:
+                best, by = start, g
+        reach[state] = best
+        chosen[state] = by
+        if best == 0:
+            return _trace_least(layers, groups, (reach, chosen), state)
+    return None
+
+
+def _trace_least(
+    layers: int, groups: Groups, tables: tuple[list[int], list[int]], state: int
+) -> tuple[Piece, ...]:
+    reach, chosen = tables
+    pieces = []
+    free = groups.free()
+    while state:
+        g = chosen[state]
+        rest = state - groups.strides[g]
+        pieces.append(Piece(free[g].pop(), reach[state], reach[rest] if rest else layers))
+        state = rest
+    return tuple(pieces)
+
+
+def _cover_bits(model: Model, limit_s: float, strict: bool) -> tuple[Piece, ...] | None:
+    layers, groups = model.layers, Groups(model)
+    rows: dict[tuple[int, int], list[int]] = {}
+    reach = [0] * groups.states
+    reach[0] = 1 << layers
+    for state in range(1, groups.states):
+        digits = groups.digits(state)
+        stages = sum(digits)
+        if stages > model.max_stages:
+            continue
+        k = model.flying(0, stages)
+        for g, number in enumerate(digits):
+            after = reach[state - groups.strides[g]] if number else 0
+            d = groups.members[g][0]
+            if not after or (stages == 1 and d not in model.last):
+                continue
+            row = rows.get((g, k))
+            if row is None:
+                row = rows[g, k] = _starts(model, d, k, limit_s, strict)
+            while after:
+                bit = after & -after
+                after ^= bit
+                reach[state] |= row[bit.bit_length() - 1]
+        if reach[state] & 1:
+            return _trace_bits(model, groups, (reach, rows), state)
+    return None
+
+
+def _trace_bits(
+    model: Model, groups: Groups, tables: tuple[list[int], dict[tuple[int, int], list[int]]], state: int
+) -> tuple[Piece, ...]:
+    reach, rows = tables
+    pieces = []
+    free = groups.free()
+    start = 0
+    while state:
+        digits = groups.digits(state)
+        k = model.flying(0, sum(digits))
+        last = sum(digits) == 1
+        g, stop = next(
+            (g, stop)
+            for g, number in enumerate(digits)
+            if number and (g, k) in rows and (not last or groups.members[g][0] in model.last)
+            for stop in range(start + 1, model.layers + 1)
+            if reach[state - groups.strides[g]] >> stop & 1 and rows[g, k][stop] >> start & 1
+        )
+        pieces.append(Piece(free[g].pop(), start, stop))
+        start = stop
+        state -= groups.strides[g]
+    return tuple(pieces)
+
+
+def _starts(model: Model, device: int, flying: int, limit_s: float, strict: bool) -> list[int]:
+    """Per stop, the bit set of starts that time and memory allow."""
+    out = [0] * (model.layers + 1)
+    pinned = 0 if device in model.first else 1
+    for stop in range(1, model.layers + 1):
+        low = max(pinned, _first_within(model, device, stop, limit_s, strict))
+        for start in range(low, stop):
+            if model.fits(device, start, stop, flying):
+                out[stop] |= 1 << start
+    return out
+
+
+def volume_bound_s(model: Model) -> float:
+    """No plan's largest stage is below this: all layers shared out as if they could be cut anywhere.
+
+    With weights y_d = 1 / (device d's time for everything): B · Σ y ≥ Σ over layers of min over d of
+    y_d · time_d(layer), for any plan's bottleneck B.
+    """
+    wholes = [work[-1] for work in model.work]
+    if min(wholes) <= 0:
+        return 0.0
+    shares = [1 / whole for whole in wholes]
+    total = math.fsum(
+        min(y * (work[i + 1] - work[i]) for y, work in zip(shares, model.work, strict=True))
+        for i in range(model.layers)
+    )
+    return total / math.fsum(shares) * (1 - 1e-9)

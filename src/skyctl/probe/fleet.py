@@ -1,0 +1,205 @@
+"""The probe's processes on all nodes: started, kept in step; a lost one is its own node's failure."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from skyctl.errors import SkyctlError, UnfitError
+from skyctl.records.cluster import Node
+from skyctl.records.profile import NodeFailure
+from skyctl.remote.session import translate
+
+MODULE = "skyctl.probe.node.serve"
+TAIL_LINES = 5
+
+
+class TaskLike(Protocol):
+    """What is used of ``remote.session.Task``."""
+
+    def send(self, message: dict[str, Any], body: bytes = b"") -> None:
+        """To the task."""
+
+    def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        """From the task; EOFError when its connection is gone."""
+
+    def kill(self) -> None:
+        """Ends it."""
+
+
+class SessionLike(Protocol):
+    """What is used of ``remote.session.Session``."""
+
+    @property
+    def node(self) -> Node:
+        """The node it leads to."""
+
+    @property
+    def host(self) -> str:
+        """The address that the launcher dialled."""
+
+    def task(
+        self,
+        module: str,
+        payload: dict[str, Any],
+        *,
+        name: str | None = None,
+        env: dict[str, str] | None = None,
+    ) -> TaskLike:
+        """Starts a task."""
+
+
+Handler = Callable[["Member", dict[str, Any]], None]
+
+
+@dataclass
+class Member:
+    """One device's process. ``facts`` and ``measured`` are what it sent."""
+
+    node: Node
+    host: str
+    task: TaskLike
+    facts: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    phase: str = "starting"
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def local(self) -> str:
+        """The device's name on its node, as in ``cuda:1``."""
+        device = str(self.facts["device"])
+        return device if ":" in device else f"{device}:0"
+
+
+class Fleet:
+    """All devices' processes. ``failures`` by node; a failed node's members are out from then on."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.failures: dict[str, NodeFailure] = {}
+        self._news: queue.Queue[tuple[Member, dict[str, Any] | SkyctlError]] = queue.Queue()
+
+    def start(self, session: SessionLike, payload: dict[str, Any], name: str) -> None:
+        """Starts one device's process; a failure is the node's."""
+        try:
+            task = session.task(MODULE, payload, name=name)
+        except (SkyctlError, OSError, EOFError) as exc:
+            self.fail(session.node.name, exc)
+            return
+        member = Member(session.node, session.host, task)
+        self.members.append(member)
+        threading.Thread(target=self._pump, args=(member,), daemon=True, name=f"probe {name}").start()
+
+    def fail(self, node: str, cause: BaseException | str) -> None:
+        """Takes a node out; its first cause stays."""
+        if node not in self.failures:
+            message = cause.message if isinstance(cause, SkyctlError) else str(cause) or repr(cause)
+            hint = cause.hint if isinstance(cause, SkyctlError) else None
+            self.failures[node] = NodeFailure(node=node, error=message, hint=hint)
+        for member in self.members:
+            if member.node.name == node:
+                with suppress(SkyctlError, OSError, EOFError):
+                    member.task.kill()
+
+    def alive(self) -> list[Member]:
+        """The members whose nodes have not failed, in the order they were started."""
+        return [member for member in self.members if member.node.name not in self.failures]
+
+    def send(self, member: Member, message: dict[str, Any]) -> None:
+        """Sends; a failure is the node's."""
+        try:
+            member.task.send(message)
+        except (SkyctlError, OSError, EOFError) as exc:
+            self.fail(member.node.name, exc)
+
+    def wait(
+        self,
+        members: Iterable[Member],
+        kind: str | Collection[str],
+        deadline_s: float,
+        handler: Handler,
+    ) -> None:
+        """Until each of them has sent an event of that kind; who has not by then has failed.
+
+        Args:
+            handler: called with every event of every member, except log lines and endings.
+        """
+        kinds = {kind} if isinstance(kind, str) else set(kind)
+        waiting = {id(member): member for member in members}
+        end = time.monotonic() + deadline_s
+        while pending := [m for m in waiting.values() if m.node.name not in self.failures]:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                for member in pending:
+                    self.fail(member.node.name, _late(member, deadline_s))
+                return
+            with suppress(queue.Empty):
+                member, event = self._news.get(timeout=min(left_s, 0.5))
+                if self._take(member, event):
+                    assert isinstance(event, dict)
+                    handler(member, event)
+                    if event.get("event") in kinds:
+                        waiting.pop(id(member), None)
+
+    def _take(self, member: Member, event: dict[str, Any] | SkyctlError) -> bool:
+        """Whether that is an event for the handler."""
+        if isinstance(event, SkyctlError):
+            self.fail(member.node.name, event)
+            return False
+        kind = event.get("event")
+        if kind == "log":
+            member.tail = (member.tail + str(event.get("text", "")).splitlines())[-TAIL_LINES:]
+            return False
+        if kind in ("error", "exit"):
+            if member.node.name not in self.failures:
+                self.fail(member.node.name, translate(member.node, event))
+            return False
+        return kind != "result"
+
+    def _pump(self, member: Member) -> None:
+        while True:
+            try:
+                got = member.task.recv(None)
+            except EOFError:
+                self._news.put((member, _gone(member)))
+                return
+            except SkyctlError as exc:
+                self._news.put((member, exc))
+                return
+            if got is None:  # without a time limit this means that it has ended
+                self._news.put((member, _gone(member)))
+                return
+            self._news.put((member, got[0]))
+            if got[0].get("event") in ("result", "error", "exit"):
+                return
+
+    def close(self) -> None:
+        """Tells every process to end, then kills what still runs. Errors don't matter here."""
+        for member in self.alive():
+            with suppress(SkyctlError, OSError, EOFError):
+                member.task.send({"op": "quit"})
+        for member in self.members:
+            with suppress(SkyctlError, OSError, EOFError):
+                member.task.kill()
+
+
+def _gone(member: Member) -> SkyctlError:
+    return UnfitError(
+        f"the connection to node {member.node.name!r} ended while it was probed ({member.phase})",
+        node=member.node.name,
+        hint="see whether the node sleeps or has lost its network, then probe again",
+    )
+
+
+def _late(member: Member, seconds: float) -> SkyctlError:
+    tail = "".join(f"\n    {line}" for line in member.tail)
+    return UnfitError(
+        f"node {member.node.name!r} gave no result within {seconds:.0f} s ({member.phase}){tail}",
+        node=member.node.name,
+        hint="see whether the node is overloaded, then probe again",
+    )

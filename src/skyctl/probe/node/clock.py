@@ -1,0 +1,226 @@
+"""Timing that holds under a CPU quota: repetitions in time slices, on the CPU clock and on the wall clock.
+
+Under a quota a process runs for part of each period and is then held back to its end, so a short wall-clock
+measurement sees either the bare speed or a stall. What a piece of work takes of the CPU is not disturbed by
+that; how much wall time goes by per second of CPU time (the *stretch*: quota, neighbours, emulated slowdown)
+is the same for all work on the device. So: per layer the CPU time per repetition, and the stretch pooled over
+everything measured on the device. Where that does not hold (several threads without a quota that bites, or an
+accelerator), wall time per repetition is used as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+MIN_REPEATS = 3
+STEADY_INTERVAL = 0.03
+"""Enough is measured when the mean's 95% interval is within this fraction of it."""
+
+BLOCK_S = 0.02
+"""Short repetitions are judged in blocks of about this much time, longer ones singly."""
+
+MAX_SAMPLES = 4000
+
+
+class Steps(Protocol):
+    """One repetition in two parts that are timed, after one that is not."""
+
+    def prepare(self) -> None:
+        """Makes what the parts use up."""
+
+    def forward(self) -> None:
+        """The first part."""
+
+    def backward(self) -> None:
+        """The second part."""
+
+
+class Sample(NamedTuple):
+    """One repetition, seconds. CPU figures are 0 on an accelerator."""
+
+    forward_s: float
+    forward_cpu_s: float
+    backward_s: float
+    backward_cpu_s: float
+
+    @property
+    def wall_s(self) -> float:
+        """Both parts by the wall clock."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def cpu_s(self) -> float:
+        """Both parts by the CPU clock."""
+        return self.forward_cpu_s + self.backward_cpu_s
+
+
+class Meter:
+    """Clocks of one device.
+
+    Args:
+        device: torch device name.
+        slowdown: every part ends that many times its own work after its start, as the worker makes it
+            (``worker/pace.py``): its CPU time with one thread on a CPU, else its wall time.
+        single_thread: the work is done by the calling thread alone.
+    """
+
+    def __init__(self, device: str, slowdown: float = 1.0, *, single_thread: bool = True) -> None:
+        self.on_cpu = torch.device(device).type == "cpu"
+        self.slowdown = slowdown
+        self._by_cpu = single_thread and self.on_cpu
+        self._owed_s = 0.0
+        self._device = device
+        module = getattr(torch, torch.device(device).type, None)
+        self._synchronize: Callable[[], None] | None = None
+        if not self.on_cpu:
+            self._synchronize = getattr(module, "synchronize", None)
+
+    def run(self, part: Callable[[], None]) -> tuple[float, float]:
+        """Runs one part to its end on the device. Returns (wall, CPU) seconds, the pause in the wall time."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        part()
+        if self._synchronize is not None:
+            self._synchronize()
+        cpu_s = time.process_time() - cpu if self.on_cpu else 0.0
+        spent_s = time.perf_counter() - wall
+        if self.slowdown > 1.0:
+            wanted_s = max(0.0, self.slowdown * (cpu_s if self._by_cpu else spent_s) - spent_s)
+            paid_s = min(wanted_s, self._owed_s)  # sleeps that overshot make later ones shorter
+            self._owed_s -= paid_s
+            if wanted_s > paid_s:
+                time.sleep(wanted_s - paid_s)
+                slept_s = time.perf_counter() - wall - spent_s
+                self._owed_s += max(0.0, slept_s - (wanted_s - paid_s))
+                spent_s += slept_s
+        return spent_s, cpu_s
+
+    def sample(self, steps: Steps) -> Sample:
+        """One repetition."""
+        steps.prepare()
+        return Sample(*self.run(steps.forward), *self.run(steps.backward))
+
+
+def collect(
+    meter: Meter,
+    steps: Steps,
+    *,
+    slice_s: float,
+    warm_up_s: float = 0.0,
+    warm_up_repeats: int = 1,
+    minimum_s: float = 0.0,
+) -> list[Sample]:
+    """Warm-up, then repetitions until the estimate is steady or the slice is over.
+
+    Args:
+        slice_s: wall seconds after which to stop; at least ``MIN_REPEATS`` are done all the same.
+        warm_up_s: at least so long and so often is run before what counts.
+        minimum_s: not to stop before this much, however steady.
+    """
+    start = time.perf_counter()
+    done = 0
+    while done < warm_up_repeats or time.perf_counter() - start < warm_up_s:
+        meter.sample(steps)
+        done += 1
+    samples: list[Sample] = []
+    start = time.perf_counter()
+    while len(samples) < MAX_SAMPLES:
+        samples.append(meter.sample(steps))
+        passed_s = time.perf_counter() - start
+        if len(samples) < MIN_REPEATS or passed_s < minimum_s:
+            continue
+        if passed_s >= slice_s or (len(samples) & 3 == 3 and steady(samples, meter.on_cpu)):
+            break
+    return samples
+
+
+def _blocks(samples: Sequence[Sample], cpu: bool) -> list[list[Sample]]:
+    """Consecutive repetitions in blocks of at least ``BLOCK_S``; the rest joins the last one."""
+    blocks: list[list[Sample]] = [[]]
+    held_s = 0.0
+    for sample in samples:
+        if held_s >= BLOCK_S:
+            blocks.append([])
+            held_s = 0.0
+        blocks[-1].append(sample)
+        held_s += sample.cpu_s if cpu else sample.wall_s
+    if len(blocks) > 1 and held_s < BLOCK_S:
+        last = blocks.pop()
+        blocks[-1].extend(last)
+    return blocks
+
+
+def _means(samples: Sequence[Sample], cpu: bool) -> list[float]:
+    return [
+        sum(sample.cpu_s if cpu else sample.wall_s for sample in block) / len(block)
+        for block in _blocks(samples, cpu)
+    ]
+
+
+def steady(samples: Sequence[Sample], cpu: bool) -> bool:
+    """Whether the mean of the blocks is known within ``STEADY_INTERVAL`` (two standard errors each side)."""
+    means = _means(samples, cpu)
+    if len(means) < MIN_REPEATS:
+        return False
+    mean = statistics.fmean(means)
+    return mean > 0 and 2 * statistics.stdev(means) / math.sqrt(len(means)) <= STEADY_INTERVAL * mean
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds per repetition; ``spread``: (p90 − p10) / median of the blocks."""
+
+    forward_s: float
+    backward_s: float
+    spread: float
+    repeats: int
+
+
+def estimate(samples: Sequence[Sample], stretch: float | None) -> Estimate:
+    """What one repetition takes.
+
+    Args:
+        stretch: wall seconds per CPU second on this device (``pooled_stretch``), or None to go by the wall
+            clock alone: then it is the mean, which holds stalls in their proportion.
+    """
+    cpu = stretch is not None
+    means = sorted(_means(samples, cpu))
+    median = statistics.median(means)
+    spread = (_quantile(means, 0.9) - _quantile(means, 0.1)) / median if median > 0 else 0.0
+    if stretch is not None:
+        total_s = median * stretch
+        forward = sum(s.forward_cpu_s for s in samples)
+        both = sum(s.cpu_s for s in samples)
+    else:
+        both = sum(s.wall_s for s in samples)
+        total_s = both / len(samples)
+        forward = sum(s.forward_s for s in samples)
+    share = forward / both if both > 0 else 1 / 3
+    return Estimate(total_s * share, total_s * (1 - share), spread, len(samples))
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def pooled_stretch(samples: Sequence[Sample], threads: int, quota_cpus: float | None) -> float | None:
+    """Wall seconds per CPU second over everything measured, or None where layers may differ in it.
+
+    With one thread all work is stretched alike. With several, only a quota that bites makes it so: the
+    process then gets the quota's CPU time whatever it runs.
+    """
+    wall_s, cpu_s = sum(s.wall_s for s in samples), sum(s.cpu_s for s in samples)
+    if cpu_s <= 0 or wall_s <= 0:
+        return None
+    if threads == 1 or (quota_cpus is not None and cpu_s / wall_s >= 0.85 * quota_cpus):
+        return wall_s / cpu_s
+    return None

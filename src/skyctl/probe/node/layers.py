@@ -1,0 +1,353 @@
+"""Seconds of every distinct layer of a workload on one device, done as the worker does it.
+
+One layer is built at a time. Its inputs are detached tensors that require a gradient where the worker's
+would; gradients accumulate over repetitions as they do over microbatches; the last layer's part includes the
+loss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.probe.node.clock import (
+    Meter,
+    Sample,
+    collect,
+    estimate,
+    pooled_stretch,
+)
+from skyctl.workload.workload import Workload
+
+OPTIMIZER_SHARE = 0.25
+"""An optimizer's slice, as part of a layer's: it runs once a step."""
+
+MIN_TOTAL_S = 1.0
+MIN_PERIODS = 25
+"""A device is measured at least so long and over so many quota periods, for the stretch to be right."""
+
+LayerValue = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class LayerTask:
+    """One distinct layer, the first of its kind, at the microbatch sizes to measure.
+
+    ``signatures`` and ``needs_bytes`` (what running it takes) are by microbatch size.
+    """
+
+    index: int
+    name: str
+    signatures: dict[int, str]
+    needs_bytes: dict[int, float]
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> LayerTask:
+        """From the launcher's JSON, whose keys are strings."""
+        signatures = {int(size): str(signature) for size, signature in raw["signatures"].items()}
+        needs = {int(size): float(needed) for size, needed in raw["needs_bytes"].items()}
+        return cls(int(raw["index"]), str(raw["name"]), signatures, needs)
+
+
+@dataclass
+class Tally:
+    """All repetitions so far, by layer index and microbatch size; size 0 is the optimizer's step."""
+
+    samples: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
+    skipped: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def add(self, index: int, size: int, samples: Sequence[Sample]) -> None:
+        """Joins new repetitions to those there are."""
+        self.samples.setdefault((index, size), []).extend(samples)
+
+    def everything(self) -> list[Sample]:
+        """Every repetition of every layer."""
+        return [sample for samples in self.samples.values() for sample in samples]
+
+
+class LayerSteps:
+    """One layer at one microbatch size: forward, then backward, as the worker's executor does it."""
+
+    def __init__(self, workload: Workload, module: nn.Module, index: int, samples: int, device: str) -> None:
+        self._module = module
+        self._as_tuple = workload.is_tuple(index)
+        self._last = index == workload.layers - 1
+        self._loss = workload.loss
+        self._values, self._wants_grad = layer_inputs(workload, index, samples, device)
+        self._targets: Any = layer_targets(workload, samples, device) if self._last else None
+        self._trigger = torch.zeros((), requires_grad=True)
+        self._fresh: list[Tensor] = []
+        self._grads: list[Tensor] | None = None
+        self._outputs: list[Tensor] = []
+
+    def prepare(self) -> None:
+        """A copy of the inputs, as a message would leave them: a layer may overwrite it."""
+        self._fresh = [value.clone() for value in self._values]
+
+    def forward(self) -> None:
+        """The layer, and on the last layer the loss, with a gradient asked for where the worker asks."""
+        entered = [
+            _Enter.apply(self._trigger, value) if wants else value  # type: ignore[no-untyped-call]
+            for value, wants in zip(self._fresh, self._wants_grad, strict=True)
+        ]
+        given: LayerValue = tuple(entered) if self._as_tuple else entered[0]
+        self._fresh = []
+        result = self._module(given)
+        if self._last:
+            self._outputs = [self._loss(result, self._targets)]
+        else:
+            outputs = list(result) if isinstance(result, tuple) else [result]
+            self._outputs = [out for out in outputs if out.requires_grad]
+
+    def backward(self) -> None:
+        """With random gradients of the outputs' shapes, the same ones each time."""
+        if self._outputs and not self._last:
+            if self._grads is None:
+                self._grads = [torch.randn_like(out) for out in self._outputs]
+            torch.autograd.backward(self._outputs, self._grads)
+        elif self._outputs and self._outputs[0].requires_grad:
+            torch.autograd.backward(self._outputs)
+        self._outputs = []
+
+
+class _Enter(torch.autograd.Function):
+    """Gives a tensor a history, neither leaf nor view, so that a layer may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, value: Tensor) -> Tensor:  # noqa: ARG004 - trigger makes the graph
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
+        return None, None
+
+
+class OptimizerSteps:
+    """One layer's optimizer step, as the forward part; gradients are there already."""
+
+    def __init__(self, workload: Workload, module: nn.Module) -> None:
+        self._optimizer = workload.optimizer(list(module.parameters()))
+
+    def prepare(self) -> None:
+        """Nothing is used up."""
+
+    def forward(self) -> None:
+        """Updates every parameter."""
+        self._optimizer.step()
+
+    def backward(self) -> None:
+        """Nothing: the worker's zero_grad only drops references."""
+
+
+def layer_inputs(
+    workload: Workload, index: int, samples: int, device: str
+) -> tuple[list[Tensor], list[bool]]:
+    """Inputs of that layer for that many samples: the workload's own for layer 0, else random floats."""
+    specs = workload.boundary(index, samples)
+    if index == 0:
+        values = _tensors(_batch(workload, samples)[0])
+        return [value.to(device) for value in values], [False] * len(values)
+    values = []
+    for spec in specs:
+        dtype = getattr(torch, spec.dtype.removeprefix("torch."))
+        if dtype.is_floating_point or dtype.is_complex:
+            values.append(torch.randn(spec.shape, dtype=dtype, device=device))
+        else:
+            values.append(torch.ones(spec.shape, dtype=dtype, device=device))
+    return values, [spec.requires_grad for spec in specs]
+
+
+def layer_targets(workload: Workload, samples: int, device: str) -> Any:
+    """Targets of that many samples, on the device."""
+    targets = _batch(workload, samples)[1]
+    if isinstance(targets, Tensor):
+        return targets.to(device)
+    return tuple(target.to(device) for target in targets)
+
+
+def _batch(workload: Workload, samples: int) -> tuple[Any, Any]:
+    inputs, targets = next(iter(workload.batches(0, start=0, stop=samples)))
+    return inputs, targets
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+class LayerBench:
+    """Measures a workload's distinct layers on one device, in passes over all of them.
+
+    Args:
+        memory_bytes: what the device has for layers; one that needs more is skipped. None: try all.
+        quota: ``cpus`` and ``period_s`` of the cgroup's quota, or None.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: str,
+        *,
+        threads: int,
+        slowdown: float,
+        memory_bytes: float | None,
+        quota: dict[str, float] | None,
+    ) -> None:
+        self._workload = workload
+        self._device = device
+        self._threads = threads
+        self._memory_bytes = memory_bytes
+        self._quota = quota
+        self.meter = Meter(device, slowdown, single_thread=threads == 1)
+        self.tally = Tally()
+
+    def measure(
+        self,
+        tasks: Sequence[LayerTask],
+        budget_s: float,
+        stopped: Callable[[], bool],
+        on_progress: Callable[[int, int, str], None],
+        on_measured: Callable[[], None],
+        cap_s: float,
+    ) -> None:
+        """Passes over all layers: the first in about ``budget_s``, then on until ``stopped`` or ``cap_s``.
+
+        Going on keeps the device as busy as training will, while others that share its machine are measured.
+        """
+        start = time.monotonic()
+        period_s = self._quota["period_s"] if self._quota else 0.0
+        settle_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s)
+        parts = sum(len(task.needs_bytes) + OPTIMIZER_SHARE for task in tasks) or 1.0
+        slice_s = max(0.02, budget_s / parts)
+        told = False
+        first = True
+        while True:
+            for number, task in enumerate(tasks):
+                if told and stopped():
+                    return
+                on_progress(number, len(tasks), task.name)
+                self._measure_layer(task, slice_s, 2 * period_s, first)
+            first = False
+            passed_s = time.monotonic() - start
+            if not told and (passed_s >= settle_s or not self.tally.samples):
+                told = True
+                on_measured()
+            if told and (stopped() or passed_s >= cap_s):
+                return
+            if not self.tally.samples:  # everything was skipped: nothing to be busy with
+                time.sleep(0.05)
+
+    def _measure_layer(self, task: LayerTask, slice_s: float, settle_s: float, first: bool) -> None:
+        """One layer at every size, then its optimizer."""
+        sizes = [size for size in sorted(task.needs_bytes) if self._fits(task, size)]
+        if not sizes:
+            return
+        module: nn.Module | None = None
+        try:
+            module = self._workload.build(task.index, task.index + 1, self._device)[0]
+            module.train()
+            for size in sizes:
+                self._measure_size(task, module, size, slice_s, settle_s, first)
+            self._measure_optimizer(task, module, slice_s * OPTIMIZER_SHARE)
+        except MemoryError as exc:
+            self._skip(task, sizes, f"out of memory while the layer was built: {exc}")
+        except RuntimeError as exc:
+            if not _out_of_memory(exc):
+                raise
+            self._skip(task, sizes, f"out of memory while the layer was built: {_short(exc)}")
+        finally:
+            del module
+
+    def _measure_size(
+        self, task: LayerTask, module: nn.Module, size: int, slice_s: float, settle_s: float, first: bool
+    ) -> None:
+        try:
+            steps = LayerSteps(self._workload, module, task.index, size, self._device)
+            samples = collect(
+                self.meter,
+                steps,
+                slice_s=slice_s,
+                warm_up_s=settle_s if first else 0.0,
+                warm_up_repeats=2 if first else 1,
+            )
+            self.tally.add(task.index, size, samples)
+        except (RuntimeError, MemoryError) as exc:
+            if not _out_of_memory(exc):
+                raise
+            self._skip(task, [size], f"out of memory at {size} samples: {_short(exc)}")
+
+    def _measure_optimizer(self, task: LayerTask, module: nn.Module, slice_s: float) -> None:
+        parameters = list(module.parameters())
+        if not parameters or (task.index, 0) in self.tally.skipped:
+            return
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        steps = OptimizerSteps(self._workload, module)
+        self.tally.add(task.index, 0, collect(self.meter, steps, slice_s=slice_s))
+
+    def _fits(self, task: LayerTask, size: int) -> bool:
+        if (task.index, size) in self.tally.skipped:
+            return False
+        needs = task.needs_bytes[size]
+        if self._memory_bytes is None or needs <= self._memory_bytes:
+            return True
+        self._skip(
+            task,
+            [size],
+            f"needs {needs / 2**30:.2f} GiB for one microbatch of {size}, "
+            f"the device has {self._memory_bytes / 2**30:.2f} GiB",
+        )
+        return False
+
+    def _skip(self, task: LayerTask, sizes: Sequence[int], reason: str) -> None:
+        for size in sizes:
+            self.tally.skipped[task.index, size] = reason
+            self.tally.samples.pop((task.index, size), None)
+
+    def stretch(self) -> float | None:
+        """Wall seconds per CPU second on this device; None where wall time is used as it is."""
+        if not self.meter.on_cpu:
+            return None
+        return pooled_stretch(
+            self.tally.everything(), self._threads, self._quota["cpus"] if self._quota else None
+        )
+
+    def timings(self, tasks: Sequence[LayerTask]) -> list[dict[str, Any]]:
+        """``LayerTiming`` as dicts, one for every layer and size asked for."""
+        stretch = self.stretch()
+        rows = []
+        for task in tasks:
+            optimizer = self.tally.samples.get((task.index, 0))
+            optimizer_s = estimate(optimizer, stretch).forward_s if optimizer else 0.0
+            for size in sorted(task.needs_bytes):
+                row: dict[str, Any] = {"signature": task.signatures[size], "microbatch_size": size}
+                samples = self.tally.samples.get((task.index, size))
+                if samples:
+                    found = estimate(samples, stretch)
+                    row |= {
+                        "forward_s": found.forward_s,
+                        "backward_s": found.backward_s,
+                        "optimizer_s": optimizer_s,
+                        "spread": found.spread,
+                        "repeats": found.repeats,
+                    }
+                else:
+                    row["skipped"] = self.tally.skipped.get((task.index, size), "there was no time for it")
+                rows.append(row)
+        return rows
+
+
+def _out_of_memory(exc: BaseException) -> bool:
+    kinds = tuple(k for k in (getattr(torch, "OutOfMemoryError", None), MemoryError) if k is not None)
+    return (
+        isinstance(exc, kinds) or "can't allocate memory" in str(exc) or "out of memory" in str(exc).lower()
+    )
+
+
+def _short(exc: BaseException) -> str:
+    return str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__

@@ -1,0 +1,168 @@
+"""The node's end of a probe: one process a device, told what to measure. Task: ``skyctl.probe.node.serve``.
+
+One process for everything, because importing torch costs seconds where CPU time is rationed. Orders come as
+``{"op": …}``; the launcher (``probe/collect.py``) keeps all devices of a cluster in step with them:
+
+* ``measure`` → ``progress``…, ``measured``, then goes on until ``stop`` → ``timings``;
+* ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
+* ``quit``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+import torch  # noqa: E402 - the filter must come first
+
+from skyctl.errors import SkyctlError  # noqa: E402
+from skyctl.probe.node import compute, facts, link  # noqa: E402
+from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
+from skyctl.transport.pair import Pair  # noqa: E402
+from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
+
+
+class Channel(Protocol):
+    """What is used of ``agent.task.TaskChannel``."""
+
+    def send(self, message: dict[str, Any], body: bytes = b"") -> None:
+        """To the launcher."""
+
+    def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        """From the launcher; None when nothing came in time."""
+
+
+def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    """The task.
+
+    Args:
+        payload: ``device`` (None: the first), ``devices`` (wanted, or None), ``threads``, ``slowdown``,
+            ``workload`` (a spec with this node's paths, or None).
+    """
+    if payload.get("threads"):
+        torch.set_num_threads(int(payload["threads"]))
+    found = facts.facts(payload.get("devices"))
+    device = payload.get("device") or found["devices"][0]["id"]
+    if torch.device(device).type != "cpu":
+        facts.note_free(device)
+    spec = payload.get("workload")
+    workload = load(WorkloadSpec.from_dict(spec)) if spec else None
+    channel.send({"event": "facts", "device": device, **found})
+    server = _Server(payload, channel, device, found, workload)
+    while True:
+        got = channel.recv(None)
+        if got is None:
+            continue
+        order = got[0]
+        if order["op"] == "quit":
+            return {}
+        if order["op"] == "measure":
+            server.measure(order)
+        elif order["op"] == "link":
+            server.link(order)
+
+
+class _Server:
+    def __init__(
+        self,
+        payload: dict[str, Any],
+        channel: Channel,
+        device: str,
+        found: dict[str, Any],
+        workload: Workload | None,
+    ) -> None:
+        self._payload = payload
+        self._channel = channel
+        self._device = device
+        self._quota = found["quota"]
+        self._workload = workload
+        self._slowdown = float(payload.get("slowdown") or 1.0)
+        self._stopped = False
+
+    def measure(self, order: dict[str, Any]) -> None:
+        """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
+        self._stopped = False
+        budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
+        threads = torch.get_num_threads()
+        result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
+        if self._workload is None:
+            self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "matrix products"})
+            result["flops_per_s"] = self._generic(budget_s / 2, cap_s, told=False)
+        else:
+            memory = facts.device_memory(self._device)
+            cap_bytes = order.get("memory_bytes")
+            usable = memory["memory_bytes"] if cap_bytes is None else min(memory["memory_bytes"], cap_bytes)
+            bench = LayerBench(
+                self._workload,
+                self._device,
+                threads=threads,
+                slowdown=self._slowdown,
+                memory_bytes=usable - memory["reserved_bytes"],
+                quota=self._quota,
+            )
+            tasks = [LayerTask.from_dict(raw) for raw in order["layers"]]
+            bench.measure(tasks, budget_s, self._stop_came, self._progress, self._measured, cap_s)
+            result["timings"] = bench.timings(tasks)
+            result["stretch"] = bench.stretch()
+            if order.get("generic"):  # layers without a matrix product tell nothing of flops
+                self._stopped = True
+                result["flops_per_s"] = self._generic(0.5, cap_s, told=True)
+        self._channel.send(result | facts.device_memory(self._device))
+        while not self._stop_came(None):  # past the cap, the order to stop is still to come
+            pass
+
+    def _generic(self, budget_s: float, cap_s: float, *, told: bool) -> float:
+        return compute.flops_per_s(
+            self._device,
+            threads=torch.get_num_threads(),
+            slowdown=self._slowdown,
+            quota=self._quota,
+            budget_s=budget_s,
+            stopped=self._stop_came,
+            on_measured=(lambda: None) if told else self._measured,
+            cap_s=cap_s,
+        )
+
+    def _stop_came(self, timeout_s: float | None = 0.0) -> bool:
+        if not self._stopped:
+            got = self._channel.recv(timeout_s)
+            self._stopped = got is not None and got[0].get("op") == "stop"
+        return self._stopped
+
+    def _measured(self) -> None:
+        self._channel.send({"event": "measured"})
+
+    def _progress(self, done: int, of: int, what: str) -> None:
+        self._channel.send({"event": "progress", "done": done, "of": of, "what": what})
+
+    def link(self, order: dict[str, Any]) -> None:
+        """One pair; whatever goes wrong is its figure's ``error`` and ends nothing else."""
+        timeout_s = float(order["timeout_s"])
+        line = Pair(
+            str(order["peer"]), timeout_s=30.0, secret=str(order["secret"]), device=torch.device(self._device)
+        )
+        answer: dict[str, Any] = {"event": "link", "peer": order["peer"]}
+        try:
+            address = str(order["address"])
+            if order["role"] == "listen":
+                port = line.listen(address)
+                self._channel.send({"event": "listening", "address": address, "port": port})
+                line.accept(timeout_s)
+            else:
+                line.connect(str(order["host"]), int(order["port"]), address, timeout_s)
+            figures = link.measure(line, order["role"] == "listen", self._message_device())
+            line.close(politely=True)
+            answer |= {
+                "latency_s": figures.latency_s,
+                "bandwidth_bytes_per_s": figures.bandwidth_bytes_per_s,
+            }
+        except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
+            answer["error"] = exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
+        finally:
+            line.close()
+        self._channel.send(answer)
+
+    def _message_device(self) -> str:
+        return self._device if torch.device(self._device).type == "cuda" else "cpu"

@@ -1,0 +1,190 @@
+"""A profile for people: rich tables at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile
+
+GIB = 2**30
+BAR = 12
+
+
+def plain_lines(profile: Profile) -> list[str]:
+    """One line a fact, no colour and no columns to cut off: for pipes and logs."""
+    lines = []
+    for node in profile.nodes:
+        lines.append(
+            f"node {node.name}: {node.cpu_model}, {node.cpus:g} cpus, {_gib(node.memory_available_bytes)} of "
+            f"{_gib(node.memory_total_bytes)} free, Python {node.python}, torch {node.torch}"
+        )
+    for device in profile.devices:
+        lines.append(f"device {device.id}: {device.name}, {_device_words(device)}")
+        names = layer_names(profile)
+        for timing in device.timings:
+            label = f"{names.get(timing.signature, timing.signature)} × {timing.microbatch_size}"
+            lines.append(f"  {label}: {_timing_words(timing)}")
+    for link in profile.links:
+        lines.append(f"link {link.source} -> {link.target}: {link_words(link)}")
+    for failure in profile.failures:
+        lines.append(
+            f"failed {failure.node}: {failure.error}" + (f" ({failure.hint})" if failure.hint else "")
+        )
+    return lines
+
+
+def tables(profile: Profile) -> RenderableType:
+    """Devices, layer times, links and failures, as far as there are any."""
+    parts: list[RenderableType] = [device_table(profile)]
+    parts += [layer_table(profile, size) for size in _sizes(profile)]
+    if profile.links:
+        parts.append(link_table(profile))
+    for failure in profile.failures:
+        line = Text.assemble(("✗ ", "bold red"), (failure.node, "bold"), f": {failure.error}")
+        if failure.hint:
+            line.append(f"\n  next: {failure.hint}", style="dim")
+        parts.append(line)
+    return Group(*parts)
+
+
+def device_table(profile: Profile) -> Table:
+    """One row a device, its speed as a bar against the fastest."""
+    table = Table(title="Devices", title_justify="left")
+    for name, right in (
+        ("device", False),
+        ("name", False),
+        ("cpus", True),
+        ("threads", True),
+        ("usable memory", True),
+        ("from", False),
+        ("GFLOP/s", True),
+        ("speed", False),
+    ):
+        table.add_column(name, justify="right" if right else "left", no_wrap=name == "device")
+    nodes = {node.name: node for node in profile.nodes}
+    fastest = max((device.flops_per_s for device in profile.devices), default=1.0)
+    for device in profile.devices:
+        node = nodes.get(device.node)
+        table.add_row(
+            Text(device.id),
+            Text(device.name + (f", slowed {device.slowdown:g}×" if device.slowdown > 1 else "")),
+            "" if node is None else f"{node.cpus:g}",
+            "" if device.threads is None else str(device.threads),
+            _gib(max(0.0, device.memory_bytes - device.reserved_bytes)),
+            device.memory_from,
+            f"{device.flops_per_s / 1e9:.1f}",
+            bar(device.flops_per_s / fastest),
+        )
+    return table
+
+
+def layer_table(profile: Profile, size: int) -> Table:
+    """Milliseconds forward + backward of the distinct layers, a row a device; ± is the spread."""
+    names = layer_names(profile)
+    signatures = list(
+        dict.fromkeys(t.signature for d in profile.devices for t in d.timings if t.microbatch_size == size)
+    )
+    samples = "sample" if size == 1 else "samples"
+    title = f"Milliseconds forward + backward, microbatch of {size} {samples}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("device", no_wrap=True)
+    for signature in signatures:
+        table.add_column(Text(names.get(signature, signature)), justify="right")
+    for device in profile.devices:
+        found = {t.signature: t for t in device.timings if t.microbatch_size == size}
+        table.add_row(Text(device.id), *(Text(_cell(found.get(signature))) for signature in signatures))
+    return table
+
+
+def link_table(profile: Profile) -> Table:
+    """Latency and bandwidth from each row's node to each column's."""
+    between = {(link.source, link.target): link for link in profile.links}
+    names = [node.name for node in profile.nodes]
+    table = Table(title="Links, from row to column", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    for source in names:
+        cells = []
+        for target in names:
+            link = between.get((source, target))
+            if link is None:
+                cells.append(Text("·", style="dim"))
+            elif link.error:
+                cells.append(Text("✗", style="bold red"))
+            else:
+                cells.append(Text(link_words(link)))
+        table.add_row(Text(source), *cells)
+    return table
+
+
+def layer_names(profile: Profile) -> dict[str, str]:
+    """By signature, the name of the first layer that has it, and how many have: ``block.0.mlp ×12``."""
+    if profile.workload is None or not profile.workload.shapes:
+        return {}
+    first: dict[str, str] = {}
+    count: dict[str, int] = {}
+    for shape in profile.workload.shapes:
+        seen: Mapping[str, int] = dict(count)
+        for layer in shape.layers:
+            first.setdefault(layer.signature, layer.name)
+            if layer.signature not in seen:
+                count[layer.signature] = count.get(layer.signature, 0) + 1
+    return {s: name + (f" ×{count[s]}" if count[s] > 1 else "") for s, name in first.items()}
+
+
+def bar(part: float, width: int = BAR) -> str:
+    """A bar of that part of the width, at least a sliver for what is above zero."""
+    eighths = max(1 if part > 0 else 0, round(min(1.0, part) * width * 8))
+    full, rest = divmod(eighths, 8)
+    return "█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")
+
+
+def link_words(link: LinkProfile) -> str:
+    """``5.12 ms, 98.4 Mbit/s``, or why there are no figures."""
+    if link.error is not None or link.latency_s is None or link.bandwidth_bytes_per_s is None:
+        return f"no figures: {link.error or 'not measured'}"
+    mbit = link.bandwidth_bytes_per_s * 8 / 1e6
+    rate = f"{mbit / 1000:.1f} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
+    return f"{link.latency_s * 1e3:.2f} ms, {rate}"
+
+
+def _sizes(profile: Profile) -> Sequence[int]:
+    sizes: Iterable[int] = (t.microbatch_size for d in profile.devices for t in d.timings)
+    return sorted(set(sizes))
+
+
+def _cell(timing: LayerTiming | None) -> str:
+    if timing is None:
+        return "·"
+    if timing.forward_s is None or timing.backward_s is None:
+        return "skipped"
+    spread = f" ±{timing.spread / 2:.0%}" if timing.spread is not None else ""
+    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{spread}"
+
+
+def _timing_words(timing: LayerTiming) -> str:
+    if timing.forward_s is None or timing.backward_s is None:
+        return f"skipped: {timing.skipped or 'no figures'}"
+    spread = f" (spread {timing.spread:.0%}, {timing.repeats} repeats)" if timing.spread is not None else ""
+    return (
+        f"forward {timing.forward_s * 1e3:.3g} ms, backward {timing.backward_s * 1e3:.3g} ms, "
+        f"optimizer {(timing.optimizer_s or 0.0) * 1e3:.3g} ms{spread}"
+    )
+
+
+def _device_words(device: DeviceProfile) -> str:
+    threads = f", {device.threads} thread{'s' if device.threads != 1 else ''}" if device.threads else ""
+    slowed = f", slowed {device.slowdown:g} times" if device.slowdown > 1 else ""
+    return (
+        f"{device.flops_per_s / 1e9:.1f} GFLOP/s{threads}{slowed}, {_gib(device.memory_bytes)} usable "
+        f"({device.memory_from}), {_gib(device.reserved_bytes)} of it taken before the first layer"
+    )
+
+
+def _gib(number_bytes: float) -> str:
+    return f"{number_bytes / GIB:.1f} GiB" if number_bytes >= GIB else f"{number_bytes / 2**20:.0f} MiB"

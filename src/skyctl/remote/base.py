@@ -1,0 +1,93 @@
+"""What every transport is: a ``Remote`` opens ``Channel`` s, each of them one command's standard streams."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from skyctl.records.cluster import Node
+
+TAIL_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class ConnectOptions:
+    """How to connect, for all nodes alike.
+
+    Args:
+        accept_new_host_keys: an unknown host key is kept instead of refused; a changed one never is.
+        timeout_s: for a connection, and again for a login.
+        known_hosts: one more file of known hosts, read first.
+        ssh_config: used instead of ``~/.ssh/config``.
+        start_timeout_s: from the login to a running agent (Python may start slowly).
+        lease_s: the agent ends, with all it started, when it has not heard from us for so long.
+    """
+
+    accept_new_host_keys: bool = False
+    timeout_s: float = 15
+    known_hosts: str | None = None
+    ssh_config: str | None = None
+    start_timeout_s: float = 60
+    lease_s: float = 60
+
+
+class Channel(Protocol):
+    """One command on a node. ``close`` may be called from any thread, often, and wakes whoever reads."""
+
+    stdin: BinaryIO
+    stdout: BinaryIO
+
+    def stderr_tail(self) -> str:
+        """The last of what the command wrote to standard error."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+    def returncode(self) -> int | None:
+        """The exit status (negative: a signal), waited for briefly; None while it runs or where unknown."""
+
+
+class Remote(Protocol):
+    """A connection to one node. ``host``: the address that was dialled, "127.0.0.1" for local."""
+
+    node: Node
+    host: str
+
+    def open(self, command: str) -> Channel:
+        """Starts a POSIX shell command there. Errors are NodeErrors."""
+
+    def close(self) -> None:
+        """Ends the connection and every channel."""
+
+
+class Tail:
+    """Reads a stream to its end in a thread, so that it never fills up; keeps the last 16 KiB."""
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self._stream = stream
+        self._parts: deque[bytes] = deque()
+        self._size_bytes = 0
+        self._thread = threading.Thread(target=self._read, name=f"stderr of {name}", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while data := self._stream.read(4096):
+                self._parts.append(data)
+                self._size_bytes += len(data)
+                while self._size_bytes - len(self._parts[0]) > TAIL_BYTES:
+                    self._size_bytes -= len(self._parts.popleft())
+        except (OSError, ValueError):
+            return
+
+    def text(self) -> str:
+        """What it has kept."""
+        return b"".join(list(self._parts)).decode(errors="replace")[-TAIL_BYTES:]
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits for the stream's end, then closes it."""
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._stream.close()

@@ -1,0 +1,176 @@
+"""A running agent's frames both ways: threads that read, write and watch, and one place that notes the end.
+
+Nothing waits for ever: every wait goes through ``wait``, which wakes when the link is lost. A link is lost
+when the connection ends, when what comes is no frame, or when nothing has come for too long although we ask.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from skyctl.agent.wire import WireError, read_frame, write_frame
+from skyctl.errors import SkyctlError, UnreachableError
+from skyctl.records.cluster import Node
+from skyctl.remote.base import Channel
+
+PING_S = 5.0
+QUEUE_BYTES = 2 << 20
+Message = dict[str, Any]
+T = TypeVar("T")
+
+
+class Link:
+    """Frames over a channel.
+
+    Args:
+        receive: called by the reading thread, holding ``changed``, with every frame not the link's own.
+        silence_s: lost when nothing has come for so long.
+    """
+
+    def __init__(
+        self, node: Node, channel: Channel, receive: Callable[[Message, bytes], None], silence_s: float
+    ) -> None:
+        self.node = node
+        self.changed = threading.Condition()
+        self.lost: SkyctlError | None = None
+        self.bye: Message | None = None
+        self._channel = channel
+        self._receive = receive
+        self._silence_s = silence_s
+        self._heard_at = time.monotonic()
+        self._queue: deque[tuple[Message, bytes | memoryview]] = deque()
+        self._queued_bytes = 0
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=f"{what} {node.name}", daemon=True)
+            for what, work in (("read", self._read), ("write", self._write), ("watch", self._watch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Message, body: bytes | memoryview = b"") -> None:
+        """Queues a frame; waits while too much is queued. Raises what the link was lost to."""
+        with self.changed:
+            self.wait(lambda: self._queued_bytes < QUEUE_BYTES or None, None)
+            self._enqueue(message, body)
+
+    def wait(self, ready: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Until ``ready`` gives something (that), or the time is over (None); call it holding ``changed``.
+
+        Raises what the link was lost to, if nothing is ready by then.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (value := ready()) is None:
+            if self.lost is not None:
+                raise _again(self.lost)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self.changed.wait(left)
+        return value
+
+    def close(self, timeout_s: float) -> Message | None:
+        """Tells the agent to end everything, waits for its bye (that, or None), and ends the threads."""
+        with self.changed:
+            if self.lost is None:
+                self._enqueue({"op": "shutdown"}, b"")
+                deadline = time.monotonic() + timeout_s
+                while self.lost is None and time.monotonic() < deadline:
+                    self.changed.wait(max(0.0, deadline - time.monotonic()))
+        self.drop()
+        return self.bye
+
+    def drop(self) -> None:
+        """Ends it without a word; the agent sees its input end."""
+        self._stop.set()
+        self._lose(None)
+        self._channel.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5)
+
+    def _enqueue(self, message: Message, body: bytes | memoryview) -> None:
+        self._queue.append((message, body))
+        self._queued_bytes += len(body) + 256
+        self.changed.notify_all()
+
+    def _lose(self, failure: SkyctlError | None) -> None:
+        with self.changed:
+            if self.lost is None:
+                self.lost = failure or SkyctlError(f"the session with node {self.node.name} is closed")
+            self.changed.notify_all()
+
+    def _read(self) -> None:
+        why = "the connection ended"
+        try:
+            while frame := read_frame(self._channel.stdout):
+                self._heard_at = time.monotonic()
+                if reason := self._take(*frame):
+                    why = reason
+        except (WireError, KeyError, TypeError, AttributeError) as exc:
+            why = f"what came is not from its agent ({exc})"
+        except (OSError, EOFError, ValueError) as exc:
+            why = f"the connection broke ({exc})" if str(exc) else why
+        finally:
+            self._lose(self._unreachable(why))
+
+    def _take(self, message: Message, body: bytes) -> str | None:
+        """One frame; the agent's reason to end, where it is that."""
+        op = message.get("op")
+        if op == "fault":
+            return f"its agent gave up: {message.get('error')}"
+        if op != "pong":
+            with self.changed:
+                if op == "bye":
+                    self.bye = message
+                else:
+                    self._receive(message, body)
+                self.changed.notify_all()
+        return "its agent was ended there" if op == "bye" else None
+
+    def _write(self) -> None:
+        try:
+            while True:
+                with self.changed:
+                    while not self._queue and self.lost is None:
+                        self.changed.wait()
+                    if not self._queue or self._stop.is_set():
+                        return
+                    message, body = self._queue.popleft()
+                    self._queued_bytes -= len(body) + 256
+                    self.changed.notify_all()
+                write_frame(self._channel.stdin, message, body)
+        except (OSError, EOFError, ValueError) as exc:
+            self._lose(self._unreachable(f"the connection broke ({exc})"))
+
+    def _watch(self) -> None:
+        while not self._stop.wait(min(PING_S, self._silence_s / 3)):
+            if self.lost is not None:
+                return
+            silent_s = time.monotonic() - self._heard_at
+            if silent_s > self._silence_s:
+                self._lose(self._unreachable(f"nothing has come from it for {silent_s:.0f} s"))
+                self._channel.close()
+                return
+            with self.changed:
+                self._enqueue({"op": "ping"}, b"")
+
+    def _unreachable(self, why: str) -> UnreachableError:
+        tail = [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
+        said = f"; it last wrote: {tail[-1].strip()[:300]}" if tail else ""
+        return UnreachableError(
+            f"node {self.node.name} was lost: {why}{said}",
+            node=self.node.name,
+            hint=f"see whether the node is up: `skyctl check --limit {self.node.name}`",
+        )
+
+
+def _again(failure: SkyctlError) -> SkyctlError:
+    """A fresh copy, so that several threads can raise it, each with a traceback of its own."""
+    if isinstance(failure, UnreachableError):
+        return UnreachableError(failure.message, node=failure.node, hint=failure.hint)
+    return SkyctlError(failure.message, hint=failure.hint)

@@ -1,0 +1,107 @@
+"""A node that is this machine: the command runs in a shell of its own session, so Ctrl-C reaches only us.
+
+Its standard input and output are one socket pair: shutting that down wakes a blocked reader at once, which
+closing a pipe does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from io import BufferedReader
+from typing import BinaryIO, cast
+
+from skyctl.errors import UnfitError
+from skyctl.records.cluster import Node
+from skyctl.remote.base import Tail
+
+
+class ProcessChannel:
+    """A command of this machine's shell as a channel."""
+
+    def __init__(self, command: str, name: str) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.sock = ours
+        self.stdin: BinaryIO = cast(BinaryIO, ours.makefile("wb", buffering=0))
+        self.stdout: BinaryIO = BufferedReader(ours.makefile("rb", buffering=0))
+        self._tail = Tail(cast(BinaryIO, self._process.stderr), name)
+        self._closing = threading.Lock()
+
+    def stderr_tail(self) -> str:
+        """The last of what the command wrote to standard error."""
+        return self._tail.text()
+
+    def returncode(self) -> int | None:
+        """The exit status, waited for up to 2 s."""
+        try:
+            return int(self._process.wait(2))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """End of input, and woken readers; the command's group is ended if it does not end by itself."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        with self._closing:
+            for wait_s, number in ((10, signal.SIGTERM), (2, signal.SIGKILL)):
+                try:
+                    self._process.wait(wait_s)
+                except subprocess.TimeoutExpired:
+                    self._signal(number)
+            self._process.wait()
+            self._tail.finish(2)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def release(self) -> None:
+        """Closes the files; only when nobody reads them any more."""
+        for file in (self.stdin, self.stdout, self.sock):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class LocalRemote:
+    """This machine."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.host = "127.0.0.1"
+        self._channels: list[ProcessChannel] = []
+
+    def open(self, command: str) -> ProcessChannel:
+        """Starts a shell command here."""
+        try:
+            channel = ProcessChannel(command, self.node.name)
+        except OSError as exc:
+            raise UnfitError(
+                f"node {self.node.name} can't start a process: {exc}", node=self.node.name
+            ) from exc
+        self._channels.append(channel)
+        return channel
+
+    def close(self) -> None:
+        """Ends every command started here."""
+        while self._channels:
+            channel = self._channels.pop()
+            channel.close()
+            channel.release()

@@ -1,0 +1,327 @@
+"""Point-to-point between two ranks, and nothing wider: only the pairs a plan needs ever connect.
+
+A pair is a ``ProcessGroupGloo`` of two, built directly, with a key-value store of its own that the side that
+listens serves on a port bound beforehand. The store's keys stand under the run's secret. Gloo moves a payload
+once its receiver is ready, so receives are best posted ahead. Tensors on the CPU are read and written in
+place; those of another device go through (pinned) host memory, and over NCCL where both ends are CUDA.
+
+A peer that is gone shows as ``PeerLostError``, one that is silent too long as ``RunError``; both name it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from skyctl.errors import RunError
+from skyctl.transport.nccl import Lanes, lanes_wanted
+
+Tensor = torch.Tensor
+_c10d: Any = dist  # what follows is not in torch's type stubs
+
+PING_TAG = 1
+BYE_TAG = 2
+FIRST_TAG = 16
+"""Smaller tags are the pair's own."""
+
+_LOST = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "pair closure",
+    "onnection refused",
+)
+_SIOCGIFADDR = 0x8915
+
+
+class PeerLostError(RunError):
+    """The peer's end of a pair is gone: a consequence of another failure, hardly ever the first cause."""
+
+    secondary = True
+
+
+class Work(Protocol):
+    """A transfer under way."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Returns once the tensor is received and usable, or sent and reusable (None: the pair's limit)."""
+
+
+def address_towards(host: str, interface: str | None = None) -> str:
+    """This machine's own IPv4 address on the route to ``host``, or that of ``interface`` where one is named.
+
+    Raises:
+        RunError: no such interface, it has no IPv4 address, or there is no route.
+    """
+    if interface is not None:
+        return _interface_address(interface)
+    try:
+        found = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(found)  # sends nothing: it only makes the kernel choose a route
+            return str(probe.getsockname()[0])
+    except OSError as exc:
+        raise RunError(
+            f"no route from this machine to its peer {host!r}: {exc.strerror or exc}",
+            hint="name the network interface to use with 'interface:' in cluster.yaml (a VPN's, say)",
+        ) from exc
+
+
+def _interface_address(interface: str) -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise RunError(
+            f"there is no network interface {interface!r} on this machine; it has {', '.join(names)}",
+            hint="name one of them with 'interface:' in cluster.yaml, or leave it out",
+        )
+    if not sys.platform.startswith("linux"):
+        raise RunError(
+            f"can't look up the address of interface {interface!r} on {sys.platform}",
+            hint="leave 'interface:' out for this node: the route to its peers is used",
+        )
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            request = struct.pack("256s", interface.encode()[:15])
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError as exc:
+            raise RunError(
+                f"network interface {interface!r} has no IPv4 address: {exc.strerror or exc}",
+                hint="connect it (a VPN, say), or name another with 'interface:' in cluster.yaml",
+            ) from exc
+    return str(ipaddress.IPv4Address(answer[20:24]))
+
+
+class Pair:
+    """One end of a connection between two ranks.
+
+    ``listen`` then ``accept`` on one side, ``connect`` on the other; then ``send`` and ``recv`` on both,
+    which return at once. A message is matched to its receive by tag (at least ``FIRST_TAG``), in order among
+    those of one tag. NCCL knows no tags: there, CUDA tensors match in the order they are posted.
+
+    Args:
+        peer: what to call the other end in an error, as in ``rank 2``.
+        timeout_s: how long one transfer may take, waiting for the peer included.
+        secret: what the two ends must share; it never leaves them, only its digest names the store's keys.
+        device: where this end's tensors are, to choose NCCL where both are CUDA (None: CPU).
+    """
+
+    def __init__(
+        self,
+        peer: str = "the peer",
+        timeout_s: float = 1800.0,
+        *,
+        secret: str = "",
+        device: torch.device | None = None,
+    ) -> None:
+        self.peer = peer
+        self.timeout_s = timeout_s
+        self._prefix = "pair-" + hashlib.sha256(secret.encode()).hexdigest()[:32]
+        self._device = device or torch.device("cpu")
+        self._listener: socket.socket | None = None
+        self._store: Any = None
+        self._group: Any = None
+        self._lanes: Lanes | None = None
+        self._address = ""
+        self._port = 0
+        self._rank = 0
+
+    def listen(self, address: str) -> int:
+        """Binds a free port of ``address`` and returns it.
+
+        Raises:
+            RunError: the address is not this machine's.
+        """
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.bind((address, 0))
+            listener.listen(16)
+        except OSError as exc:
+            listener.close()
+            raise RunError(f"can't listen on {address} for {self.peer}: {exc.strerror or exc}") from exc
+        self._listener, self._address = listener, address
+        self._port = int(listener.getsockname()[1])
+        return self._port
+
+    def accept(self, timeout_s: float = 300.0) -> None:
+        """Waits until the peer has connected.
+
+        Raises:
+            RunError: it did not come within ``timeout_s``.
+        """
+        assert self._listener is not None, "listen() first"
+        descriptor, self._listener = self._listener.detach(), None
+        limit = timedelta(seconds=timeout_s)
+        try:
+            self._store = _c10d.TCPStore(
+                self._address,
+                self._port,
+                None,
+                True,
+                timeout=limit,
+                wait_for_workers=False,
+                master_listen_fd=descriptor,
+            )
+            self._join(0, limit)
+        except RuntimeError as exc:
+            raise self._unconnected(self._address, self._port, timeout_s, exc) from exc
+
+    def connect(self, host: str, port: int, address: str | None = None, timeout_s: float = 300.0) -> None:
+        """Connects to a peer that listens at ``host``:``port``.
+
+        Args:
+            address: this end's own address (None: the one on the route to ``host``).
+
+        Raises:
+            RunError: no connection within ``timeout_s``.
+        """
+        self._address = address or address_towards(host)
+        limit = timedelta(seconds=timeout_s)
+        try:
+            self._store = _c10d.TCPStore(host, port, None, False, timeout=limit)
+            self._join(1, limit)
+        except RuntimeError as exc:
+            raise self._unconnected(host, port, timeout_s, exc) from exc
+
+    def send(self, tensor: Tensor, tag: int) -> Work:
+        """Starts sending; the tensor must not change before the work is done."""
+        tensor = tensor.detach()
+        if self._lanes is not None and tensor.is_cuda:
+            return self._lanes.send(tensor.contiguous())
+        if tensor.device.type != "cpu":
+            host = _staging(tensor)
+            host.copy_(tensor)
+            tensor = host
+        return self._start(tensor.contiguous(), tag, sending=True, target=None)
+
+    def recv(self, tensor: Tensor, tag: int) -> Work:
+        """Starts receiving into a contiguous tensor, which is filled when the work is done."""
+        assert tensor.is_contiguous(), "a receive needs a contiguous tensor"
+        if self._lanes is not None and tensor.is_cuda:
+            return self._lanes.recv(tensor)
+        if tensor.device.type != "cpu":
+            return self._start(_staging(tensor), tag, sending=False, target=tensor)
+        return self._start(tensor, tag, sending=False, target=None)
+
+    def round_trip_s(self, rounds: int = 5) -> float:
+        """The shortest of ``rounds`` round trips of a small message; both ends must call it alike."""
+        times = []
+        for _ in range(rounds):
+            there, back = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+            answer = self.recv(back, PING_TAG)
+            if self._rank:
+                answer.wait()
+                self.send(there, PING_TAG).wait()
+            else:
+                start = time.perf_counter()
+                question = self.send(there, PING_TAG)
+                answer.wait()
+                times.append(time.perf_counter() - start)
+                question.wait()
+        result = torch.tensor([min(times) if times else 0.0], dtype=torch.float64)
+        (self.recv(result, PING_TAG) if self._rank else self.send(result, PING_TAG)).wait()
+        return float(result.item())
+
+    def close(self, *, politely: bool = False) -> None:
+        """Lets go of the connection. Idempotent.
+
+        Args:
+            politely: first tell the peer and hear the same from it, so that nothing under way is cut off;
+                only for a pair on which both ends have nothing more to send.
+        """
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        group, self._group = self._group, None
+        if group is not None:
+            word, heard = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+            with suppress(RuntimeError):
+                answer = group.recv([heard], 1 - self._rank, BYE_TAG)
+                if politely:
+                    limit = timedelta(seconds=min(self.timeout_s, 60.0))
+                    group.send([word], 1 - self._rank, BYE_TAG).wait(limit)
+                    answer.wait(limit)
+                else:
+                    answer.wait(timedelta(milliseconds=1))  # its time-out ends every wait still under way
+        if self._lanes is not None:
+            self._lanes.close()
+        self._lanes = None
+        self._store = None
+
+    def lost(self, exc: RuntimeError, waited_s: float) -> RunError:
+        """The transport's own error in skyctl's words."""
+        text = str(exc)
+        if any(sign in text for sign in _LOST):
+            return PeerLostError(
+                f"the connection to {self.peer} is gone: its process ended, or the network broke"
+            )
+        if "imed out" in text:
+            return RunError(
+                f"nothing came through between this rank and {self.peer} for {waited_s:.0f} s",
+                hint="see whether that node sleeps, swaps or lost its network",
+            )
+        return RunError(f"the transfer with {self.peer} failed: {text.splitlines()[0] if text else exc!r}")
+
+    def _join(self, rank: int, limit: timedelta) -> None:
+        assert self._store is not None
+        store = _c10d.PrefixStore(self._prefix, self._store)
+        options = _c10d.ProcessGroupGloo._Options()
+        options._timeout = limit
+        options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=self._address)]
+        self._rank = rank
+        self._group = _c10d.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, 2, options)
+        if lanes_wanted(store, rank, self._device):
+            self._lanes = Lanes(_c10d.PrefixStore("nccl", store), rank, self._device, limit, self)
+
+    def _unconnected(self, host: str, port: int, waited_s: float, exc: RuntimeError) -> RunError:
+        reason = str(exc).splitlines()[0]
+        return RunError(
+            f"no connection with {self.peer} over {host}:{port} within {waited_s:.0f} s: {reason}",
+            hint="a firewall or NAT may stand between the two nodes; 'skyctl check' tries every pair, and "
+            "'interface:' in cluster.yaml names the network to use (a VPN's, say)",
+        )
+
+    def _start(self, tensor: Tensor, tag: int, *, sending: bool, target: Tensor | None) -> Work:
+        if self._group is None:
+            raise PeerLostError(f"the connection to {self.peer} is closed")
+        try:
+            post = self._group.send if sending else self._group.recv
+            return _GlooWork(self, post([tensor], 1 - self._rank, tag), tensor, target)
+        except RuntimeError as exc:
+            raise self.lost(exc, 0.0) from exc
+
+
+class _GlooWork:
+    """Holds its buffer until done; ``target``: where, off the host, what was received must go."""
+
+    __slots__ = ("_buffer", "_pair", "_target", "_work")
+
+    def __init__(self, pair: Pair, work: Any, buffer: Tensor, target: Tensor | None) -> None:
+        self._pair, self._work, self._buffer, self._target = pair, work, buffer, target
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        limit_s = self._pair.timeout_s if timeout_s is None else timeout_s
+        try:
+            self._work.wait(timedelta(seconds=limit_s))
+        except RuntimeError as exc:
+            raise self._pair.lost(exc, limit_s) from exc
+        if self._target is not None:
+            self._target.copy_(self._buffer, non_blocking=True)
+            self._target = None
+
+
+def _staging(tensor: Tensor) -> Tensor:
+    """A host buffer for a tensor of another device, pinned for CUDA so that its copies need no third one."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)

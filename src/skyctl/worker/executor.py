@@ -1,0 +1,217 @@
+"""Plays a schedule on real tensors: the same actions, in the same order, that the simulator plays on numbers.
+
+What makes the contract's model of time true: receives are posted ahead, sends return at once, and between two
+actions there is nothing but waiting for the next one's input. Backwards run in the order 0…M−1 under every
+schedule, so that gradients are summed in one order whatever the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from skyctl.errors import RunError
+from skyctl.schedule.actions import FORWARD, actions
+from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
+from skyctl.worker.pace import Pace
+from skyctl.worker.stage import Stage
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class StepReport:
+    """One step of one stage.
+
+    ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
+    ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
+    the batch. ``last``: the pipeline ends with this step.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    idle_s: float = 0.0
+    transfer_s: float = 0.0
+    loss: float | None = None
+    last: bool = False
+
+
+@dataclass
+class Ports:
+    """A stage's four message streams; None at the pipeline's ends, and where nothing is differentiable."""
+
+    inputs: Inbox | None = None
+    outputs: Outbox | None = None
+    output_gradients: Inbox | None = None
+    input_gradients: Outbox | None = None
+
+    @property
+    def inboxes(self) -> list[Inbox]:
+        """Those there are."""
+        return [box for box in (self.inputs, self.output_gradients) if box is not None]
+
+    @property
+    def outboxes(self) -> list[Outbox]:
+        """Those there are."""
+        return [box for box in (self.outputs, self.input_gradients) if box is not None]
+
+
+@dataclass
+class Executor:
+    """One stage's player.
+
+    Args:
+        sizes: samples of each microbatch.
+        in_flight: how many microbatches the stage keeps between forward and backward.
+        optimizer: None for a stage without parameters.
+        phase: what it is doing, for an error's message.
+    """
+
+    stage: Stage
+    ports: Ports
+    pace: Pace
+    sizes: Sequence[int]
+    schedule: str
+    in_flight: int
+    optimizer: torch.optim.Optimizer | None
+    is_last: bool
+    device: torch.device
+    phase: str = "the first step"
+    _losses: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._actions = actions(self.schedule, len(self.sizes), self.in_flight)
+
+    def step(
+        self,
+        step: int,
+        batch: Callable[[], tuple[Any, Any]],
+        *,
+        ending: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> StepReport:
+        """One step: every microbatch forward and backward, then the optimizer.
+
+        Args:
+            batch: gives the whole batch's inputs and targets; asked by the first and the last stage only,
+                with their receives posted.
+            ending: asked once, by the first stage, before its last forward: whether this is the last step.
+            meanwhile: called once, before the first wait for a gradient, or at the end where there is none.
+        """
+        self.phase = f"step {step}"
+        report = StepReport()
+        for inbox in self.ports.inboxes:
+            inbox.begin(step)
+        self._losses.clear()
+        is_first = self.ports.inputs is None
+        inputs, targets = batch() if is_first or self.is_last else (None, None)
+        fed = _split(inputs, self.sizes, self.device) if is_first else None
+        aims = _split(targets, self.sizes, self.device) if self.is_last else None
+        pending: Callable[[], None] | None = meanwhile
+        final = len(self.sizes) - 1
+        for kind, microbatch in self._actions:
+            if kind == FORWARD:
+                self.phase = f"step {step}, forward of microbatch {microbatch}"
+                if fed is not None and microbatch == final:
+                    report.last = ending()
+                self._forward(step, microbatch, fed, aims, report)
+            else:
+                self.phase = f"step {step}, backward of microbatch {microbatch}"
+                if pending is not None and self.ports.output_gradients is not None:
+                    pending()
+                    pending = None
+                self._backward(step, microbatch, report)
+        self.phase = f"step {step}, optimizer"
+        if self.optimizer is not None:
+            _, report.optimizer_s = self.pace.run(self._update)
+        if self.is_last:
+            report.loss = self._loss()
+        if pending is not None:
+            pending()
+        return report
+
+    def drain(self) -> None:
+        """Waits until all that was sent has gone."""
+        self.phase = "sending the last gradients"
+        for outbox in self.ports.outboxes:
+            outbox.drain()
+
+    def _forward(
+        self,
+        step: int,
+        microbatch: int,
+        fed: list[Any] | None,
+        aims: list[Any] | None,
+        report: StepReport,
+    ) -> None:
+        if fed is not None:
+            inputs = _as_tuple(fed[microbatch])
+            fed[microbatch] = None
+        else:
+            assert self.ports.inputs is not None
+            message = _waited(self.ports.inputs.take(microbatch), report)
+            inputs = message.tensors
+            report.last = report.last or bool(message.flags & LAST_STEP)
+        if aims is not None:
+            share = self.sizes[microbatch] / sum(self.sizes)
+            loss, seconds = self.pace.run(
+                lambda: self.stage.forward_loss(microbatch, inputs, aims[microbatch], share)
+            )
+            self._losses.append(loss)
+        else:
+            outputs, seconds = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
+            assert self.ports.outputs is not None
+            flags = LAST_STEP if report.last else 0
+            report.transfer_s += self.ports.outputs.send(step, microbatch, outputs, flags)
+        report.forward_s += seconds
+
+    def _backward(self, step: int, microbatch: int, report: StepReport) -> None:
+        gradients: tuple[Tensor, ...] | None = None
+        if self.ports.output_gradients is not None:
+            gradients = _waited(self.ports.output_gradients.take(microbatch), report).tensors
+            if self.ports.outputs is not None:
+                self.ports.outputs.confirm(microbatch)
+        elif not self.is_last:
+            gradients = ()  # nothing this stage gives is differentiable
+        back, seconds = self.pace.run(lambda: self.stage.backward(microbatch, gradients))
+        report.backward_s += seconds
+        if self.ports.input_gradients is not None:
+            report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
+
+    def _update(self) -> None:
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _loss(self) -> float:
+        return float(sum(loss.item() for loss in self._losses))
+
+
+def _waited(taken: Taken, report: StepReport) -> Taken:
+    report.idle_s += taken.idle_s
+    report.transfer_s += taken.transfer_s
+    return taken
+
+
+def _as_tuple(value: Any) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
+    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device."""
+    if isinstance(value, (tuple, list)):
+        parts = [_split(item, sizes, device) for item in value]
+        return [tuple(part[m] for part in parts) for m in range(len(sizes))]
+    if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != sum(sizes):
+        found = (
+            f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        )
+        raise RunError(
+            f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
+            hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
+        )
+    return list(torch.split(value.to(device), list(sizes)))

@@ -1,0 +1,311 @@
+"""One rank from its payload to its weights: build, connect, steps, end."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from skyctl.checkpoint import safetensors
+from skyctl.errors import RunError, SkyctlError
+from skyctl.transport.pair import Pair, PeerLostError, address_towards
+from skyctl.worker.executor import Executor, Ports, StepReport
+from skyctl.worker.feed import Feed
+from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, window
+from skyctl.worker.pace import Pace
+from skyctl.worker.stage import Stage
+from skyctl.workload.spec import WorkloadSpec
+from skyctl.workload.split import sizes
+from skyctl.workload.workload import load
+
+CONNECT_TIMEOUT_S = 300.0
+
+
+class Channel(Protocol):
+    """The line to the launcher (``agent.task.TaskChannel``)."""
+
+    folder: Path
+
+    def send(self, message: dict[str, Any], body: bytes = b"") -> None: ...
+    def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None: ...
+
+
+class Training:
+    """One rank of a run. ``run`` once, then ``close`` in any case."""
+
+    def __init__(self, payload: dict[str, Any], channel: Channel) -> None:
+        self.payload, self.channel = payload, channel
+        self.phase = "build"
+        self._pairs: dict[str, Pair] = {}
+        self._latency_s: dict[str, float] = {}
+        self._executor: Executor | None = None
+        self._stop = False
+
+    def run(self) -> dict[str, Any]:
+        """Everything, in order; what ``rank.main`` returns."""
+        self.device = _device(self.payload["device"])
+        if self.payload.get("threads"):
+            torch.set_num_threads(int(self.payload["threads"]))
+        spec = WorkloadSpec.from_dict(self.payload["workload"])
+        torch.manual_seed(spec.seed)
+        self.workload = load(spec)
+        self.start, self.stop = self.payload["layers"]
+        self.sizes = sizes(spec.batch_size, self.payload["microbatches"])
+        layers = self.workload.build(self.start, self.stop, self.device)
+        stage = Stage(
+            layers,
+            takes=self._boundary(self.start),
+            takes_tuple=self.workload.is_tuple(self.start),
+            gives=None if self.payload["next"] is None else self._boundary(self.stop),
+            loss=self.workload.loss if self.payload["next"] is None else None,
+        )
+        parameters = stage.parameters
+        optimizer = self.workload.optimizer(parameters) if parameters else None
+        self.phase = "connect"
+        self._connect()
+        self._executor = Executor(
+            stage=stage,
+            ports=self._ports(),
+            pace=Pace(
+                float(self.payload.get("slowdown") or 1.0),
+                single_thread=torch.get_num_threads() == 1,
+                device=self.device,
+            ),
+            sizes=self.sizes,
+            schedule=self.payload["schedule"],
+            in_flight=self.payload["in_flight"],
+            optimizer=optimizer,
+            is_last=self.payload["next"] is None,
+            device=self.device,
+        )
+        self.channel.send({"event": "ready"})
+        self._expect("start")
+        done = self._steps(self._executor)
+        self._executor.drain()
+        self.phase = "end"
+        for pair in self._pairs.values():
+            pair.close(politely=True)
+        self.phase = "saving the weights"
+        weights = self._save(stage) if self.payload.get("weights") else None
+        return {"weights": weights, "peak_memory_bytes": peak_memory_bytes(self.device), "steps": done}
+
+    def close(self) -> None:
+        """Lets go of the peers; what waits for them ends. Idempotent."""
+        for pair in self._pairs.values():
+            pair.close()
+
+    def explain(self, exc: Exception) -> Exception:
+        """The error to report: with the phase it happened in, and the cause in the first line."""
+        phase = self.phase if self._executor is None or self.phase != "steps" else self._executor.phase
+        if isinstance(exc, PeerLostError):
+            return PeerLostError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
+        if isinstance(exc, RunError):
+            return RunError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
+        if isinstance(exc, SkyctlError | EOFError | ImportError):
+            return exc
+        text = str(exc).strip()
+        if isinstance(exc, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
+            return RunError(
+                f"{phase}: out of memory on {self.payload['device']}: {text or type(exc).__name__}",
+                hint="plan with more microbatches (smaller ones), or a smaller memory_gib for this node",
+            )
+        return RunError(
+            f"{phase}: {type(exc).__name__}: {text}" if text else f"{phase}: {type(exc).__name__}"
+        )
+
+    @property
+    def _timeout_s(self) -> float:
+        return float(self.payload.get("timeout_s") or 1800.0)
+
+    def _boundary(self, index: int) -> Boundary:
+        """The tensors before layer ``index``, by microbatch; two sizes of microbatch at most."""
+        by_size = {size: tuple(self.workload.boundary(index, size)) for size in set(self.sizes)}
+        return lambda microbatch: by_size[self.sizes[microbatch]]
+
+    def _connect(self) -> None:
+        previous, following = self.payload["previous"], self.payload["next"]
+        interface = self.payload.get("interface")
+        for side, peer in (("previous", previous), ("next", following)):
+            if peer is not None:
+                self._pairs[side] = Pair(
+                    f"rank {peer['rank']} ({peer['host']})",
+                    self._timeout_s,
+                    secret=str(self.payload.get("secret") or self.payload["run_id"]),
+                    device=self.device,
+                )
+        accepted: Future[None] | None = None
+        if following is not None:
+            address = address_towards(following["host"], interface)
+            port = self._pairs["next"].listen(address)
+            self.channel.send({"event": "listening", "port": port, "address": address})
+            accepted = _beside(self._accept)
+        if previous is not None:
+            told = self._expect("connect")
+            pair = self._pairs["previous"]
+            own = address_towards(told["host"], interface)
+            pair.connect(told["host"], told["port"], own, CONNECT_TIMEOUT_S)
+            self._latency_s["previous"] = pair.round_trip_s() / 2
+        if accepted is not None:
+            accepted.result()
+
+    def _accept(self) -> None:
+        pair = self._pairs["next"]
+        pair.accept(CONNECT_TIMEOUT_S)
+        self._latency_s["next"] = pair.round_trip_s() / 2
+
+    def _ports(self) -> Ports:
+        """The streams to the neighbours."""
+        ports = Ports()
+        if "previous" in self._pairs:
+            pair, boundary = self._pairs["previous"], self._boundary(self.start)
+            ports.inputs = self._inbox("previous", boundary, backward=False)
+            gradients = _differentiable(boundary)
+            if gradients(0):
+                ports.input_gradients = self._outbox(pair, gradients, backward=True, bounded=True)
+        if "next" in self._pairs:
+            pair, boundary = self._pairs["next"], self._boundary(self.stop)
+            gradients = _differentiable(boundary)
+            # a gradient that comes back confirms its activation; where none does, the number is bounded
+            ports.outputs = self._outbox(pair, boundary, backward=False, bounded=not gradients(0))
+            if gradients(0):
+                ports.output_gradients = self._inbox("next", gradients, backward=True)
+        return ports
+
+    def _window(self, boundary: Boundary) -> int:
+        asked = int(self.payload.get("receive_window") or 0)
+        return window(asked, len(self.sizes), message_bytes(boundary(0)))
+
+    def _inbox(self, side: str, boundary: Boundary, *, backward: bool) -> Inbox:
+        return Inbox(
+            self._pairs[side],
+            boundary,
+            backward=backward,
+            microbatches=len(self.sizes),
+            window=self._window(boundary),
+            device=self.device,
+            latency_s=self._latency_s[side],
+        )
+
+    def _outbox(self, pair: Pair, boundary: Boundary, *, backward: bool, bounded: bool) -> Outbox:
+        return Outbox(
+            pair,
+            boundary,
+            backward=backward,
+            microbatches=len(self.sizes),
+            window=self._window(boundary) if bounded else None,
+        )
+
+    def _steps(self, executor: Executor) -> int:
+        self.phase = "steps"
+        feed = Feed(iter(self.workload.batches()))
+        steps = int(self.payload["steps"])
+        first = self.payload["previous"] is None
+        began = time.perf_counter()
+        for step in range(steps):
+            report = executor.step(
+                step,
+                feed.get,
+                ending=self._told_to_stop if first else lambda: False,
+                meanwhile=feed.ahead if step + 1 < steps else lambda: None,
+            )
+            ended = time.perf_counter()
+            self._report(step, ended - began, report)
+            began = ended
+            if report.last:
+                return step + 1
+        return steps
+
+    def _report(self, step: int, iteration_s: float, report: StepReport) -> None:
+        self.channel.send(
+            {
+                "event": "step",
+                "step": step,
+                "iteration_s": iteration_s,
+                "compute_s": max(0.0, iteration_s - report.transfer_s - report.idle_s),
+                "transfer_s": report.transfer_s,
+                "idle_s": report.idle_s,
+                "forward_s": report.forward_s,
+                "backward_s": report.backward_s,
+                "optimizer_s": report.optimizer_s,
+                "loss": report.loss,
+                "samples": sum(self.sizes),
+                "peak_memory_bytes": peak_memory_bytes(self.device),
+            }
+        )
+
+    def _told_to_stop(self) -> bool:
+        while not self._stop and (message := self.channel.recv(0.0)) is not None:
+            self._stop = message[0].get("op") == "stop"
+        return self._stop
+
+    def _expect(self, op: str) -> dict[str, Any]:
+        got = self.channel.recv(CONNECT_TIMEOUT_S)
+        if got is None or got[0].get("op") != op:
+            said = "nothing" if got is None else repr(got[0].get("op"))
+            raise RunError(
+                f"expected the launcher to say {op!r} within {CONNECT_TIMEOUT_S:.0f} s, it said {said}"
+            )
+        return got[0]
+
+    def _save(self, stage: Stage) -> str:
+        path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
+        tensors = {
+            f"{index}.{name}": tensor.detach().cpu()
+            for index, layer in enumerate(stage.layers, self.start)
+            for name, tensor in layer.state_dict().items()
+        }
+        names = self.workload.names
+        metadata = {f"layer.{index}": names[index] for index in range(self.start, self.stop)}
+        safetensors.save(path, tensors, metadata)
+        return str(path)
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """The most this process has held so far: resident memory on a CPU, allocated memory on CUDA."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if device.type != "cpu":
+        return None
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _device(name: str) -> torch.device:
+    """``cpu:0`` or ``cuda:1`` as torch's device, made the current one."""
+    device = torch.device("cpu" if name.startswith("cpu") else name)
+    if device.type != "cpu":
+        torch.empty(1, device=device)  # fails here, where the message can name the device
+        torch.accelerator.set_device_index(device.index or 0)
+    return device
+
+
+def _differentiable(boundary: Boundary) -> Boundary:
+    return lambda microbatch: [spec for spec in boundary(microbatch) if spec.requires_grad]
+
+
+def _beside(action: Callable[[], None]) -> Future[None]:
+    """Runs it in a daemon thread: a failure elsewhere must not wait for it."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            action()
+            future.set_result(None)
+        except BaseException as exc:  # noqa: BLE001 — raised where the result is asked for
+            future.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True, name="accepts the next rank").start()
+    return future

@@ -1,0 +1,310 @@
+"""What each layer costs per microbatch, counted from one forward and backward on fake tensors.
+
+Nothing here is a formula per architecture: flops from torch's own counter, bytes from the tensors that
+autograd keeps and from the storages that live while the layer runs. A layer's cost depends only on its
+signature, so equal layers are counted once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import usercode
+from skyctl.workload.data import Value, leaves
+from skyctl.workload.deferred import Mode
+from skyctl.workload.shapes import Boundary
+from skyctl.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer at one microbatch size.
+
+    Attributes:
+        signature: equal for layers that cost the same (operations, shapes, types and arguments of the
+            forward, kinds of the backward, parameters); the last layer's includes the loss.
+        flops: forward and backward.
+        state_bytes: parameters, gradients, the optimizer's state, buffers.
+        activation_bytes: kept from a forward until its backward: the layer's input and what autograd saves,
+            without parameters and without the layer's output (the next layer counts that as its input).
+        output_bytes: what goes on to the next layer.
+        workspace_bytes: the most that lives beyond that while forward or backward run, gradients included.
+    """
+
+    name: str
+    signature: str
+    flops: float
+    state_bytes: float
+    activation_bytes: float
+    output_bytes: float
+    workspace_bytes: float
+
+
+def costs(workload: Workload, samples: int) -> list[LayerCost]:
+    """The cost of every layer at a microbatch of ``samples``.
+
+    Raises:
+        WorkloadError: a layer can't be run, forward or backward, at that many samples.
+    """
+    boundaries = workload.shapes.at(samples)
+    known: dict[str, LayerCost] = {}
+    found = []
+    for index, name in enumerate(workload.names):
+        signature = _signature(workload, index, boundaries, samples)
+        if signature not in known:
+            run = _Run(workload, index, boundaries[index], samples)
+            known[signature] = LayerCost(
+                name=name,
+                signature=signature,
+                flops=float(run.flops),
+                state_bytes=float(state_bytes(workload, workload.shapes.layers()[index])),
+                activation_bytes=float(run.activation_bytes),
+                output_bytes=float(sum(t.nbytes for t in boundaries[index + 1].tensors)),
+                workspace_bytes=float(run.workspace_bytes),
+            )
+        found.append(replace(known[signature], name=name))
+    return found
+
+
+def signatures(workload: Workload, samples: int) -> list[str]:
+    """Every layer's signature alone, without counting."""
+    boundaries = workload.shapes.at(samples)
+    return [_signature(workload, index, boundaries, samples) for index in range(workload.layers)]
+
+
+def _forward(
+    workload: Workload, index: int, boundary: Boundary, samples: int
+) -> tuple[Value, list[Tensor], Value]:
+    """Runs a layer, the last one with its loss → (inputs as received, other inputs, what backward starts
+    from)."""
+    value = workload.shapes.give(boundary)
+    targets: list[Tensor] = []
+    out = workload.shapes.call(index, value, boundary)
+    if index + 1 == workload.layers:
+        _, wanted = workload.shapes.inputs(samples)
+        targets = list(leaves(wanted))
+        with workload.shapes.mode:
+            out = workload.loss(out, wanted)
+    return value, targets, out
+
+
+class _Listing(Mode):  # type: ignore[no-untyped-call]
+    """Writes every operation into a hash: its name, its tensors' shapes and types, its other arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.digest = hashlib.sha256()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not str(func).startswith("prim."):
+            words = [_word(a) for a in tree_leaves((tuple(args), dict(kwargs or {})))]
+            self.digest.update(f"{func}({';'.join(words)})\n".encode())
+        return func(*args, **(kwargs or {}))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.requires_grad:d}"
+    return "generator" if isinstance(value, torch.Generator) else repr(value)
+
+
+def _signature(workload: Workload, index: int, boundaries: list[Boundary], samples: int) -> str:
+    listing = _Listing()
+    layer = workload.shapes.layers()[index]
+    held = [(p, p.requires_grad) for p in layer.parameters()] + [(b, False) for b in layer.buffers()]
+    for tensor, trained in held:
+        listing.digest.update(f"{tensor.dtype}{list(tensor.shape)}{trained}\n".encode())
+    boundary = boundaries[index]
+    for spec in boundary.tensors:
+        listing.digest.update(f"in {spec} {spec.requires_grad}\n".encode())
+    with listing:
+        _, _, out = _forward(workload, index, boundary, samples)
+    for kind in _backward_kinds(out):
+        listing.digest.update(f"{kind}\n".encode())
+    return listing.digest.hexdigest()[:16]
+
+
+def _backward_kinds(out: Value) -> list[str]:
+    """The kinds of the autograd nodes behind ``out``, in a fixed order (a Function of the user's shows
+    here)."""
+    seen: set[Any] = set()
+    kinds = []
+    stack: list[Any] = [t.grad_fn for t in leaves(out)]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kinds.append(str(node.name()))
+        stack += [following for following, _ in node.next_functions]
+    return kinds
+
+
+class _Live(Mode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages alive that were made inside, now and at most; and the flops of the operations."""
+
+    def __init__(self, counted: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.most = 0
+        self.flops = 0
+        self._known: dict[int, Any] = {}
+        self._outside = [t.untyped_storage() for t in counted]  # alive, so that their ids are not used again
+        for storage in self._outside:
+            self._known[storage._cdata] = None
+
+    def add(self, tensor: Tensor) -> None:
+        """Counts a tensor's storage from now until it is freed."""
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def gone(_: Any) -> None:
+            self.now -= nbytes
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        kind = getattr(func, "_overloadpacket", None)
+        count = _CPU_ATTENTION.get(kind) or flop_registry.get(kind)
+        if count is not None:
+            self.flops += int(count(*args, **(kwargs or {}), out_val=out))
+        return out
+
+
+class _Run:
+    """One layer's forward and backward, counted."""
+
+    def __init__(self, workload: Workload, index: int, boundary: Boundary, samples: int) -> None:
+        layer = workload.shapes.layers()[index]
+        own = [*layer.parameters(), *layer.buffers()]
+        live = _Live(own)
+        saved: dict[int, int] = {}
+        state = {t.untyped_storage()._cdata for t in own}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in state:
+                saved[storage._cdata] = storage.nbytes()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with live:
+            with hooks:
+                value, targets, out = _forward(workload, index, boundary, samples)
+            received = _storages([*leaves(value), *targets])
+            given = set(_storages(leaves(out)))
+            kept = {key: nbytes for key, nbytes in saved.items() if key not in given}
+            self.activation_bytes = sum({**kept, **received}.values())
+            forward_most = live.most
+            live.most = live.now
+            self._backward(workload, index, boundary, out, layer)
+        self.flops = live.flops
+        self.workspace_bytes = max(0, forward_most - self.activation_bytes, live.most - self.activation_bytes)
+
+    @staticmethod
+    def _backward(workload: Workload, index: int, boundary: Boundary, out: Value, layer: nn.Module) -> None:
+        ends = [t for t in leaves(out) if t.requires_grad]
+        if not ends:
+            return
+        try:
+            with workload.shapes.mode:
+                gradients = [torch.empty_like(t) for t in ends]
+                torch.autograd.backward(ends, gradients)
+        except Exception as exc:
+            who = f"{workload.model.who}: {workload.model.label(index)}"
+            raise WorkloadError(f"{who} can't run backward on {boundary}: {usercode.in_words(exc)}") from exc
+        finally:
+            for parameter in layer.parameters():
+                parameter.grad = None
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    found = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        found[storage._cdata] = storage.nbytes()
+    return found
+
+
+def _cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+
+
+def _cpu_attention_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> int:
+    shapes = (gradient.shape, query.shape, key.shape, value.shape)
+    return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+
+
+_ATEN = torch.ops.aten
+_CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels only
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+}
+
+
+def state_bytes(workload: Workload, layer: nn.Module) -> int:
+    """Parameters, gradients, buffers, and what the workload's optimizer keeps after a step."""
+    parameters = list(layer.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    total = sum(_nbytes(t) for t in (*parameters, *trained, *layer.buffers()))
+    return total + sum(_optimizer_bytes(workload, trained))
+
+
+def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Per parameter, from one real step of the optimizer on the meta device, or on small stand-ins."""
+    if not parameters:
+        return []
+    try:
+        return _stepped(workload, [_stand_in(p, tuple(p.shape), "meta") for p in parameters])
+    except (NotImplementedError, RuntimeError, WorkloadError):
+        small = [_stand_in(p, tuple(min(size, 4) for size in p.shape), "cpu") for p in parameters]
+        found = _stepped(workload, small)
+        return [
+            int(have * p.numel() / max(1, s.numel()))
+            for have, p, s in zip(found, parameters, small, strict=True)
+        ]
+
+
+def _stand_in(parameter: nn.Parameter, shape: tuple[int, ...], device: str) -> nn.Parameter:
+    made = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=device))
+    made.grad = torch.zeros_like(made)
+    return made
+
+
+def _stepped(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:
+    optimizer = workload.optimizer(parameters)
+    optimizer.step()
+    found = []
+    for parameter in parameters:
+        kept = tree_leaves(dict(optimizer.state.get(parameter, {})))
+        found.append(sum(_nbytes(t) for t in kept if isinstance(t, Tensor) and t.dim() > 0))
+    return found
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

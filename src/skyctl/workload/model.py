@@ -1,0 +1,157 @@
+"""Where the layers come from: a built-in model or the user's file, made with deferred initialisation.
+
+The user's file defines ``model()`` and optionally ``data``, ``example``, ``loss`` and ``optimizer``; see
+``workload.load``. Knows nothing of shapes, batches or costs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import builtin, usercode
+from skyctl.workload.deferred import Record, check_made, deferring, is_deferred, tensors_of
+from skyctl.workload.spec import Source
+
+FUNCTIONS = ("data", "example", "loss", "optimizer")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers without values, the record that makes the values, and the user's functions by name."""
+
+    who: str
+    names: list[str]
+    layers: list[nn.Module]
+    record: Record
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    path: Path | None = None
+
+    def label(self, index: int) -> str:
+        """``layer 3 (Linear)``, for messages."""
+        kind = type(self.layers[index]).__name__
+        return f"layer {index} ({self.names[index] if kind.lower() in self.names[index].lower() else kind})"
+
+    def tensors(self, index: int) -> list[Tensor]:
+        """Every tensor one layer holds, without values where they are deferred."""
+        return tensors_of(self.layers[index])
+
+    def build(self, index: int, device: torch.device) -> nn.Module:
+        """A fresh copy of one layer with its values, which depend only on the seed and the index."""
+        held = self.tensors(index)
+        deferred = [t for t in held if is_deferred(t)]
+        made = self.record.real(deferred, f"layer {index}") if device.type != "meta" else deferred
+        memo: dict[int, Any] = {}
+        for tensor, values in zip(deferred, made, strict=True):
+            memo[id(tensor)] = _like(tensor, values.detach().to(device))
+        for tensor in held:
+            if not is_deferred(tensor):
+                memo[id(tensor)] = _like(tensor, tensor.detach().to(device, copy=True))
+        return self.copy(index, memo)
+
+    def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
+        """A deep copy of one layer with other tensors in place of its own (by id)."""
+        try:
+            return copy.deepcopy(self.layers[index], memo)
+        except Exception as exc:
+            raise WorkloadError(
+                f"{self.who}: {self.label(index)} can't be copied: {usercode.in_words(exc)}",
+                hint="keep locks, files and generators out of the layers",
+            ) from exc
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    """``new`` as a parameter where ``old`` is one."""
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(new, requires_grad=old.requires_grad)
+    return new
+
+
+def make(source: Source, seed: int) -> Model:
+    """The model of a source.
+
+    Raises:
+        WorkloadError: the file is missing, raises, or its model() gives no usable layers.
+    """
+    if source.kind != "file":
+        with deferring(seed) as record:
+            pairs = builtin.layers(source.kind, source.sizes)
+        return Model(source.canonical, [n for n, _ in pairs], [m for _, m in pairs], record)
+    assert source.path is not None
+    module, scope = usercode.import_file(source.path)
+    who = source.path.name
+    functions = {name: getattr(module, name) for name in ("model", *FUNCTIONS) if hasattr(module, name)}
+    for name, function in functions.items():
+        if not callable(function):
+            raise WorkloadError(f"{who}: {name} must be a function, it is a {type(function).__name__}")
+    if "model" not in functions:
+        raise WorkloadError(
+            f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
+        )
+    with deferring(seed) as record, usercode.user_errors(source.path, "model()"), scope.running():
+        given = functions.pop("model")()
+    names, layers = _layers(given, who)
+    model = Model(who, names, layers, record, functions, source.path)
+    for index in range(len(layers)):
+        check_made(record, model.tensors(index), f"{who}: {model.label(index)}")
+    _check_untied(model)
+    return model
+
+
+def _layers(given: Any, who: str) -> tuple[list[str], list[nn.Module]]:
+    if isinstance(given, nn.Sequential | nn.ModuleList):
+        named = list(given._modules.items())
+    elif isinstance(given, list | tuple):
+        named = [(str(i), layer) for i, layer in enumerate(given)]
+    else:
+        extra = "; a plain nn.Module can't be cut" if isinstance(given, nn.Module) else ""
+        raise WorkloadError(
+            f"{who}: model() must give an nn.Sequential or a list of layers, "
+            f"not {type(given).__name__}{extra}"
+        )
+    if not named:
+        raise WorkloadError(f"{who}: model() gives no layers")
+    names, layers = [], []
+    for index, (name, layer) in enumerate(named):
+        if not isinstance(layer, nn.Module):
+            raise WorkloadError(
+                f"{who}: layer {index} that model() gives must be an nn.Module, not {type(layer).__name__}"
+            )
+        names.append(f"{index}.{type(layer).__name__}" if name.isdigit() else name)
+        layers.append(layer)
+    return names, layers
+
+
+def _check_untied(model: Model) -> None:
+    """Parameters shared by two layers could end up on two machines: refused."""
+    owners: dict[int, tuple[int, str]] = {}
+    for index, layer in enumerate(model.layers):
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            if parameter.numel() == 0:
+                continue
+            key = parameter.untyped_storage()._cdata
+            first, first_name = owners.setdefault(key, (index, name))
+            if first != index:
+                raise WorkloadError(
+                    f"{model.who}: {model.label(first)} and {model.label(index)} share a parameter "
+                    f"({first_name} and {name}); every layer must have its own",
+                    hint="untie them, or put both uses into one layer",
+                )
+
+
+def named_parameters(layers: Sequence[nn.Module], start: int) -> dict[str, Tensor]:
+    """Weights and buffers for the file a run ends with: ``<layer index>.<name>``, ``start`` the first's
+    index."""
+    found: dict[str, Tensor] = {}
+    for index, layer in enumerate(layers, start):
+        for name, tensor in layer.state_dict().items():
+            if isinstance(tensor, Tensor):
+                found[f"{index}.{name}"] = tensor
+    return found

@@ -1,0 +1,189 @@
+"""What the user typed as the workload, and the description that launcher and nodes share. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from skyctl.errors import WorkloadError
+
+DTYPES = ("float32",)
+LATER_DTYPES = ("bfloat16", "float16", "float64")
+DEFAULTS = {"layers": 8, "hidden": 256, "heads": 8, "context": 128}
+BUILTINS = ("gpt", "bert")
+KINDS = (*BUILTINS, "hf")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model. ``kind``: ``gpt``, ``bert`` (sizes in ``sizes``) or ``file`` (the user's file in
+    ``path``)."""
+
+    kind: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def canonical(self) -> str:
+        """The same text for the same model: every key, in one order; a file's name without its folder."""
+        if self.path is not None:
+            return self.path.name
+        return f"{self.kind}:" + ",".join(f"{key}={self.sizes[key]}" for key in DEFAULTS)
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """A workload and how it is trained; JSON-able, the same on the launcher and on the nodes.
+
+    Attributes:
+        source: as typed.
+        path: the user's file, rewritten to the shipped copy on a node; None for built-in models.
+        batch_size: samples a step.
+        learning_rate: None means the model's own default.
+        data_path: byte-level text; None means the standard library's sources. On a node: the shipped copy.
+        random_inputs: train on made-up inputs with the shapes of the first batch.
+        example: what a batch looks like, and
+        boundaries: what passes between layers: both as ``Workload.spec`` gives them, so that a node without
+            the data need not ask ``data()`` and no node need run the model on fake tensors. None means: find
+            out.
+    """
+
+    source: str
+    path: str | None = None
+    batch_size: int = 32
+    seed: int = 0
+    dtype: str = "float32"
+    learning_rate: float | None = None
+    data_path: str | None = None
+    random_inputs: bool = False
+    example: Mapping[str, Any] | None = None
+    boundaries: Sequence[Mapping[str, Any]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkloadSpec:
+        """The spec ``to_dict`` was made from (WorkloadError where a key is unknown)."""
+        known = cls.__dataclass_fields__
+        for key in values:
+            if key not in known:
+                raise WorkloadError(f"a workload's description has no {key!r}{_nearest(key, list(known))}")
+        return cls(**dict(values))
+
+    def at(self, *, path: str | None = None, data_path: str | None = None) -> WorkloadSpec:
+        """The same workload with its files where they lie on a node; None leaves a path as it is."""
+        return replace(self, path=path or self.path, data_path=data_path or self.data_path)
+
+
+def make_spec(source: str, **options: Any) -> WorkloadSpec:
+    """A checked spec from what was typed; ``options`` are ``WorkloadSpec``'s own fields.
+
+    Raises:
+        WorkloadError: the source, the dtype, the batch size, the learning rate or the data file is wrong.
+    """
+    parsed = parse_source(source)
+    spec = WorkloadSpec(source=source, path=str(parsed.path) if parsed.path else None, **options)
+    check_options(spec)
+    if spec.data_path is not None:
+        data = Path(spec.data_path).expanduser()
+        if parsed.path is not None:
+            raise WorkloadError(
+                f"--data {spec.data_path} is for built-in models; {source} brings its own data()",
+                hint="read the file in data(batch_size, seed)",
+            )
+        if not data.is_file():
+            raise WorkloadError(f"--data {spec.data_path}: there is no such file")
+        spec = replace(spec, data_path=str(data.resolve()))
+    return spec
+
+
+def check_options(spec: WorkloadSpec) -> None:
+    """Raises WorkloadError where an option can't be: dtype, batch size, learning rate, seed."""
+    if spec.dtype not in DTYPES:
+        later = " (it is planned for a later version)" if spec.dtype in LATER_DTYPES else ""
+        raise WorkloadError(
+            f"dtype {spec.dtype!r} can't be trained in yet{later}; there is {', '.join(DTYPES)}"
+        )
+    if spec.batch_size < 1:
+        raise WorkloadError(f"a batch needs at least 1 sample, not {spec.batch_size}")
+    if spec.learning_rate is not None and not 0 < spec.learning_rate < float("inf"):
+        raise WorkloadError(f"the learning rate must be a positive number, not {spec.learning_rate}")
+    if spec.seed < 0:
+        raise WorkloadError(f"the seed must not be negative, it is {spec.seed}")
+
+
+def parse_source(text: str) -> Source:
+    """``gpt:layers=8,…``, ``bert:…``, ``hf:DIR`` or the path of a python file.
+
+    Raises:
+        WorkloadError: unknown kind, key or value (the nearest known one is named), or no such file.
+    """
+    if not text.strip():
+        raise WorkloadError("the workload is empty", hint="gpt:layers=8,hidden=256 or the path of a train.py")
+    kind, colon, rest = text.partition(":")
+    if (colon or kind in BUILTINS) and kind in KINDS and not Path(text).is_file():
+        if kind == "hf":
+            raise WorkloadError(
+                f"{text}: models from a Hugging Face folder are not in this version of skyctl",
+                hint="write a train.py whose model() gives the layers, or use gpt:… or bert:…",
+            )
+        return Source(kind=kind, sizes=_sizes(text, kind, rest))
+    path = Path(text).expanduser()
+    if path.is_dir():
+        raise WorkloadError(f"{text} is a folder; a workload is a python file, or gpt:… or bert:…")
+    if not path.is_file():
+        if colon and re.fullmatch(r"[A-Za-z]\w*", kind) and os.sep not in text:
+            raise WorkloadError(
+                f"unknown kind of model {kind!r}{_nearest(kind, KINDS)}; there are {_list(KINDS)}"
+            )
+        raise WorkloadError(
+            f"there is no workload file {text}{_nearest(text, BUILTINS)}",
+            hint="a workload is the path of a python file, or gpt:layers=8,… or bert:layers=8,…",
+        )
+    if path.suffix != ".py":
+        raise WorkloadError(f"{text} is no python file: its name must end in .py")
+    return Source(kind="file", path=path.resolve())
+
+
+def _sizes(text: str, kind: str, rest: str) -> dict[str, int]:
+    sizes = dict(DEFAULTS)
+    seen: set[str] = set()
+    for part in rest.split(",") if rest.strip() else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in DEFAULTS:
+            raise WorkloadError(
+                f"{text}: {kind} has no {key!r}{_nearest(key, list(DEFAULTS))}; "
+                f"it has {_list(list(DEFAULTS))}"
+            )
+        if key in seen:
+            raise WorkloadError(f"{text}: {key!r} is given twice")
+        seen.add(key)
+        if not equals or not re.fullmatch(r"[0-9]{1,9}", value) or int(value) < 1:
+            raise WorkloadError(f"{text}: {key!r} must be a whole number of at least 1, not {value!r}")
+        sizes[key] = int(value)
+    if sizes["hidden"] % sizes["heads"]:
+        raise WorkloadError(
+            f"{text}: hidden ({sizes['hidden']}) must divide by heads ({sizes['heads']})",
+            hint=f"hidden={max(1, round(sizes['hidden'] / sizes['heads'])) * sizes['heads']}",
+        )
+    if kind == "bert" and sizes["context"] < 3:
+        raise WorkloadError(
+            f"{text}: bert needs a context of at least 3: a class token and two halves of text"
+        )
+    return sizes
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _list(words: Sequence[str]) -> str:
+    return ", ".join(words)

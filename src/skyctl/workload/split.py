@@ -1,0 +1,34 @@
+"""How a batch is cut into microbatches. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+from skyctl.errors import WorkloadError
+
+
+def sizes(batch: int, microbatches: int) -> list[int]:
+    """Samples per microbatch: larger ones first, differing by at most one.
+
+    Raises:
+        WorkloadError: there are more microbatches than samples, or either is below one.
+    """
+    if batch < 1 or microbatches < 1:
+        raise WorkloadError(
+            f"a batch and its microbatches are at least 1: {batch} samples, {microbatches} microbatches"
+        )
+    if microbatches > batch:
+        raise WorkloadError(
+            f"{microbatches} microbatches need at least {microbatches} samples, the batch has {batch}",
+            hint=f"--microbatches {batch} or fewer, or a larger --batch-size",
+        )
+    base, more = divmod(batch, microbatches)
+    return [base + 1] * more + [base] * (microbatches - more)
+
+
+def ranges(batch: int, microbatches: int) -> list[tuple[int, int]]:
+    """The same as half-open ranges of samples [start, stop), in order."""
+    at = 0
+    found = []
+    for size in sizes(batch, microbatches):
+        found.append((at, at + size))
+        at += size
+    return found

@@ -1,0 +1,58 @@
+"""``skyctl`` itself: help, version, what is imported, and that a mistake ends with 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import skyctl
+
+HEAVY = ("torch", "ortools", "paramiko", "numpy", "matplotlib", "yaml")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skyctl", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"skyctl {skyctl.__version__}\n", "")
+
+
+def test_help_lists_the_commands() -> None:
+    from skyctl.cli.app import COMMANDS
+
+    done = run("--help")
+    assert done.returncode == 0
+    for name in (*COMMANDS, "lab"):
+        assert f" {name} " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["check", "--help"], ["launch", "-h"]])
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    code = (
+        "import sys; from skyctl.cli.app import main; sys.argv = ['skyctl', *sys.argv[1:]]\n"
+        "try: main()\n"
+        f"except SystemExit as exc: print(exc.code, [m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["bogus"], ["check", "--limt", "x"], ["check", "--timeout", "soon"]]
+)
+def test_usage_errors_end_with_2(arguments: list[str]) -> None:
+    assert run(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize("command", ["init", "check", "probe", "plan", "verify", "launch", "compare", "demo"])
+def test_every_command_has_help(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout

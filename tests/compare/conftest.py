@@ -1,0 +1,129 @@
+"""Outcomes made by hand: small problems, figures that can be checked in the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from skyctl.compare.rows import Outcome
+from skyctl.compare.stats import quantiles
+from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted, StepMeasurement
+from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage, Unused
+from skyctl.records.problem import Device, Layer, Problem
+
+MakeOutcome = Callable[..., Outcome]
+
+
+def _plan(strategy, devices, counts, compute_s, step_s, bound_s, status) -> Plan:
+    problem = Problem(
+        layers=[
+            Layer(name=f"layer.{i}", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+            for i in range(sum(counts))
+        ],
+        devices=[Device(id=device, flops_per_s=1.0, memory_bytes=None) for device in sorted(devices)],
+        microbatches=4,
+    )
+    stages, at = [], 0
+    for device, count in zip(devices, counts, strict=False):
+        if count:
+            replica = Replica(device=device, microbatches=4, in_flight=1)
+            stages.append(Stage(start=at, stop=at + count, replicas=[replica]))
+            at += count
+    used = {stage.replicas[0].device for stage in stages}
+    return Plan(
+        strategy=strategy,
+        problem=problem,
+        stages=stages,
+        unused=[Unused(device=device, reason="slower with it") for device in devices if device not in used],
+        predicted=Prediction(
+            iteration_s=step_s,
+            bottleneck_s=step_s,
+            replicas=[
+                ReplicaPrediction(device=device, compute_s=busy, idle_s=step_s - busy, memory_bytes=1.0)
+                for device, busy in zip(devices, compute_s, strict=False)
+                if device in used
+            ],
+        ),
+        certificate=Certificate(
+            status=status,
+            value_s=step_s,
+            lower_bound_s=bound_s,
+            gap=None if bound_s is None else step_s / bound_s - 1,
+            method="by hand",
+            wall_s=0.0,
+        ),
+    )
+
+
+def _measurement(plan: Plan, steps_s: Sequence[float], losses: Sequence[float], off: float) -> Measurement:
+    return Measurement(
+        run_id="20261121-000000-abcd",
+        strategy=plan.strategy,
+        steps=[
+            StepMeasurement(step=i, loss=loss, iteration_s=step_s)
+            for i, (step_s, loss) in enumerate(zip(steps_s, losses, strict=True))
+        ],
+        iteration_s=quantiles(steps_s[1:]),
+        predicted_iteration_s=plan.predicted.iteration_s,
+        replicas=[
+            ReplicaMeasurement(
+                device=replica.device,
+                compute_s=replica.compute_s * off,
+                transfer_s=0.0,
+                idle_s=replica.idle_s,
+                peak_memory_bytes=None,
+                predicted=ReplicaPredicted(
+                    compute_s=replica.compute_s, idle_s=replica.idle_s, memory_bytes=replica.memory_bytes
+                ),
+            )
+            for replica in plan.predicted.replicas
+        ],
+        final_loss=losses[-1],
+        attempts=1,
+        weights=None,
+    )
+
+
+@pytest.fixture
+def outcome() -> MakeOutcome:
+    """Makes one outcome; with ``steps_s`` (the first is warm-up) it has been run."""
+
+    def make(
+        strategy: str = "even",
+        devices: Sequence[str] = ("tower/cpu:0", "laptop/cpu:0"),
+        counts: Sequence[int] = (6, 6),
+        compute_s: Sequence[float] = (1.0, 2.0),
+        step_s: float = 2.5,
+        bound_s: float | None = None,
+        status: str = "feasible",
+        steps_s: Sequence[float] | None = None,
+        losses: Sequence[float] | None = None,
+        off: float = 1.05,
+        error: str | None = None,
+    ) -> Outcome:
+        plan = _plan(strategy, devices, counts, compute_s, step_s, bound_s, status)
+        run = None
+        if steps_s is not None:
+            run = _measurement(plan, steps_s, losses or [3.0 - 0.1 * i for i in range(len(steps_s))], off)
+        return Outcome(strategy, plan, error, run)
+
+    return make
+
+
+@pytest.fixture
+def three(outcome: MakeOutcome) -> list[Outcome]:
+    """Even, heuristic and optimal, all run; optimal proves 1.5 s."""
+    return [
+        outcome("even", steps_s=[9.0, 2.4, 2.5, 2.6]),
+        outcome("heuristic", counts=(8, 4), compute_s=(1.4, 1.3), step_s=1.6, steps_s=[9.0, 1.7, 1.6, 1.8]),
+        outcome(
+            "optimal",
+            counts=(8, 4),
+            compute_s=(1.4, 1.3),
+            step_s=1.5,
+            bound_s=1.5,
+            status="optimal",
+            steps_s=[9.0, 1.6, 1.5, 1.7],
+        ),
+    ]

@@ -1,0 +1,190 @@
+"""Every test gets folders of its own and leaves nothing behind: process, file, namespace, cgroup, mount.
+
+Processes are found by tags in their environment, which every descendant inherits: ``SKYCTL_TEST_TAG``, set
+here for each test, and ``SKYCTL_SESSION``, which skyctl's agents give to all that they start. A tag does not
+pass through sshd; what a lab starts is found by being new, and so is only held against this run where nothing
+else can have made it: with ``SKYCTL_REQUIRE_LAB=1``, as in CI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+TAG = "SKYCTL_TEST_TAG"
+PATIENCE_S = 5.0
+"""How long what was told to end may take to do so."""
+
+PROC = Path("/proc")
+ALONE = os.environ.get("SKYCTL_REQUIRE_LAB") == "1"
+_KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+"""The standard library's own helpers, which live as long as the process that started them."""
+
+
+@pytest.fixture(scope="session")
+def session_tag() -> str:
+    """What every process that descends from this test session carries in its environment."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Nothing that this session made outlives it, whichever test made it."""
+    before = _system()
+    temporary = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets' paths are limited to 107 bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TAG, session_tag)
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        patch.setenv("MPLCONFIGDIR", str(pytestconfig.rootpath / ".pytest_cache" / "matplotlib"))
+        patch.setenv("SKYCTL_HOME", str(temporary / "state"))  # for fixtures wider than one test
+        patch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
+        patch.delenv("SKYCTL_CLUSTER", raising=False)
+        yield
+    shutil.rmtree(temporary, ignore_errors=True)
+    left = _wait(lambda: _carrying(f"{TAG}={session_tag}".encode(), exact=False))
+    faults = [f"process {_named(pid)}" for pid in left]
+    _kill(left)
+    if ALONE:
+        new = _wait(lambda: sorted(_system() - before))
+        faults += [" ".join(what) for what in new]
+    if faults:
+        pytest.fail("the test session left behind: " + "; ".join(faults), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _no_leaks: None
+) -> None:
+    """State, cache, configuration and HOME of this test alone."""
+    home = tmp_path_factory.mktemp("home")
+    pyenv = Path.home() / ".pyenv"
+    if "PYENV_ROOT" not in os.environ and pyenv.is_dir():
+        monkeypatch.setenv("PYENV_ROOT", str(pyenv))  # its shims look there, else in HOME
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("SKYCTL_HOME", str(home / "skyctl-state"))
+    for name in ("STATE", "CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(session_tag: str, _clean_session: None) -> Iterator[None]:
+    """Fails a test that leaves a process or a ``skyctl*`` temporary file, and removes what it left."""
+    tag = f"{session_tag}.{uuid.uuid4().hex[:8]}"
+    files = _temporary()
+    children = set(_children())
+    os.environ[TAG] = tag
+    try:
+        yield
+    finally:
+        os.environ[TAG] = session_tag
+
+    def leaked() -> list[int]:
+        return sorted({*_carrying(f"{TAG}={tag}".encode()), *(set(_children()) - children)})
+
+    left = _wait(leaked)
+    faults = [f"process {_named(pid)}" for pid in left]
+    _kill(left)
+    for path in sorted(_temporary() - files):
+        faults.append(f"file {path}")
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if faults:
+        pytest.fail("the test left behind: " + "; ".join(faults), pytrace=False)
+
+
+def _wait(left: Callable[[], list]) -> list:
+    """What is still there after a while. Returns at once where there is nothing."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _carrying(tag: bytes, *, exact: bool = True) -> list[int]:
+    """Processes other than this one with the tag in their environment; none where there is no /proc."""
+    found = []
+    for pid in _pids():
+        if pid == os.getpid():
+            continue
+        variables = _read(pid, "environ").split(b"\0")
+        if any(v == tag if exact else v.startswith(tag) for v in variables) and _counts(pid):
+            found.append(pid)
+    return found
+
+
+def _children() -> list[int]:
+    """This process's children, those included that were forked without a new environment."""
+    try:
+        tasks = list((PROC / "self" / "task").iterdir())
+        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return [pid for pid in pids if _counts(pid)]
+
+
+def _counts(pid: int) -> bool:
+    """Whether it runs: a zombie has ended, and the standard library's helpers end with this process."""
+    state = _read(pid, "stat").rpartition(b")")[2].split()
+    command = _read(pid, "cmdline")
+    return bool(state) and state[0] not in (b"Z", b"X") and not any(kept in command for kept in _KEPT)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""
+
+
+def _named(pid: int) -> str:
+    return f"{pid} ({_read(pid, 'cmdline').replace(bytes(1), b' ').decode(errors='replace').strip()[:160]})"
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _temporary() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("skyctl*"))
+
+
+def _system() -> set[tuple[str, str]]:
+    """What skyctl has on this machine outside its own folders: (what it is, its name)."""
+    found = {
+        ("process", str(pid)) for pid in _pids() if b"\0SKYCTL_SESSION=" in b"\0" + _read(pid, "environ")
+    }
+    netns = Path("/run/netns")
+    if netns.is_dir():
+        found |= {("network namespace", entry.name) for entry in netns.iterdir()}
+    for pid in _pids():
+        with suppress(OSError):
+            found.add(("network namespace", str((PROC / str(pid) / "ns" / "net").readlink())))
+    with suppress(OSError):
+        found |= {("cgroup", str(path)) for path in Path("/sys/fs/cgroup").rglob("skyctl*") if path.is_dir()}
+    try:
+        mounts = (PROC / "self" / "mountinfo").read_text().splitlines()
+    except OSError:
+        mounts = []
+    found |= {("mount", line.split()[4]) for line in mounts if "skyctl" in line}
+    interfaces = Path("/sys/class/net")
+    if interfaces.is_dir():
+        found |= {("network interface", entry.name) for entry in interfaces.iterdir()}
+    return found | {("file", str(path)) for path in Path("/tmp").glob("skyctl*")}

@@ -1,0 +1,146 @@
+"""Profile → problem: the figures land where they belong, and gaps are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.control.planning import PlanOptions, parse_assign, plan_profile
+from skyctl.control.problem import build_problem
+from skyctl.errors import InfeasibleError, InputError, MismatchError
+from skyctl.records.profile import (
+    DeviceProfile,
+    LayerCosts,
+    LayerTiming,
+    LinkProfile,
+    Profile,
+    ShapeProfile,
+    WorkloadProfile,
+)
+
+
+def timing(signature: str, seconds: float, size: int = 2) -> LayerTiming:
+    return LayerTiming(
+        signature=signature,
+        microbatch_size=size,
+        forward_s=seconds,
+        backward_s=2 * seconds,
+        optimizer_s=seconds / 10,
+        spread=0.01,
+        repeats=5,
+    )
+
+
+def costs(name: str, signature: str) -> LayerCosts:
+    return LayerCosts(
+        name=name,
+        signature=signature,
+        flops=3e6,
+        state_bytes=1e6,
+        activation_bytes=1e5,
+        output_bytes=1e4,
+        workspace_bytes=0.0,
+    )
+
+
+def device(
+    node: str, speed: float, memory: float = 1e9, timings: tuple[LayerTiming, ...] = ()
+) -> DeviceProfile:
+    return DeviceProfile(
+        id=f"{node}/cpu:0",
+        node=node,
+        name="cpu",
+        threads=1,
+        slowdown=1.0,
+        memory_bytes=memory,
+        memory_from="free memory",
+        reserved_bytes=0.0,
+        flops_per_s=1e9 / speed,
+        timings=timings or (timing("attention", 0.01 * speed), timing("mlp", 0.02 * speed)),
+    )
+
+
+def profile(*devices: DeviceProfile, links: tuple[LinkProfile, ...] = ()) -> Profile:
+    layers = tuple(costs(f"block.{i}.{kind}", kind) for i in range(3) for kind in ("attention", "mlp"))
+    return Profile(
+        cluster="c",
+        cluster_digest="d",
+        created="2026-01-01T00:00:00Z",
+        nodes=(),
+        devices=devices,
+        links=links,
+        workload=WorkloadProfile(
+            source="gpt:…",
+            digest="w",
+            batch_size=8,
+            dtype="float32",
+            shapes=(ShapeProfile(microbatch_size=2, microbatches=4, layers=layers),),
+        ),
+    )
+
+
+def test_each_layer_gets_its_own_kind_of_time() -> None:
+    problem = build_problem(profile(device("a", 1.0), device("b", 2.0)), 4)
+    assert problem.times["b/cpu:0"].forward_s == (0.02, 0.04) * 3
+    assert problem.times["a/cpu:0"].optimizer_s == (0.001, 0.002) * 3
+    assert [layer.name for layer in problem.layers][:2] == ["block.0.attention", "block.0.mlp"]
+
+
+def test_pins_and_limits_name_nodes() -> None:
+    problem = build_problem(
+        profile(device("a", 1.0), device("b", 2.0)), 4, first_stage=["b"], only_nodes=["b", "c"]
+    )
+    assert problem.first_stage == ("b/cpu:0",)
+    assert [d.id for d in problem.devices] == ["b/cpu:0"]
+    with pytest.raises(MismatchError, match="--pin-last z"):
+        build_problem(profile(device("a", 1.0)), 4, last_stage=["z"])
+    with pytest.raises(MismatchError, match="no device on z"):
+        build_problem(profile(device("a", 1.0)), 4, only_nodes=["z"])
+
+
+def test_an_unmeasured_number_of_microbatches_is_named_with_those_there_are() -> None:
+    with pytest.raises(InputError, match="for 4 microbatches, not for 16"):
+        build_problem(profile(device("a", 1.0)), 16)
+
+
+def test_a_layer_without_measurement_is_named() -> None:
+    with pytest.raises(MismatchError, match=r"'a/cpu:0' has no measurement of layer 'block.0.mlp'"):
+        build_problem(profile(device("a", 1.0, timings=(timing("attention", 0.01),))), 4)
+
+
+def test_a_skipped_layer_takes_the_time_of_its_flops() -> None:
+    skipped = LayerTiming(signature="mlp", microbatch_size=2, skipped="too large")
+    problem = build_problem(profile(device("a", 1.0, timings=(timing("attention", 0.01), skipped))), 4)
+    assert problem.times["a/cpu:0"].forward_s[1] == pytest.approx(0.001)
+    assert problem.times["a/cpu:0"].backward_s[1] == pytest.approx(0.002)
+
+
+def test_a_pair_that_could_not_be_connected_is_never_planned_over() -> None:
+    broken = tuple(LinkProfile(source=s, target=t, error="refused") for s, t in (("a", "b"), ("b", "a")))
+    found = plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions())
+    assert len(found.stages) == 1
+    with pytest.raises(InfeasibleError, match="could not be connected"):
+        plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions(strategy="even"))
+
+
+def test_a_plan_prefers_the_fast_device() -> None:
+    found = plan_profile(profile(device("slow", 4.0), device("fast", 1.0)), PlanOptions(microbatches=4))
+    share = {s.replicas[0].device: s.stop - s.start for s in found.stages}
+    assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
+
+
+def test_an_assignment_is_taken_as_given() -> None:
+    assign = parse_assign("a=0:1,b=1:6")
+    found = plan_profile(profile(device("a", 1.0), device("b", 1.0)), PlanOptions(assign=assign))
+    assert [(s.start, s.stop) for s in found.stages] == [(0, 1), (1, 6)]
+    assert found.strategy == "assigned"
+
+
+@pytest.mark.parametrize("text", ["a", "a=1", "a=1:x", "=0:3", ""])
+def test_a_malformed_assignment_says_what_is_wanted(text: str) -> None:
+    with pytest.raises(InputError, match="NODE=START:STOP"):
+        parse_assign(text)
+
+
+def test_an_assignment_to_an_unknown_device_lists_the_devices() -> None:
+    with pytest.raises(InputError, match=r"no device is so called\. Devices: a/cpu:0"):
+        plan_profile(profile(device("a", 1.0)), PlanOptions(assign=[("q", 0, 6)]))

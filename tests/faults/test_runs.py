@@ -1,0 +1,160 @@
+"""Faults of a run under way: the first cause is named, everything stops, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+STEPS = ("--steps", "400")
+
+
+def alive_of(state: Path) -> list[int]:
+    """Processes, our own children's included, that were started with this state folder."""
+    found = []
+    mark = f"SKYCTL_HOME={state}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def settled(state: Path) -> list[int]:
+    """As ``alive_of``, once what is ending has had a moment."""
+    deadline = time.monotonic() + 10
+    while (left := alive_of(state)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def wait_for_steps(child: subprocess.Popen[str], state: Path) -> None:
+    """Until the run has done a step: its progress says so on stderr."""
+    assert child.stderr is not None
+    for line in child.stderr:
+        if re.search(r"step \d+", line):
+            return
+    raise AssertionError("the run ended before its first step")
+
+
+def test_a_whole_run(here) -> None:
+    here.plan()
+    done = here.run("launch", "plan.json", "--steps", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert [step["step"] for step in measured["steps"]] == [0, 1, 2, 3]
+    assert Path(measured["weights"]).is_file()
+    assert len(measured["replicas"]) == 2
+    folder = Path(measured["weights"]).parent
+    assert json.loads((folder / "measurement.json").read_text()) == measured
+    assert settled(here.state) == []
+
+
+def test_a_plan_for_other_devices(here, complains: Callable[..., None]) -> None:
+    here.plan()
+    here.cluster("other", "names")
+    complains(here.run("launch", "plan.json"), 5, "fast/cpu:0", "other, names")
+
+
+def test_a_plan_for_another_workload(here, complains: Callable[..., None]) -> None:
+    here.plan()
+    here.train((here.folder / "train.py").read_text().replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
+    complains(here.run("launch", "plan.json"), 5, "train.py", "plan again")
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_rank_that_is_killed_is_named(here, complains: Callable[..., None], name: str) -> None:
+    text = (here.folder / "train.py").read_text()
+    here.train(
+        text.replace(
+            "        time.sleep(0.005)\n",
+            "        self.count = getattr(self, 'count', 0) + 1\n"
+            "        if self.count == 30 and not x.is_meta:\n"
+            f"            import os, signal; os.kill(os.getpid(), signal.{name})\n",
+        ).replace("for _ in range(6)]", "for _ in range(1)] + [nn.Linear(8, 8) for _ in range(5)]")
+    )
+    here.plan()
+    done = here.run("launch", "plan.json", *STEPS)
+    complains(done, 1, "rank 0 on fast/cpu:0", "node fast", name)
+    assert settled(here.state) == []
+
+
+def test_an_exception_in_a_rank_shows_its_last_lines(here, complains: Callable[..., None]) -> None:
+    text = (here.folder / "train.py").read_text()
+    here.train(
+        text.replace(
+            "        time.sleep(0.005)\n",
+            "        self.count = getattr(self, 'count', 0) + 1\n"
+            "        if self.count > 100:\n            raise ValueError('the hundredth')\n",
+        )
+    )
+    here.plan()
+    done = here.run("launch", "plan.json", *STEPS)
+    complains(done, 1, "the hundredth", "log:")
+    log = re.search(r"log: +(.*)", done.stderr)
+    assert log is not None
+    assert "ValueError" in Path(log[1]).read_text()
+    assert settled(here.state) == []
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_stops_everything(here, signum: signal.Signals, code: int) -> None:
+    here.plan()
+    child = here.start("launch", "plan.json", *STEPS)
+    wait_for_steps(child, here.state)
+    child.send_signal(signum)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == code, err
+    assert "Traceback" not in err
+    assert settled(here.state) == []
+
+
+def test_the_launcher_killed_leaves_nothing_running(here) -> None:
+    here.plan()
+    child = here.start("launch", "plan.json", *STEPS)
+    wait_for_steps(child, here.state)
+    child.kill()
+    child.communicate()
+    assert settled(here.state) == []
+
+
+def test_names_with_blanks_and_metacharacters(tmp_path: Path, here) -> None:
+    odd = tmp_path / "a b'; echo \"$(touch pwned)\" &"
+    here.folder.rename(odd)
+    here.folder = odd
+    here.cluster("fast $(touch pwned)", "slow; touch pwned")
+    here.plan()
+    done = here.run("launch", "plan.json", "--steps", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {r["device"] for r in json.loads(done.stdout)["replicas"]} == {
+        "fast $(touch pwned)/cpu:0",
+        "slow; touch pwned/cpu:0",
+    }
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.lab
+def test_a_full_disk_in_the_runs_folder(here, complains: Callable[..., None]) -> None:
+    """A real full disk: a tiny file system, so this needs root."""
+    here.plan()
+    here.state.mkdir(exist_ok=True)
+    runs = here.state / "runs"
+    runs.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", runs], check=True)
+    try:
+        (runs / "filler").write_bytes(b"x" * 4096)
+        done = here.run("launch", "plan.json", "--steps", "2")
+        complains(done, 1, "No space left on device", str(runs))
+    finally:
+        subprocess.run(["umount", runs], check=True)
+    assert settled(here.state) == []

@@ -1,0 +1,80 @@
+"""A first cluster.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skyctl.errors import InputError
+from skyctl.inventory.init import NewNode, local_nodes, node_of, render, ssh_aliases
+from skyctl.inventory.read import cluster_of
+from skyctl.inventory.yamlfile import loads
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("tower", NewNode("tower")),
+        ("ada@192.0.2.10", NewNode("192.0.2.10", "192.0.2.10", "ada")),
+        ("h:2222", NewNode("h", "h", None, 2222)),
+        ("a@h:22", NewNode("h", "h", "a", 22)),
+        ("[2001:db8::1]:22", NewNode("2001:db8::1", "2001:db8::1", None, 22)),
+        ("2001:db8::1", NewNode("2001:db8::1", "2001:db8::1")),
+    ],
+)
+def test_hosts(text: str, node: NewNode) -> None:
+    assert node_of(text) == node
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "a/b", "-oProxyCommand=id", "x@-oA", "h:0", "h:65536", "@h", "a@", "'; ls"]
+)
+def test_no_hosts(text: str) -> None:
+    with pytest.raises(InputError):
+        node_of(text)
+
+
+@pytest.mark.parametrize("name", ["home", "two words", "no", "1e3", "#x", "a: b", "q\"'", "ümlaut"])
+def test_what_is_written_is_read_back(name: str) -> None:
+    hosts = [node_of(t) for t in ("tower", "ada@192.0.2.10", "no", "0x10", "h:22", "::1")]
+    found = cluster_of(loads(render([*hosts, *local_nodes(2)], name), "f"))
+    assert found.name == name
+    assert [n.name for n in found.nodes] == [
+        "tower",
+        "192.0.2.10",
+        "no",
+        "0x10",
+        "h",
+        "::1",
+        "local-1",
+        "local-2",
+    ]
+    assert [n.transport for n in found.nodes][-2:] == ["local", "local"]
+    assert found.nodes[1].user == "ada"
+
+
+def test_render_refuses_doubles_and_nothing() -> None:
+    with pytest.raises(InputError, match="'a' is given twice"):
+        render([NewNode("a"), NewNode("a", "a", "b")], "x")
+    with pytest.raises(InputError):
+        render([], "x")
+
+
+def test_ssh_aliases(tmp_path: Path) -> None:
+    ssh = tmp_path / ".ssh"
+    (ssh / "conf.d").mkdir(parents=True)
+    (ssh / "config").write_text(
+        "Include conf.d/*.conf missing/*\n"
+        "# Host commented\n"
+        'Host tower "two words" *.lan !x tow?r\n  HostName 192.0.2.1\n'
+        "host=bastion\n"
+        "Host github.com\n  User git\n"
+        "Match host foo\n  User git\n"
+        'Host broken "quote\n'
+        "Host tower again # note\n"
+        "Host -oEvil\n"
+    )
+    (ssh / "conf.d" / "a.conf").write_text("Host one\nInclude conf.d/a.conf\n")
+    assert ssh_aliases(ssh / "config") == ["one", "tower", "two words", "bastion", "again"]
+    assert ssh_aliases(tmp_path / "none") == []

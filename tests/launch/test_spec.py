@@ -1,0 +1,89 @@
+"""What each rank is told, and plans that do not match the cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.errors import MismatchError
+from skyctl.launch.spec import check_fits, rank_specs, used_nodes
+from skyctl.records.cluster import Cluster, Node
+from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage
+from skyctl.records.problem import Device, Layer, Problem
+
+
+def make_plan(*devices: str) -> Plan:
+    layers = tuple(
+        Layer(name=f"l{i}", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+        for i in range(len(devices))
+    )
+    problem = Problem(
+        layers=layers,
+        devices=tuple(Device(id=d, flops_per_s=1.0, memory_bytes=None) for d in devices),
+        microbatches=4,
+    )
+    return Plan(
+        strategy="even",
+        problem=problem,
+        stages=tuple(
+            Stage(start=i, stop=i + 1, replicas=(Replica(device=d, microbatches=4, in_flight=2),))
+            for i, d in enumerate(devices)
+        ),
+        predicted=Prediction(
+            iteration_s=1.0,
+            bottleneck_s=1.0,
+            replicas=tuple(
+                ReplicaPrediction(device=d, compute_s=1.0, idle_s=0.0, memory_bytes=1.0) for d in devices
+            ),
+        ),
+        certificate=Certificate(
+            status="feasible", value_s=1.0, lower_bound_s=None, gap=None, method="even", wall_s=0.0
+        ),
+    )
+
+
+CLUSTER = Cluster(
+    name="c",
+    nodes=(
+        Node(name="a", host="192.0.2.1", threads=2),
+        Node(name="b", transport="local", slowdown=3.0),
+        Node(name="idle", host="192.0.2.3"),
+    ),
+)
+
+
+def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
+    told = {"a": {"path": "/a/train.py"}, "b": {"path": "/b/train.py"}}
+    specs = rank_specs(
+        make_plan("b/cpu:0", "a/cpu:0"),
+        CLUSTER,
+        run_id="r",
+        steps=7,
+        workload=told,
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
+    )
+    assert [(s.rank, s.node, s.device) for s in specs] == [(0, "b", "b/cpu:0"), (1, "a", "a/cpu:0")]
+    first, last = (s.payload for s in specs)
+    assert first["previous"] is None
+    assert first["next"] == {"rank": 1, "host": "192.0.2.1", "device": "cpu:0"}
+    assert last["previous"] == {"rank": 0, "host": "192.0.2.9", "device": "cpu:0"}
+    assert last["next"] is None
+    assert first["workload"]["path"] == "/b/train.py"
+    assert (first["slowdown"], last["threads"]) == (3.0, 2)
+    assert first["layers"] == [0, 1]
+
+
+def test_only_nodes_that_hold_a_stage_are_used() -> None:
+    assert [n.name for n in used_nodes(make_plan("b/cpu:0", "a/cpu:0"), CLUSTER)] == ["a", "b"]
+
+
+def test_a_plan_for_another_cluster_is_refused_by_name() -> None:
+    with pytest.raises(MismatchError, match=r"'elsewhere/cpu:0'.*it has a, b, idle") as caught:
+        check_fits(make_plan("elsewhere/cpu:0"), CLUSTER)
+    assert caught.value.exit_code == 5
+
+
+def test_a_device_the_inventory_does_not_list_is_refused() -> None:
+    cluster = Cluster(name="c", nodes=(Node(name="a", host="h", devices=("cuda:0",)),))
+    with pytest.raises(MismatchError, match="lists cuda:0"):
+        check_fits(make_plan("a/cuda:1"), cluster)
+    check_fits(make_plan("a/cuda:0"), cluster)

@@ -1,0 +1,155 @@
+"""Problems for the planner's tests: random small ones, and brute force over every order and cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+from skyctl.schedule.actions import in_flight
+from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
+
+
+def layer(i, flops=1.0, state=1.0, activation=0.0, output=0.0, workspace=0.0):
+    return Layer(
+        name=f"layer{i}", flops=flops, state_bytes=state, activation_bytes=activation, output_bytes=output,
+        workspace_bytes=workspace,
+    )  # fmt: skip
+
+
+def problem(flops=(1.0,) * 6, speeds=(1.0, 1.0), memory=None, **more):
+    """Layers of those flops on devices of those speeds; 3 flops a second are 1 s forward, 2 s backward."""
+    memory = memory or [None] * len(speeds)
+    more = {"microbatches": 4, "objective": "bottleneck", **more}
+    return Problem(
+        layers=tuple(layer(i, flops=float(f)) for i, f in enumerate(flops)),
+        devices=tuple(
+            Device(id=f"n{i}/cpu:0", flops_per_s=float(s), memory_bytes=m)
+            for i, (s, m) in enumerate(zip(speeds, memory, strict=True))
+        ),
+        **more,
+    )
+
+
+def random_problem(seed, **fixed):
+    """2–4 devices, 3–7 layers, random caps, measured times, pins, links, shared resources, windows."""
+    r = random.Random(seed)
+    n, count = r.randint(2, 4), r.randint(3, 7)
+    layers = tuple(
+        layer(
+            i, r.uniform(0.2, 2), r.uniform(1, 10), r.uniform(0.1, 2), r.uniform(0.1, 2),
+            r.choice([0.0, r.uniform(0, 5)]),
+        )
+        for i in range(count)
+    )  # fmt: skip
+    total = sum(x.state_bytes for x in layers)
+    devices = tuple(
+        Device(
+            id=f"n{i}/cpu:0",
+            flops_per_s=r.choice([1.0, 2.0, r.uniform(0.5, 4)]),
+            memory_bytes=total * r.uniform(0.4, 2) if r.random() < 0.6 else None,
+            reserved_bytes=r.choice([0.0, r.uniform(0, 2)]),
+        )
+        for i in range(n)
+    )
+    ids = [d.id for d in devices]
+    times = {}
+    for d in devices:
+        if r.random() < 0.4:
+            base = [x.flops / d.flops_per_s for x in layers]
+            times[d.id] = LayerTimes(
+                forward_s=tuple(x * r.uniform(0.3, 0.5) for x in base),
+                backward_s=tuple(x * r.uniform(0.5, 1) for x in base),
+                optimizer_s=tuple(r.uniform(0, 0.3) for _ in base),
+            )
+    pairs = [(a, b) for a in ids for b in ids if a != b]
+    links = ()
+    if r.random() < 0.6:
+        links = tuple(
+            Link(
+                source=a, target=b, latency_s=r.choice([0.0, r.uniform(0, 0.5)]),
+                bandwidth_bytes_per_s=r.uniform(0.5, 10),
+            )
+            for a, b in pairs
+            if r.random() < 0.8
+        )  # fmt: skip
+    shared = ()
+    if r.random() < 0.3:
+        some = tuple(r.sample(pairs, r.randint(1, min(4, len(pairs)))))
+        shared = (SharedResource(name="up", bandwidth_bytes_per_s=r.uniform(1, 8), links=some),)
+    return Problem(
+        **{
+            "layers": layers,
+            "devices": devices,
+            "times": times,
+            "links": links,
+            "shared": shared,
+            "first_stage": tuple(r.sample(ids, r.randint(1, n))) if r.random() < 0.3 else None,
+            "last_stage": tuple(r.sample(ids, r.randint(1, n))) if r.random() < 0.3 else None,
+            "microbatches": r.randint(1, 6),
+            "receive_window": r.choice([0, 0, 1, 2]),
+            "schedule": r.choice(["sequential", "gpipe", "1f1b"]),
+            "objective": r.choice(["iteration", "bottleneck"]),
+            **fixed,
+        }
+    )
+
+
+def brute_force(problem):
+    """The best value over every subset, order and cut, from the contract's words; None when nothing fits."""
+    count = len(problem.layers)
+    best = None
+    for stages in range(1, min(len(problem.devices), count) + 1):
+        for order in itertools.permutations(problem.devices, stages):
+            if problem.first_stage is not None and order[0].id not in problem.first_stage:
+                continue
+            if problem.last_stage is not None and order[-1].id not in problem.last_stage:
+                continue
+            for cuts in itertools.combinations(range(1, count), stages - 1):
+                value = value_of(problem, order, (0, *cuts, count))
+                if value is not None and (best is None or value < best):
+                    best = value
+    return best
+
+
+def value_of(problem, order, cuts):
+    stages = len(order)
+    links = {(x.source, x.target): x for x in problem.links}
+    m = problem.microbatches
+    entries = []
+    for s, device in enumerate(order):
+        part = problem.layers[cuts[s] : cuts[s + 1]]
+        received = problem.layers[cuts[s] - 1].output_bytes if s else 0.0
+        received += part[-1].output_bytes if s < stages - 1 else 0.0
+        need = device.reserved_bytes + sum(x.state_bytes for x in part)
+        need += in_flight(problem.schedule, s, stages, m) * sum(x.activation_bytes for x in part)
+        need += max(x.workspace_bytes for x in part) + problem.receive_window * received
+        if device.memory_bytes is not None and need > device.memory_bytes:
+            return None
+        known = problem.times.get(device.id)
+        if known is None:
+            work = sum(x.flops for x in part) / device.flops_per_s
+            entries.append(StageTimes(work / 3, work * 2 / 3, 0.0))
+        else:
+            at = slice(cuts[s], cuts[s + 1])
+            entries.append(
+                StageTimes(sum(known.forward_s[at]), sum(known.backward_s[at]), sum(known.optimizer_s[at]))
+            )
+    if problem.objective == "bottleneck":
+        return max(x.forward_s + x.backward_s for x in entries)
+
+    def hop(a, b, size):
+        link = links.get((a.id, b.id))
+        shared = tuple(
+            (x.name, size / x.bandwidth_bytes_per_s) for x in problem.shared if (a.id, b.id) in set(x.links)
+        )
+        if link is None:
+            return Hop(0.0, 0.0, shared)
+        return Hop(size / link.bandwidth_bytes_per_s, link.latency_s, shared)
+
+    boundaries = []
+    for s in range(stages - 1):
+        size = problem.layers[cuts[s + 1] - 1].output_bytes
+        boundaries.append(Boundary(hop(order[s], order[s + 1], size), hop(order[s + 1], order[s], size)))
+    flying = [in_flight(problem.schedule, s, stages, m) for s in range(stages)]
+    return simulate(problem.schedule, m, flying, entries, boundaries).iteration_s

@@ -1,0 +1,170 @@
+"""plan, assigned, predict, verify: shapes, errors, tampering."""
+
+import json
+
+import pytest
+from planner_problems import problem, random_problem
+
+import skyctl
+from skyctl.errors import InfeasibleError, InputError
+from skyctl.planner.api import assigned, plan, predict, verify
+from skyctl.planner.explain import binding, fill_and_drain_s, path_bound_s, stages
+from skyctl.planner.memory import human, stage_bytes
+from skyctl.records.base import parse
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Link
+
+
+def ranges(found):
+    return [(s.replicas[0].device, s.start, s.stop) for s in found.stages]
+
+
+def test_even_gives_the_first_ones_one_more():
+    found = plan(problem(flops=[1.0] * 8, speeds=[1, 1, 1]), "even")
+    assert ranges(found) == [("n0/cpu:0", 0, 3), ("n1/cpu:0", 3, 6), ("n2/cpu:0", 6, 8)]
+    assert found.certificate.status == "feasible"
+
+
+def test_even_leaves_the_last_ones_unused():
+    found = plan(problem(flops=[1.0] * 2, speeds=[1, 1, 1]), "even")
+    assert [u.device for u in found.unused] == ["n2/cpu:0"]
+
+
+def test_even_that_does_not_fit_names_device_need_and_has():
+    with pytest.raises(InfeasibleError, match=r"n1/cpu:0 layers \[3, 6\), which need 3 B; it has 2 B"):
+        plan(problem(memory=[None, 2.0]), "even")
+    with pytest.raises(InfeasibleError, match="first stage; allowed there: n1/cpu:0"):
+        plan(problem(first_stage=["n1/cpu:0"]), "even")
+
+
+def test_assigned():
+    found = plan(problem(speeds=[1, 2]), assign=[("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)])
+    assert found.strategy == "assigned"
+    assert ranges(found) == [("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)]
+    assert found.certificate.value_s == pytest.approx(2.0)
+    partial = assigned(problem(speeds=[1, 2]), [("n1/cpu:0", 0, 6)])
+    assert partial.unused[0].reason == "not assigned"
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ([("n0/cpu:0", 0, 5)], "covers 5 layers, the problem has 6"),
+        ([("n0/cpu:0", 1, 6)], "must start at 0"),
+        ([("n0/cpu:0", 0, 3), ("n1/cpu:0", 2, 6)], "must start at 3"),
+        ([("n0/cpu:0", 0, 3), ("n0/cpu:0", 3, 6)], "more than one range"),
+        ([("n0/cpu:0", 0, 0), ("n1/cpu:0", 0, 6)], "empty range"),
+        ([("n9/cpu:0", 0, 6)], "n9/cpu:0"),
+        ([("n0/cpu:0", 0, 7)], "covers 7 layers"),
+        ([], "covers 0 layers"),
+    ],
+)
+def test_assigned_wrongly(ranges, words):
+    with pytest.raises(InputError, match=words):
+        assigned(problem(), ranges)
+
+
+def test_unknown_strategy():
+    with pytest.raises(InputError, match="unknown strategy 'best'"):
+        plan(problem(), "best")
+
+
+def test_the_contracts_memory_formula():
+    p = random_problem(5, receive_window=2)
+    part = p.layers[1:3]
+    expected = sum(x.state_bytes + 3 * x.activation_bytes for x in part) + max(
+        x.workspace_bytes for x in part
+    )
+    expected += 2 * (p.layers[0].output_bytes + (p.layers[2].output_bytes if len(p.layers) > 3 else 0.0))
+    assert stage_bytes(p, 1, 3, 3) == pytest.approx(expected)
+
+
+def test_plans_round_trip_and_verify_from_the_file():
+    for strategy in ("even", "heuristic", "optimal"):
+        p = problem(speeds=[1, 2, 3])
+        found = plan(p, strategy)
+        again = parse(Plan, found.to_json(), "plan.json")
+        assert again == found
+        assert verify(again.problem, again).ok
+        assert predict(p, again) == found.predicted
+
+
+def test_lazy_names_of_the_package():
+    assert skyctl.plan is plan
+    assert skyctl.verify is verify
+
+
+def tampered(found, path, value):
+    raw = json.loads(found.to_json())
+    at = raw
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return parse(Plan, json.dumps(raw), "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "check"),
+    [
+        (("certificate", "value_s"), 0.5, "value"),
+        (("certificate", "lower_bound_s"), 0.9, "certificate"),
+        (("certificate", "gap"), 0.25, "certificate"),
+        (("predicted", "iteration_s"), 1.0, "prediction"),
+        (("predicted", "replicas", 0, "memory_bytes"), 1.0, "prediction"),
+        (("stages", 0, "replicas", 0, "in_flight"), 1, "in flight"),
+        (("stages", 0, "replicas", 0, "microbatches"), 3, "stages"),
+    ],
+)
+def test_verify_catches_tampering(path, value, check):
+    found = plan(problem(speeds=[1, 1]))
+    verdict = verify(found.problem, tampered(found, path, value))
+    assert not verdict.ok
+    assert check in [c.name for c in verdict.checks if not c.ok]
+
+
+def test_verify_catches_a_false_proof():
+    """An even split that claims to be optimal."""
+    for objective in ("bottleneck", "iteration"):
+        p = problem(speeds=[1, 3], objective=objective)
+        poor = plan(p, "even")
+        value = poor.certificate.value_s
+        proof = {
+            "status": "optimal",
+            "value_s": value,
+            "lower_bound_s": value,
+            "gap": 0.0,
+            "method": "",
+            "wall_s": 0.0,
+        }
+        verdict = verify(p, tampered(poor, ("certificate",), proof))
+        assert [c.name for c in verdict.checks if not c.ok] == ["bound"]
+
+
+def test_verify_catches_memory_and_pins():
+    p = problem(speeds=[1, 1])
+    found = plan(p, "even")
+    small = tuple(d.model_copy(update={"memory_bytes": 1.0}) for d in p.devices)
+    verdict = verify(p.model_copy(update={"devices": small, "last_stage": ("n0/cpu:0",)}), found)
+    assert {"problem", "memory", "pins"} <= {c.name for c in verdict.checks if not c.ok}
+
+
+def test_explain():
+    ids = ["n0/cpu:0", "n1/cpu:0"]
+    link = Link(source=ids[0], target=ids[1], latency_s=0.0, bandwidth_bytes_per_s=0.01)
+    base = problem(speeds=[1, 1], objective="iteration")
+    layers = tuple(x.model_copy(update={"output_bytes": 1.0}) for x in base.layers)
+    p = base.model_copy(update={"layers": layers, "links": (link,)})
+    found = assigned(p, [(ids[0], 0, 4), (ids[1], 4, 6)])
+    views = stages(found)
+    assert [v.load for v in views] == [1.0, 0.5]
+    assert views[0].link_s == 100.0
+    assert binding(found).kind == "link"
+    assert binding(assigned(base, [(ids[0], 0, 4), (ids[1], 4, 6)])).name == ids[0]
+    assert fill_and_drain_s(found) > 0
+    assert path_bound_s(found) <= found.predicted.iteration_s
+    tight = problem(speeds=[1, 4], memory=[None, 2.0])
+    assert binding(plan(tight)).kind == "memory"
+
+
+def test_human():
+    assert [human(x) for x in (12, 2048, 3.5 * 2**20, 2**31)] == ["12 B", "2 KiB", "3.5 MiB", "2 GiB"]

@@ -1,0 +1,263 @@
+"""Optimal equals brute force; proofs, properties, CP-SAT against subsets, faults."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_problems import brute_force, problem, random_problem
+
+from skyctl.errors import InfeasibleError, UndecidedError
+from skyctl.planner import reach
+from skyctl.planner.api import plan, verify
+from skyctl.planner.evaluate import bottleneck_s, bound_s, flying_choices, step_s
+from skyctl.planner.model import Model, Piece
+from skyctl.planner.optimal import Solver
+from skyctl.records.problem import Link
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_equals_brute_force(seed):
+    p = random_problem(seed)
+    best = brute_force(p)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            plan(p)
+        return
+    found = plan(p)
+    assert found.certificate.status == "optimal"
+    assert found.certificate.value_s == pytest.approx(best, rel=1e-9)
+    assert found.certificate.gap == 0.0
+    verdict = verify(p, found)
+    assert verdict.ok, verdict
+    assert verdict.checks[-1].checked
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_optimal_heuristic_even_in_this_order(seed):
+    p = random_problem(seed + 1000)
+    values = []
+    for strategy in ("optimal", "heuristic", "even"):
+        try:
+            values.append(plan(p, strategy).certificate.value_s)
+        except InfeasibleError:
+            values.append(float("inf"))
+    assert values[0] <= values[1] * (1 + 1e-12)
+    assert values[1] <= values[2] * (1 + 1e-12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.randoms(use_true_random=False))
+def test_permuting_devices_leaves_the_value(seed, r):
+    p = random_problem(seed)
+    devices = list(p.devices)
+    r.shuffle(devices)
+    other = p.model_copy(update={"devices": tuple(devices)})
+    assert _value(p) == pytest.approx(_value(other), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.sampled_from([0.5, 3.0, 1e-3]))
+def test_scaling_times_scales_the_value(seed, x):
+    p = random_problem(seed)
+    times = {
+        d: t.model_copy(
+            update={
+                field: tuple(v * x for v in getattr(t, field))
+                for field in ("forward_s", "backward_s", "optimizer_s")
+            }
+        )
+        for d, t in p.times.items()
+    }
+    other = p.model_copy(
+        update={
+            "times": times,
+            "devices": tuple(d.model_copy(update={"flops_per_s": d.flops_per_s / x}) for d in p.devices),
+            "links": tuple(
+                link.model_copy(
+                    update={
+                        "latency_s": link.latency_s * x,
+                        "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s / x,
+                    }
+                )
+                for link in p.links
+            ),
+            "shared": tuple(
+                s.model_copy(update={"bandwidth_bytes_per_s": s.bandwidth_bytes_per_s / x}) for s in p.shared
+            ),
+        }
+    )
+    assert _value(other) == pytest.approx(x * _value(p), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6))
+def test_more_memory_never_hurts(seed):
+    p = random_problem(seed)
+    roomier = tuple(
+        d.model_copy(update={"memory_bytes": None if d.memory_bytes is None else d.memory_bytes * 1.3})
+        for d in p.devices
+    )
+    assert _value(p.model_copy(update={"devices": roomier})) <= _value(p) * (1 + 1e-9)
+
+
+def _value(p):
+    try:
+        return plan(p).certificate.value_s
+    except InfeasibleError:
+        return float("inf")
+
+
+def test_it_is_deterministic():
+    p = random_problem(7, objective="iteration")
+    a, b = plan(p), plan(p)
+    assert a.stages == b.stages
+    assert a.predicted == b.predicted
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_closed_form_is_a_lower_bound(seed):
+    """On random plans, not only good ones, every schedule."""
+    r = random.Random(seed)
+    p = random_problem(seed, schedule=r.choice(["sequential", "gpipe", "1f1b", "eager-1f1b"]))
+    model = Model(p)
+    for _ in range(10):
+        count = r.randint(1, model.max_stages)
+        cuts = [0, *sorted(r.sample(range(1, model.layers), count - 1)), model.layers]
+        pieces = [Piece(d, cuts[i], cuts[i + 1]) for i, d in enumerate(r.sample(range(model.devices), count))]
+        for flying in flying_choices(model, pieces):
+            assert bound_s(model, pieces) <= step_s(model, pieces, flying) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cp_sat_agrees_with_subsets(seed):
+    """The same question to both: is there a plan within a limit?"""
+    p = random_problem(seed, objective="bottleneck")
+    model = Model(p)
+    solver = Solver(model, deadline=float("inf"))
+    free = reach.cover(model, float("inf"))
+    asked = solver.cover(float("inf"), False)
+    assert (free is None) == (asked is None)
+    if free is None or asked is None:
+        return
+    assert model.allowed(free)
+    assert model.allowed(asked)
+    value = plan(p).certificate.value_s
+    for limit, strict in ((value, False), (value, True), (value * 1.2, False), (value * 0.9, False)):
+        a, b = reach.cover(model, limit, strict=strict), solver.cover(limit, strict)
+        assert (a is None) == (b is None) == (limit < value or strict)
+        if b is not None:
+            assert model.allowed(b)
+            assert bottleneck_s(model, b) <= limit
+
+
+def test_many_equal_devices_are_proved_by_counts():
+    r = random.Random(3)
+    p = problem(flops=[1.0, 2.0] * 30, speeds=[r.choice([1, 2, 4]) for _ in range(24)])
+    found = plan(p, time_limit_s=20)
+    assert found.certificate.status == "optimal"
+    assert len({s.replicas[0].device for s in found.stages}) == len(found.stages)
+    assert verify(p, found).ok
+
+
+def test_many_different_devices_go_to_cp_sat():
+    r = random.Random(3)
+    p = problem(flops=[1.0, 2.0] * 10, speeds=[r.uniform(1, 4) for _ in range(18)])
+    found = plan(p, time_limit_s=2)
+    assert "CP-SAT" in found.certificate.method
+    assert found.certificate.status in ("optimal", "bounded")
+    assert found.certificate.gap <= 0.5
+    assert verify(p, found).ok
+
+
+def test_out_of_time_says_so():
+    r = random.Random(1)
+    p = problem(flops=[r.uniform(1, 9) for _ in range(40)], speeds=[r.uniform(1, 4) for _ in range(20)])
+    found = plan(p, time_limit_s=0.0)
+    assert found.certificate.status == "bounded"
+    assert 0 < found.certificate.lower_bound_s <= found.certificate.value_s
+    assert verify(p, found).ok
+
+
+def test_stopped_search_gives_a_valid_bound():
+    p = random_problem(3, objective="iteration")
+    best = plan(p).certificate.value_s
+    stopped = plan(p, time_limit_s=0.0).certificate
+    assert stopped.lower_bound_s <= best * (1 + 1e-9)
+    assert stopped.value_s >= best * (1 - 1e-9)
+
+
+def test_a_slow_device_is_left_out_with_the_reason():
+    p = problem(flops=[1.0] * 8, speeds=[4, 4, 0.1], objective="iteration", microbatches=8)
+    found = plan(p)
+    assert [u.device for u in found.unused] == ["n2/cpu:0"]
+    assert "slow every step by" in found.unused[0].reason
+
+
+def test_a_slow_link_is_avoided():
+    ids = ["n0/cpu:0", "n1/cpu:0", "n2/cpu:0"]
+    slow = tuple(
+        Link(source=a, target=b, latency_s=0.0, bandwidth_bytes_per_s=1e-3)
+        for a in ids for b in ids if a != b and ids[2] in (a, b)
+    )  # fmt: skip
+    base = problem(flops=[3.0] * 6, speeds=[1, 1, 1], objective="iteration", microbatches=8)
+    layers = tuple(x.model_copy(update={"output_bytes": 1.0}) for x in base.layers)
+    found = plan(base.model_copy(update={"layers": layers, "links": slow}))
+    assert found.unused[0].device == ids[2]
+
+
+def test_pins_are_kept():
+    p = problem(speeds=[1, 2, 4], first_stage=["n1/cpu:0"], last_stage=["n0/cpu:0"])
+    stages = plan(p).stages
+    assert stages[0].replicas[0].device == "n1/cpu:0"
+    assert stages[-1].replicas[0].device == "n0/cpu:0"
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "heuristic"])
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        ([0.5, 0.5], "layer 'layer0' fits on no device"),
+        ([2.0, 2.0], "2 B short"),
+    ],
+)
+def test_infeasible_says_why(strategy, memory, words):
+    with pytest.raises(InfeasibleError, match=words):
+        plan(problem(memory=memory), strategy)
+
+
+def test_infeasible_names_what_would_be_enough():
+    p = problem(memory=[3.0, 3.0], schedule="gpipe")
+    layers = tuple(x.model_copy(update={"activation_bytes": 0.1}) for x in p.layers)
+    with pytest.raises(InfeasibleError) as raised:
+        plan(p.model_copy(update={"layers": layers}))
+    assert "more on n0/cpu:0 would be enough" in str(raised.value) or "short" in str(raised.value)
+
+
+def test_undecided_is_not_infeasible():
+    """20 devices that can't hold it for a reason only a search finds, and no time for it."""
+    p = problem(flops=[1.0] * 21, speeds=[1.0] * 20, memory=[1.9 + i / 1000 for i in range(20)])
+    with pytest.raises(UndecidedError):
+        plan(p, time_limit_s=0.0)
+
+
+def test_one_device_and_more_devices_than_layers():
+    one = plan(problem(flops=[1, 2, 3], speeds=[2]))
+    assert one.certificate.value_s == pytest.approx(3.0)
+    many = plan(problem(flops=[1, 1], speeds=[1, 1, 1, 1, 1]))
+    assert many.certificate.value_s == pytest.approx(1.0)
+    assert len(many.unused) == 3
+    assert all(u.reason == "only 2 layers" for u in many.unused)
+
+
+def test_eager_keeps_more_in_flight_where_a_link_is_slow():
+    ids = ["n0/cpu:0", "n1/cpu:0"]
+    links = tuple(
+        Link(source=a, target=b, latency_s=5.0, bandwidth_bytes_per_s=1.0) for a, b in (ids, ids[::-1])
+    )
+    base = problem(flops=[3.0] * 4, speeds=[1, 1], objective="iteration", microbatches=12, links=links)
+    static = plan(base)
+    eager = plan(base.model_copy(update={"schedule": "eager-1f1b"}))
+    assert eager.certificate.value_s < static.certificate.value_s
+    assert eager.stages[0].replicas[0].in_flight > 2
+    assert verify(eager.problem, eager).ok

@@ -1,0 +1,168 @@
+"""The simulator against the contract's model of time: by hand, by a naive reference, by properties."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyctl.schedule.actions import actions, in_flight
+from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
+
+
+def numbers(schedule, stages, microbatches):
+    return [in_flight(schedule, s, stages, microbatches) for s in range(stages)]
+
+
+def run(schedule, microbatches, stages, boundaries, **kwargs):
+    return simulate(
+        schedule, microbatches, numbers(schedule, len(stages), microbatches), stages, boundaries, **kwargs
+    )
+
+
+def test_one_stage_is_its_work():
+    out = run("1f1b", 3, [StageTimes(1, 2, 0.5)], [])
+    assert out.iteration_s == 9.5
+    assert out.compute_s == (9.5,)
+    assert out.idle_s == (0.0,)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_equal_stages_take_m_plus_s_minus_1_slots(schedule):
+    out = run(schedule, 8, [StageTimes(1, 2)] * 4, [Boundary()] * 3)
+    assert out.iteration_s == 3 * (8 + 4 - 1)
+
+
+def test_sequential_adds_everything_up():
+    hop = Hop(link_s=0.25, latency_s=0.5)
+    out = run("sequential", 3, [StageTimes(1, 2), StageTimes(3, 4)], [Boundary(hop, hop)])
+    assert out.iteration_s == pytest.approx(3 * (1 + 0.75 + 3 + 4 + 0.75 + 2))
+
+
+def test_a_slow_link_queues_its_messages():
+    boundary = Boundary(Hop(link_s=5.0, latency_s=1.0), Hop())
+    out = run("gpipe", 3, [StageTimes(1, 1), StageTimes(1, 1)], [boundary], trace=True)
+    starts = [s.start_s for s in out.trace if s.stage == 1 and s.kind == "F"]
+    assert starts == [7.0, 12.0, 17.0]
+
+
+def test_a_shared_resource_serves_first_come_first_served():
+    """Both directions share one resource: gradients wait for activations."""
+    hop = Hop(link_s=0.0, latency_s=0.0, shared=(("up", 4.0),))
+    out = run("gpipe", 2, [StageTimes(1, 1), StageTimes(1, 1)], [Boundary(hop, hop)], trace=True)
+    starts = {(s.stage, s.kind, s.microbatch): s.start_s for s in out.trace}
+    assert starts[1, "F", 0] == 5.0
+    assert starts[1, "F", 1] == 9.0  # ready at 2, sent when the first has been
+    assert starts[1, "B", 0] == 10.0
+    assert starts[0, "B", 0] == 15.0  # ready at 11
+    assert starts[0, "B", 1] == 19.0  # ready at 12, after the first gradient
+
+
+def test_optimizer_runs_after_the_last_backward_of_its_device():
+    out = run("1f1b", 2, [StageTimes(1, 1, 0.0), StageTimes(1, 1, 10.0)], [Boundary()], trace=True)
+    last = next(s for s in out.trace if s.kind == "O")
+    assert (last.stage, last.start_s, last.end_s) == (1, 5.0, 15.0)
+    assert out.iteration_s == 15.0
+
+
+def test_bad_shapes_and_deadlock():
+    with pytest.raises(ValueError, match="boundaries"):
+        simulate("1f1b", 1, [1], [StageTimes(1, 1)], [Boundary()])
+    for hop in (Hop(), Hop(shared=(("x", 1.0),))):
+        with pytest.raises(ValueError, match="for ever"):
+            simulate("eager-1f1b", 4, [1, 3], [StageTimes(1, 1)] * 2, [Boundary(hop, hop)])
+
+
+def reference(schedule, microbatches, flying, stages, boundaries):
+    """A slow, literal reading: again and again the earliest possible event, everything in one list."""
+    count = len(stages)
+    todo = [list(actions(schedule, microbatches, k)) for k in flying]
+    free = [0.0] * count
+    arrived = {("F", 0, m): 0.0 for m in range(microbatches)}
+    arrived |= {("B", count - 1, m): 0.0 for m in range(microbatches)}
+    ready = []  # (time, stage, order, kind, m): messages not taken yet
+    busy = {}
+    while any(todo) or ready:
+        ends = []
+        for s in range(count):
+            if todo[s] and (todo[s][0].kind, s, todo[s][0].microbatch) in arrived:
+                kind, m = todo[s][0]
+                d = stages[s].forward_s if kind == "F" else stages[s].backward_s
+                ends.append((max(free[s], arrived[kind, s, m]) + d, s))
+        if ready and (not ends or min(ready)[0] <= min(ends)[0]):
+            ready.sort()
+            at, s, _, kind, m = ready.pop(0)
+            boundary = boundaries[s] if kind == "F" else boundaries[s - 1]
+            hop = boundary.forward if kind == "F" else boundary.backward
+            uses = {("link", kind, s): hop.link_s, **{("shared", n): x for n, x in hop.shared}}
+            begin = max([at, *(busy.get(u, 0.0) for u in uses)])
+            for u, x in uses.items():
+                busy[u] = begin + x
+            arrived[kind, s + 1 if kind == "F" else s - 1, m] = begin + max(uses.values()) + hop.latency_s
+            continue
+        end, s = min(ends)
+        kind, m = todo[s].pop(0)
+        free[s] = end
+        if (kind == "F" and s < count - 1) or (kind == "B" and s > 0):
+            ready.append((end, s, 0 if kind == "F" else 1, kind, m))
+    return max(f + stage.optimizer_s for f, stage in zip(free, stages, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_agrees_with_a_literal_reading(seed):
+    r = random.Random(seed)
+    count, microbatches = r.randint(1, 5), r.randint(1, 7)
+    schedule = r.choice(["sequential", "gpipe", "1f1b"])
+    stages = [StageTimes(r.uniform(0.1, 2), r.uniform(0.1, 2), r.uniform(0, 1)) for _ in range(count)]
+
+    def hop():
+        shared = tuple((name, r.uniform(0.05, 1)) for name in "ab" if seed % 2 and r.random() < 0.5)
+        return Hop(r.choice([0.0, r.uniform(0, 3)]), r.choice([0.0, r.uniform(0, 2)]), shared)
+
+    boundaries = [Boundary(hop(), hop()) for _ in range(count - 1)]
+    flying = numbers(schedule, count, microbatches)
+    out = simulate(schedule, microbatches, flying, stages, boundaries)
+    assert out.iteration_s == pytest.approx(
+        reference(schedule, microbatches, flying, stages, boundaries), rel=1e-12
+    )
+    traced = simulate(schedule, microbatches, flying, stages, boundaries, trace=True)
+    assert traced.iteration_s == out.iteration_s
+    for s in range(count):
+        spans = sorted((x.start_s, x.end_s) for x in traced.trace if x.stage == s)
+        assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(spans))
+        assert out.compute_s[s] + out.idle_s[s] == pytest.approx(out.iteration_s)
+
+
+times = st.floats(0.01, 10, allow_nan=False)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(times, times, times), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.sampled_from(["sequential", "gpipe", "1f1b"]),
+    st.floats(0, 3),
+    st.sampled_from([0.25, 2.0, 8.0]),
+)
+def test_scaling_every_time_scales_the_step(stages, microbatches, schedule, latency, scale):
+    def play(x):
+        hop = Hop(latency * x / 2, latency * x)
+        return run(
+            schedule, microbatches, [StageTimes(f * x, b * x, o * x) for f, b, o in stages],
+            [Boundary(hop, hop)] * (len(stages) - 1),
+        ).iteration_s  # fmt: skip
+
+    assert play(scale) == pytest.approx(scale * play(1.0), rel=1e-12)
+
+
+def test_a_link_never_makes_a_step_faster():
+    stages = [StageTimes(1, 2), StageTimes(2, 1), StageTimes(1, 1)]
+    free = run("1f1b", 6, stages, [Boundary()] * 2).iteration_s
+    hop = Hop(0.5, 0.1)
+    assert run("1f1b", 6, stages, [Boundary(hop, hop)] * 2).iteration_s > free
+
+
+def test_64_stages_of_64_microbatches():
+    out = run("1f1b", 64, [StageTimes(1, 2)] * 64, [Boundary()] * 63)
+    assert out.iteration_s == 3 * (64 + 63)

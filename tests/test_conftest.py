@@ -1,0 +1,48 @@
+"""The checks of ``conftest.py`` catch what they are there to catch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+LEAKS = """
+import os, subprocess, sys, tempfile, time
+from pathlib import Path
+import pytest
+
+def test_process():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).returncode = 0
+
+def test_orphan():
+    # A grandchild in a session of its own, whose parent is gone: found by its environment alone.
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True).returncode = 0"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+def test_file():
+    Path(tempfile.mkdtemp(prefix="skyctl-")).joinpath("x").touch()
+
+def test_clean():
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    with tempfile.TemporaryDirectory(prefix="skyctl-"):
+        pass
+    assert os.environ["SKYCTL_HOME"].startswith(os.environ["HOME"])
+"""
+
+
+def test_leaks_are_named_and_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(__file__).with_name("conftest.py").read_text()
+    pytester.makeconftest(source.replace("PATIENCE_S = 5.0", "PATIENCE_S = 0.3"))
+    pytester.makepyfile(LEAKS)
+    monkeypatch.delenv("SKYCTL_REQUIRE_LAB", raising=False)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4, errors=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*left behind: process * (*time.sleep(60))",
+            "*left behind: process * (sleep 60)",
+            "*left behind: file */skyctl-*",
+        ]
+    )
