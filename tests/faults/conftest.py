@@ -11,9 +11,31 @@ from pathlib import Path
 import pytest
 
 TRAIN = """\
+import os
+import signal
 import time
+from pathlib import Path
+
 import torch
 from torch import nn
+
+FAULT = Path({fault!r})
+
+
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.count = 0
+
+    def forward(self, x):
+        self.count += 1
+        if self.count == 30 and FAULT.exists():
+            fault = FAULT.read_text()
+            if fault == "raise":
+                raise ValueError("the thirtieth")
+            os.kill(os.getpid(), getattr(signal, fault))
+        return self.linear(x)
 
 
 class Slow(nn.Module):
@@ -27,7 +49,7 @@ class Slow(nn.Module):
 
 
 def model():
-    return [Slow() for _ in range(6)] + [nn.Linear(8, 3)]
+    return [First()] + [Slow() for _ in range(5)] + [nn.Linear(8, 3)]
 
 
 def data(batch_size, seed):
@@ -41,15 +63,20 @@ def data(batch_size, seed):
 
 
 class Here:
-    """A folder with a cluster of two local nodes and a workload; ``run`` runs skyctl in it."""
+    """A folder with a cluster of two local nodes and a workload; ``run`` runs skyctl in it.
+
+    ``fault``: a file that, when it holds a signal's name or ``raise``, makes the first layer do that in the
+    thirtieth forward of a process.
+    """
 
     def __init__(self, folder: Path, state: Path) -> None:
         self.folder = folder
         self.state = state
         self.env = {**os.environ, "SKYCTL_HOME": str(state), "NO_COLOR": "1"}
         self.started: list[subprocess.Popen[str]] = []
+        self.fault = folder.parent / "fault"
         self.cluster("fast", "slow")
-        self.train(TRAIN)
+        self.train(TRAIN.format(fault=str(self.fault)))
 
     def cluster(self, *names: str) -> None:
         lines = "".join(
@@ -78,12 +105,12 @@ class Here:
         out, err = child.communicate(timeout=120)
         return subprocess.CompletedProcess(arguments, child.returncode, out, err)
 
-    def plan(self, *extra: str) -> Path:
+    def plan(self) -> Path:
         """Probes and plans; the plan uses both nodes."""
         sizes = ("--batch-size", "8", "--microbatches", "4")
         done = self.run("probe", "train.py", *sizes)
         assert done.returncode == 0, done.stderr
-        done = self.run("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json", *extra)
+        done = self.run("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json")
         assert done.returncode == 0, done.stderr
         return self.folder / "plan.json"
 
@@ -100,13 +127,36 @@ def json_text(text: str) -> str:
     return json.dumps(text)
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Here]:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    made = Here(folder, tmp_path / "state")
+def _made(folder: Path) -> Iterator[Here]:
+    work = folder / "work"
+    work.mkdir()
+    made = Here(work, folder / "state")
     yield made
     made.end()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    yield from _made(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    """One probe and one plan for a whole module."""
+    for made in _made(tmp_path_factory.mktemp("planned")):
+        made.plan()
+        yield made
+
+
+@pytest.fixture
+def planned(probed: Here) -> Iterator[Here]:
+    """As ``probed``, with cluster, workload and fault as they were afterwards."""
+    kept = {path: path.read_bytes() for path in probed.folder.iterdir() if path.is_file()}
+    yield probed
+    probed.end()
+    probed.fault.unlink(missing_ok=True)
+    for path, content in kept.items():
+        path.write_bytes(content)
 
 
 @pytest.fixture

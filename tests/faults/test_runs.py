@@ -38,7 +38,7 @@ def settled(state: Path) -> list[int]:
     return left
 
 
-def wait_for_steps(child: subprocess.Popen[str], state: Path) -> None:
+def wait_for_steps(child: subprocess.Popen[str]) -> None:
     """Until the run has done a step: its progress says so on stderr."""
     assert child.stderr is not None
     for line in child.stderr:
@@ -47,9 +47,8 @@ def wait_for_steps(child: subprocess.Popen[str], state: Path) -> None:
     raise AssertionError("the run ended before its first step")
 
 
-def test_a_whole_run(here) -> None:
-    here.plan()
-    done = here.run("launch", "plan.json", "--steps", "4", "--json")
+def test_a_whole_run(planned) -> None:
+    done = planned.run("launch", "plan.json", "--steps", "4", "--json")
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert [step["step"] for step in measured["steps"]] == [0, 1, 2, 3]
@@ -57,79 +56,73 @@ def test_a_whole_run(here) -> None:
     assert len(measured["replicas"]) == 2
     folder = Path(measured["weights"]).parent
     assert json.loads((folder / "measurement.json").read_text()) == measured
-    assert settled(here.state) == []
+    assert settled(planned.state) == []
 
 
-def test_a_plan_for_other_devices(here, complains: Callable[..., None]) -> None:
-    here.plan()
-    here.cluster("other", "names")
-    complains(here.run("launch", "plan.json"), 5, "fast/cpu:0", "other, names")
+def test_a_plan_for_other_devices(planned, complains: Callable[..., None]) -> None:
+    planned.cluster("other", "names")
+    complains(planned.run("launch", "plan.json"), 5, "fast/cpu:0", "other, names")
 
 
-def test_a_plan_for_another_workload(here, complains: Callable[..., None]) -> None:
-    here.plan()
-    here.train((here.folder / "train.py").read_text().replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
-    complains(here.run("launch", "plan.json"), 5, "train.py", "plan again")
+def test_a_plan_for_another_workload(planned, complains: Callable[..., None]) -> None:
+    planned.train((planned.folder / "train.py").read_text().replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
+    complains(planned.run("launch", "plan.json"), 5, "train.py", "plan again")
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
-def test_a_rank_that_is_killed_is_named(here, complains: Callable[..., None], name: str) -> None:
-    text = (here.folder / "train.py").read_text()
-    here.train(
-        text.replace(
-            "        time.sleep(0.005)\n",
-            "        self.count = getattr(self, 'count', 0) + 1\n"
-            "        if self.count == 30 and not x.is_meta:\n"
-            f"            import os, signal; os.kill(os.getpid(), signal.{name})\n",
-        ).replace("for _ in range(6)]", "for _ in range(1)] + [nn.Linear(8, 8) for _ in range(5)]")
-    )
-    here.plan()
-    done = here.run("launch", "plan.json", *STEPS)
+def test_a_rank_that_is_killed_is_named(planned, complains: Callable[..., None], name: str) -> None:
+    planned.fault.write_text(name)
+    done = planned.run("launch", "plan.json", *STEPS)
     complains(done, 1, "rank 0 on fast/cpu:0", "node fast", name)
-    assert settled(here.state) == []
+    assert settled(planned.state) == []
 
 
-def test_an_exception_in_a_rank_shows_its_last_lines(here, complains: Callable[..., None]) -> None:
-    text = (here.folder / "train.py").read_text()
-    here.train(
-        text.replace(
-            "        time.sleep(0.005)\n",
-            "        self.count = getattr(self, 'count', 0) + 1\n"
-            "        if self.count > 100:\n            raise ValueError('the hundredth')\n",
-        )
-    )
-    here.plan()
-    done = here.run("launch", "plan.json", *STEPS)
-    complains(done, 1, "the hundredth", "log:")
+def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable[..., None]) -> None:
+    planned.fault.write_text("raise")
+    done = planned.run("launch", "plan.json", *STEPS)
+    complains(done, 1, "rank 0", "the thirtieth", "forward", "log:")
     log = re.search(r"log: +(.*)", done.stderr)
     assert log is not None
-    assert "ValueError" in Path(log[1]).read_text()
-    assert settled(here.state) == []
+    assert "ValueError: the thirtieth" in Path(log[1]).read_text()
+    assert settled(planned.state) == []
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_stops_everything(here, signum: signal.Signals, code: int) -> None:
-    here.plan()
-    child = here.start("launch", "plan.json", *STEPS)
-    wait_for_steps(child, here.state)
+def test_an_interrupt_stops_everything(planned, signum: signal.Signals, code: int) -> None:
+    child = planned.start("launch", "plan.json", *STEPS)
+    wait_for_steps(child)
     child.send_signal(signum)
     _, err = child.communicate(timeout=30)
     assert child.returncode == code, err
     assert "Traceback" not in err
-    assert settled(here.state) == []
+    assert settled(planned.state) == []
 
 
-def test_the_launcher_killed_leaves_nothing_running(here) -> None:
-    here.plan()
-    child = here.start("launch", "plan.json", *STEPS)
-    wait_for_steps(child, here.state)
+def test_the_launcher_killed_leaves_nothing_running(planned) -> None:
+    child = planned.start("launch", "plan.json", *STEPS)
+    wait_for_steps(child)
     child.kill()
     child.communicate()
-    assert settled(here.state) == []
+    assert settled(planned.state) == []
+
+
+@pytest.mark.lab
+def test_a_full_disk_in_the_runs_folder(planned, complains: Callable[..., None]) -> None:
+    """A real full disk: a tiny file system, so this needs root."""
+    runs = planned.state / "runs"
+    runs.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", runs], check=True)
+    try:
+        (runs / "filler").write_bytes(b"x" * 4096)
+        done = planned.run("launch", "plan.json", "--steps", "2")
+        complains(done, 1, "No space left on device", str(runs))
+    finally:
+        subprocess.run(["umount", runs], check=True)
+    assert settled(planned.state) == []
 
 
 def test_names_with_blanks_and_metacharacters(tmp_path: Path, here) -> None:
-    odd = tmp_path / "a b'; echo \"$(touch pwned)\" &"
+    odd = tmp_path / 'a b\'; echo "$(touch pwned)" &'
     here.folder.rename(odd)
     here.folder = odd
     here.cluster("fast $(touch pwned)", "slow; touch pwned")
@@ -141,20 +134,3 @@ def test_names_with_blanks_and_metacharacters(tmp_path: Path, here) -> None:
         "slow; touch pwned/cpu:0",
     }
     assert not list(tmp_path.rglob("pwned"))
-
-
-@pytest.mark.lab
-def test_a_full_disk_in_the_runs_folder(here, complains: Callable[..., None]) -> None:
-    """A real full disk: a tiny file system, so this needs root."""
-    here.plan()
-    here.state.mkdir(exist_ok=True)
-    runs = here.state / "runs"
-    runs.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", runs], check=True)
-    try:
-        (runs / "filler").write_bytes(b"x" * 4096)
-        done = here.run("launch", "plan.json", "--steps", "2")
-        complains(done, 1, "No space left on device", str(runs))
-    finally:
-        subprocess.run(["umount", runs], check=True)
-    assert settled(here.state) == []

@@ -188,9 +188,10 @@ class Child:
         """Return code (negative: a signal) and the signal's name."""
         return {"returncode": self.status, "signal": signal_name(self.status)}
 
-    def exit_event(self) -> dict[str, Any]:
-        """How it ended, for one that sent neither a result nor an error."""
-        return {"event": "exit", **self.outcome(), "tail": list(self.tail)}
+    def exit_event(self, why: str | None) -> dict[str, Any]:
+        """How it ended without a result or an error; ``why`` the agent ended it, if it did."""
+        event = {"event": "exit", **self.outcome(), "tail": list(self.tail)}
+        return {**event, "agent_ended": why} if why else event
 
 
 def signal_name(status: int | None) -> str | None:

@@ -25,7 +25,6 @@ from skyctl.agent.stream import Outbox, read_some
 from skyctl.agent.transfer import Files
 from skyctl.agent.wire import Parser, WireError, write_frame
 
-GRACE_S = 2.0
 KILL_S = 5.0
 AFTER_RESULT_S = 10.0
 HIGH_BYTES = 4 << 20
@@ -39,7 +38,7 @@ class Agent:
     def __init__(
         self, config: Message, package: Path, folder: SessionFolder, store: Store, out_fd: int
     ) -> None:
-        self._lease_s = float(config["lease_s"])
+        self._lease_s, self._grace_s = float(config["lease_s"]), float(config["grace_s"])
         self._package, self._folder, self._cache = package, folder, store.root
         self._out = Outbox(out_fd)
         self._files = Files(store, self._out)
@@ -51,6 +50,7 @@ class Agent:
         self._listening = True
         self._ending_at: float | None = None
         self._told_to_end = False
+        self._why: str | None = None
         os.set_blocking(0, False)
         self._wake_fd, wake = os.pipe()
         for fd in (self._wake_fd, wake):
@@ -98,8 +98,8 @@ class Agent:
         self._watch_lease()
         self._end_tasks()
         if self._told_to_end:
-            self._end()
-        if self._ending_at is not None and time.monotonic() - self._ending_at > GRACE_S:
+            self._end("somebody sent it SIGTERM")
+        if self._ending_at is not None and time.monotonic() - self._ending_at > self._grace_s:
             process.send(self._survivors(), signal.SIGKILL)
 
     def _interests(self) -> dict[int, int]:
@@ -132,7 +132,7 @@ class Agent:
             return
         if not data:
             self._listening = False
-            self._end()
+            self._end("the launcher is gone")
             return
         self._heard_at = time.monotonic()
         self._parser.feed(data)
@@ -141,15 +141,14 @@ class Agent:
                 self._act(message, body)
         except WireError as exc:
             self._listening = False
-            self._out.push({"op": "fault", "error": str(exc), "path": ""})
-            self._end()
+            self._end(f"what the launcher sends makes no sense: {exc}")
 
     def _act(self, message: Message, body: bytes) -> None:
         op = message.get("op")
         if op == "ping":
             self._out.push({"op": "pong"})
         elif op == "shutdown":
-            self._end()
+            self._end("it was told to")
         elif op == "task":
             self._start(message)
         elif op in ("send", "kill"):
@@ -173,7 +172,8 @@ class Agent:
         try:
             self._out.flush()
         except OSError:
-            self._end()
+            self._out.clear()
+            self._end("the launcher is gone")
             return False
         for child in self._children.values():
             try:
@@ -184,7 +184,7 @@ class Agent:
 
     def _watch_lease(self) -> None:
         if self._ending_at is None and time.monotonic() - self._heard_at > self._lease_s:
-            self._end()
+            self._end(f"it had not heard from the launcher for {self._lease_s:g} s")
 
     # --- tasks
 
@@ -266,9 +266,9 @@ class Agent:
         for number, since in list(self._endings.items()):
             child = self._children[number]
             left = self._of_task(child, rows)
-            if child.status is not None and (not left or now - since > GRACE_S + KILL_S):
+            if child.status is not None and (not left or now - since > self._grace_s + KILL_S):
                 self._bury(child)
-            elif now - since > GRACE_S:
+            elif now - since > self._grace_s:
                 process.send(left, signal.SIGKILL)
 
     def _of_task(self, child: Child, rows: dict[int, process.Entry]) -> set[int]:
@@ -284,7 +284,7 @@ class Agent:
         if child.dropped_lines:
             self._log(child, f"[skyctl: the last {child.dropped_lines} lines are left out]")
         if not child.spoke:
-            self._out.push({"op": "event", "task": child.number, "message": child.exit_event()})
+            self._out.push({"op": "event", "task": child.number, "message": child.exit_event(self._why)})
         self._out.push({"op": "gone", "task": child.number, **child.outcome()})
         child.close()
         del self._children[child.number]
@@ -293,9 +293,11 @@ class Agent:
 
     # --- the end
 
-    def _end(self) -> None:
+    def _end(self, why: str) -> None:
         if self._ending_at is None:
             self._ending_at = time.monotonic()
+            self._why = why
+            self._out.push({"op": "ending", "why": why})
             process.send(self._survivors(), signal.SIGTERM)
 
     def _survivors(self) -> set[int]:
@@ -310,7 +312,7 @@ class Agent:
         if self._ending_at is None:
             return False
         waited_s = time.monotonic() - self._ending_at
-        return not self._survivors() or waited_s > GRACE_S + KILL_S
+        return not self._survivors() or waited_s > self._grace_s + KILL_S
 
 
 def main(config: Message, package: Path, cache: Path) -> int:

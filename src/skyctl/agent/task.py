@@ -105,7 +105,6 @@ def main() -> int:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as exc:  # noqa: BLE001 - whatever the user's code raises is theirs to see
-        traceback.print_exc()
         with contextlib.suppress(EOFError):
             channel.send(error_event(exc))
         return 1

@@ -185,7 +185,7 @@ def _entry(path: str | Path, name: str, value: Any, base: int) -> Entry:
     fault = None
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         fault = "must have dtype, shape and data_offsets"
-    elif value["dtype"] not in DTYPES:
+    elif not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
         fault = f"has the unknown type {value['dtype']!r}"
     elif not _naturals(value["shape"]):
         fault = f"has the shape {value['shape']!r}"

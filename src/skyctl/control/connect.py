@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from skyctl.errors import NodeError, SkyctlError
+from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session import Session, open_sessions
@@ -47,8 +47,8 @@ def need_all(failures: dict[str, SkyctlError]) -> None:
         raise next(iter(failures.values()))
     lines = "".join(f"\n  {name}: {error.message}" for name, error in failures.items())
     hints = {error.hint for error in failures.values() if error.hint}
-    raise NodeError(
-        f"{len(failures)} nodes can't be used:{lines}",
-        node=next(iter(failures)),
-        hint=next(iter(hints)) if len(hints) == 1 else "skyctl check shows what to do about each",
-    )
+    hint = next(iter(hints)) if len(hints) == 1 else "skyctl check shows what to do about each"
+    message = f"{len(failures)} nodes can't be used:{lines}"
+    if all(isinstance(error, InputError) for error in failures.values()):
+        raise InputError(message, hint=hint)
+    raise NodeError(message, node=next(iter(failures)), hint=hint)

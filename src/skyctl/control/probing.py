@@ -7,7 +7,7 @@ from pathlib import Path
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from skyctl.control.connect import Connected
+from skyctl.control.connect import Connected, need_all
 from skyctl.control.request import Request
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, save_profile
@@ -33,6 +33,8 @@ def probe_cluster(
     from skyctl.control.request import send_workload
     from skyctl.probe.collect import probe
 
+    if not links.sessions:
+        need_all(links.failures)
     spec = None
     told: dict[str, dict[str, Any]] = {}
     if request is not None:

@@ -21,6 +21,9 @@ PERIOD_US = 10_000
 """Much smoother than the kernel's default of 100 ms."""
 
 _MIN_QUOTA_US = 1000
+_LAB_WEIGHT = 8.0
+"""In ordinary processes: other work on this machine slows a lab little, and a busy lab does not stop it."""
+
 _WANTED = ("cpu", "cpuacct", "memory")
 
 
@@ -88,6 +91,7 @@ def make(layout: Layout, token: str, number: int, memory_gib: float | None) -> l
                 wanted = " ".join(f"+{c}" for c in ("cpu", "memory") if c in layout.bases)
                 for above in (lab.parent, lab):
                     (above / "cgroup.subtree_control").write_text(wanted, encoding="utf-8")
+            _set_weight(lab, _LAB_WEIGHT)
             folder = lab / str(number)
             folder.mkdir(exist_ok=True)
             folders.append(folder)
@@ -122,14 +126,23 @@ def quota_us(cpus: float) -> tuple[int, int]:
 
 
 def set_quota(folders: Iterable[str | Path], cpus: float) -> None:
-    """Holds a node to that many cores from now on."""
+    """Holds a node to that many cores from now on, and where cores are short, to its share of them."""
     quota, period = quota_us(cpus)
     for folder in map(Path, folders):
+        _set_weight(folder, cpus)
         if (folder / "cpu.cfs_quota_us").exists():
             (folder / "cpu.cfs_period_us").write_text(str(period), encoding="utf-8")
             (folder / "cpu.cfs_quota_us").write_text(str(quota), encoding="utf-8")
         elif (folder / "cpu.max").exists():
             (folder / "cpu.max").write_text(f"{quota} {period}", encoding="utf-8")
+
+
+def _set_weight(folder: Path, weight: float) -> None:
+    """Its share of the processor, in ordinary processes."""
+    for name, unit, least, most in (("cpu.shares", 1024, 2, 262144), ("cpu.weight", 100, 1, 10000)):
+        if (folder / name).exists():
+            value = min(most, max(least, round(weight * unit)))
+            (folder / name).write_text(str(value), encoding="utf-8")
 
 
 def used_cpu_s(folders: Iterable[str | Path]) -> float | None:

@@ -58,15 +58,13 @@ def up(
     state = _plan(spec, folder, states.check_name(name), source, pythons or {})
     known = states.load_state(name)
     if known is not None:
-        if _same(known, state) and not status(known)["faults"]:
+        faults = status(known)["faults"]
+        if _same(known, state) and not faults:
             return known
-        what = (
-            "is up with another lab.yaml"
-            if _same(known, known) and known.spec != spec
-            else "is there already"
-        )
+        what = faults[0] if faults else "it was made from something else"
         raise InputError(
-            f"a lab called {name!r} {what}", hint=f"`skyctl lab down {name}` first, or another --name"
+            f"there is a lab called {name!r} already: {what}",
+            hint=f"`skyctl lab down {name}` first, or another --name",
         )
     make_private(Path(state.state_folder))
     if folder is not None:

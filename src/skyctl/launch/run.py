@@ -24,6 +24,9 @@ from skyctl.launch.spec import RankSpec
 from skyctl.remote.session import Session, Task, translate
 
 MODULE = "skyctl.worker.rank"
+TAIL_LINES = 6
+"""A failed rank's last lines that go into the message."""
+
 FIRST_CAUSE_GRACE_S = 1.5
 """How long after the first failure others may still report one that came earlier or says more."""
 
@@ -184,8 +187,13 @@ class Run:
 
     def _log(self, rank: _Rank, text: str) -> None:
         lines = text.splitlines()
-        rank.tail = (rank.tail + lines)[-20:]
-        path = self.paths.log(rank.spec.rank)
+        rank.tail = (rank.tail + lines)[-TAIL_LINES:]
+        self._write_log(rank.spec, lines)
+        for line in lines:
+            self.watcher.log(rank.spec, line)
+
+    def _write_log(self, spec: RankSpec, lines: list[str]) -> None:
+        path = self.paths.log(spec.rank)
         try:
             with path.open("a", encoding="utf-8") as log:
                 log.writelines(line + "\n" for line in lines)
@@ -194,8 +202,6 @@ class Run:
                 f"cannot write the log {path}: {exc.strerror or exc}",
                 hint="free some space, or set SKYCTL_HOME to another disk",
             ) from exc
-        for line in lines:
-            self.watcher.log(rank.spec, line)
 
     def _first_cause(self, first: _Rank) -> SkyctlError:
         """Waits a moment for other failures, then picks the earliest that is not just a lost peer."""
@@ -216,7 +222,7 @@ class Run:
             elif news.get("event") in ("error", "exit") and rank.failure is None:
                 rank.failure = news
                 failed.append(rank)
-        primary = [r for r in failed if r.failure is not None and r.failure.get("type") != "PeerLostError"]
+        primary = [r for r in failed if r.failure is not None and not _follows(r.failure)]
         return self._explain((primary or failed)[0])
 
     def _explain(self, rank: _Rank) -> SkyctlError:
@@ -226,19 +232,15 @@ class Run:
         raised = failure.get("raised")
         if isinstance(raised, SkyctlError):
             return raised
-        text = failure.get("traceback") or failure.get("tail") or ""
-        if text and not rank.tail:
+        printed = "".join(f"\n    {line}" for line in rank.tail[-TAIL_LINES:])
+        if failure.get("traceback"):
             with suppress(SkyctlError):
-                self._log(rank, text if isinstance(text, str) else "\n".join(text))
+                self._write_log(spec, str(failure["traceback"]).splitlines())
         shown = str(log) if log.exists() else None
         cause = translate(self.sessions[spec.node].node, failure)
-        tail = "".join(f"\n    {line}" for line in rank.tail[-8:])
-        message = f"{who} failed in {failure.get('phase') or rank.phase}: {cause.message}"
-        error = type(cause) if failure.get("skyctl") else RunError
-        if error is not RunError and cause.exit_code == 2:
-            cause.log = shown
-            return cause
-        return RunError(message + tail, hint=cause.hint, log=shown)
+        cause.message = f"{who} failed in {rank.phase}: {cause.message}{printed}"
+        cause.log = shown
+        return cause
 
     def _stalled(self, waiting: set[int]) -> RunError:
         quiet = min((self._ranks[i] for i in waiting), key=lambda r: r.heard)
@@ -250,6 +252,11 @@ class Run:
             hint="see whether the node sleeps, swaps or lost its network; then launch again",
             log=str(self.paths.log(spec.rank)) if self.paths.log(spec.rank).exists() else None,
         )
+
+
+def _follows(failure: dict[str, Any]) -> bool:
+    """Whether a failure only follows from another: a neighbour is gone, or the agent was ending its tasks."""
+    return failure.get("type") == "PeerLostError" or bool(failure.get("agent_ended"))
 
 
 def gather_weights(run: Run, sessions: Mapping[str, Session]) -> Path | None:

@@ -17,10 +17,13 @@ from skyctl.planner.even import even
 from skyctl.planner.infeasible import raise_infeasible
 from skyctl.planner.level import estimate_s, level
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.refine import refine
 
 Pieces = tuple[Piece, ...]
 KEPT = 3
 FEW = 8
+REFINED = 6
+TRIES = 4000
 ROUNDS = 40
 
 
@@ -48,6 +51,12 @@ def heuristic(model: Model, plays: int = 150) -> Pieces:
             raise AssertionError("unreachable")
         starts = [found]
     scored = sorted((value_s(model, pieces)[0], i) for i, pieces in enumerate(starts))
+    if model.by_iteration:
+        few = model.devices <= FEW
+        chosen = scored[: REFINED if few else KEPT]
+        refined = (refine(model, starts[i], TRIES if few else TRIES // 4) for _, i in chosen)
+        starts += [pieces for pieces in dict.fromkeys(refined) if pieces not in starts]
+        scored = sorted((value_s(model, pieces)[0], i) for i, pieces in enumerate(starts))
     best = min(
         (_polish(model, starts[i], value, plays // min(KEPT, len(scored))) for value, i in scored[:KEPT]),
         key=lambda entry: entry[0],
@@ -206,7 +215,7 @@ def _moves(model: Model, pieces: Pieces) -> Iterator[Pieces]:
             other[i] = pieces[i]._replace(device=pieces[j].device)
             other[j] = pieces[j]._replace(device=pieces[i].device)
             yield tuple(other)
-    if model.by_iteration and model.devices <= 16:
+    if model.by_iteration and model.devices <= FEW:
         for order in _neighbours(model, [piece.device for piece in pieces]):
             levelled = level(model, order)
             if levelled is not None:

@@ -35,7 +35,7 @@ Progress = Callable[[str, str, float], None]
 """Called with a node's name (or ``links``), what it is at, and how much of that is done (0 to 1)."""
 
 START_S = 180.0
-BUDGET_S = 6.0
+BUDGET_S = 4.0
 CAP_S = 180.0
 
 

@@ -22,6 +22,7 @@ class ConnectOptions:
         known_hosts: one more file of known hosts, read first.
         ssh_config: used instead of ``~/.ssh/config``.
         start_timeout_s: from the login to a running agent (Python may start slowly).
+        grace_s: between TERM and KILL.
         lease_s: the agent ends, with all it started, when it has not heard from us for so long.
     """
 
@@ -31,6 +32,7 @@ class ConnectOptions:
     ssh_config: str | None = None
     start_timeout_s: float = 60
     lease_s: float = 60
+    grace_s: float = 2
 
 
 class Channel(Protocol):

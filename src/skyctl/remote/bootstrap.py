@@ -117,7 +117,8 @@ def _shake_hands(node: Node, channel: Channel, nonce: str, options: ConnectOptio
             hint="name a newer one in cluster.yaml: `python: /path/to/python3`",
         )
     digest, archive = node_archive()
-    config = {"nonce": nonce, "package": digest, "env": dict(node.env), "lease_s": options.lease_s}
+    config: dict[str, Any] = {"nonce": nonce, "package": digest, "env": dict(node.env)}
+    config |= {"lease_s": options.lease_s, "grace_s": options.grace_s}
     _write(channel, stage_zero() + base64.b64encode(json.dumps(config).encode()) + b"\n")
     answer = _answer(node, channel, nonce)
     if "need" in answer:

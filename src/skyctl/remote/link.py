@@ -38,6 +38,7 @@ class Link:
         self.changed = threading.Condition()
         self.lost: SkyctlError | None = None
         self.bye: Message | None = None
+        self._closing = False
         self._channel = channel
         self._receive = receive
         self._silence_s = silence_s
@@ -55,7 +56,7 @@ class Link:
     def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """Queues a frame; waits while too much is queued. Raises what the link was lost to."""
         with self.changed:
-            self.wait(lambda: self._queued_bytes < QUEUE_BYTES or None, None)
+            self.wait(lambda: (self.lost is None and self._queued_bytes < QUEUE_BYTES) or None, None)
             self._enqueue(message, body)
 
     def wait(self, ready: Callable[[], T | None], timeout_s: float | None) -> T | None:
@@ -76,6 +77,7 @@ class Link:
     def close(self, timeout_s: float) -> Message | None:
         """Tells the agent to end everything, waits for its bye (that, or None), and ends the threads."""
         with self.changed:
+            self._closing = True
             if self.lost is None:
                 self._enqueue({"op": "shutdown"}, b"")
                 deadline = time.monotonic() + timeout_s
@@ -105,7 +107,7 @@ class Link:
             self.changed.notify_all()
 
     def _read(self) -> None:
-        why = "the connection ended"
+        why: str | None = None
         try:
             while frame := read_frame(self._channel.stdout):
                 self._heard_at = time.monotonic()
@@ -114,15 +116,17 @@ class Link:
         except (WireError, KeyError, TypeError, AttributeError) as exc:
             why = f"what came is not from its agent ({exc})"
         except (OSError, EOFError, ValueError) as exc:
-            why = f"the connection broke ({exc})" if str(exc) else why
+            why = why or (f"the connection broke ({exc})" if str(exc) else None)
         finally:
-            self._lose(self._unreachable(why))
+            self._lose(None if self._closing else self._unreachable(why or "the connection ended"))
 
     def _take(self, message: Message, body: bytes) -> str | None:
         """One frame; the agent's reason to end, where it is that."""
         op = message.get("op")
         if op == "fault":
             return f"its agent gave up: {message.get('error')}"
+        if op == "ending":
+            return f"its agent has ended: {message['why']}"
         if op != "pong":
             with self.changed:
                 if op == "bye":
@@ -130,7 +134,7 @@ class Link:
                 else:
                     self._receive(message, body)
                 self.changed.notify_all()
-        return "its agent was ended there" if op == "bye" else None
+        return None
 
     def _write(self) -> None:
         try:
@@ -145,6 +149,7 @@ class Link:
                     self.changed.notify_all()
                 write_frame(self._channel.stdin, message, body)
         except (OSError, EOFError, ValueError) as exc:
+            self._threads[0].join(2)  # the reader may know more: what the agent said last
             self._lose(self._unreachable(f"the connection broke ({exc})"))
 
     def _watch(self) -> None:

@@ -55,6 +55,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._tasks: dict[int, Task] = {}
         self._replies: dict[int, deque[tuple[Message, bytes]]] = {}
+        self._grace_s = options.grace_s
         self._close_lock = threading.Lock()
         self._closed = False
         self._link = Link(remote.node, channel, self._receive, options.lease_s / 2)
@@ -129,8 +130,9 @@ class Session:
             SkyctlError: it can't be written here.
         """
         request = self._expect()
-        fd, name = tempfile.mkstemp(prefix=f".{local_path.name[:50]}-", dir=local_path.parent)
+        name = ""
         try:
+            fd, name = tempfile.mkstemp(prefix=f".{local_path.name[:50]}-", dir=local_path.parent)
             with os.fdopen(fd, "wb") as file:
                 self._link.send({"op": "fetch", "id": request, "path": remote_path})
                 self._receive_file(request, file, remote_path)
@@ -139,7 +141,8 @@ class Session:
         except OSError as exc:
             raise SkyctlError(f"can't write {local_path}: {exc.strerror or exc}") from exc
         finally:
-            Path(name).unlink(missing_ok=True)
+            if name:
+                Path(name).unlink(missing_ok=True)
             self._cancel(request)
 
     def close(self) -> None:
@@ -148,7 +151,7 @@ class Session:
             if self._closed:
                 return
             try:
-                bye = self._link.close(CLOSE_S)
+                bye = self._link.close(CLOSE_S + self._grace_s)
                 self.left = list((bye or {}).get("left", []))
             finally:
                 self._closed = True

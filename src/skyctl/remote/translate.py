@@ -27,6 +27,9 @@ def translate(node: Node, event: dict[str, Any]) -> SkyctlError:
 def _of_exit(node: Node, event: dict[str, Any]) -> SkyctlError:
     last = next((line for line in reversed(event.get("tail") or []) if line.strip()), None)
     said = f"; its last line: {last.strip()[:300]}" if last else ""
+    if event.get("agent_ended"):
+        why = f"its agent there was ending: {event['agent_ended']}"
+        return RunError(f"a process on node {node.name} was ended, {why}{said}")
     if event.get("signal"):
         hint = "SIGKILL often is the system short of memory" if event["signal"] == "SIGKILL" else None
         return RunError(f"a process on node {node.name} was ended by {event['signal']}{said}", hint=hint)

@@ -287,8 +287,14 @@ def _device(name: str) -> torch.device:
     """``cpu:0`` or ``cuda:1`` as torch's device, made the current one."""
     device = torch.device("cpu" if name.startswith("cpu") else name)
     if device.type != "cpu":
-        torch.empty(1, device=device)  # fails here, where the message can name the device
-        torch.accelerator.set_device_index(device.index or 0)
+        try:
+            torch.empty(1, device=device)
+            torch.accelerator.set_device_index(device.index or 0)
+        except Exception as exc:
+            raise RunError(
+                f"device {name} can't be used: {type(exc).__name__}: {exc}",
+                hint="see 'skyctl check'; 'devices:' in cluster.yaml says which devices of a node to use",
+            ) from exc
     return device
 
 

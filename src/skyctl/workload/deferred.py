@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from skyctl.errors import WorkloadError
@@ -106,7 +106,7 @@ class Record:
         state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(derived_seed(self.seed, salt))
         try:
-            with torch.no_grad():
+            with _disable_current_modes(), torch.no_grad():
                 values: dict[int, Any] = {}
                 for index in self._needed([t.untyped_storage()._cdata for t in tensors]):
                     self._run(self._ops[index], values)
@@ -190,7 +190,10 @@ class _Deferring(Mode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        with torch._C.DisableTorchFunction():  # here a tensor's device is what it is: see _Values
+            return self._dispatch(func, args, dict(kwargs or {}))
+
+    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         deferred = [t for t in tensors if is_deferred(t)]
         takes_device = any(a.name == "device" for a in func._schema.arguments)
@@ -250,9 +253,17 @@ def _to_meta(value: Any) -> Any:
 
 
 class _Values(TorchFunctionMode):
-    """``tolist`` and ``numpy`` read memory without an operation to intercept: makes the values first."""
+    """``tolist`` and ``numpy`` read memory without an operation to intercept: makes the values first.
+
+    And deferred tensors say that they are on the CPU: some of torch's own initialisers leave meta tensors alone.
+    """
 
     READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+    SAID = {  # noqa: RUF012 - a constant
+        torch.Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
+        torch.Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]
+        torch.Tensor.device.__get__: torch.device("cpu"),
+    }
 
     def __init__(self, record: Record) -> None:
         super().__init__()
@@ -261,6 +272,8 @@ class _Values(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func in self.SAID and is_deferred(args[0]):
+            return self.SAID[func]
         if func in self.READERS and isinstance(args[0], Tensor) and is_deferred(args[0]):
             args = (self.record.real([args[0].detach()], "value")[0], *args[1:])
         return func(*args, **(kwargs or {}))

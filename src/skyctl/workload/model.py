@@ -35,9 +35,12 @@ class Model:
     path: Path | None = None
 
     def label(self, index: int) -> str:
-        """``layer 3 (Linear)``, for messages."""
-        kind = type(self.layers[index]).__name__
-        return f"layer {index} ({self.names[index] if kind.lower() in self.names[index].lower() else kind})"
+        """``layer 3 (Linear)``, with the layer's own name where it has one, for messages."""
+        kind, name = type(self.layers[index]).__name__, self.names[index]
+        own = name != f"{index}.{kind}"
+        if self.path is None:
+            return f"layer {index} ({name})"
+        return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
 
     def tensors(self, index: int) -> list[Tensor]:
         """Every tensor one layer holds, without values where they are deferred."""

@@ -6,7 +6,9 @@ tensor of its own works, and attention takes the kernel that a CPU takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -77,6 +79,17 @@ def detached(value: Value) -> Value:
     if isinstance(value, tuple):
         return tuple(t.detach().requires_grad_(t.requires_grad) for t in value)
     return value.detach().requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log an operation that fails before they raise its error; the error is enough."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class Shapes:
@@ -161,7 +174,7 @@ class Shapes:
         last = self.give(self.at(samples)[-1])
         _, targets = self.inputs(samples)
         try:
-            with self.mode:
+            with self.mode, _quiet():
                 value = loss(last, targets)
         except WorkloadError as exc:
             raise WorkloadError(f"{exc.message} (outputs {boundary_of(last)})", hint=exc.hint) from exc
@@ -179,7 +192,7 @@ class Shapes:
     def call(self, index: int, value: Value, boundary: Boundary) -> Value:
         """Layer ``index`` on fake tensors, its errors named."""
         try:
-            with self.mode:
+            with self.mode, _quiet():
                 out: Any = self.layers()[index](value)
         except Exception as exc:
             raise WorkloadError(self._misfit(index, boundary, exc)) from exc

@@ -132,10 +132,11 @@ class Scope:
     def _holds(self, name: str, module: Any) -> bool:
         if self.modules.get(name) is module:
             return True
-        loader = getattr(getattr(module, "__spec__", None), "loader", None)
+        inside = getattr(module, "__dict__", {})  # not getattr(module, …): some modules make up attributes
+        loader = getattr(inside.get("__spec__"), "loader", None)
         if isinstance(loader, _Loader):
             return loader.scope is self
-        paths = list(getattr(module, "__path__", None) or [])
+        paths = list(inside.get("__path__") or [])
         return bool(paths) and all(Path(path).is_relative_to(self.folder) for path in paths)
 
 

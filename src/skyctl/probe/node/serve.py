@@ -19,6 +19,7 @@ import torch  # noqa: E402 - the filter must come first
 
 from skyctl.errors import SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, facts, link  # noqa: E402
+from skyctl.probe.node.heap import keep_freed_memory  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -41,6 +42,7 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
         payload: ``device`` (None: the first), ``devices`` (wanted, or None), ``threads``, ``slowdown``,
             ``workload`` (a spec with this node's paths, or None).
     """
+    keep_freed_memory()
     if payload.get("threads"):
         torch.set_num_threads(int(payload["threads"]))
     found = facts.facts(payload.get("devices"))

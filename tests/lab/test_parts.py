@@ -1,0 +1,143 @@
+"""The lab's pure parts: addresses, buckets, quotas, and the switch played on numbers."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from skyctl.lab import cgroups, links
+from skyctl.lab.spec import LabSpec
+from skyctl.lab.state import token_of
+from skyctl.lab.switch import HEADER, QUEUE_S, Switch, wire_bytes
+
+A, B, C = (bytes((2, 0, 0, 0, site, 1)) for site in range(3))
+SITES = {A: 0, B: 1, C: 2}
+
+
+def frame(target: bytes, source: bytes, size: int = 1000) -> bytes:
+    return bytes(HEADER) + (target + source).ljust(size, b"\0")
+
+
+class Wire:
+    """A switch whose clock is moved by hand."""
+
+    def __init__(self, rates, latency_s):
+        self.arrived = []
+        self.now = 0.0
+        self.switch = Switch(SITES, rates, latency_s, lambda site, _: self.arrived.append((site, self.now)))
+
+    def finish(self):
+        """Plays on to the end and gives (site, when) of every frame."""
+        while True:
+            due = self.switch.deliver(self.now)
+            if due is None:
+                return self.arrived
+            assert due > self.now
+            self.now = due
+
+
+def test_a_frame_takes_the_latency():
+    wire = Wire([None, None, None], 0.005)
+    wire.switch.take(0, frame(B, A), 0.0)
+    assert wire.finish() == [(1, 0.005)]
+
+
+def test_an_uplink_serialises_what_leaves():
+    wire = Wire([1e6, None, None], 0.005)
+    for _ in range(3):
+        wire.switch.take(0, frame(B, A), 0.0)
+    assert [when for _, when in wire.finish()] == pytest.approx([0.006, 0.007, 0.008])
+
+
+def test_an_uplink_serialises_what_comes_in_from_two_sites():
+    wire = Wire([None, None, 1e6], 0.0)
+    wire.switch.take(0, frame(C, A), 0.0)
+    wire.switch.take(1, frame(C, B), 0.0)
+    assert [when for _, when in wire.finish()] == pytest.approx([0.001, 0.002])
+
+
+def test_both_directions_are_apart():
+    wire = Wire([None, 1e6, None], 0.0)
+    wire.switch.take(0, frame(B, A), 0.0)
+    wire.switch.take(1, frame(A, B), 0.0)
+    assert sorted(wire.finish()) == [(0, pytest.approx(0.001)), (1, pytest.approx(0.001))]
+
+
+def test_a_full_queue_drops():
+    rate = 4e6  # bytes a second: a tenth of a second holds 400 frames
+    wire = Wire([rate, None, None], 0.0)
+    for _ in range(1000):
+        wire.switch.take(0, frame(B, A), 0.0)
+    held = QUEUE_S * rate / 1000
+    assert held <= len(wire.finish()) <= held + 2
+    assert wire.switch.dropped == 1000 - len(wire.arrived)
+
+
+def test_a_broadcast_reaches_every_other_site():
+    wire = Wire([None, None, None], 0.001)
+    wire.switch.take(1, frame(b"\xff" * 6, B), 0.0)
+    assert sorted(site for site, _ in wire.finish()) == [0, 2]
+
+
+def test_only_what_goes_between_sites_passes():
+    wire = Wire([None, None, None], 0.0)
+    stranger = bytes((2, 0, 0, 0, 0, 254))
+    wire.switch.take(0, frame(A, A), 0.0)  # flooded by its bridge
+    wire.switch.take(0, frame(B, stranger), 0.0)  # the launcher's
+    wire.switch.take(0, frame(stranger, A), 0.0)
+    wire.switch.take(1, frame(B, A), 0.0)  # come back over another site
+    assert wire.finish() == []
+
+
+def test_a_large_segment_counts_its_pieces_headers():
+    whole = struct.pack("=BBHHHH", 1, 1, 54, 1448, 0, 0) + bytes(54 + 3 * 1448)
+    assert wire_bytes(whole) == 3 * (1448 + 54)
+    assert wire_bytes(frame(A, B, 60)) == 60
+
+
+def test_quotas_have_short_periods():
+    assert cgroups.quota_us(0.4) == (4000, 10_000)
+    assert cgroups.quota_us(2.0) == (20_000, 10_000)
+    assert cgroups.quota_us(0.05) == (1000, 20_000)
+    for cpus in (0.001, 0.0123, 0.333, 7.7):
+        quota, period = cgroups.quota_us(cpus)
+        assert quota >= 1000
+        assert period <= 1_000_000
+        assert quota / period == pytest.approx(cpus, rel=0.02)
+
+
+def test_places_addresses_and_interface_names():
+    nodes = [{"name": f"n{i}", "cpus": 1.0, "site": "ab"[i % 2]} for i in range(4)]
+    together = LabSpec.model_validate({"nodes": nodes})
+    apart = LabSpec.model_validate({"nodes": nodes, "sites": {"latency_ms": 1.0}})
+    assert links.places(together) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert links.places(apart) == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert links.address(7, 1, 2) == "10.7.1.2"
+    assert len(links.launcher_interface(token_of("x" * 63), 249)) <= 15
+
+
+def test_netem_is_asked_for_delay_on_the_way_out_and_rate_both_ways():
+    nodes = [{"name": "n0", "cpus": 1.0, "site": "a"}, {"name": "n1", "cpus": 1.0, "site": "b"}]
+    sites = {"latency_ms": 5.0, "uplink_mbit": {"b": 20.0}}
+    lines = links.fabric_shaping(LabSpec.model_validate({"nodes": nodes, "sites": sites}), "netem")
+    assert [line.split(" rate")[0].split(" limit")[0] for line in lines] == [
+        "qdisc add dev edge0 root netem delay 5000us",
+        "qdisc add dev edge1 root netem delay 5000us",
+        "qdisc add dev core1 root netem delay 0us",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        ("10.3.0.0/24", 1),
+        ("10.0.0.0/8", 256),
+        ("10.8.0.0/13", 8),
+        ("192.168.0.0/16", 0),
+        ("default", 0),
+        ("10.9.9.9", 1),
+    ],
+)
+def test_networks_in_use_are_left_alone(network, count):
+    assert len(links._covered(network)) == count

@@ -1,0 +1,98 @@
+"""lab.yaml: what it may say, and what its errors say."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from skyctl.errors import InputError, InventoryError
+from skyctl.lab.spec import LabSpec, read_lab
+from skyctl.lab.state import free_name
+
+GOOD = """\
+nodes:
+  - {name: n1, cpus: 0.8, memory_gib: 2, rate_mbit: 100, site: a}
+  - {name: n2, cpus: 0.4, rate_mbit: 50, site: b}
+sites: {latency_ms: 5, uplink_mbit: {b: 20}}    # one way, between sites; an uplink is shared by its site
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "lab.yaml"
+    path.write_text(text)
+    return read_lab(path)
+
+
+def test_the_contracts_example(tmp_path):
+    spec = read(tmp_path, GOOD)
+    assert [node.name for node in spec.nodes] == ["n1", "n2"]
+    assert spec.nodes[0].memory_gib == 2
+    assert spec.nodes[1].memory_gib is None
+    assert spec.sites.latency_ms == 5
+    assert spec.sites.uplink_mbit == {"b": 20}
+    assert spec.site_names() == ["a", "b"]
+    assert spec.apart()
+
+
+def test_the_example_that_is_shipped(request):
+    spec = read_lab(request.config.rootpath / "docs" / "examples" / "lab.yaml")
+    assert len(spec.nodes) == 4
+
+
+def test_sites_may_be_left_out(tmp_path):
+    spec = read(tmp_path, "nodes:\n  - {name: n1, cpus: 1}\n  - {name: n2, cpus: 2, site: z}\n")
+    assert spec.site_names() == ["default", "z"]
+    assert not spec.apart()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("nodes:\n  - {name: n1, cpu: 0.8}\n", 2, "unknown key 'cpu' in node 'n1'; did you mean 'cpus'?"),
+        ("nodes:\n  - {name: n1, cpus: 1}\nsite: {latency_ms: 5}\n", 3, "did you mean 'sites'?"),
+        (
+            "nodes:\n  - {name: n1, cpus: 1}\n  - {name: n1, cpus: 1}\n",
+            3,
+            "duplicate node 'n1' (first on line 2)",
+        ),
+        ("nodes:\n  - name: n1\n    cpus: fast\n", 3, "'cpus' in node 'n1'"),
+        ("nodes:\n  - name: n1\n    cpus: -1\n", 3, "'cpus' in node 'n1'"),
+        ("nodes:\n  - name: n1\n    cpus: .nan\n", 3, "'cpus' in node 'n1'"),
+        ("nodes:\n  - {name: n1}\n", 2, "'cpus' in node 'n1'"),
+        ("nodes:\n  - {cpus: 1}\n", 2, "'name' in node 1"),
+        ("nodes:\n  - {name: 'a b; rm', cpus: 1}\n", 2, "a lab node's name is letters"),
+        ("nodes:\n  - n1\n", 2, "a lab node is a mapping"),
+        ("nodes:\n\t- n1\n", 2, "a tab"),
+        ("nodes: []\n", 1, "nodes is empty"),
+        (GOOD.replace("{b: 20}", "{bb: 20}"), 4, "names site 'bb', which no node is in; did you mean"),
+        (GOOD.replace("{b: 20}", "{b: 0}"), 4, "uplink_mbit.b"),
+        (GOOD.replace("latency_ms: 5", "latency_ms: -5"), 4, "'latency_ms' in sites"),
+    ],
+)
+def test_errors_name_file_line_and_key(tmp_path, text, line, words):
+    with pytest.raises(InventoryError) as caught:
+        read(tmp_path, text)
+    assert f"lab.yaml:{line}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match="nowhere"):
+        read_lab(tmp_path / "nowhere.yaml")
+
+
+def test_a_spec_made_in_python_is_checked_too():
+    node = {"name": "n", "cpus": 1.0}
+    for faulty in (
+        {"nodes": []},
+        {"nodes": [node, node]},
+        {"nodes": [node], "sites": {"uplink_mbit": {"x": 1.0}}},
+        {"nodes": [{**node, "name": f"n{i}"} for i in range(251)]},
+    ):
+        with pytest.raises(ValidationError):
+            LabSpec.model_validate(faulty)
+
+
+def test_names_are_made_of_the_files(tmp_path):
+    assert free_name(tmp_path / "two sites!.yaml") == "two-sites"
+    assert free_name("...") == "lab"

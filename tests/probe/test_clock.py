@@ -1,0 +1,101 @@
+"""Estimates from made-up repetitions: what a quota does to the wall clock must not reach the layers."""
+
+import pytest
+
+from skyctl.probe.node import clock
+from skyctl.probe.node.clock import Meter, Sample, collect, estimate, pooled_stretch, steady
+
+
+def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.1) -> list[Sample]:
+    """One thread under a quota: it runs for ``quota`` of each period, then stands still to its end."""
+    samples = []
+    used_s = 0.0
+    for _ in range(count):
+        parts = []
+        for part_s in (cpu_s / 3, cpu_s * 2 / 3):
+            stalls = int((used_s + part_s) / (quota * period_s)) - int(used_s / (quota * period_s))
+            used_s += part_s
+            parts += [part_s + stalls * (1 - quota) * period_s, part_s]
+        samples.append(Sample(*parts))
+    return samples
+
+
+def test_a_quota_stretches_all_layers_alike() -> None:
+    short, long = throttled(0.001, 1000), throttled(0.025, 40)
+    stretch = pooled_stretch([*short, *long], threads=1, quota_cpus=None)
+    assert stretch == pytest.approx(5.0, rel=0.02)
+    for samples, cpu_s in ((short, 0.001), (long, 0.025)):
+        found = estimate(samples, stretch)
+        assert found.forward_s + found.backward_s == pytest.approx(5 * cpu_s, rel=0.02)
+        assert found.forward_s == pytest.approx(found.backward_s / 2, rel=0.02)
+        assert found.spread == pytest.approx(0.0, abs=1e-9)
+        assert found.repeats == len(samples)
+
+
+def test_wall_time_is_used_where_threads_differ() -> None:
+    samples = [Sample(0.01, 0.015, 0.02, 0.04)] * 5
+    assert pooled_stretch(samples, threads=2, quota_cpus=None) is None
+    assert pooled_stretch(samples, threads=2, quota_cpus=1.9) == pytest.approx(0.03 / 0.055)
+    assert pooled_stretch(samples, threads=4, quota_cpus=4.0) is None, "this quota does not bite"
+    found = estimate(samples, None)
+    assert (found.forward_s, found.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
+
+
+def test_an_accelerator_has_no_cpu_clock() -> None:
+    assert pooled_stretch([Sample(0.01, 0.0, 0.02, 0.0)] * 3, threads=1, quota_cpus=None) is None
+
+
+def test_one_hiccup_of_many_does_not_move_the_median() -> None:
+    samples = [Sample(0.01, 0.01, 0.02, 0.02)] * 20 + [Sample(0.05, 0.05, 0.1, 0.1)]
+    assert estimate(samples, 1.0).forward_s + estimate(samples, 1.0).backward_s == pytest.approx(0.03)
+
+
+def test_steady_needs_repeats_and_agreement() -> None:
+    even = [Sample(0.01, 0.01, 0.02, 0.02)] * 3
+    assert steady(even, cpu=True)
+    assert not steady(even[:2], cpu=True)
+    assert not steady([*even, Sample(0.02, 0.02, 0.04, 0.04)], cpu=True)
+
+
+class Counting:
+    """Steps that take no time and say how often they ran."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def prepare(self) -> None:
+        self.calls.append("p")
+
+    def forward(self) -> None:
+        self.calls.append("f")
+
+    def backward(self) -> None:
+        self.calls.append("b")
+
+
+def test_collect_warms_up_and_repeats() -> None:
+    steps = Counting()
+    samples = collect(Meter("cpu"), steps, slice_s=0.0, warm_up_repeats=2)
+    assert len(samples) == clock.MIN_REPEATS
+    assert "".join(steps.calls) == "pfb" * (2 + clock.MIN_REPEATS)
+
+
+def test_slowdown_holds_whatever_the_sleeps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"wall": 0.0, "cpu": 0.0}
+    overshoot = iter([0.05, *[0.0] * 100])
+
+    def work() -> None:
+        now["wall"] += 0.001
+        now["cpu"] += 0.001
+
+    def sleep(seconds: float) -> None:
+        assert seconds > 0
+        now["wall"] += seconds + next(overshoot)
+
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(clock.time, "process_time", lambda: now["cpu"])
+    monkeypatch.setattr(clock.time, "sleep", sleep)
+    meter = Meter("cpu", slowdown=4.0)
+    runs = [meter.run(work) for _ in range(100)]
+    assert sum(wall for wall, _ in runs) == pytest.approx(4 * sum(cpu for _, cpu in runs))
+    assert now["wall"] == pytest.approx(sum(wall for wall, _ in runs))

@@ -1,0 +1,162 @@
+"""Layers are timed one by one on a real device; those that can't be say why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from skyctl.probe.node.layers import LayerBench, LayerSteps, LayerTask
+from skyctl.workload.workload import Workload, load, make_spec
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Workload:
+    return load(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))
+
+
+def task(workload: Workload, index: int, *sizes: int, needs: float = 0.0) -> LayerTask:
+    signatures = {size: f"{workload.names[index]}/{size}" for size in sizes}
+    return LayerTask(index, workload.names[index], signatures, dict.fromkeys(sizes, needs))
+
+
+def bench(workload: Workload, memory_bytes: float | None = None) -> LayerBench:
+    return LayerBench(workload, "cpu", threads=1, slowdown=1.0, memory_bytes=memory_bytes, quota=None)
+
+
+def measure(found: LayerBench, tasks: list[LayerTask]) -> list[dict[str, Any]]:
+    told = []
+    found.measure(
+        tasks,
+        budget_s=0.1,
+        stopped=lambda: True,
+        on_progress=lambda done, of, what: None,
+        on_measured=lambda: told.append(True),
+        cap_s=60.0,
+    )
+    assert told == [True]
+    return found.timings(tasks)
+
+
+def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    tasks = [task(gpt, index, 1, 2) for index in (0, 1, 2, gpt.layers - 1)]
+    rows = measure(bench(gpt), tasks)
+    assert [(row["signature"], row["microbatch_size"]) for row in rows] == [
+        (one.signatures[size], size) for one in tasks for size in (1, 2)
+    ]
+    for row in rows:
+        assert row["forward_s"] > 0
+        assert row["backward_s"] > 0
+        assert row["optimizer_s"] > 0
+        assert row["repeats"] >= 3
+        assert row["spread"] >= 0
+
+
+def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
+    module = gpt.build(1, 2, "cpu")[0]
+    steps = LayerSteps(gpt, module, 1, 2, "cpu")
+    grads = []
+    for _ in range(2):
+        steps.prepare()
+        steps.forward()
+        steps.backward()
+        grads.append(next(module.parameters()).grad.clone())
+    torch.testing.assert_close(grads[1], 2 * grads[0])
+
+
+def test_a_layer_that_does_not_fit_is_skipped_and_says_so(
+    gpt: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    big, small = task(gpt, 1, 2, needs=5 * 2**30), task(gpt, 2, 2, needs=10.0)
+    rows = measure(bench(gpt, memory_bytes=2.0**30), [big, small])
+    assert "needs 5.00 GiB" in rows[0]["skipped"]
+    assert "has 1.00 GiB" in rows[0]["skipped"]
+    assert "forward_s" not in rows[0]
+    assert rows[1]["forward_s"] > 0
+
+
+def test_running_out_of_memory_skips_that_size_only(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    build = gpt.build
+
+    class Greedy(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] > 1:
+                raise RuntimeError(
+                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+                )
+            out: torch.Tensor = self.inner(x)
+            return out
+
+    monkeypatch.setattr(gpt, "build", lambda start, stop, device: [Greedy(build(start, stop, device)[0])])
+    rows = measure(bench(gpt), [task(gpt, 1, 1, 2)])
+    assert rows[0]["forward_s"] > 0
+    assert "out of memory at 2 samples" in rows[1]["skipped"]
+
+
+def test_a_layer_may_change_its_input_in_place(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    monkeypatch.setattr(gpt, "build", lambda start, stop, device: [nn.ReLU(inplace=True)])
+    rows = measure(bench(gpt), [task(gpt, 1, 2)])
+    assert rows[0]["forward_s"] > 0
+    assert rows[0]["optimizer_s"] == 0.0
+
+
+def test_other_errors_are_not_hidden(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a kernel is missing")
+
+    monkeypatch.setattr(gpt, "build", fails)
+    with pytest.raises(RuntimeError, match="kernel is missing"):
+        measure(bench(gpt), [task(gpt, 1, 1)])
+
+
+USER = """
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x * 2, torch.ones(x.shape[0], dtype=torch.int64)
+
+class Join(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+    def forward(self, both):
+        x, count = both
+        return self.linear(x) * count[:, None]
+
+def model():
+    return [nn.Linear(4, 4), Pair(), Join()]
+
+def data(batch_size, seed):
+    while True:
+        yield torch.randn(batch_size, 4), torch.zeros(batch_size, dtype=torch.int64)
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+"""
+
+
+def test_tuples_and_layers_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    file = tmp_path / "train.py"
+    file.write_text(USER)
+    workload = load(make_spec(str(file), batch_size=4))
+    rows = measure(bench(workload), [task(workload, index, 2) for index in range(3)])
+    assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in rows)
+    assert rows[1]["optimizer_s"] == 0.0
+    assert rows[2]["optimizer_s"] > 0

@@ -1,0 +1,188 @@
+"""Ranks as real processes, with the launcher's part of the protocol played here: no agent, no SSH.
+
+The processes are used for one run after another. Also used by ``benchmarks/executor.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skyctl.agent.task import TaskChannel, error_event
+from skyctl.agent.wire import read_frame, write_frame
+from skyctl.schedule.actions import in_flight
+
+Event = dict[str, Any]
+RUN_S = 60.0
+
+
+@dataclass
+class Outcome:
+    """What the ranks of one run said, by rank; ``order``: every event as it came, with its rank."""
+
+    steps: dict[int, list[Event]] = field(default_factory=dict)
+    results: dict[int, Event] = field(default_factory=dict)
+    errors: dict[int, Event] = field(default_factory=dict)
+    order: list[tuple[int, Event]] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        """The last rank's."""
+        return [event["loss"] for event in self.steps[max(self.steps)]]
+
+
+class Process:
+    """One child; ``events`` gets (its number, event)."""
+
+    def __init__(self, number: int, folder: Path, events: queue.Queue[tuple[int, Event]]) -> None:
+        ours, theirs = socket.socketpair()
+        self.number = number
+        self.popen = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, str(theirs.fileno()), str(folder)],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        self._socket = ours
+        self._file = ours.makefile("rwb", buffering=0)
+        self._events = events
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def send(self, message: Event) -> None:
+        write_frame(self._file, message)
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self._file.close()
+        self._socket.close()
+
+    def _pump(self) -> None:
+        try:
+            while (frame := read_frame(self._file)) is not None:
+                self._events.put((self.number, frame[0]))
+        except (OSError, ValueError):
+            pass
+        self._events.put((self.number, {"event": "exit"}))
+
+
+class Pool:
+    """Processes that play ranks."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
+        self.processes = [Process(i, folder, self.events) for i in range(number)]
+
+    def run(
+        self,
+        payloads: list[Event],
+        on_event: Callable[[Pool, int, Event], None] = lambda _pool, _rank, _event: None,
+    ) -> Outcome:
+        """Plays the launcher until every rank has ended."""
+        outcome = Outcome()
+        for rank, payload in enumerate(payloads):
+            self.processes[rank].send({"payload": payload})
+        open_ranks = set(range(len(payloads)))
+        ready: set[int] = set()
+        while open_ranks:
+            rank, event = self.events.get(timeout=RUN_S)
+            if rank >= len(payloads):
+                continue
+            outcome.order.append((rank, event))
+            kind = event["event"]
+            if kind == "listening":
+                self.processes[rank + 1].send(
+                    {"op": "connect", "host": event["address"], "port": event["port"]}
+                )
+            elif kind == "ready":
+                ready.add(rank)
+                if len(ready) == len(payloads):
+                    for process in self.processes[: len(payloads)]:
+                        process.send({"op": "start"})
+            elif kind == "step":
+                outcome.steps.setdefault(rank, []).append(event)
+            elif kind == "result":
+                outcome.results[rank] = event
+                open_ranks.discard(rank)
+            else:
+                outcome.errors[rank] = event
+                open_ranks.discard(rank)
+            on_event(self, rank, event)
+        return outcome
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+
+
+def payloads(
+    workload: Event, cuts: list[int], microbatches: int, schedule: str, steps: int, **options: Any
+) -> list[Event]:
+    """One rank a stage; ``cuts`` are the layers at which stages begin, and the number of layers.
+
+    Options: ``depth`` (added to every in_flight), ``slowdowns``; others are put into every payload.
+    """
+    stages = len(cuts) - 1
+    depth = options.pop("depth", 0)
+    slowdowns = options.pop("slowdowns", [1.0] * stages)
+
+    def peer(rank: int) -> Event | None:
+        return {"rank": rank, "host": "127.0.0.1", "device": "cpu:0"} if 0 <= rank < stages else None
+
+    return [
+        {
+            "run_id": "test",
+            "rank": stage,
+            "stage": stage,
+            "stages": stages,
+            "device": "cpu:0",
+            "threads": 1,
+            "slowdown": slowdowns[stage],
+            "interface": None,
+            "workload": workload,
+            "layers": [cuts[stage], cuts[stage + 1]],
+            "microbatches": microbatches,
+            "schedule": schedule,
+            "in_flight": min(microbatches, in_flight(schedule, stage, stages, microbatches) + depth),
+            "receive_window": 0,
+            "steps": steps,
+            "previous": peer(stage - 1),
+            "next": peer(stage + 1),
+            "weights": False,
+            **options,
+        }
+        for stage in range(stages)
+    ]
+
+
+def _child(descriptor: int, folder: Path) -> None:
+    from skyctl.worker import rank
+
+    channel = TaskChannel(socket.socket(fileno=descriptor), folder, folder)
+    while True:
+        got = channel.recv()
+        assert got is not None
+        if "payload" not in got[0]:
+            continue
+        try:
+            result = rank.main(got[0]["payload"], channel)
+        except EOFError:
+            return
+        except Exception as exc:
+            channel.send(error_event(exc))
+        else:
+            channel.send({**result, "event": "result"})
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError):
+        _child(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,104 @@
+"""Whatever the cut and the schedule, training is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from skyctl.checkpoint import safetensors
+from skyctl.workload.spec import WorkloadSpec
+from skyctl.workload.split import sizes
+from skyctl.workload.workload import load
+
+STEPS = 10
+PLANS = [
+    # cuts, microbatches of 7 samples (3: 3 2 2, 4: 2 2 2 1), schedule, deeper warm-up
+    ([0, 7], 4, "sequential", 0),
+    ([0, 7], 3, "1f1b", 0),
+    ([0, 3, 7], 4, "sequential", 0),
+    ([0, 3, 7], 4, "1f1b", 0),
+    ([0, 2, 5, 7], 4, "gpipe", 0),
+    ([0, 2, 5, 7], 3, "1f1b", 0),
+    ([0, 1, 6, 7], 4, "1f1b", 0),
+    ([0, 1, 6, 7], 4, "eager-1f1b", 1),
+]
+
+
+def reference(workload: dict[str, Any], microbatches: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The plain loop in one process: losses of every step, and the weights at the end."""
+    torch.set_num_threads(1)
+    loaded = load(WorkloadSpec.from_dict(workload))
+    model = torch.nn.Sequential(*loaded.build(0, loaded.layers, "cpu"))
+    optimizer = loaded.optimizer(model.parameters())
+    split = sizes(workload["batch_size"], microbatches)
+    batches = loaded.batches()
+    losses = []
+    for _ in range(STEPS):
+        inputs, targets = next(batches)
+        total = 0.0
+        for n, x, y in zip(split, inputs.split(split), targets.split(split), strict=True):
+            loss = loaded.loss(model(x), y) * (n / sum(split))
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses, dict(model.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_losses_do_not_depend_on_cut_and_schedule(
+    optimizer: str, workload: Callable[..., dict[str, Any]], pool: Any, driver: ModuleType
+) -> None:
+    spec = workload(optimizer)
+    expected = {microbatches: reference(spec, microbatches)[0] for microbatches in (3, 4)}
+    assert expected[4][-1] < expected[4][0]
+    for cuts, microbatches, schedule, depth in PLANS:
+        outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS, depth=depth))
+        assert not outcome.errors, (cuts, schedule, outcome.errors)
+        assert outcome.losses == pytest.approx(expected[microbatches], rel=1e-5), (cuts, schedule)
+
+
+def test_equal_to_the_last_bit_and_the_weights_come_out(
+    workload: Callable[..., dict[str, Any]], pool: Any, driver: ModuleType
+) -> None:
+    spec = workload()
+    losses, weights = reference(spec, 4)
+    outcome = pool.run(driver.payloads(spec, [0, 1, 4, 7], 4, "1f1b", STEPS, weights=True))
+    assert outcome.losses == losses
+    found: dict[str, torch.Tensor] = {}
+    for rank in range(3):
+        assert outcome.results[rank]["steps"] == STEPS
+        found |= safetensors.load(Path(outcome.results[rank]["weights"]))
+    assert found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_built_in_model(pool: Any, driver: ModuleType) -> None:
+    spec = WorkloadSpec(source="gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, seed=1).to_dict()
+    losses, _ = reference(spec, 2)
+    layers = load(WorkloadSpec.from_dict(spec)).layers
+    outcome = pool.run(driver.payloads(spec, [0, 2, layers], 2, "gpipe", STEPS))
+    assert not outcome.errors, outcome.errors
+    assert outcome.losses == pytest.approx(losses, rel=1e-5)
+
+
+def test_nothing_to_differentiate_between_two_stages(
+    workload: Callable[..., dict[str, Any]], pool: Any, driver: ModuleType
+) -> None:
+    """The first stage holds no parameters: only integers go over, and no gradients come back."""
+    first = (
+        "nn.Sequential(Embed(),",
+        "nn.Sequential(nn.Identity(), Embed(),",
+    )
+    spec = workload(replace=first)
+    losses, _ = reference(spec, 4)
+    outcome = pool.run(driver.payloads(spec, [0, 1, 8], 4, "1f1b", STEPS))
+    assert not outcome.errors, outcome.errors
+    assert outcome.losses == pytest.approx(losses, rel=1e-5)
