@@ -41,7 +41,7 @@ def test_edges(case: str, outcome, tmp_path: Path) -> None:
         "nothing": [],
         "one device": [outcome(devices=("a/cpu:0",), counts=(12,), compute_s=(2.0,), steps_s=[2.0, 2.1])],
         "only infeasible": [none],
-        "mixed": [none, outcome("even", status="infeasible"), outcome("optimal", steps_s=[3.0, 2.0])],
+        "mixed": [none, outcome("optimal", steps_s=[3.0, 2.0])],
         "zeros": [outcome(compute_s=(0.0, 0.0), step_s=0.0)],
     }
     _size(plot_comparison(rows(cases[case]), tmp_path / "steps.png"))

@@ -88,7 +88,7 @@ class Comparison(FileRecord):
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """One row an outcome, in the order given."""
     bounds = _bounds(outcomes)
-    base = next((_step_s(o) for o in outcomes if o.strategy == BASELINE and _fits(o)), (None, None))
+    base = next((_step_s(o) for o in outcomes if o.strategy == BASELINE), (None, None))
     return [_row(outcome, bounds, base) for outcome in outcomes]
 
 
@@ -102,10 +102,6 @@ def document(
     """What ``--json`` prints."""
     record = Comparison(cluster=cluster, workload=workload, rows=tuple(compared), files=files or {})
     return record.model_dump(mode="json")
-
-
-def _fits(outcome: Outcome) -> bool:
-    return outcome.plan is not None and outcome.plan.certificate.status != "infeasible"
 
 
 def _step_s(outcome: Outcome) -> tuple[float | None, float | None]:
@@ -142,8 +138,7 @@ def _row(
             status="undecided" if outcome.undecided else "infeasible",
             error=outcome.error or "no plan was made",
         )
-    fits = _fits(outcome)
-    bound_s = next((value for known, value in bounds if known == plan.problem), None) if fits else None
+    bound_s = next((value for known, value in bounds if known == plan.problem), None)
     predicted_s, measured_s = _step_s(outcome)
     shares = _shares(plan, measurement)
     return Row(
@@ -157,13 +152,13 @@ def _row(
         predicted_s=predicted_s,
         bound_s=bound_s,
         gap=plan.certificate.value_s / bound_s - 1 if bound_s else None,
-        predicted_speedup=_ratio(base[0], predicted_s) if fits else None,
+        predicted_speedup=_ratio(base[0], predicted_s),
         measured=measurement.iteration_s if measurement else None,
         measured_speedup=_ratio(base[1], measured_s),
         prediction_error=_ratio(predicted_s, measured_s, minus=1),
         final_loss=measurement.final_loss if measurement else None,
         run_id=measurement.run_id if measurement else None,
-        error=outcome.error or (None if fits else "does not fit in memory"),
+        error=outcome.error,
     )
 
 

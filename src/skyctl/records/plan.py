@@ -72,10 +72,9 @@ class Certificate(Record):
     """How sure: ``value_s`` and ``lower_bound_s`` in the problem's objective; gap = value / bound − 1.
 
     ``optimal``: proved, gap ≤ 1e-9. ``bounded``: a valid lower bound. ``feasible``: no bound claimed.
-    ``infeasible`` is said only of an ``even`` or assigned plan that does not fit in memory.
     """
 
-    status: Literal["optimal", "bounded", "feasible", "infeasible"]
+    status: Literal["optimal", "bounded", "feasible"]
     value_s: Seconds
     lower_bound_s: Seconds | None
     gap: float | None

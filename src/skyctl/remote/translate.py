@@ -48,9 +48,7 @@ def _of_error(node: Node, event: dict[str, Any]) -> SkyctlError:
         return UnfitError(
             f"node {node.name} has no {module} in {python}",
             node=node.name,
-            hint="`skyctl setup` brings it, or name a Python that has it in cluster.yaml: `python: /path`"
-            if module == "torch"
-            else f"install {module} there, or name a Python that has it in cluster.yaml: `python: /path`",
+            hint=f"install {module} there, or name a Python that has it in cluster.yaml: `python: /path`",
         )
     if event.get("errno") in (errno.ENOSPC, errno.EDQUOT):
         return UnfitError(

@@ -125,6 +125,8 @@ class Executor:
                     pending()
                     pending = None
                 self._backward(step, microbatch, report)
+            for inbox in self.ports.inboxes:
+                inbox.refill()
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
             _, report.optimizer_s = self.pace.run(self._update)

@@ -119,8 +119,7 @@ class Inbox:
         """Posts the step's first receives. The step before must have taken all its messages."""
         assert not self._posted, "messages of the step before were left"
         self._step, self._next = step, 0
-        while self._next < min(self._window, self._microbatches):
-            self._post()
+        self.refill()
 
     def take(self, microbatch: int) -> Taken:
         """Waits for that microbatch's message.
@@ -141,10 +140,15 @@ class Inbox:
         for work in posted.works:
             work.wait()
         end = time.perf_counter()
-        if self._next < self._microbatches:
-            self._post()
+        if not self._posted:
+            self.refill()
         travelling = min(announced - start, self._latency_s)
         return Taken(posted.tensors, flags, announced - start - travelling, end - announced + travelling)
+
+    def refill(self) -> None:
+        """Posts receives up to the window again: best after the action that was waited to begin."""
+        while len(self._posted) < self._window and self._next < self._microbatches:
+            self._post()
 
     def _post(self) -> None:
         microbatch = self._next

@@ -22,6 +22,7 @@ ranks; ``timeout_s`` (default 1800), the longest a rank waits for a peer.
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
         RunError: anything else that went wrong, with the phase it went wrong in.
         SkyctlError: the workload's own errors, unchanged.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it warns of every host without reverse DNS
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         import torch  # noqa: F401 — where it is missing, that is the error to report

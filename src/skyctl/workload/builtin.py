@@ -1,14 +1,13 @@
 """The built-in models: a byte-level decoder (gpt) and encoder (bert), cut at attention and MLP.
 
 Every layer takes one tensor and gives one tensor: residual connections stay inside a layer. GPT after Radford
-et al. 2019 (pre-norm, learned positions, GELU), the residual projections' deviation scaled by
-1/sqrt(2·layers).
+et al. 2019 (pre-norm, learned positions, GELU); projections back to the residual path start at zero and byte
+embeddings wider than usual, so that a deep model learns from its first steps on, at one learning rate.
 This module does not know about stages, microbatches or devices.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 
@@ -22,6 +21,9 @@ VOCABULARY = 256
 CLASSES = 2
 CLASS_TOKEN = 0
 STD = 0.02
+BYTE_STD = 0.2
+POSITION_STD = 0.1
+BETAS = (0.9, 0.99)
 
 
 def _linear(fan_in: int, fan_out: int, std: float = STD) -> nn.Linear:
@@ -38,8 +40,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.byte = nn.Embedding(VOCABULARY, hidden)
         self.position = nn.Parameter(torch.empty(context, hidden))
-        nn.init.normal_(self.byte.weight, std=STD)
-        nn.init.normal_(self.position, std=STD)
+        nn.init.normal_(self.byte.weight, std=BYTE_STD)
+        nn.init.normal_(self.position, std=POSITION_STD)
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.byte(ids) + self.position[: ids.shape[1]]
@@ -49,13 +51,13 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     """x + attention(norm(x)), [samples, context, hidden] both ways."""
 
-    def __init__(self, hidden: int, heads: int, causal: bool, out_std: float) -> None:
+    def __init__(self, hidden: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.heads = heads
         self.causal = causal
         self.norm = nn.LayerNorm(hidden)
         self.qkv = _linear(hidden, 3 * hidden)
-        self.out = _linear(hidden, hidden, out_std)
+        self.out = _linear(hidden, hidden, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         samples, context, hidden = x.shape
@@ -69,11 +71,11 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """x + mlp(norm(x)), four times as wide inside."""
 
-    def __init__(self, hidden: int, out_std: float) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
         self.up = _linear(hidden, 4 * hidden)
-        self.down = _linear(4 * hidden, hidden, out_std)
+        self.down = _linear(4 * hidden, hidden, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
@@ -98,19 +100,18 @@ def layers(kind: str, sizes: Mapping[str, int]) -> list[tuple[str, nn.Module]]:
     """Named layers: ``embedding``, ``block.I.attention``, ``block.I.mlp``, …, ``head``."""
     hidden, heads, count = sizes["hidden"], sizes["heads"], sizes["layers"]
     causal = kind == "gpt"
-    out_std = STD / math.sqrt(2 * count)
     found: list[tuple[str, nn.Module]] = [("embedding", Embedding(hidden, sizes["context"]))]
     for block in range(count):
-        found.append((f"block.{block}.attention", Attention(hidden, heads, causal, out_std)))
-        found.append((f"block.{block}.mlp", Mlp(hidden, out_std)))
+        found.append((f"block.{block}.attention", Attention(hidden, heads, causal)))
+        found.append((f"block.{block}.mlp", Mlp(hidden)))
     head = Head(hidden, VOCABULARY, pool=False) if causal else Head(hidden, CLASSES, pool=True)
     found.append(("head", head))
     return found
 
 
 def learning_rate(sizes: Mapping[str, int]) -> float:
-    """AdamW's default: 1e-3 up to 256 wide, less in proportion beyond (wide layers move further a step)."""
-    return min(1e-3, 0.256 / sizes["hidden"])
+    """AdamW's default: 1e-3 up to 128 wide, less in proportion beyond (wide layers move further a step)."""
+    return min(1e-3, 0.128 / sizes["hidden"])
 
 
 def _tensor(rows: list[bytes]) -> Tensor:

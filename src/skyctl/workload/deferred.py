@@ -255,7 +255,7 @@ def _to_meta(value: Any) -> Any:
 class _Values(TorchFunctionMode):
     """``tolist`` and ``numpy`` read memory without an operation to intercept: makes the values first.
 
-    And deferred tensors say that they are on the CPU: some of torch's own initialisers leave meta tensors alone.
+    And deferred tensors say that they are on the CPU: some initialisers of torch's leave meta tensors alone.
     """
 
     READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)

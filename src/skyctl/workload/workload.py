@@ -153,8 +153,9 @@ class Workload:
         function = self._parts.model.functions.get("optimizer")
         if function is None:
             rate = self._spec.learning_rate or self._default_rate()
+            betas = builtin.BETAS if self._parts.source.sizes else (0.9, 0.999)
             fused = all(p.device.type in ("cpu", "cuda") for p in wanted)
-            return torch.optim.AdamW(wanted, lr=rate, fused=fused or None)
+            return torch.optim.AdamW(wanted, lr=rate, betas=betas, fused=fused or None)
         with self._user_errors("optimizer()"):
             made = function(wanted)
         if not isinstance(made, torch.optim.Optimizer):
