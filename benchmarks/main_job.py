@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small model and a few steps")
     parser.add_argument("--steps", type=int, help="steps under each plan (default 30; quick: 5)")
     parser.add_argument("--long-steps", type=int, help="steps of the long run (default 150; quick: 0)")
+    parser.add_argument("--keep", type=Path, help="a folder to keep the comparison in (plots, plans)")
     given = parser.parse_args()
     steps = given.steps or (5 if given.quick else 30)
     long_steps = given.long_steps if given.long_steps is not None else (0 if given.quick else 150)
@@ -104,6 +106,8 @@ def main() -> None:
         skyctl("lab", "up", lab, "-o", folder / "lab", "--name", f"bench-{os.getpid()}", env=env)
         try:
             print(json.dumps(measure(folder, env, SMALL if given.quick else FULL, steps, long_steps)))
+            if given.keep is not None:
+                shutil.copytree(folder / "compared", given.keep, dirs_exist_ok=True)
         finally:
             skyctl("lab", "down", lab, env=env)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from skyctl.device import pace
 from skyctl.probe.node import clock
 from skyctl.probe.node.clock import Meter, Sample, collect, estimate, pooled_stretch, steady
 
@@ -92,9 +93,9 @@ def test_slowdown_holds_whatever_the_sleeps_do(monkeypatch: pytest.MonkeyPatch) 
         assert seconds > 0
         now["wall"] += seconds + next(overshoot)
 
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: now["wall"])
-    monkeypatch.setattr(clock.time, "process_time", lambda: now["cpu"])
-    monkeypatch.setattr(clock.time, "sleep", sleep)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(pace.time, "thread_time", lambda: now["cpu"])
+    monkeypatch.setattr(pace.time, "sleep", sleep)
     meter = Meter("cpu", slowdown=4.0)
     runs = [meter.run(work) for _ in range(100)]
     assert sum(wall for wall, _ in runs) == pytest.approx(4 * sum(cpu for _, cpu in runs))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from skyctl.device.pace import Pace
 from skyctl.errors import RunError, WorkloadError
 from skyctl.worker.feed import Feed
 from skyctl.worker.messages import Inbox, Outbox, message_bytes, torch_dtype, window
-from skyctl.worker.pace import Pace
 from skyctl.worker.stage import Stage
 from skyctl.workload.shapes import TensorSpec
 
@@ -226,12 +226,12 @@ def test_slowdown_stretches_work_and_not_idling() -> None:
             pass
         return 7
 
-    result, seconds = Pace(3.0, single_thread=True, device=CPU).run(work)
+    result, seconds, _ = Pace(3.0, single_thread=True, device=CPU).run(work)
     assert result == 7
     assert seconds >= 0.0299
-    _, seconds = Pace(3.0, single_thread=False, device=CPU).run(lambda: time.sleep(0.01))
+    _, seconds, _ = Pace(3.0, single_thread=False, device=CPU).run(lambda: time.sleep(0.01))
     assert seconds >= 0.0299
-    _, seconds = Pace(1.0, single_thread=True, device=CPU).run(work)
+    _, seconds, _ = Pace(1.0, single_thread=True, device=CPU).run(work)
     assert seconds >= 0.0099
 
 

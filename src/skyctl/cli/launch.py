@@ -55,7 +55,7 @@ def launch(
     """
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
-    from skyctl.control.running import RunOptions, prepare, run_plan
+    from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
     from skyctl.launch.spec import check_fits, used_nodes
 
@@ -81,6 +81,9 @@ def launch(
         check_fits(given, target.cluster)
         request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
         nodes = tuple(used_nodes(given, target.cluster))
+    if dry_run:
+        _show_dry_run(out, given, target, request, steps)
+        return
     run = RunOptions(steps=steps)
     with (
         out.progress("launch") as progress,
@@ -89,19 +92,35 @@ def launch(
         need_all(links.failures)
         made = given or _make_plan(out, progress, target, links, request, loaded, strategy)
         watch = watcher(out, progress, yes=yes)
-        if dry_run:
-            specs = prepare(made, target.cluster, request, links.sessions, run, "dry-run", watch)
-            progress.stop()
-            for spec in specs:
-                out.line(f"rank {spec.rank} on {spec.device}: {json.dumps(spec.payload)}")
-            out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})
-            return
         done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
     out.note(f"run: {paths.folder}")
     out.json(done)
+
+
+def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Request, steps: int) -> None:
+    """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
+    if plan is None:
+        names = ", ".join(node.name for node in target.cluster.nodes)
+        out.line(f"would probe {names} with {request.spec.source}, plan, and train {steps} steps")
+        out.json({"ranks": None})
+        return
+    from skyctl.launch.spec import rank_specs
+
+    nodes = target.cluster.nodes
+    specs = rank_specs(
+        plan,
+        target.cluster,
+        run_id="dry-run",
+        steps=steps,
+        workload={node.name: request.spec.to_dict() for node in nodes},
+        addresses={node.name: node.host or "127.0.0.1" for node in nodes},
+    )
+    for spec in specs:
+        out.line(f"rank {spec.rank} on {spec.device}: {json.dumps(spec.payload)}")
+    out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})
 
 
 def show_measurement(out: Output, done: Measurement) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -79,8 +80,10 @@ class Run:
             RunError: a rank failed or stayed silent.
         """
         self.watcher.phase(f"starting {len(self.specs)} ranks")
+        secret = secrets.token_hex(16)  # over the sessions only: not in argv, logs or files
         for spec in self.specs:
-            task = self.sessions[spec.node].task(MODULE, spec.payload, name=f"rank-{spec.rank}")
+            payload = {**spec.payload, "secret": secret}
+            task = self.sessions[spec.node].task(MODULE, payload, name=f"rank-{spec.rank}")
             rank = _Rank(spec, task)
             self._ranks.append(rank)
             threading.Thread(target=self._pump, args=(rank,), daemon=True, name=task.name).start()

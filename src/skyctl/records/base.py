@@ -61,7 +61,9 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
     kind = cls.model_fields["kind"].default
     newest = cls.model_fields["version"].default
     if not isinstance(raw, dict):
-        raise RecordError(f"{source} must hold a JSON object of kind {kind!r}, it holds a {type(raw).__name__}")
+        raise RecordError(
+            f"{source} must hold a JSON object of kind {kind!r}, it holds a {type(raw).__name__}"
+        )
     if raw.get("kind") != kind:
         raise RecordError(f"{source} must be of kind {kind!r}, its kind is {raw.get('kind')!r}")
     version = raw.get("version")

@@ -43,7 +43,7 @@ class Node(Record):
     threads: Count | None = None
     memory_gib: Positive | None = None
     interface: str | None = None
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     slowdown: float = Field(default=1.0, ge=1.0)
 
     @field_validator("name")
@@ -75,7 +75,7 @@ class Cluster(Record):
 
     name: Name
     nodes: Seq[Node] = Field(min_length=1)
-    groups: dict[str, Seq[str]] = {}
+    groups: dict[str, Seq[str]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:

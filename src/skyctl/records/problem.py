@@ -64,7 +64,7 @@ class Problem(FileRecord):
     version: Literal[1] = 1
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
-    times: dict[str, LayerTimes] = {}
+    times: dict[str, LayerTimes] = Field(default_factory=dict)
     links: Seq[Link] = ()
     shared: Seq[SharedResource] = ()
     first_stage: Seq[Name] | None = None
@@ -100,7 +100,9 @@ class Problem(FileRecord):
         for resource in self.shared:
             for pair in resource.links:
                 if len(pair) != 2:
-                    raise ValueError(f"shared {resource.name!r}: a link is [source, target], not {list(pair)}")
+                    raise ValueError(
+                        f"shared {resource.name!r}: a link is [source, target], not {list(pair)}"
+                    )
                 for end in pair:
                     _need(end, known, f"shared {resource.name!r}")
         for field in ("first_stage", "last_stage"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skyctl.agent.store import pack
 
-ROOMS = ("agent", "schedule", "workload", "checkpoint", "transport", "worker", "probe/node")
+ROOMS = ("agent", "schedule", "workload", "checkpoint", "device", "transport", "worker", "probe/node")
 MODULES = ("__init__.py", "errors.py", "probe/__init__.py", "check/__init__.py", "check/node.py")
 
 

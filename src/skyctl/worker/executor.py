@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from skyctl.device.pace import Pace
 from skyctl.errors import RunError
 from skyctl.schedule.actions import FORWARD, actions
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
-from skyctl.worker.pace import Pace
 from skyctl.worker.stage import Stage
 
 Tensor = torch.Tensor
@@ -129,7 +129,7 @@ class Executor:
                 inbox.refill()
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
-            _, report.optimizer_s = self.pace.run(self._update)
+            report.optimizer_s = self.pace.run(self._update).wall_s
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
@@ -160,12 +160,12 @@ class Executor:
             report.last = report.last or bool(message.flags & LAST_STEP)
         if aims is not None:
             share = self.sizes[microbatch] / sum(self.sizes)
-            loss, seconds = self.pace.run(
+            loss, seconds, _ = self.pace.run(
                 lambda: self.stage.forward_loss(microbatch, inputs, aims[microbatch], share)
             )
             self._losses.append(loss)
         else:
-            outputs, seconds = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
+            outputs, seconds, _ = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
             assert self.ports.outputs is not None
             flags = LAST_STEP if report.last else 0
             report.transfer_s += self.ports.outputs.send(step, microbatch, outputs, flags)
@@ -179,7 +179,7 @@ class Executor:
                 self.ports.outputs.confirm(microbatch)
         elif not self.is_last:
             gradients = ()  # nothing this stage gives is differentiable
-        back, seconds = self.pace.run(lambda: self.stage.backward(microbatch, gradients))
+        back, seconds, _ = self.pace.run(lambda: self.stage.backward(microbatch, gradients))
         report.backward_s += seconds
         if self.ports.input_gradients is not None:
             report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)

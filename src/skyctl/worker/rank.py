@@ -26,6 +26,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from skyctl.device.heap import keep_freed_memory
 from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
         SkyctlError: the workload's own errors, unchanged.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it warns of every host without reverse DNS
+    keep_freed_memory()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         import torch  # noqa: F401 — where it is missing, that is the error to report

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 
 from skyctl.checkpoint import safetensors
+from skyctl.device.pace import Pace
 from skyctl.errors import RunError, SkyctlError
 from skyctl.transport.pair import Pair, PeerLostError, address_towards
 from skyctl.worker.executor import Executor, Ports, StepReport
 from skyctl.worker.feed import Feed
 from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, window
-from skyctl.worker.pace import Pace
 from skyctl.worker.stage import Stage
 from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes

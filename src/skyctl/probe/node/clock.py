@@ -19,6 +19,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from skyctl.device.pace import Pace
+
 MIN_REPEATS = 3
 STEADY_INTERVAL = 0.03
 """Enough is measured when the mean's 95% interval is within this fraction of it."""
@@ -27,10 +29,6 @@ BLOCK_S = 0.02
 """Short repetitions are judged in blocks of about this much time, longer ones singly."""
 
 MAX_SAMPLES = 4000
-
-EVICTED_BYTES = 4 << 20
-"""Touched before each part: in a stage the other layers' weights and activations pass through a core's cache
-between two runs of a layer. Without it a whole model took 5% more than its layers one by one (2 MiB of L2)."""
 
 
 class Steps(Protocol):
@@ -66,47 +64,16 @@ class Sample(NamedTuple):
 
 
 class Meter:
-    """Clocks of one device.
-
-    Args:
-        device: torch device name.
-        slowdown: every part ends that many times its own work after its start, as the worker makes it
-            (``worker/pace.py``): its CPU time with one thread on a CPU, else its wall time.
-        single_thread: the work is done by the calling thread alone.
-    """
+    """Clocks of one device: ``Pace`` over the two parts of a repetition."""
 
     def __init__(self, device: str, slowdown: float = 1.0, *, single_thread: bool = True) -> None:
-        self.on_cpu = torch.device(device).type == "cpu"
-        self.slowdown = slowdown
-        self._by_cpu = single_thread and self.on_cpu
-        self._owed_s = 0.0
-        self._evictor = torch.zeros(EVICTED_BYTES, dtype=torch.uint8) if self.on_cpu else None
-        self._device = device
-        module = getattr(torch, torch.device(device).type, None)
-        self._synchronize: Callable[[], None] | None = None
-        if not self.on_cpu:
-            self._synchronize = getattr(module, "synchronize", None)
+        self._pace = Pace(slowdown, single_thread=single_thread, device=torch.device(device))
+        self.on_cpu = self._pace.on_cpu
 
     def run(self, part: Callable[[], None]) -> tuple[float, float]:
-        """Runs one part to its end on the device. Returns (wall, CPU) seconds, the pause in the wall time."""
-        if self._evictor is not None:
-            self._evictor.add_(1)
-        wall, cpu = time.perf_counter(), time.process_time()
-        part()
-        if self._synchronize is not None:
-            self._synchronize()
-        cpu_s = time.process_time() - cpu if self.on_cpu else 0.0
-        spent_s = time.perf_counter() - wall
-        if self.slowdown > 1.0:
-            wanted_s = max(0.0, self.slowdown * (cpu_s if self._by_cpu else spent_s) - spent_s)
-            paid_s = min(wanted_s, self._owed_s)  # sleeps that overshot make later ones shorter
-            self._owed_s -= paid_s
-            if wanted_s > paid_s:
-                time.sleep(wanted_s - paid_s)
-                slept_s = time.perf_counter() - wall - spent_s
-                self._owed_s += max(0.0, slept_s - (wanted_s - paid_s))
-                spent_s += slept_s
-        return spent_s, cpu_s
+        """Runs one part. Returns (wall, CPU) seconds, the emulated slowdown in the wall time."""
+        timed = self._pace.run(part)
+        return timed.wall_s, timed.cpu_s
 
     def sample(self, steps: Steps) -> Sample:
         """One repetition."""
