@@ -48,6 +48,9 @@ class SshRemote:
         self.host = target.hostname
         self._transports: list[paramiko.Transport] = []
         self._commands: list[ProcessChannel] = []
+        if target.identity_file:
+            with contextlib.ExitStack() as stack:
+                load_identity(target, stack)  # a wrong file is bad input, whatever the network then does
         try:
             for hop in (*target.jumps, target):
                 self._transports.append(self._enter(hop))
