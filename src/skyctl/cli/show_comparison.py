@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyctl.cli.output import Output
-from skyctl.compare.rows import Outcome, document, rows
+from skyctl.compare.rows import Outcome, Row, document, rows
 from skyctl.errors import SkyctlError
 from skyctl.files import home, make_private, new_run_id, write_atomic
 
@@ -27,11 +27,26 @@ def show_comparison(
     made = document(compared, cluster=cluster, workload=workload, files=files)
     write_atomic(place / "comparison.json", json.dumps(made, indent=2, ensure_ascii=False) + "\n", mode=None)
     out.show(table(compared), plain(compared))
+    for text in _shared_runs(compared):
+        out.line(text)
     for name, path in files.items():
         if path.endswith(".png"):
             out.note(f"{name}: {path}")
     out.json(made)
     return place
+
+
+def _shared_runs(compared: list[Row]) -> list[str]:
+    """Strategies that chose the same plan were run once, and the reader is told so."""
+    first: dict[str, str] = {}
+    said = []
+    for row in compared:
+        if row.run_id is None:
+            continue
+        if row.run_id in first:
+            said.append(f"{row.strategy} is the same plan as {first[row.run_id]}: one run measured both")
+        first.setdefault(row.run_id, row.strategy)
+    return said
 
 
 def _write_plans(outcomes: list[Outcome], place: Path) -> dict[str, str]:

@@ -23,8 +23,8 @@ def verify(
     made = read_record(Plan, plan)
     verdict = check(made.problem, made)
     for item in verdict.checks:
-        mark = {True: "✓", False: "✗", None: "–"}[item.ok]
-        out.line(f"{mark} {item.name}: {item.detail}")
+        mark = ("✓" if item.ok else "✗") if item.checked else "–"
+        out.line(f"{mark} {item.name}: {item.detail}" + ("" if item.checked else " (not checked)"))
     out.line(
         "the plan and its certificate hold" if verdict.ok else "the plan or its certificate does not hold"
     )
