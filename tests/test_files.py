@@ -55,8 +55,6 @@ def test_hostile_names_are_one_file_name_each() -> None:
         assert "\0" not in name
         assert not name.startswith(("-", ".", "~"))
         assert len(name.encode()) < 200
-    for name in ("home", "two words", "'; echo foo", "a/b", ""):
-        assert files.name_of(files.safe_name(name)) == name
 
 
 @pytest.mark.parametrize("cluster", [n for n in HOSTILE if n and "\udcff" not in n])
@@ -156,14 +154,11 @@ def test_read_record(tmp_path: Path) -> None:
 
 
 def test_run_paths() -> None:
-    assert files.run_ids() == []
     paths = files.RunPaths.new()
     assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
     assert paths.folder.parent == files.home() / "runs"
-    assert files.run_ids() == [paths.run_id]
     assert files.RunPaths(paths.run_id).plan == paths.plan
-    everything = [paths.plan, paths.measurement, paths.events, paths.weights, paths.report, paths.log(0)]
-    everything += [paths.log(12), paths.plot("a/b")]
+    everything = [paths.plan, paths.measurement, paths.weights, paths.log(0), paths.log(12)]
     assert len(set(everything)) == len(everything)
     assert all(path.is_relative_to(paths.folder) for path in everything)
     assert all(path.parent.is_dir() for path in everything)

@@ -15,8 +15,9 @@
     │   ├── HostKeyError       4   the host's key is unknown or has changed
     │   ├── LoginError         4   connected, but not let in
     │   └── UnfitError         4   let in, but something it needs is missing there
-    ├── MismatchError          5   plan and cluster do not match
-    └── InterruptedRunError  130   the user (or a signal) ended it
+    └── MismatchError          5   plan and cluster do not match
+
+Ctrl-C is KeyboardInterrupt, and ends a command with 130.
 
 A message names the thing, what it needs and what it has; ``hint`` says what to do next; ``log`` is the path
 of the full log where there is one. This module imports nothing: nodes use it too.
@@ -114,9 +115,3 @@ class MismatchError(SkyctlError):
     """Plan and cluster do not match."""
 
     exit_code = 5
-
-
-class InterruptedRunError(SkyctlError):
-    """The user, or a signal, ended the command; everything it had started is stopped."""
-
-    exit_code = 130

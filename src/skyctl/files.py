@@ -5,6 +5,7 @@
     $SKYCTL_HOME  (default $XDG_STATE_HOME/skyctl, else ~/.local/state/skyctl)
     ├── profiles/CLUSTER/20261121-063012-ab12.json    the cluster's profiles, the newest last
     ├── labs/NAME/                                    what ``skyctl lab`` keeps of a lab that is up
+    ├── comparisons/20261121-063012-ab12/             plans, measurements and plots of one comparison
     └── runs/20261121-063012-ab12/                    one run, see ``RunPaths``
 """
 
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from skyctl.errors import InputError, SkyctlError
 
@@ -32,7 +33,6 @@ R = TypeVar("R", bound="FileRecord")
 PROFILES_KEPT = 20
 """Older profiles of the same cluster are removed when a new one is saved."""
 
-_RUN_ID = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4,}$")
 _NAME_LIMIT = 120
 _BAD_USAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _HINTS = {
@@ -66,11 +66,6 @@ def safe_name(name: str) -> str:
         cut = re.sub(r"%[0-9A-F]?$", "", encoded[:_NAME_LIMIT])
         return f"{cut}%%{digest}"
     return encoded or "%"
-
-
-def name_of(safe: str) -> str:
-    """The text that ``safe_name`` was given (where it was not too long)."""
-    return "" if safe == "%" else unquote(safe)
 
 
 def make_private(folder: Path) -> Path:
@@ -181,9 +176,7 @@ class RunPaths:
         runs/RUN_ID/            0700
         ├── plan.json           the plan that ran
         ├── measurement.json    what it did
-        ├── events.jsonl        one JSON line an event, as it happened
         ├── weights.safetensors the trained weights
-        ├── report.md           of a comparison; its plots stand beside it
         └── logs/rank-000.log   all that rank printed
     """
 
@@ -192,9 +185,7 @@ class RunPaths:
         self.folder = home() / "runs" / safe_name(run_id)
         self.plan = self.folder / "plan.json"
         self.measurement = self.folder / "measurement.json"
-        self.events = self.folder / "events.jsonl"
         self.weights = self.folder / "weights.safetensors"
-        self.report = self.folder / "report.md"
         self.logs = self.folder / "logs"
 
     @classmethod
@@ -214,15 +205,14 @@ class RunPaths:
         """All that one rank printed."""
         return self.logs / f"rank-{rank:03d}.log"
 
-    def plot(self, name: str) -> Path:
-        """A picture of the report's."""
-        return self.folder / f"{safe_name(name)}.png"
+    def weights_part(self, rank: int) -> Path:
+        """One rank's share of the weights, while they are gathered."""
+        return self.folder / f".weights-{rank}.safetensors"
 
 
-def run_ids() -> list[str]:
-    """The runs there are folders of, oldest first."""
-    folder = home() / "runs"
-    return sorted(p.name for p in folder.iterdir() if _RUN_ID.match(p.name)) if folder.is_dir() else []
+def comparison_folder() -> Path:
+    """Where a comparison goes that the user gave no folder for: a new one of its own (not made here)."""
+    return home() / "comparisons" / new_run_id()
 
 
 def lab_folder(name: str) -> Path:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
 import pytest
 
-from skyctl.control.planning import PlanOptions, parse_assign, plan_profile
+from skyctl.control.comparing import plan_all
+from skyctl.control.planning import PlanOptions, override, parse_assign, plan_profile
+from skyctl.control.probing import fits_request, left_out
 from skyctl.control.problem import build_problem
+from skyctl.control.request import Request
 from skyctl.errors import InfeasibleError, InputError, MismatchError
+from skyctl.records.cluster import Node
+from skyctl.records.plan import WorkloadRef
 from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
     LayerTiming,
     LinkProfile,
+    NodeFailure,
     Profile,
     ShapeProfile,
     WorkloadProfile,
 )
+from skyctl.workload.spec import make_spec
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
 
 
 def timing(signature: str, seconds: float, size: int = 2) -> LayerTiming:
@@ -126,6 +139,60 @@ def test_a_plan_prefers_the_fast_device() -> None:
     found = plan_profile(profile(device("slow", 4.0), device("fast", 1.0)), PlanOptions(microbatches=4))
     share = {s.replicas[0].device: s.stop - s.start for s in found.stages}
     assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
+
+
+def ask(microbatches: int | None = None) -> tuple[Request, Workload]:
+    workload = cast("Workload", SimpleNamespace(digest="w"))
+    return Request(make_spec("gpt:layers=3", batch_size=8), microbatches), workload
+
+
+def nodes(*names: str, **settings: Any) -> list[Node]:
+    return [Node(name=name, transport="local", **settings) for name in names]
+
+
+def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
+    request, workload = ask(4)
+    measured = profile(device("a", 1.0), device("b", 2.0))
+    assert fits_request(request, workload, nodes("a", "b"))(measured)
+    assert fits_request(request, workload, nodes("a"))(measured)
+    assert not fits_request(request, workload, nodes("a", "b", "c"))(measured)
+    failed = measured.model_copy(update={"failures": (NodeFailure(node="c", error="no torch"),)})
+    assert fits_request(request, workload, nodes("a", "b", "c"))(failed)
+    assert left_out(failed, nodes("a", "b", "c")) == ["c"]
+    for changed in ({"slowdown": 2.0}, {"threads": 2}, {"memory_gib": 0.1}, {"devices": ("cuda:0",)}):
+        assert not fits_request(request, workload, nodes("a", **changed))(measured)
+    assert not fits_request(ask(2)[0], workload, nodes("a"))(measured)
+    other = cast("Workload", SimpleNamespace(digest="other"))
+    assert not fits_request(request, other, nodes("a"))(measured)
+
+
+def test_left_to_itself_the_best_strategys_microbatches_serve_all() -> None:
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    outcomes = plan_all(profile(device("a", 1.0), device("b", 3.0)), PlanOptions(), ref, ("optimal", "even"))
+    assert [o.strategy for o in outcomes] == ["optimal", "even"]
+    assert {o.plan.problem.microbatches for o in outcomes if o.plan} == {4}
+
+
+def test_a_strategy_that_does_not_fit_is_an_outcome_that_says_why() -> None:
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    small = profile(device("a", 1.0), device("b", 1.0, memory=1.6e6))
+    even, optimal = plan_all(small, PlanOptions(), ref, ("even", "optimal"))
+    assert even.plan is None
+    assert "b/cpu:0" in str(even.error)
+    assert optimal.plan is not None
+    with pytest.raises(InfeasibleError, match="no strategy"):
+        plan_all(profile(device("a", 1.0, memory=1e6)), PlanOptions(), ref)
+
+
+def test_the_command_line_wins_over_a_problem_file() -> None:
+    problem = build_problem(profile(device("a", 1.0), device("b", 2.0)), 4)
+    options = PlanOptions(schedule="gpipe", objective="bottleneck", microbatches=8)
+    changed = override(problem, options, "b", "a/cpu:0")
+    assert (changed.schedule, changed.objective, changed.microbatches) == ("gpipe", "bottleneck", 8)
+    assert (changed.first_stage, changed.last_stage) == (("b/cpu:0",), ("a/cpu:0",))
+    assert override(problem, PlanOptions()) == problem
+    with pytest.raises(InputError, match="--pin-last 'z' is no device"):
+        override(problem, options, None, "z")
 
 
 def test_an_assignment_is_taken_as_given() -> None:

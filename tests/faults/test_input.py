@@ -122,6 +122,31 @@ def test_a_plan_offline_and_its_verification(here) -> None:
     assert here.run("verify", "plan.json").returncode == 1
 
 
+def test_a_missing_folder_for_the_result_is_said_before_the_work(
+    here, complains: Callable[..., None]
+) -> None:
+    done = here.run("probe", "train.py", "-o", "nowhere/profile.json")
+    complains(done, 2, "nowhere", "does not exist")
+    assert "connecting" not in done.stderr
+
+
+def test_pins_hold_offline_too(here) -> None:
+    (here.folder / "problem.json").write_text(json.dumps(PROBLEM))
+    done = here.run("plan", "--problem", "problem.json", "--pin-first", "n1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stages"][0]["replicas"][0]["device"] == "n1/cpu:0"
+
+
+def test_a_dry_run_connects_to_nobody(here) -> None:
+    done = here.run("probe", "train.py", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["nodes"] == ["fast", "slow"]
+    done = here.run("launch", "train.py", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ranks": None}
+    assert not here.state.exists()
+
+
 def test_no_profile_yet(here, complains: Callable[..., None]) -> None:
     complains(here.run("plan", "train.py"), 2, "no profile", "skyctl probe train.py")
 

@@ -64,6 +64,25 @@ def test_a_plan_for_other_devices(planned, complains: Callable[..., None]) -> No
     complains(planned.run("launch", "plan.json"), 5, "fast/cpu:0", "other, names")
 
 
+def test_a_device_that_is_not_there(planned, complains: Callable[..., None]) -> None:
+    plan = (planned.folder / "plan.json").read_text()
+    (planned.folder / "plan.json").write_text(plan.replace("slow/cpu:0", "slow/cuda:7"))
+    complains(planned.run("launch", "plan.json"), 5, "slow/cuda:7", "cuda:7")
+    assert settled(planned.state) == []
+
+
+def test_flags_that_the_plan_has_settled(planned, complains: Callable[..., None]) -> None:
+    complains(planned.run("launch", "plan.json", "--batch-size", "4"), 2, "--batch-size 4", "plan.json")
+
+
+def test_a_dry_run_shows_what_each_rank_is_told(planned) -> None:
+    done = planned.run("launch", "plan.json", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    ranks = json.loads(done.stdout)["ranks"]
+    assert [rank["device"] for rank in ranks] == ["fast/cpu:0", "slow/cpu:0"]
+    assert "secret" not in ranks[0]["payload"]
+
+
 def test_a_plan_for_another_workload(planned, complains: Callable[..., None]) -> None:
     planned.train((planned.folder / "train.py").read_text().replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
     complains(planned.run("launch", "plan.json"), 5, "train.py", "plan again")

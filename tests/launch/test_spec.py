@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyctl.errors import MismatchError
+from skyctl.errors import InputError, MismatchError
 from skyctl.launch.spec import check_fits, rank_specs, used_nodes
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage
@@ -25,7 +25,9 @@ def make_plan(*devices: str) -> Plan:
         strategy="even",
         problem=problem,
         stages=tuple(
-            Stage(start=i, stop=i + 1, replicas=(Replica(device=d, microbatches=4, in_flight=2),))
+            Stage(
+                start=i, stop=i + 1, replicas=(Replica(device=d, microbatches=4, in_flight=len(devices) - i),)
+            )
             for i, d in enumerate(devices)
         ),
         predicted=Prediction(
@@ -70,6 +72,15 @@ def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
     assert first["workload"]["path"] == "/b/train.py"
     assert (first["slowdown"], last["threads"]) == (3.0, 2)
     assert first["layers"] == [0, 1]
+
+
+def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0")
+    stage = plan.stages[0].model_copy(
+        update={"replicas": (Replica(device="b/cpu:0", microbatches=4, in_flight=4),)}
+    )
+    with pytest.raises(InputError, match="stage 0 keeps 4 in flight, 1f1b keeps 2"):
+        check_fits(plan.model_copy(update={"stages": (stage, plan.stages[1])}), CLUSTER)
 
 
 def test_only_nodes_that_hold_a_stage_are_used() -> None:

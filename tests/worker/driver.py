@@ -95,7 +95,7 @@ class Pool:
         ready: set[int] = set()
         while open_ranks:
             rank, event = self.events.get(timeout=RUN_S)
-            if rank >= len(payloads):
+            if rank >= len(payloads) or event["event"] == "alive":
                 continue
             outcome.order.append((rank, event))
             kind = event["event"]

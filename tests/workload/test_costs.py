@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from skyctl.errors import WorkloadError
-from skyctl.workload.costs import costs, signatures
+from skyctl.workload.costs import costs
 from skyctl.workload.data import leaves
 from skyctl.workload.shapes import detached
 from skyctl.workload.workload import Workload, load, make_spec
@@ -78,8 +78,6 @@ def test_state_and_signatures() -> None:
         by_kind.setdefault(cost.name.rpartition(".")[2], set()).add(cost.signature)
     assert {k: len(v) for k, v in by_kind.items()} == {"embedding": 1, "attention": 1, "mlp": 1, "head": 1}
     assert len({c.signature for c in found}) == 4
-    assert [c.signature for c in found] == signatures(workload, 2)
-    assert signatures(workload, 3) != signatures(workload, 2)
     assert found[0].output_bytes == 2 * 32 * 64 * 4
     assert [c.name for c in found] == workload.names
 

@@ -76,14 +76,12 @@ def test_bad_options(options: dict[str, object], words: str) -> None:
 def test_spec_is_json() -> None:
     spec = make_spec("gpt:layers=2", batch_size=4, seed=3)
     assert WorkloadSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    assert spec.at(data_path="/blob").data_path == "/blob"
     with pytest.raises(WorkloadError, match=r"'batchsize'.*'batch_size'"):
         WorkloadSpec.from_dict({"source": "gpt", "batchsize": 3})
 
 
 def test_split() -> None:
     assert split.sizes(10, 4) == [3, 3, 2, 2]
-    assert split.ranges(5, 2) == [(0, 3), (3, 5)]
     assert split.sizes(4, 4) == [1, 1, 1, 1]
     with pytest.raises(WorkloadError, match=r"5 microbatches.*has 4"):
         split.sizes(4, 5)

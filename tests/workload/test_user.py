@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -272,7 +273,7 @@ def test_shipped_copy_works(user: Make, tmp_path: Path) -> None:
     copy.mkdir()
     for name, content in files.items():
         (copy / name).write_bytes(content)
-    there = load(workload.spec.at(path=str(copy / "train.py")))
+    there = load(replace(workload.spec, path=str(copy / "train.py")))
     assert there.digest == workload.digest
     assert torch.equal(there.build(0, 1)[0].weight, workload.build(0, 1)[0].weight)
     assert ship(make_spec("gpt")) == {}

@@ -41,7 +41,7 @@ class Agent:
         self._lease_s, self._grace_s = float(config["lease_s"]), float(config["grace_s"])
         self._package, self._folder, self._cache = package, folder, store.root
         self._out = Outbox(out_fd)
-        self._files = Files(store, self._out)
+        self._files = Files(store, folder.path, self._out)
         self._parser = Parser()
         self._children: dict[int, Child] = {}
         self._endings: dict[int, float] = {}  # task → when TERM was sent

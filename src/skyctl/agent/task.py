@@ -25,6 +25,10 @@ from skyctl.errors import SkyctlError
 CONTROL = "SKYCTL_CONTROL"
 
 
+class AgentGoneError(EOFError):
+    """The node agent has closed the line: nobody is left to work for."""
+
+
 class TaskChannel:
     """A task's line to the launcher.
 
@@ -41,15 +45,15 @@ class TaskChannel:
         self._receive_lock = threading.Lock()
 
     def send(self, message: dict[str, Any], body: bytes = b"") -> None:
-        """Sends a message; may be called from any thread. Raises EOFError when the agent is gone."""
+        """Sends a message; may be called from any thread. Raises AgentGoneError when the agent is gone."""
         with self._send_lock:
             try:
                 write_frame(self._file, message, body)  # type: ignore[arg-type]
             except OSError as exc:
-                raise EOFError("the node agent is gone") from exc
+                raise AgentGoneError("the node agent is gone") from exc
 
     def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
-        """The next message, or None when the time is over. Raises EOFError when the agent is gone."""
+        """The next message, or None when the time is over. Raises AgentGoneError when the agent is gone."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receive_lock:
             while (frame := self._parser.next()) is None:
@@ -59,9 +63,9 @@ class TaskChannel:
                 try:
                     data = self._sock.recv(256 << 10)
                 except OSError as exc:
-                    raise EOFError("the node agent is gone") from exc
+                    raise AgentGoneError("the node agent is gone") from exc
                 if not data:
-                    raise EOFError("the node agent is gone")
+                    raise AgentGoneError("the node agent is gone")
                 self._parser.feed(data)
         return frame
 
@@ -100,12 +104,12 @@ def main() -> int:
         module = importlib.import_module(sys.argv[1])
         result = module.main(first[0]["payload"], channel)
         channel.send({**(result or {}), "event": "result"})
-    except EOFError:
+    except AgentGoneError:
         return 1  # nobody is left to be told
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as exc:  # noqa: BLE001 - whatever the user's code raises is theirs to see
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(AgentGoneError):
             channel.send(error_event(exc))
         return 1
     finally:

@@ -1,4 +1,4 @@
-"""Files to and from the node: what the launcher puts into the cache, and what it fetches.
+"""Files to and from the node: what the launcher puts into the cache or the session, and what it fetches.
 
 Both go in chunks. A fetch has at most ``WINDOW`` chunks under way; the launcher asks for more as it writes
 them, so a slow link or disk never makes either side's memory grow, and other traffic gets its turn.
@@ -27,12 +27,13 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 class Put:
     """A file or an archive that is coming in; kept beside its place until it is whole."""
 
-    def __init__(self, store: Store, kind: str, digest: str) -> None:
-        if kind not in ("blobs", "trees") or not DIGEST.fullmatch(digest):
+    def __init__(self, store: Store, session: Path, kind: str, digest: str) -> None:
+        if kind not in ("blobs", "trees", "private") or not DIGEST.fullmatch(digest):
             raise ValueError(f"no such place in the cache: {kind}/{digest}")
         self._store, self._kind, self._digest = store, kind, digest
+        self._place = session if kind == "private" else store.root / kind
         self._hash = hashlib.sha256()
-        fd, name = tempfile.mkstemp(prefix=".new-", dir=store.root / kind)
+        fd, name = tempfile.mkstemp(prefix=".new-", dir=self._place)
         self._path = Path(name)
         self._file: BinaryIO = os.fdopen(fd, "wb")
 
@@ -48,7 +49,7 @@ class Put:
             return self._store.add_tree("trees", self._digest, self._path.read_bytes())
         if self._hash.hexdigest() != self._digest:
             raise ValueError(f"file {self._digest[:12]} was damaged on the way")
-        target = self._store.root / "blobs" / self._digest
+        target = self._place / self._digest
         self._path.replace(target)
         return target
 
@@ -98,8 +99,8 @@ class Fetch:
 class Files:
     """All transfers of one agent."""
 
-    def __init__(self, store: Store, out: Outbox) -> None:
-        self._store, self._out = store, out
+    def __init__(self, store: Store, session: Path, out: Outbox) -> None:
+        self._store, self._session, self._out = store, session, out
         self._puts: dict[int, Put] = {}
         self._fetches: dict[int, Fetch] = {}
 
@@ -120,7 +121,10 @@ class Files:
             self._refuse(request, exc)
 
     def _have(self, message: Message) -> str | None:
-        if message["kind"] == "trees":
+        if message["kind"] == "private":
+            path = self._session / str(message["digest"])
+            found = path if path.is_file() else None
+        elif message["kind"] == "trees":
             found = self._store.tree("trees", message["digest"])
         else:
             found = self._store.blob(message["digest"], message["bytes"])
@@ -128,7 +132,7 @@ class Files:
 
     def _put(self, request: int, message: Message, body: bytes) -> None:
         if message.get("first"):
-            self._puts[request] = Put(self._store, message["kind"], message["digest"])
+            self._puts[request] = Put(self._store, self._session, message["kind"], message["digest"])
         put = self._puts.get(request)
         if put is None:
             return  # refused already; what follows was under way

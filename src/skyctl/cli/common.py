@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from skyctl.cli.output import Output, ReaderGoneError
-from skyctl.errors import InterruptedRunError, NodeError, SkyctlError
+from skyctl.errors import InputError, NodeError, SkyctlError
 
 if TYPE_CHECKING:
     from skyctl.records.cluster import Cluster
@@ -128,6 +128,17 @@ def connect_options(
     )
 
 
+def check_output(path: Path | None) -> None:
+    """Raises InputError, before any work is done, where the result could not be written to ``path``."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"-o {path} is a folder; give a file")
+    if not path.absolute().parent.is_dir():
+        folder = path.absolute().parent
+        raise InputError(f"-o {path}: the folder {folder} does not exist", hint="make it first")
+
+
 def command(function: Callable[..., int | None]) -> Callable[..., None]:
     """Makes a typer command of a function whose first parameter is the ``Output`` (see the module)."""
     signature = inspect.signature(function, eval_str=True)
@@ -212,7 +223,7 @@ def _exit_code(exc: BaseException) -> int:
         if isinstance(cause, Terminated):
             return 128 + cause.signum
         cause = cause.__cause__ or cause.__context__
-        if not isinstance(exc, KeyboardInterrupt | InterruptedRunError):
+        if not isinstance(exc, KeyboardInterrupt):
             break
     return exc.exit_code if isinstance(exc, SkyctlError) else 130
 

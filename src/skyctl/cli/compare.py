@@ -25,7 +25,9 @@ def compare(
     profile: training.ProfileOption = None,
     batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
     microbatches: training.MicrobatchesOption = None,
-    schedule: training.ScheduleOption = "1f1b",
+    pin_first: training.PinFirstOption = None,
+    pin_last: training.PinLastOption = None,
+    schedule: training.ScheduleOption = None,
     seed: training.SeedOption = 0,
     dtype: training.DtypeOption = "float32",
     learning_rate: training.LearningRateOption = None,
@@ -39,7 +41,7 @@ def compare(
     yes: common.YesOption = False,
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
     timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
-) -> None:
+) -> int | None:
     """Even, heuristic and optimal for one workload: predicted, and with --measure run for real.
 
     Uses the newest profile that fits; with --measure a cluster that has none is probed first.
@@ -64,7 +66,9 @@ def compare(
         random_inputs=random_inputs,
     )
     options = PlanOptions(
-        schedule=training.one_of("--schedule", schedule, training.SCHEDULES),  # type: ignore[arg-type]
+        schedule=training.schedule_of(schedule),
+        first_stage=training.nodes_of(target.cluster, pin_first),
+        last_stage=training.nodes_of(target.cluster, pin_last),
         microbatches=microbatches,
         time_limit_s=time_limit,
         only_nodes=[node.name for node in target.cluster.nodes],
@@ -80,6 +84,7 @@ def compare(
             with connected(target.cluster.nodes, connect, progress) as links:
                 need_all(links.failures)
                 found = job.profile(links, profile, progress)
+                training.warn_left_out(out, found, target.cluster)
                 progress("planning")
                 outcomes = job.measured(
                     job.plans(found),
@@ -88,5 +93,11 @@ def compare(
                 )
         else:
             progress("planning")
-            outcomes = job.plans(job.known_profile(profile))
+            found = job.known_profile(profile)
+            training.warn_left_out(out, found, target.cluster)
+            outcomes = job.plans(found)
     show_comparison(out, outcomes, output, cluster=target.cluster.name, workload=workload)
+    failed = [outcome for outcome in outcomes if outcome.plan is not None and outcome.error is not None]
+    for outcome in failed:
+        out.warn(f"{outcome.strategy} did not run to its end: {outcome.error}")
+    return 1 if failed else None

@@ -15,6 +15,7 @@ from skyctl.errors import InputError
 if TYPE_CHECKING:
     from skyctl.cli.output import Ticker
     from skyctl.control.connect import Connected
+    from skyctl.control.planning import PlanOptions
     from skyctl.control.request import Request
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
@@ -34,11 +35,13 @@ def launch(
     cluster: common.ClusterOption = None,
     limit: common.LimitOption = None,
     steps: training.StepsOption = 100,
-    strategy: training.StrategyOption = "optimal",
-    batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
+    strategy: training.GivenStrategyOption = None,
+    pin_first: training.PinFirstOption = None,
+    pin_last: training.PinLastOption = None,
+    batch_size: training.GivenBatchSizeOption = None,
     microbatches: training.MicrobatchesOption = None,
-    seed: training.SeedOption = 0,
-    dtype: training.DtypeOption = "float32",
+    seed: training.GivenSeedOption = None,
+    dtype: training.GivenDtypeOption = None,
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
@@ -55,10 +58,12 @@ def launch(
     """
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
+    from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
     from skyctl.launch.spec import check_fits, used_nodes
 
+    common.check_output(output)
     target = common.load_target(cluster, limit)
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
@@ -67,17 +72,35 @@ def launch(
     if given is None:
         request, loaded = training.make_request(
             plan,
-            batch_size=batch_size,
+            batch_size=batch_size or training.DEFAULT_BATCH_SIZE,
             microbatches=microbatches,
-            seed=seed,
-            dtype=dtype,
+            seed=seed or 0,
+            dtype=dtype or "float32",
             learning_rate=learning_rate,
             data=data,
             random_inputs=random_inputs,
         )
         nodes = target.cluster.nodes
-        training.one_of("--strategy", strategy, training.STRATEGIES)
+        choice = PlanOptions(
+            strategy=training.one_of("--strategy", strategy or "optimal", training.STRATEGIES),
+            microbatches=microbatches,
+            first_stage=training.nodes_of(target.cluster, pin_first),
+            last_stage=training.nodes_of(target.cluster, pin_last),
+        )
     else:
+        _refuse_given(
+            plan,
+            {
+                "--strategy": strategy,
+                "--pin-first": pin_first,
+                "--pin-last": pin_last,
+                "--batch-size": batch_size,
+                "--microbatches": microbatches,
+                "--seed": seed,
+                "--dtype": dtype,
+            },
+        )
+        choice = PlanOptions()
         check_fits(given, target.cluster)
         request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
         nodes = tuple(used_nodes(given, target.cluster))
@@ -90,7 +113,7 @@ def launch(
         connected(nodes, options, progress) as links,
     ):
         need_all(links.failures)
-        made = given or _make_plan(out, progress, target, links, request, loaded, strategy)
+        made = given or _make_plan(out, progress, target, links, request, loaded, choice)
         watch = watcher(out, progress, yes=yes)
         done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
     if output is not None:
@@ -152,6 +175,16 @@ def show_measurement(out: Output, done: Measurement) -> None:
         out.line(f"weights: {done.weights}")
 
 
+def _refuse_given(plan: str, given: dict[str, object]) -> None:
+    """A plan file has settled these; giving them again would be ignored, so it is an error."""
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"{flag} {value} does not go with the plan {plan}, which has settled that",
+                hint="plan again with it, or launch the workload itself",
+            )
+
+
 def _read_plan(argument: str) -> Plan | None:
     """The plan, where the argument names a JSON file; None where it is a workload."""
     if not argument.endswith(".json"):
@@ -188,17 +221,16 @@ def _make_plan(
     links: Connected,
     request: Request,
     loaded: Workload,
-    strategy: str,
+    choice: PlanOptions,
 ) -> Plan:
     """Probes (nothing older is trusted for a bare workload) and plans."""
     from skyctl.cli.show_plan import show_plan
-    from skyctl.control.planning import PlanOptions, plan_profile
+    from skyctl.control.planning import plan_profile
     from skyctl.control.probing import probe_cluster
 
     profile, _ = probe_cluster(target.cluster, links, request, loaded, progress)
     progress("planning")
-    made = plan_profile(
-        profile, PlanOptions(strategy=strategy, microbatches=request.microbatches), request.ref(loaded)
-    )
+    training.warn_left_out(out, profile, target.cluster)
+    made = plan_profile(profile, choice, request.ref(loaded))
     show_plan(out, made)
     return made

@@ -151,9 +151,9 @@ class Output:
     # housekeeping
 
     def pause(self) -> None:
-        """Ends the live display, so that what follows (a question, an error) stands on a clean line."""
+        """Hides the live display, so that what follows (a question, an error) stands on a clean line."""
         if self._live:
-            self._live.stop()
+            self._live.pause()
 
     def finish(self) -> None:
         """Everything written has reached its reader. Raises ReaderGoneError where there is none."""
@@ -213,6 +213,8 @@ class Ticker:
         if not self.show or self._stopped:
             return
         text = clean(text)
+        if self._rich is None and self.stream.isatty():
+            self._start()
         if self._rich is not None and self._bar is not None:
             self._rich.update(self._bar, description=_escape(f"{self.title}: {text}"), total=total)
             if done is not None:
@@ -237,6 +239,10 @@ class Ticker:
     def stop(self) -> None:
         """Ends the live line. May be called twice."""
         self._stopped = True
+        self.pause()
+
+    def pause(self) -> None:
+        """Takes the live line away until it is called again."""
         if self._rich is not None:
             self._rich.stop()
             self._rich = None

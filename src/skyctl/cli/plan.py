@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,8 +37,8 @@ def plan(
     pin_last: training.PinLastOption = None,
     batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
     microbatches: training.MicrobatchesOption = None,
-    schedule: training.ScheduleOption = "1f1b",
-    objective: training.ObjectiveOption = "iteration",
+    schedule: training.ScheduleOption = None,
+    objective: training.ObjectiveOption = None,
     dtype: training.DtypeOption = "float32",
     seed: training.SeedOption = 0,
     data: training.DataOption = None,
@@ -54,43 +55,35 @@ def plan(
     from skyctl.control.planning import PlanOptions, parse_assign
     from skyctl.files import write_atomic
 
-    if (workload is None) == (problem is None):
-        raise InputError(
-            "give a workload, or --problem FILE"
-            if workload is None
-            else "give a workload or --problem, not both",
-            hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
-        )
+    common.check_output(output)
     options = PlanOptions(
         strategy=training.one_of("--strategy", strategy, training.STRATEGIES),
-        schedule=training.one_of("--schedule", schedule, training.SCHEDULES),  # type: ignore[arg-type]
-        objective=training.one_of("--objective", objective, training.OBJECTIVES),  # type: ignore[arg-type]
+        schedule=training.schedule_of(schedule),
+        objective=training.objective_of(objective),
         microbatches=microbatches,
         time_limit_s=time_limit,
         assign=parse_assign(assign) if assign is not None else None,
     )
+    pins = (pin_first, pin_last)
     with out.progress("plan") as progress:
         progress("searching")
         if problem is not None:
-            made = _offline(problem, options)
+            made = _offline(problem, options, pins, forbidden=(workload, limit, profile))
+        elif workload is not None:
+            request = {
+                "batch_size": batch_size,
+                "microbatches": microbatches,
+                "seed": seed,
+                "dtype": dtype,
+                "data": data,
+                "random_inputs": random_inputs,
+            }
+            target = common.load_target(cluster, limit)
+            made = _from_profile(out, workload, options, target, profile, pins, request)
         else:
-            assert workload is not None
-            made = _from_profile(
-                out,
-                workload,
-                options,
-                cluster=cluster,
-                limit=limit,
-                profile=profile,
-                pins=(pin_first, pin_last),
-                request={
-                    "batch_size": batch_size,
-                    "microbatches": microbatches,
-                    "seed": seed,
-                    "dtype": dtype,
-                    "data": data,
-                    "random_inputs": random_inputs,
-                },
+            raise InputError(
+                "give a workload, or --problem FILE",
+                hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
             )
     if output is not None and not dry_run:
         write_atomic(output, made.to_json(), mode=None)
@@ -98,45 +91,46 @@ def plan(
     if output is not None:
         out.note(f"plan: {output}" + (" (not written: --dry-run)" if dry_run else ""))
     if workload is not None:
-        out.note(
-            f"next: skyctl launch {output}" if output is not None else "next: add -o plan.json to keep it"
-        )
+        flags = training.again(str(output), cluster, None, training.DEFAULT_BATCH_SIZE, None)
+        out.note("next: add -o plan.json to keep it" if output is None else f"next: skyctl launch {flags}")
     out.json(made)
 
 
-def _offline(path: Path, options: PlanOptions) -> Plan:
-    from skyctl.control.planning import plan_problem
+def _offline(
+    path: Path, options: PlanOptions, pins: tuple[str | None, str | None], *, forbidden: tuple[Any, ...]
+) -> Plan:
+    """From a problem file; what is given on the command line wins over what it says."""
+    from skyctl.control.planning import override, plan_problem
     from skyctl.files import read_record
     from skyctl.records.problem import Problem
 
-    return plan_problem(read_record(Problem, path), options)
+    for flag, value in zip(("a workload", "--limit", "--profile"), forbidden, strict=True):
+        if value is not None:
+            raise InputError(f"{flag} does not go with --problem {path}: the file says it all")
+    return plan_problem(override(read_record(Problem, path), options, *pins), options)
 
 
 def _from_profile(
     out: Output,
     workload: str,
     options: PlanOptions,
-    *,
-    cluster: Path | None,
-    limit: str | None,
+    target: common.Target,
     profile: str | None,
     pins: tuple[str | None, str | None],
-    request: dict[str, object],
+    request: dict[str, Any],
 ) -> Plan:
-    from dataclasses import replace
-
     from skyctl.control.planning import plan_profile
     from skyctl.control.probing import find_profile, fits_request
 
-    target = common.load_target(cluster, limit)
-    asked, loaded = training.make_request(workload, **request)  # type: ignore[arg-type]
-    nodes = [node.name for node in target.cluster.nodes]
+    asked, loaded = training.make_request(workload, **request)
+    nodes = target.cluster.nodes
     found, path = find_profile(target.cluster, profile, fits_request(asked, loaded, nodes), workload)
     out.detail(f"profile: {path}")
+    training.warn_left_out(out, found, target.cluster)
     options = replace(
         options,
         first_stage=training.nodes_of(target.cluster, pins[0]),
         last_stage=training.nodes_of(target.cluster, pins[1]),
-        only_nodes=nodes,
+        only_nodes=[node.name for node in nodes],
     )
     return plan_profile(found, options, asked.ref(loaded))

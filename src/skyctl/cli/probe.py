@@ -37,6 +37,7 @@ def probe(
     from skyctl.control.probing import probe_cluster
     from skyctl.files import write_atomic
 
+    common.check_output(output)
     target = common.load_target(cluster, limit)
     request = loaded = None
     if workload is not None:
@@ -53,6 +54,9 @@ def probe(
     if dry_run:
         sizes = f" at {request.choices()} microbatches" if request is not None else ""
         out.line(f"would measure {names}, every pair of them" + (f", {workload}{sizes}" if workload else ""))
+        choices = request.choices() if request is not None else []
+        nodes = [node.name for node in target.cluster.nodes]
+        out.json({"nodes": nodes, "workload": workload, "microbatches": choices})
         return None
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
@@ -70,6 +74,7 @@ def probe(
         out.warn(f"{failure.node} was not measured: {failure.error}{hint}")
     out.note(f"profile: {output or path}")
     if workload is not None:
-        out.note(f"next: skyctl plan {workload}")
+        flags = training.again(workload, cluster, limit, batch_size, microbatches)
+        out.note(f"next: skyctl plan {flags} -o plan.json")
     out.json(profile)
     return 4 if profile.failures else None

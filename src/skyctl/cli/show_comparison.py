@@ -7,7 +7,7 @@ from pathlib import Path
 from skyctl.cli.output import Output
 from skyctl.compare.rows import Outcome, Row, document, rows
 from skyctl.errors import SkyctlError
-from skyctl.files import home, make_private, new_run_id, write_atomic
+from skyctl.files import comparison_folder, make_private, write_atomic
 
 
 def show_comparison(
@@ -21,7 +21,7 @@ def show_comparison(
 
     from skyctl.compare.tables import plain, table
 
-    place = make_private(folder if folder is not None else home() / "comparisons" / new_run_id())
+    place = make_private(folder if folder is not None else comparison_folder())
     compared = rows(outcomes)
     files = _write_plans(outcomes, place) | _plot(out, outcomes, place)
     made = document(compared, cluster=cluster, workload=workload, files=files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skyctl.cli.output import Output
+from skyctl.planner.explain import binding
 from skyctl.records.plan import Plan
 
 BAR = 20
@@ -37,6 +38,8 @@ def show_plan(out: Output, plan: Plan) -> None:
     )
     for unused in plan.unused:
         out.line(f"unused: {unused.device}: {unused.reason}")
+    binds = binding(plan)
+    out.line(f"what binds: {binds.kind} {binds.name}: {binds.detail}")
     sure = plan.certificate
     bound = "no bound" if sure.lower_bound_s is None else f"bound {sure.lower_bound_s:.4f} s"
     gap = "" if sure.gap is None else f", gap {sure.gap:.2%}"

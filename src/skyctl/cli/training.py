@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
+    from skyctl.cli.output import Output
     from skyctl.control.request import Request
     from skyctl.records.cluster import Cluster
+    from skyctl.records.problem import Objective, Schedule
+    from skyctl.records.profile import Profile
     from skyctl.workload.workload import Workload
 
 WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | train.py"
 DEFAULT_BATCH_SIZE = 32
 
+GivenBatchSizeOption = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, metavar="N", help="Samples a step; default 32, or the plan's."),
+]
+GivenSeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Default 0, or the plan's.")]
+GivenDtypeOption = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help="Default float32, or the plan's.")
+]
+GivenStrategyOption = Annotated[
+    str | None, typer.Option("--strategy", metavar="NAME", help="For a bare workload; default optimal.")
+]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Samples a step.")]
 MicrobatchesOption = Annotated[
     int | None,
@@ -56,11 +71,16 @@ PinLastOption = Annotated[
     str | None,
     typer.Option("--pin-last", metavar="NODES", help="Only these may hold the last stage (the targets)."),
 ]
-ScheduleOption = Annotated[str, typer.Option("--schedule", metavar="NAME", help="1f1b, gpipe or sequential.")]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option("--schedule", metavar="NAME", help="1f1b (default), gpipe, sequential or eager-1f1b."),
+]
 ObjectiveOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--objective", metavar="NAME", help="iteration (a step's time) or bottleneck (busiest stage)."
+        "--objective",
+        metavar="NAME",
+        help="iteration (default: a step's time) or bottleneck (busiest stage).",
     ),
 ]
 TimeLimitOption = Annotated[
@@ -114,6 +134,37 @@ def one_of(flag: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise InputError(f"{flag} {value!r} is not one of {', '.join(allowed)}")
     return value
+
+
+def again(
+    source: str, cluster: Path | None, limit: str | None, batch_size: int, microbatches: int | None
+) -> str:
+    """The arguments that name the same workload and cluster in the next command, ready to be typed."""
+    words = [source]
+    words += ["-c", str(cluster)] if cluster is not None else []
+    words += ["--limit", limit] if limit is not None else []
+    words += ["--batch-size", str(batch_size)] if batch_size != DEFAULT_BATCH_SIZE else []
+    words += ["--microbatches", str(microbatches)] if microbatches is not None else []
+    return shlex.join(words)
+
+
+def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:
+    """Says which nodes have no figures and so get no layers."""
+    from skyctl.control.probing import left_out
+
+    names = left_out(profile, cluster.nodes)
+    if names:
+        out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
+
+
+def schedule_of(name: str | None) -> Schedule | None:
+    """The schedule that --schedule names (InputError where there is none of that name)."""
+    return None if name is None else cast("Schedule", one_of("--schedule", name, SCHEDULES))
+
+
+def objective_of(name: str | None) -> Objective | None:
+    """The objective that --objective names (InputError where there is none of that name)."""
+    return None if name is None else cast("Objective", one_of("--objective", name, OBJECTIVES))
 
 
 def nodes_of(cluster: Cluster, pattern: str | None) -> list[str] | None:

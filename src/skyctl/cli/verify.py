@@ -25,8 +25,12 @@ def verify(
     for item in verdict.checks:
         mark = ("✓" if item.ok else "✗") if item.checked else "–"
         out.line(f"{mark} {item.name}: {item.detail}" + ("" if item.checked else " (not checked)"))
-    out.line(
-        "the plan and its certificate hold" if verdict.ok else "the plan or its certificate does not hold"
-    )
+    unchecked = [item.name for item in verdict.checks if not item.checked]
+    if not verdict.ok:
+        out.line("the plan or its certificate does not hold")
+    elif unchecked:
+        out.line(f"what could be checked holds; not checked: {', '.join(unchecked)}")
+    else:
+        out.line("the plan and its certificate hold")
     out.json(verdict)
     return None if verdict.ok else 1

@@ -11,10 +11,10 @@ from skyctl.control.planning import PlanOptions, plan_profile
 from skyctl.control.probing import find_profile, fits_request, probe_cluster
 from skyctl.control.request import Request
 from skyctl.control.running import RunOptions, run_plan
-from skyctl.errors import InfeasibleError, InputError, SkyctlError, UndecidedError
+from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
 from skyctl.launch.events import Watcher
 from skyctl.records.cluster import Cluster
-from skyctl.records.plan import WorkloadRef
+from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.profile import Profile
 from skyctl.remote.session import Session
 from skyctl.workload.workload import Workload
@@ -35,7 +35,7 @@ class Comparing:
 
     def known_profile(self, given: str | None) -> Profile:
         """The profile the user named, or the newest that fits (InputError where there is none)."""
-        fits = fits_request(self.request, self.workload, [node.name for node in self.cluster.nodes])
+        fits = fits_request(self.request, self.workload, self.cluster.nodes)
         return find_profile(self.cluster, given, fits, self.request.spec.source)[0]
 
     def plans(self, profile: Profile) -> list[Outcome]:
@@ -71,13 +71,10 @@ def plan_all(
     """
     microbatches = options.microbatches
     if microbatches is None:
-        for strategy in reversed(strategies):
-            try:
-                chosen = plan_profile(profile, replace(options, strategy=strategy), ref)
-            except (InfeasibleError, UndecidedError):
-                continue
-            microbatches = chosen.problem.microbatches
-            break
+        made = [plan for s in strategies if (plan := _try(profile, replace(options, strategy=s), ref))]
+        if made:
+            best = min(made, key=lambda plan: plan.predicted.iteration_s)
+            microbatches = best.problem.microbatches
     outcomes = []
     for strategy in strategies:
         try:
@@ -87,12 +84,20 @@ def plan_all(
             undecided = isinstance(exc, UndecidedError)
             outcomes.append(Outcome(strategy, error=exc.message, undecided=undecided))
     if all(outcome.plan is None for outcome in outcomes):
-        raise InfeasibleError(
+        proved = not any(outcome.undecided for outcome in outcomes)
+        raise (InfeasibleError if proved else UndecidedError)(
             "no strategy gives a plan that fits:"
             + "".join(f"\n  {outcome.strategy}: {outcome.error}" for outcome in outcomes),
             hint="add memory or a machine, or use more microbatches (smaller ones)",
         )
     return outcomes
+
+
+def _try(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Plan | None:
+    try:
+        return plan_profile(profile, options, ref)
+    except (InfeasibleError, UndecidedError):
+        return None
 
 
 def measure_all(
@@ -103,7 +108,10 @@ def measure_all(
     options: RunOptions,
     watcher_for: Callable[[str], Watcher],
 ) -> list[Outcome]:
-    """Runs every plan there is; equal plans run once and share their measurement."""
+    """Runs every plan there is; equal plans run once and share their measurement.
+
+    A run that fails is an outcome that says why: it takes nothing of the others away.
+    """
     measured: list[Outcome] = []
     for outcome in outcomes:
         if outcome.plan is None:
@@ -113,14 +121,14 @@ def measure_all(
             (m for m in measured if m.plan is not None and m.plan.stages == outcome.plan.stages), None
         )
         if twin is not None and twin.measurement is not None:
-            measured.append(replace(outcome, measurement=twin.measurement))
+            shared = twin.measurement.model_copy(update={"strategy": outcome.strategy})
+            measured.append(replace(outcome, measurement=shared))
             continue
         try:
             got, _ = run_plan(
                 outcome.plan, cluster, request, sessions, options, watcher_for(outcome.strategy)
             )
             measured.append(replace(outcome, measurement=got))
-        except SkyctlError as exc:
-            exc.message = f"{outcome.strategy}: {exc.message}"
-            raise
+        except RunError as exc:
+            measured.append(replace(outcome, error=str(exc)))
     return measured

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,8 +37,26 @@ def connected(
     try:
         yield Connected(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})
     finally:
+        _close(list(sessions.values()))
+    for name, session in sessions.items():
+        if session.left:
+            raise NodeError(
+                f"on node {name} these processes could not be ended: {', '.join(map(str, session.left))}",
+                node=name,
+                hint="end them there",
+            )
+
+
+def _close(sessions: list[Session]) -> None:
+    """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    try:
         with ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
-            list(pool.map(Session.close, sessions.values()))
+            list(pool.map(Session.close, sessions))
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def need_all(failures: dict[str, SkyctlError]) -> None:

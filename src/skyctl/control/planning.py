@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
-from skyctl.errors import InfeasibleError, InputError, SkyctlError
+from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import assigned, plan
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Problem, Schedule
@@ -18,11 +18,14 @@ DEFAULT_TIME_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How to plan. ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order."""
+    """How to plan. None: the default, or with a problem file what that says.
+
+    ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order.
+    """
 
     strategy: str = "optimal"
-    schedule: Schedule = "1f1b"
-    objective: Objective = "iteration"
+    schedule: Schedule | None = None
+    objective: Objective | None = None
     microbatches: int | None = None
     first_stage: Sequence[str] | None = None
     last_stage: Sequence[str] | None = None
@@ -39,8 +42,8 @@ def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
         build_problem(
             profile,
             microbatches,
-            schedule=options.schedule,
-            objective=options.objective,
+            schedule=options.schedule or "1f1b",
+            objective=options.objective or "iteration",
             first_stage=options.first_stage,
             last_stage=options.last_stage,
             only_nodes=options.only_nodes,
@@ -54,17 +57,15 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
 
     Raises:
         InfeasibleError: proved for every one of them.
-        SkyctlError: the last failure, where one of them was left undecided.
+        UndecidedError: for some nothing was found, and nothing proved.
     """
     best: Plan | None = None
-    failures: list[SkyctlError] = []
+    failures: list[InfeasibleError | UndecidedError] = []
     candidates = problems(profile, options)
     for problem in candidates:
         try:
             found = plan_problem(problem, options, options.time_limit_s / len(candidates))
-        except (InfeasibleError, SkyctlError) as exc:
-            if isinstance(exc, InputError):
-                raise
+        except (InfeasibleError, UndecidedError) as exc:
             failures.append(exc)
             continue
         if best is None or found.predicted.iteration_s < best.predicted.iteration_s:
@@ -73,6 +74,40 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
         raise (undecided or failures)[-1]
     return best.model_copy(update={"workload": workload}) if workload is not None else best
+
+
+def override(
+    problem: Problem, options: PlanOptions, pin_first: str | None = None, pin_last: str | None = None
+) -> Problem:
+    """The problem with what was given on the command line instead of what its file says.
+
+    Args:
+        pin_first, pin_last: device ids or node names, comma-separated.
+
+    Raises:
+        InputError: a pin names no device of the problem.
+    """
+    given = {
+        "schedule": options.schedule,
+        "objective": options.objective,
+        "microbatches": options.microbatches,
+        "first_stage": _pins(problem, "--pin-first", pin_first),
+        "last_stage": _pins(problem, "--pin-last", pin_last),
+    }
+    return problem.model_copy(update={key: value for key, value in given.items() if value is not None})
+
+
+def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    found: list[str] = []
+    for name in map(str.strip, text.split(",")):
+        owned = [d.id for d in problem.devices if name in (d.id, d.id.rpartition("/")[0])]
+        if not owned:
+            known = ", ".join(device.id for device in problem.devices)
+            raise InputError(f"{flag} {name!r} is no device and no node of the problem; it has {known}")
+        found += owned
+    return tuple(found)
 
 
 def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | None = None) -> Plan:
@@ -105,7 +140,11 @@ def _refuse_broken(found: Plan) -> None:
     devices = [stage.replicas[0].device for stage in found.stages]
     for here, there in pairwise(devices):
         if (here, there) in dead or (there, here) in dead:
-            raise InfeasibleError(
+            # Only a search that weighed links has shown that no order avoids the pair.
+            proved = found.strategy in ("even", "assigned") or (
+                found.problem.objective == "iteration" and found.certificate.status == "optimal"
+            )
+            raise (InfeasibleError if proved else UndecidedError)(
                 f"the {found.strategy} plan needs a connection {here} ↔ {there}, "
                 "and that pair could not be connected",
                 hint="see why: skyctl check; a VPN's interface is named with `interface:` in cluster.yaml",

@@ -11,7 +11,7 @@ from skyctl.control.connect import Connected, need_all
 from skyctl.control.request import Request
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, save_profile
-from skyctl.records.cluster import Cluster
+from skyctl.records.cluster import Cluster, Node, device_id
 from skyctl.records.profile import NodeFailure, Profile
 
 if TYPE_CHECKING:
@@ -56,6 +56,28 @@ def probe_cluster(
     return profile, save_profile(profile)
 
 
+def left_out(profile: Profile, nodes: Sequence[Node]) -> list[str]:
+    """Those of the nodes that have no measured device in the profile."""
+    measured = {device.node for device in profile.devices}
+    return [node.name for node in nodes if node.name not in measured]
+
+
+def _as_now(node: Node, profile: Profile) -> bool:
+    """Whether the profile's devices of the node are what cluster.yaml says of it now."""
+    devices = [device for device in profile.devices if device.node == node.name]
+    wanted = {device_id(node.name, name) for name in node.devices or ()}
+    return (
+        bool(devices)
+        and (not wanted or wanted == {device.id for device in devices})
+        and all(
+            device.slowdown == node.slowdown
+            and (node.threads is None or device.threads in (None, node.threads))
+            and (node.memory_gib is None or device.memory_bytes <= node.memory_gib * 2**30)
+            for device in devices
+        )
+    )
+
+
 def _nobody(failures: Sequence[NodeFailure]) -> SkyctlError:
     lines = "".join(f"\n  {failure.node}: {failure.error}" for failure in failures)
     return NodeError(
@@ -94,12 +116,16 @@ def find_profile(
     return found[1], found[0]
 
 
-def fits_request(request: Request, workload: Workload, nodes: Sequence[str]) -> Callable[[Profile], bool]:
-    """Whether a profile was measured with this workload, batch, dtype, one of its sizes, on these nodes."""
+def fits_request(request: Request, workload: Workload, nodes: Sequence[Node]) -> Callable[[Profile], bool]:
+    """Whether a profile was measured with this workload, batch, dtype, one of its sizes, and on these nodes.
+
+    Every node must have been measured as cluster.yaml has it now, or have failed to be (``left_out``).
+    """
 
     def fits(profile: Profile) -> bool:
         measured = profile.workload
-        if measured is None or not {d.node for d in profile.devices} & set(nodes):
+        failed = {failure.node for failure in profile.failures}
+        if measured is None or not all(node.name in failed or _as_now(node, profile) for node in nodes):
             return False
         return (
             measured.digest == workload.digest

@@ -44,7 +44,7 @@ class Request:
         """What a plan remembers of it."""
         return WorkloadRef(
             source=self.spec.source,
-            digest=workload.digest,
+            digest=trained_digest(self.spec, workload),
             batch_size=self.spec.batch_size,
             dtype=self.spec.dtype,
             seed=self.spec.seed,
@@ -74,13 +74,23 @@ def request_of_plan(
         random_inputs=random_inputs,
     )
     workload = load(spec)
-    if workload.digest != ref.digest:
+    digest = trained_digest(workload.spec, workload)
+    if digest != ref.digest:
+        data = f" with --data {data_path}" if data_path is not None else ""
         raise MismatchError(
-            f"{ref.source} is not what the plan was made for (its digest is {workload.digest[:12]}, "
+            f"{ref.source}{data} is not what the plan was made for (its digest is {digest[:12]}, "
             f"the plan's {ref.digest[:12]})",
-            hint=f"plan again: skyctl plan {ref.source}",
+            hint=f"give the --data that the plan was made with, or plan again: skyctl plan {ref.source}",
         )
     return Request(workload.spec, microbatches), workload
+
+
+def trained_digest(spec: WorkloadSpec, workload: Workload) -> str:
+    """The workload's digest, and that of the user's own data where ``--data`` names some."""
+    if spec.data_path is None:
+        return workload.digest
+    data = _data(spec) or b""
+    return hashlib.sha256(workload.digest.encode() + hashlib.sha256(data).digest()).hexdigest()
 
 
 def send_workload(
@@ -100,7 +110,9 @@ def send_workload(
         if spec.path is not None:
             there = replace(there, path=f"{session.push_tree(files)}/{Path(spec.path).name}")
         if data is not None and name in with_data:
-            there = replace(there, data_path=session.push(data, digest))
+            # What is the user's own stays on the node no longer than the session.
+            path = session.push(data, digest, keep=spec.data_path is None)
+            there = replace(there, data_path=path)
         told[name] = there.to_dict()
     return told
 

@@ -45,9 +45,10 @@ def run_plan(
     check_fits(plan, cluster)
     paths = RunPaths.new()
     write_atomic(paths.plan, plan.to_json())
-    specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
-    run = Run(paths, specs, sessions, watcher, options.deadlines)
+    run = None
     try:
+        specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
+        run = Run(paths, specs, sessions, watcher, options.deadlines)
         run.start()
         run.watch(plan.predicted.iteration_s)
         watcher.phase("gathering the trained weights")
@@ -62,7 +63,8 @@ def run_plan(
             exc.log = str(paths.folder)
         raise
     finally:
-        run.stop()
+        if run is not None:
+            run.stop()
 
 
 def prepare(

@@ -1,8 +1,9 @@
 """Plays a plan on a cluster: starts the ranks, brings the pairs together, watches, gathers, stops.
 
 The launcher relays the rendezvous: a rank with a successor listens and says where; the successor is told.
-No rank needs to reach any other than its neighbours. Every wait has a deadline that names the rank it waits
-for. However a run ends, its tasks are killed and their sessions' folders removed before this module returns.
+No rank needs to reach any other than its neighbours. Every rank says every few seconds that it is alive and
+what it is at; one that falls silent is named, and so are all of them when each only waits for another.
+However a run ends, its tasks are killed before this module returns.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import math
 import queue
 import secrets
+import signal
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,14 +33,23 @@ TAIL_LINES = 6
 FIRST_CAUSE_GRACE_S = 1.5
 """How long after the first failure others may still report one that came earlier or says more."""
 
+INTERRUPT = -1
+TICK_S = 0.5
+
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds a run may stay without news. ``step_factor``: times the predicted step."""
+    """Seconds of patience.
 
-    ready_s: float = 180.0
-    step_s: float = 90.0
-    step_factor: float = 20.0
+    ``start_s``: for a rank's first word (its Python must import torch). ``silence_s``: between two words.
+    ``stall_s``: for ranks that all wait for each other and get nowhere, or ``stall_steps`` predicted steps if
+    that is more. A rank that computes may take as long as it needs.
+    """
+
+    start_s: float = 180.0
+    silence_s: float = 45.0
+    stall_s: float = 60.0
+    stall_steps: float = 5.0
 
 
 @dataclass
@@ -46,10 +57,21 @@ class _Rank:
     spec: RankSpec
     task: Task
     phase: str = "starting"
-    heard: float = field(default_factory=time.monotonic)
+    waiting: bool = False
+    heard: float | None = None
+    moved: float = field(default_factory=time.monotonic)
     result: dict[str, Any] | None = None
     failure: dict[str, Any] | None = None
     tail: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.spec.rank} on {self.spec.device} (node {self.spec.node})"
+
+    def at(self, phase: str, *, waiting: bool = False) -> None:
+        """Notes what it is at; ``moved`` is when that last changed."""
+        if (phase, waiting) != (self.phase, self.waiting):
+            self.phase, self.waiting, self.moved = phase, waiting, time.monotonic()
 
 
 class Run:
@@ -70,16 +92,20 @@ class Run:
         self.deadlines = deadlines or Deadlines()
         self.collected = Collected(len(specs), specs[0].payload["steps"])
         self._ranks: list[_Rank] = []
-        self._news: queue.Queue[tuple[int, dict[str, Any] | SkyctlError]] = queue.Queue()
+        self._news: queue.SimpleQueue[tuple[int, dict[str, Any] | SkyctlError]] = queue.SimpleQueue()
+        self._began = time.monotonic()
+        self._stall_s = self.deadlines.stall_s
+        self._asking = False
         self._stopped = False
 
     def start(self) -> None:
         """Starts every rank and brings the pairs together; returns when all are ready and told to go.
 
         Raises:
-            RunError: a rank failed or stayed silent.
+            RunError: a rank failed or fell silent.
         """
         self.watcher.phase(f"starting {len(self.specs)} ranks")
+        self._began = time.monotonic()
         secret = secrets.token_hex(16)  # over the sessions only: not in argv, logs or files
         for spec in self.specs:
             payload = {**spec.payload, "secret": secret}
@@ -87,52 +113,45 @@ class Run:
             rank = _Rank(spec, task)
             self._ranks.append(rank)
             threading.Thread(target=self._pump, args=(rank,), daemon=True, name=task.name).start()
-        waiting = set(range(len(self._ranks)))
-        deadline = time.monotonic() + self.deadlines.ready_s
-        while waiting:
-            rank, event = self._next(deadline, waiting)
-            kind = event.get("event")
-            if kind == "listening":
+        unready = set(range(len(self._ranks)))
+        while unready:
+            rank, event = self._next()
+            if event.get("event") == "listening":
                 peer = self._ranks[rank.spec.rank + 1]
                 peer.task.send({"op": "connect", "host": event["address"], "port": event["port"]})
-                rank.phase = f"waiting for rank {peer.spec.rank} to connect"
-            elif kind == "ready":
-                waiting.discard(rank.spec.rank)
-                rank.phase = "ready"
+            elif event.get("event") == "ready":
+                unready.discard(rank.spec.rank)
         for rank in self._ranks:
             rank.task.send({"op": "start"})
-            rank.phase = "step 0"
+            rank.at("step 0")
 
     def watch(self, predicted_iteration_s: float) -> None:
         """Handles events until every rank has returned.
 
         Raises:
-            RunError: the first cause, by time, where a rank failed or stalled.
+            RunError: the first cause, by time, where a rank failed, fell silent or all stalled.
             KeyboardInterrupt: the user, or a signal, ends it.
         """
         self.watcher.phase("training")
-        patience_s = max(self.deadlines.step_s, self.deadlines.step_factor * predicted_iteration_s)
-        while any(rank.result is None for rank in self._ranks):
-            running = {r.spec.rank for r in self._ranks if r.result is None}
-            try:
-                oldest = min(self._ranks[i].heard for i in running)
-                rank, event = self._next(oldest + patience_s, running)
-            except KeyboardInterrupt as exc:
-                if type(exc) is KeyboardInterrupt and self.watcher.interrupted() == "go on":
-                    continue
-                raise
-            if event.get("event") == "step":
-                self.collected.add(rank.spec.rank, event)
-                rank.phase = f"step {int(event['step']) + 1}"
-                for progress in self.collected.complete():
-                    if not math.isfinite(progress.loss):
-                        raise RunError(
-                            f"the loss of step {progress.step} is {progress.loss}: training has diverged",
-                            hint="try a lower --learning-rate",
-                        )
-                    self.watcher.step(progress)
-            elif event.get("event") == "result":
-                rank.result = event
+        self._stall_s = max(self.deadlines.stall_s, self.deadlines.stall_steps * predicted_iteration_s)
+        with self._interrupts_as_events():
+            while any(rank.result is None for rank in self._ranks):
+                rank, event = self._next()
+                if event.get("event") == "step":
+                    self._step(rank, event)
+                elif event.get("event") == "result":
+                    rank.result = event
+
+    def _step(self, rank: _Rank, event: dict[str, Any]) -> None:
+        self.collected.add(rank.spec.rank, event)
+        rank.at(f"step {int(event['step']) + 1}")
+        for progress in self.collected.complete():
+            if not math.isfinite(progress.loss):
+                raise RunError(
+                    f"the loss of step {progress.step} is {progress.loss}: training has diverged",
+                    hint="try a lower --learning-rate",
+                )
+            self.watcher.step(progress)
 
     def weights(self) -> dict[int, str]:
         """By rank, where its part of the trained weights lies on its node."""
@@ -164,29 +183,87 @@ class Run:
                 return
             self._news.put((rank.spec.rank, got[0]))
 
-    def _next(self, deadline: float, waiting: set[int]) -> tuple[_Rank, dict[str, Any]]:
-        """The next event that is not a log line; a failure becomes the RunError of its first cause."""
+    @contextmanager
+    def _interrupts_as_events(self) -> Iterator[None]:
+        """Ctrl-C becomes an event, so that it cuts no other one in two; while asking it is itself."""
+        ours = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+
+        def note(signum: int, frame: Any) -> None:
+            if self._asking:
+                signal.default_int_handler(signum, frame)
+            self._news.put((INTERRUPT, {}))
+
+        if ours:
+            signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            if ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _ask(self) -> None:
+        self._asking = True
+        try:
+            answer = self.watcher.interrupted()
+        finally:
+            self._asking = False
+        if answer != "go on":
+            raise KeyboardInterrupt
+
+    def _next(self) -> tuple[_Rank, dict[str, Any]]:
+        """The next event that is more than a sign of life; a failure becomes the error of its first cause."""
         while True:
-            left = deadline - time.monotonic()
             try:
-                number, news = self._news.get(timeout=max(0.0, min(left, 0.5)))
+                number, news = self._news.get(timeout=TICK_S)
             except queue.Empty:
-                if left <= 0:
-                    raise self._stalled(waiting) from None
+                self._check_life()
+                continue
+            if number == INTERRUPT:
+                self._ask()
                 continue
             rank = self._ranks[number]
             if isinstance(news, SkyctlError):
                 rank.failure = {"raised": news}
                 raise self._first_cause(rank)
+            rank.heard = time.monotonic()
             kind = news.get("event")
             if kind == "log":
                 self._log(rank, str(news.get("text", "")))
-                continue
-            rank.heard = time.monotonic()
-            if kind in ("error", "exit"):
+            elif kind == "alive":
+                rank.at(str(news.get("phase")), waiting=bool(news.get("waiting")))
+                self._check_life()
+            elif kind in ("error", "exit"):
                 rank.failure = news
                 raise self._first_cause(rank)
-            return rank, news
+            else:
+                return rank, news
+
+    def _check_life(self) -> None:
+        """Raises RunError where a rank has fallen silent, or where all wait for each other and none moves."""
+        now = time.monotonic()
+        running = [rank for rank in self._ranks if rank.result is None]
+        for rank in running:
+            patience_s = self.deadlines.start_s if rank.heard is None else self.deadlines.silence_s
+            quiet_s = now - (self._began if rank.heard is None else rank.heard)
+            if quiet_s > patience_s:
+                raise RunError(
+                    f"no sign of life from {rank.name} for {quiet_s:.0f} s, last heard in {rank.phase}",
+                    hint="see whether the node sleeps, swaps or lost its network; then launch again",
+                    log=self._log_of(rank),
+                )
+        if running and all(r.waiting and now - r.moved > self._stall_s for r in running):
+            lines = "".join(f"\n  {r.name} waits in {r.phase}" for r in running)
+            raise RunError(
+                f"every rank has waited for another for {self._stall_s:.0f} s:{lines}",
+                hint="a network that drops packets without a word looks like this: skyctl check",
+            )
+
+    def _log_of(self, rank: _Rank) -> str | None:
+        path = self.paths.log(rank.spec.rank)
+        return str(path) if path.exists() else None
 
     def _log(self, rank: _Rank, text: str) -> None:
         lines = text.splitlines()
@@ -215,6 +292,8 @@ class Run:
                 number, news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
+            if number == INTERRUPT:
+                raise KeyboardInterrupt
             rank = self._ranks[number]
             if isinstance(news, SkyctlError):
                 rank.failure = rank.failure or {"raised": news}
@@ -230,7 +309,6 @@ class Run:
 
     def _explain(self, rank: _Rank) -> SkyctlError:
         spec, failure = rank.spec, rank.failure or {}
-        log = self.paths.log(spec.rank)
         who = f"rank {spec.rank} on {spec.device} (node {spec.node}, {self.sessions[spec.node].host})"
         raised = failure.get("raised")
         if isinstance(raised, SkyctlError):
@@ -239,22 +317,12 @@ class Run:
         if failure.get("traceback"):
             with suppress(SkyctlError):
                 self._write_log(spec, str(failure["traceback"]).splitlines())
-        shown = str(log) if log.exists() else None
         cause = translate(self.sessions[spec.node].node, failure)
-        cause.message = f"{who} failed in {rank.phase}: {cause.message}{printed}"
-        cause.log = shown
+        where = "" if failure.get("skyctl") else f" in {rank.phase}"  # ours say it themselves
+        message = cause.message.removeprefix(f"on node {spec.node}: ")
+        cause.message = f"{who} failed{where}: {message}{printed}"
+        cause.log = self._log_of(rank)
         return cause
-
-    def _stalled(self, waiting: set[int]) -> RunError:
-        quiet = min((self._ranks[i] for i in waiting), key=lambda r: r.heard)
-        spec = quiet.spec
-        seconds = time.monotonic() - quiet.heard
-        return RunError(
-            f"no news from rank {spec.rank} on {spec.device} (node {spec.node}) "
-            f"for {seconds:.0f} s in {quiet.phase}",
-            hint="see whether the node sleeps, swaps or lost its network; then launch again",
-            log=str(self.paths.log(spec.rank)) if self.paths.log(spec.rank).exists() else None,
-        )
 
 
 def _follows(failure: dict[str, Any]) -> bool:
@@ -269,7 +337,7 @@ def gather_weights(run: Run, sessions: Mapping[str, Session]) -> Path | None:
     parts: list[Path] = []
     try:
         for rank, remote in sorted(run.weights().items()):
-            part = run.paths.folder / f".weights-{rank}.safetensors"
+            part = run.paths.weights_part(rank)
             parts.append(part)
             sessions[run.specs[rank].node].fetch(remote, part)
         if not parts:

@@ -9,6 +9,7 @@ from typing import Any
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
+from skyctl.schedule.actions import check_in_flight
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,13 @@ def check_fits(plan: Plan, cluster: Cluster) -> None:
     """Every device the plan uses must be on a node of the cluster.
 
     Raises:
+        InputError: the numbers in flight are not the schedule's.
         MismatchError: names the first device that is not, and the nodes there are.
     """
+    flying = [stage.replicas[0].in_flight for stage in plan.stages]
+    fault = check_in_flight(plan.problem.schedule, flying, plan.problem.microbatches)
+    if fault is not None:
+        raise InputError(f"the plan can't be played: {fault}", hint="see what else: skyctl verify PLAN.json")
     names = [node.name for node in cluster.nodes]
     for stage in plan.stages:
         for replica in stage.replicas:

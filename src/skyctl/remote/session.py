@@ -110,11 +110,17 @@ class Session:
         with contextlib.suppress(SkyctlError):
             task.kill()
 
-    def push(self, archive: bytes | Path, digest: str) -> str:
-        """A file into the node's cache, unless it is there; gives its path there. ``digest``: its SHA-256."""
+    def push(self, archive: bytes | Path, digest: str, *, keep: bool = True) -> str:
+        """A file onto the node, unless it is there; gives its path there.
+
+        Args:
+            digest: its SHA-256.
+            keep: in the node's cache; else in the session's folder, gone when the session ends.
+        """
+        kind = "blobs" if keep else "private"
         size = archive.stat().st_size if isinstance(archive, Path) else len(archive)
-        found = self._request({"op": "have", "kind": "blobs", "digest": digest, "bytes": size})["path"]
-        return str(found) if found else self._put("blobs", digest, archive)
+        found = self._request({"op": "have", "kind": kind, "digest": digest, "bytes": size})["path"]
+        return str(found) if found else self._put(kind, digest, archive)
 
     def push_tree(self, files: dict[str, bytes]) -> str:
         """A folder into the node's cache, unless it is there; gives its path there. Keys: relative paths."""

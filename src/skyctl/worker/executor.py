@@ -69,6 +69,7 @@ class Executor:
         in_flight: how many microbatches the stage keeps between forward and backward.
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
+        waiting: whether it waits for a message just now.
     """
 
     stage: Stage
@@ -81,6 +82,7 @@ class Executor:
     is_last: bool
     device: torch.device
     phase: str = "the first step"
+    waiting: bool = False
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class Executor:
             fed[microbatch] = None
         else:
             assert self.ports.inputs is not None
-            message = _waited(self.ports.inputs.take(microbatch), report)
+            message = self._take(self.ports.inputs, microbatch, report)
             inputs = message.tensors
             report.last = report.last or bool(message.flags & LAST_STEP)
         if aims is not None:
@@ -174,7 +176,7 @@ class Executor:
     def _backward(self, step: int, microbatch: int, report: StepReport) -> None:
         gradients: tuple[Tensor, ...] | None = None
         if self.ports.output_gradients is not None:
-            gradients = _waited(self.ports.output_gradients.take(microbatch), report).tensors
+            gradients = self._take(self.ports.output_gradients, microbatch, report).tensors
             if self.ports.outputs is not None:
                 self.ports.outputs.confirm(microbatch)
         elif not self.is_last:
@@ -184,6 +186,14 @@ class Executor:
         if self.ports.input_gradients is not None:
             report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
 
+    def _take(self, inbox: Inbox, microbatch: int, report: StepReport) -> Taken:
+        self.waiting = True
+        taken = inbox.take(microbatch)
+        self.waiting = False
+        report.idle_s += taken.idle_s
+        report.transfer_s += taken.transfer_s
+        return taken
+
     def _update(self) -> None:
         assert self.optimizer is not None
         self.optimizer.step()
@@ -191,12 +201,6 @@ class Executor:
 
     def _loss(self) -> float:
         return float(sum(loss.item() for loss in self._losses))
-
-
-def _waited(taken: Taken, report: StepReport) -> Taken:
-    report.idle_s += taken.idle_s
-    report.transfer_s += taken.transfer_s
-    return taken
 
 
 def _as_tuple(value: Any) -> tuple[Tensor, ...]:

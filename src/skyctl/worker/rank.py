@@ -8,6 +8,7 @@
     → rank {"op": "start"}
     rank → {"event": "step", "step", "iteration_s", "compute_s", "transfer_s", "idle_s", "forward_s",
             "backward_s", "optimizer_s", "loss", "samples", "peak_memory_bytes"}
+    rank → {"event": "alive", "phase", "waiting"}         every few seconds, from the start to the end
     → rank {"op": "stop"}                                 an early end: see below
 
 ``iteration_s`` is the time from the step's start to the next one's (the last step: to its end), and

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+from skyctl.agent.task import AgentGoneError
 from skyctl.checkpoint import safetensors
 from skyctl.device.pace import Pace
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import MismatchError, RunError, SkyctlError
 from skyctl.transport.pair import Pair, PeerLostError, address_towards
 from skyctl.worker.executor import Executor, Ports, StepReport
 from skyctl.worker.feed import Feed
@@ -25,7 +26,13 @@ from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes
 from skyctl.workload.workload import load
 
-CONNECT_TIMEOUT_S = 300.0
+CONNECT_TIMEOUT_S = 60.0
+"""For a pair to connect, once its listening side is there."""
+
+PEERS_TIMEOUT_S = 3600.0
+"""For the peers to be built; the launcher watches them, this is only the end of all patience."""
+
+BEAT_S = 3.0
 
 
 class Channel(Protocol):
@@ -47,9 +54,11 @@ class Training:
         self._latency_s: dict[str, float] = {}
         self._executor: Executor | None = None
         self._stop = False
+        self._ended = threading.Event()
 
     def run(self) -> dict[str, Any]:
         """Everything, in order; what ``rank.main`` returns."""
+        threading.Thread(target=self.beat, daemon=True, name="beat").start()
         self.device = _device(self.payload["device"])
         if self.payload.get("threads"):
             torch.set_num_threads(int(self.payload["threads"]))
@@ -96,19 +105,37 @@ class Training:
         weights = self._save(stage) if self.payload.get("weights") else None
         return {"weights": weights, "peak_memory_bytes": peak_memory_bytes(self.device), "steps": done}
 
+    def beat(self) -> None:
+        """Says every ``BEAT_S`` that this rank is alive, what it is at, and whether it only waits for a peer.
+
+        Runs in a thread of its own until the process ends. What the launcher hears of a rank that computes
+        for long, and does not hear of one that is stopped or dead, is how it knows whom to name.
+        """
+        while not self._ended.wait(BEAT_S):
+            executor = self._executor
+            waiting = executor is not None and executor.waiting
+            try:
+                self.channel.send({"event": "alive", "phase": self._doing(), "waiting": waiting})
+            except AgentGoneError:
+                return
+
+    def _doing(self) -> str:
+        return self.phase if self._executor is None or self.phase != "steps" else self._executor.phase
+
     def close(self) -> None:
         """Lets go of the peers; what waits for them ends. Idempotent."""
+        self._ended.set()
         for pair in self._pairs.values():
             pair.close()
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        phase = self.phase if self._executor is None or self.phase != "steps" else self._executor.phase
+        phase = self._doing()
         if isinstance(exc, PeerLostError):
             return PeerLostError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
         if isinstance(exc, RunError):
             return RunError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
-        if isinstance(exc, SkyctlError | EOFError | ImportError):
+        if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
             return exc
         text = str(exc).strip()
         if isinstance(exc, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
@@ -157,7 +184,7 @@ class Training:
 
     def _accept(self) -> None:
         pair = self._pairs["next"]
-        pair.accept(CONNECT_TIMEOUT_S)
+        pair.accept(PEERS_TIMEOUT_S)
         self._latency_s["next"] = pair.round_trip_s() / 2
 
     def _ports(self) -> Ports:
@@ -246,11 +273,11 @@ class Training:
         return self._stop
 
     def _expect(self, op: str) -> dict[str, Any]:
-        got = self.channel.recv(CONNECT_TIMEOUT_S)
+        got = self.channel.recv(PEERS_TIMEOUT_S)
         if got is None or got[0].get("op") != op:
             said = "nothing" if got is None else repr(got[0].get("op"))
             raise RunError(
-                f"expected the launcher to say {op!r} within {CONNECT_TIMEOUT_S:.0f} s, it said {said}"
+                f"expected the launcher to say {op!r} within {PEERS_TIMEOUT_S:.0f} s, it said {said}"
             )
         return got[0]
 
@@ -291,8 +318,8 @@ def _device(name: str) -> torch.device:
             torch.empty(1, device=device)
             torch.accelerator.set_device_index(device.index or 0)
         except Exception as exc:
-            raise RunError(
-                f"device {name} can't be used: {type(exc).__name__}: {exc}",
+            raise MismatchError(
+                f"device {name} of the plan can't be used here: {type(exc).__name__}: {exc}",
                 hint="see 'skyctl check'; 'devices:' in cluster.yaml says which devices of a node to use",
             ) from exc
     return device

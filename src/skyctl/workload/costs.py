@@ -76,12 +76,6 @@ def costs(workload: Workload, samples: int) -> list[LayerCost]:
     return found
 
 
-def signatures(workload: Workload, samples: int) -> list[str]:
-    """Every layer's signature alone, without counting."""
-    boundaries = workload.shapes.at(samples)
-    return [_signature(workload, index, boundaries, samples) for index in range(workload.layers)]
-
-
 def _forward(
     workload: Workload, index: int, boundary: Boundary, samples: int
 ) -> tuple[Value, list[Tensor], Value]:

@@ -77,10 +77,6 @@ class WorkloadSpec:
                 raise WorkloadError(f"a workload's description has no {key!r}{_nearest(key, list(known))}")
         return cls(**dict(values))
 
-    def at(self, *, path: str | None = None, data_path: str | None = None) -> WorkloadSpec:
-        """The same workload with its files where they lie on a node; None leaves a path as it is."""
-        return replace(self, path=path or self.path, data_path=data_path or self.data_path)
-
 
 def make_spec(source: str, **options: Any) -> WorkloadSpec:
     """A checked spec from what was typed; ``options`` are ``WorkloadSpec``'s own fields.

@@ -22,13 +22,3 @@ def sizes(batch: int, microbatches: int) -> list[int]:
         )
     base, more = divmod(batch, microbatches)
     return [base + 1] * more + [base] * (microbatches - more)
-
-
-def ranges(batch: int, microbatches: int) -> list[tuple[int, int]]:
-    """The same as half-open ranges of samples [start, stop), in order."""
-    at = 0
-    found = []
-    for size in sizes(batch, microbatches):
-        found.append((at, at + size))
-        at += size
-    return found

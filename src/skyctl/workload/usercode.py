@@ -266,7 +266,7 @@ def _members(folder: Path, top: str) -> list[Path]:
     ):
         return sorted(
             p
-            for p in package.rglob("*")
+            for p in package.rglob("*.py")
             if p.is_file()
             and not any(q == "__pycache__" or q.startswith(".") for q in p.relative_to(package).parts)
         )

@@ -246,7 +246,7 @@ def load(spec: WorkloadSpec) -> Workload:
 def ship(spec: WorkloadSpec) -> dict[str, bytes]:
     """The user's file and the modules beside it that it imports, by relative name; {} for built-in models.
 
-    On the node: ``spec.at(path=<folder>/<name of the file>)``.
+    On the node: the spec with ``path`` set to ``<folder>/<name of the file>``.
     """
     return usercode.files(Path(spec.path)) if spec.path is not None else {}
 
