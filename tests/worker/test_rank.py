@@ -86,7 +86,7 @@ def test_errors_before_the_start_name_their_phase(workload: Workloads, pool: Any
     spec = workload()
     wrong = [
         ({"interface": "wg7"}, [0, 3, 7], "RunError", "connect: there is no network interface 'wg7'"),
-        ({"device": "cuda:0"}, [0, 7], "RunError", "build: device cuda:0 can't be used"),
+        ({"device": "cuda:0"}, [0, 7], "MismatchError", "device cuda:0 of the plan can't be used"),
         ({"workload": {**spec, "path": "/no/such/train.py"}}, [0, 7], "WorkloadError", "train.py"),
         ({"microbatches": 9}, [0, 7], "WorkloadError", "9 microbatches"),
     ]

@@ -289,8 +289,12 @@ def _example(model: Model, source: Source, spec: WorkloadSpec) -> Example:
             return Example.of(
                 as_batch(model.functions["example"](spec.batch_size), f"{model.who}: example()")
             )
-    with usercode.user_errors(source.path, "data()"):
-        return Example.of(next(_user_data(model, spec).batches(0, 0, spec.batch_size)))
+    try:
+        with usercode.user_errors(source.path, "data()"):
+            return Example.of(next(_user_data(model, spec).batches(0, 0, spec.batch_size)))
+    except WorkloadError as exc:
+        exc.hint = exc.hint or "where this machine has no data, define example(batch_size) to give the shapes"
+        raise
 
 
 def _user_data(model: Model, spec: WorkloadSpec) -> UserData:
