@@ -62,7 +62,6 @@ def test_the_users_own_model(tmp_path: Path) -> None:
 
 def test_the_python_interface(tmp_path: Path) -> None:
     problem = json.loads(block(CONTRACT, "json", '{"kind": "skyctl/problem"'))
-    problem["devices"].append({"id": "n2/cpu:0", "flops_per_s": 3e10, "memory_bytes": 8e9})
     (tmp_path / "problem.json").write_text(json.dumps(problem))
     code = block(README, "python", "from pathlib import Path")
     done = subprocess.run(

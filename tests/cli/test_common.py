@@ -46,12 +46,6 @@ def main(out: Output, what: str, *, yes: YesOption = False) -> int | None:
         finally:
             time.sleep(0.2)
             out.line("cleaned up")
-    elif what == "wrapped":
-        try:
-            print("ready", file=sys.stderr, flush=True)
-            time.sleep(60)
-        except KeyboardInterrupt as exc:
-            raise errors.InterruptedRunError("stopped; nothing is left") from exc
     elif what == "much":
         for i in range(100000):
             out.line("x" * 100)
@@ -91,7 +85,6 @@ def run(script: list[str], *arguments: str, **options) -> subprocess.CompletedPr
         ("WorkloadError", 2),
         ("InfeasibleError", 3),
         ("MismatchError", 5),
-        ("InterruptedRunError", 130),
     ],
 )
 def test_errors_end_with_their_code(script: list[str], what: str, code: int) -> None:
@@ -156,8 +149,6 @@ def test_json_output(script: list[str]) -> None:
         (signal.SIGTERM, "wait", 143),
         (signal.SIGINT, "wait", 130),
         (signal.SIGHUP, "wait", 129),
-        (signal.SIGTERM, "wrapped", 143),
-        (signal.SIGINT, "wrapped", 130),
     ],
 )
 def test_signals_clean_up_first(script: list[str], signum: int, what: str, code: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from skyctl.control.comparing import plan_all
 from skyctl.control.planning import PlanOptions, override, parse_assign, plan_profile
-from skyctl.control.probing import fits_request, left_out
+from skyctl.control.probing import left_out, misfit
 from skyctl.control.problem import build_problem
 from skyctl.control.request import Request
 from skyctl.errors import InfeasibleError, InputError, MismatchError
@@ -153,17 +153,34 @@ def nodes(*names: str, **settings: Any) -> list[Node]:
 def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
     request, workload = ask(4)
     measured = profile(device("a", 1.0), device("b", 2.0))
-    assert fits_request(request, workload, nodes("a", "b"))(measured)
-    assert fits_request(request, workload, nodes("a"))(measured)
-    assert not fits_request(request, workload, nodes("a", "b", "c"))(measured)
+    assert misfit(measured, request, workload, nodes("a", "b")) is None
+    assert misfit(measured, request, workload, nodes("a")) is None
+    assert misfit(measured, request, workload, nodes("a", "b", "c")) == "node c is not in it"
     failed = measured.model_copy(update={"failures": (NodeFailure(node="c", error="no torch"),)})
-    assert fits_request(request, workload, nodes("a", "b", "c"))(failed)
+    assert misfit(failed, request, workload, nodes("a", "b", "c")) is None
     assert left_out(failed, nodes("a", "b", "c")) == ["c"]
-    for changed in ({"slowdown": 2.0}, {"threads": 2}, {"memory_gib": 0.1}, {"devices": ("cuda:0",)}):
-        assert not fits_request(request, workload, nodes("a", **changed))(measured)
-    assert not fits_request(ask(2)[0], workload, nodes("a"))(measured)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"slowdown": 2.0}, "slowdown 1, now 2"),
+        ({"threads": 2}, "1 threads, now 2"),
+        ({"memory_gib": 0.1}, "now memory_gib is 0.1"),
+        ({"devices": ("cuda:0",)}, "measured on a/cpu:0"),
+    ],
+)
+def test_a_node_that_has_changed_must_be_measured_again(changed: dict[str, Any], words: str) -> None:
+    request, workload = ask(4)
+    assert words in str(misfit(profile(device("a", 1.0)), request, workload, nodes("a", **changed)))
+
+
+def test_what_was_measured_is_said_where_it_does_not_fit() -> None:
+    measured = profile(device("a", 1.0))
+    request, workload = ask(2)
+    assert "at 4 microbatches, not at 2" in str(misfit(measured, request, workload, nodes("a")))
     other = cast("Workload", SimpleNamespace(digest="other"))
-    assert not fits_request(request, other, nodes("a"))(measured)
+    assert misfit(measured, ask(4)[0], other, nodes("a")) == "it holds gpt:…"
 
 
 def test_left_to_itself_the_best_strategys_microbatches_serve_all() -> None:

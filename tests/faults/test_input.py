@@ -148,7 +148,7 @@ def test_a_dry_run_connects_to_nobody(here) -> None:
 
 
 def test_no_profile_yet(here, complains: Callable[..., None]) -> None:
-    complains(here.run("plan", "train.py"), 2, "no profile", "skyctl probe train.py")
+    complains(here.run("plan", "train.py"), 2, "no profile yet", "skyctl probe train.py")
 
 
 def test_an_error_with_json_is_one_document(here) -> None:

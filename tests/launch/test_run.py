@@ -170,7 +170,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(stages) -> None:
     stage = stages(1)
     stage.ready()
     stage.step(0, loss=float("nan"))
-    with pytest.raises(RunError, match="loss of step 0 is nan"):
+    with pytest.raises(RunError, match="loss of step 1 is nan"):
         stage.run.watch(0.1)
 
 

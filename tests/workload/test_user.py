@@ -298,3 +298,31 @@ def test_importing_imports_no_torch() -> None:
     code = f"import sys, {names}; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 0
+
+
+def test_a_virtual_environment_beside_the_file_is_not_the_users(tmp_path: Path) -> None:
+    """The README's way: train.py in the checkout, whose .venv holds the very torch that runs."""
+    package = tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "installed"
+    (package / "part").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "part" / "__init__.py").write_text("TIMES = []\n")
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom torch import nn\nimport installed.part\ninstalled.part.TIMES.append(1)\n"
+        "def model(): return [nn.Linear(6, 4)]\n"
+        "def data(batch_size, seed):\n"
+        "    import installed.part\n"
+        "    assert installed.part.TIMES\n"
+        "    yield torch.zeros(batch_size, 6), torch.zeros(batch_size, dtype=torch.long)\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(package.parent)!r}); import installed.part as part\n"
+        "from skyctl.workload.workload import load, make_spec\n"
+        "workload = load(make_spec('train.py', batch_size=4))\n"
+        "assert sys.modules['installed.part'] is part and part.TIMES\n"
+        "print(workload.names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['0.Linear']"

@@ -11,6 +11,7 @@ It returns None or an exit code, or raises; ``guarded`` turns what it raises int
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import signal
@@ -175,13 +176,15 @@ def guarded(out: Output, work: Callable[[], int | None]) -> int:
     previous = _install_signals()
     try:
         try:
-            code = work() or 0
+            # What the user's own code prints must not get into the one document.
+            with contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext():
+                code = work() or 0
             out.finish()
         except ReaderGoneError:
             raise
         except KeyboardInterrupt as exc:
             code = _exit_code(exc)
-            fail(out, "interrupted", code)
+            fail(out, "; ".join(["interrupted", *getattr(exc, "__notes__", ())]), code)
         except SkyctlError as exc:
             code = _exit_code(exc)
             fail(out, exc, code)
@@ -217,14 +220,9 @@ def fail(out: Output, error: SkyctlError | str, code: int, *, hint: str | None =
 
 
 def _exit_code(exc: BaseException) -> int:
-    """130 for Ctrl-C, 143 for SIGTERM, else the error's own."""
-    cause: BaseException | None = exc
-    while cause is not None:
-        if isinstance(cause, Terminated):
-            return 128 + cause.signum
-        cause = cause.__cause__ or cause.__context__
-        if not isinstance(exc, KeyboardInterrupt):
-            break
+    """128 and the signal's number for a signal, 130 for Ctrl-C, else the error's own."""
+    if isinstance(exc, Terminated):
+        return 128 + exc.signum
     return exc.exit_code if isinstance(exc, SkyctlError) else 130
 
 

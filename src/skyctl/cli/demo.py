@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,15 +75,16 @@ def demo(
         best = planned[-1].plan
         if best is not None:
             show_plan(out, best)
+        out.line(f"\n3. compare: {steps} real steps under each plan")
         measured = job.measured(
             planned,
             links,
             lambda name: watcher(out, progress, title=name, show_logs=False, yes=yes),
         )
-    out.line(f"\n3. compare: {steps} real steps under each plan")
     folder = show_comparison(out, measured, output, cluster=cluster.name, workload=WORKLOAD)
     out.line(f"\nPlans, measurements and plots: {folder}")
-    out.line("Next, on your own machines: skyctl init HOST… && skyctl check && skyctl probe " + WORKLOAD)
+    program = "skyctl" if shutil.which("skyctl") else shlex.quote(sys.argv[0])
+    out.line(f"Next, on your own machines: {program} init HOST…, then check, probe and compare --measure")
 
 
 def demo_cluster() -> Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
     from skyctl.workload.workload import Workload
+
+SHORT_STEP_S = 0.1
 
 
 @command
@@ -142,7 +143,12 @@ def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Reque
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
     )
     for spec in specs:
-        out.line(f"rank {spec.rank} on {spec.device}: {json.dumps(spec.payload)}")
+        start, stop = spec.payload["layers"]
+        out.line(
+            f"rank {spec.rank} on {spec.device}: layers {start}–{stop}, {spec.payload['microbatches']} "
+            f"microbatches ({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} steps"
+        )
+    out.note("the whole of what each rank is told: --json")
     out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})
 
 
@@ -170,6 +176,11 @@ def show_measurement(out: Output, done: Measurement) -> None:
         f"step: {took.median:.4f} s (p10 {took.p10:.4f}, p90 {took.p90:.4f}); "
         f"predicted {done.predicted_iteration_s:.4f} s, off by {error:+.1%}"
     )
+    if took.median < SHORT_STEP_S and abs(error) > 0.25:
+        out.line(
+            f"note: a step under {SHORT_STEP_S * 1000:.0f} ms is mostly what messages and layers cost beside "
+            "their computing, which the prediction leaves out"
+        )
     out.line(f"loss: {done.steps[0].loss:.4f} → {done.final_loss:.4f} in {len(done.steps)} steps")
     if done.weights is not None:
         out.line(f"weights: {done.weights}")

@@ -47,21 +47,35 @@ class Output:
         self.quiet = quiet
         self.verbose = verbose
         self.has_document = False
+        self._stdout = sys.stdout
         self._live: Ticker | None = None
 
     # results
 
+    @property
+    def width(self) -> int | None:
+        """How many columns the result's terminal has; None where it goes elsewhere."""
+        return _console(self._results).width if self._results.isatty() else None
+
     def line(self, text: str = "", *, style: str | None = None) -> None:
         """A line of the result."""
+        self.pause()
         self._print(self._results, text, style)
 
     def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        title: str | None = None,
+        wrap: str | None = None,
     ) -> None:
         """A table of the result. A column whose cells are all numbers, or empty, is set to the right.
 
-        ``columns`` are headings; cells are made text with ``str`` (None: empty).
+        ``columns`` are headings; cells are made text with ``str`` (None: empty). On a narrow terminal only
+        the column ``wrap`` takes several lines.
         """
+        self.pause()
         cells = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
         right = [_numeric([row[i] for row in cells]) for i in range(len(columns))]
         stream = self._results
@@ -72,7 +86,12 @@ class Output:
 
             made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
             for name, to_right in zip(columns, right, strict=True):
-                made.add_column(Text(name), justify="right" if to_right else "left", overflow="fold")
+                made.add_column(
+                    Text(name),
+                    justify="right" if to_right else "left",
+                    no_wrap=name != wrap,
+                    overflow="fold" if name == wrap else "ellipsis",
+                )
             for row in cells:
                 made.add_row(*(Text(cell) for cell in row))
             with self._piped(stream):
@@ -90,10 +109,11 @@ class Output:
 
     def show(self, drawn: RenderableType, plain: Sequence[str]) -> None:
         """A result drawn with rich on a terminal, as plain lines elsewhere."""
+        self.pause()
         stream = self._results
         if stream.isatty():
             with self._piped(stream):
-                _console(stream).print(drawn)
+                _console(stream, markup=True).print(drawn)
             return
         for text in plain:
             self.line(text)
@@ -108,9 +128,9 @@ class Output:
         value = dump(mode="json") if dump else document
         text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
         self.has_document = True
-        with self._piped(sys.stdout):
+        with self._piped(self._stdout):
             # A lone surrogate (a file name that is no UTF-8) must not break the document.
-            print(text.encode("utf-8", "replace").decode(), file=sys.stdout, flush=True)
+            print(text.encode("utf-8", "replace").decode(), file=self._stdout, flush=True)
 
     # beside the result
 
@@ -157,13 +177,13 @@ class Output:
 
     def finish(self) -> None:
         """Everything written has reached its reader. Raises ReaderGoneError where there is none."""
-        with self._piped(sys.stdout):
-            sys.stdout.flush()
+        with self._piped(self._stdout):
+            self._stdout.flush()
 
     def discard(self) -> None:
         """The reader has gone: the interpreter's own last flush must not complain again."""
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
     @property
     def _results(self) -> TextIO:
@@ -187,7 +207,7 @@ class Output:
         try:
             yield
         except BrokenPipeError as exc:
-            if stream is sys.stdout:
+            if stream is self._stdout:
                 raise ReaderGoneError from exc
             # Nobody reads stderr any more: the work goes on, its result may still be wanted.
             with contextlib.suppress(OSError, ValueError):
@@ -216,9 +236,8 @@ class Ticker:
         if self._rich is None and self.stream.isatty():
             self._start()
         if self._rich is not None and self._bar is not None:
-            self._rich.update(self._bar, description=_escape(f"{self.title}: {text}"), total=total)
-            if done is not None:
-                self._rich.update(self._bar, completed=done)
+            share = f" ({done:g}/{total:g})" if done is not None and total else ""
+            self._rich.update(self._bar, description=_escape(f"{self.title}: {text}{share}"))
             return
         now = time.monotonic()
         finished = done is not None and done == total
@@ -248,13 +267,12 @@ class Ticker:
             self._rich = None
 
     def _start(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import Progress, SpinnerColumn, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20))
         self._rich = Progress(
-            *columns,
-            MofNCompleteColumn(),
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
             Elapsed(),
             console=_console(self.stream),
             transient=True,
@@ -266,10 +284,10 @@ class Ticker:
         self._rich.start()
 
 
-def _console(stream: TextIO) -> Console:
+def _console(stream: TextIO, *, markup: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(file=stream, highlight=False, markup=False, emoji=False)
+    return Console(file=stream, highlight=False, markup=markup, emoji=False)
 
 
 def _escape(text: str) -> str:

@@ -120,17 +120,16 @@ def _from_profile(
     request: dict[str, Any],
 ) -> Plan:
     from skyctl.control.planning import plan_profile
-    from skyctl.control.probing import find_profile, fits_request
+    from skyctl.control.probing import find_profile
 
     asked, loaded = training.make_request(workload, **request)
-    nodes = target.cluster.nodes
-    found, path = find_profile(target.cluster, profile, fits_request(asked, loaded, nodes), workload)
+    found, path = find_profile(target.cluster, profile, asked, loaded)
     out.detail(f"profile: {path}")
     training.warn_left_out(out, found, target.cluster)
     options = replace(
         options,
         first_stage=training.nodes_of(target.cluster, pins[0]),
         last_stage=training.nodes_of(target.cluster, pins[1]),
-        only_nodes=[node.name for node in nodes],
+        only_nodes=[node.name for node in target.cluster.nodes],
     )
     return plan_profile(found, options, asked.ref(loaded))

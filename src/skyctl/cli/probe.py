@@ -69,6 +69,7 @@ def probe(
     if output is not None:
         write_atomic(output, profile.to_json(), mode=None)
     show_profile(out, profile)
+    training.warn_unsteady(out, profile)
     for failure in profile.failures:
         hint = f" ({failure.hint})" if failure.hint else ""
         out.warn(f"{failure.node} was not measured: {failure.error}{hint}")

@@ -7,6 +7,8 @@ from skyctl.planner.explain import binding
 from skyctl.records.plan import Plan
 
 BAR = 20
+NARROW = 100
+"""Below so many columns the table leaves out the layers' names and draws shorter bars."""
 
 
 def show_plan(out: Output, plan: Plan) -> None:
@@ -14,7 +16,9 @@ def show_plan(out: Output, plan: Plan) -> None:
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     memory = {device.id: device.memory_bytes for device in plan.problem.devices}
     layers = plan.problem.layers
-    rows = []
+    narrow = out.width is not None and out.width < NARROW
+    bar = BAR // 2 if narrow else BAR
+    rows: list[tuple[object, ...]] = []
     for index, stage in enumerate(plan.stages):
         for replica in stage.replicas:
             said = predicted[replica.device]
@@ -25,17 +29,20 @@ def show_plan(out: Output, plan: Plan) -> None:
                     index,
                     replica.device,
                     f"{stage.start}–{stage.stop}",
-                    f"{layers[stage.start].name} … {layers[stage.stop - 1].name}",
+                    "" if narrow else f"{layers[stage.start].name} … {layers[stage.stop - 1].name}",
                     f"{said.compute_s:.3f}",
-                    "█" * round(busy * BAR) + "·" * (BAR - round(busy * BAR)),
+                    "█" * round(busy * bar) + "·" * (bar - round(busy * bar)),
                     f"{busy:.0%}",
                     replica.in_flight,
                     _memory(said.memory_bytes, memory[replica.device]),
                 )
             )
-    out.table(
-        ("stage", "device", "layers", "from … to", "busy s", "load", "", "in flight", "memory GiB"), rows
-    )
+    columns = ["stage", "device", "layers", "from … to", "busy s", "load", "", "in flight", "memory GiB"]
+    if narrow:
+        at = columns.index("from … to")
+        columns.pop(at)
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    out.table(columns, rows, wrap="from … to")
     for unused in plan.unused:
         out.line(f"unused: {unused.device}: {unused.reason}")
     binds = binding(plan)

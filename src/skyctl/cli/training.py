@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
 
 WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | train.py"
-DEFAULT_BATCH_SIZE = 32
+DEFAULT_BATCH_SIZE = 32  # as in control.request, which imports torch
+UNSTEADY = 1.0
+"""A layer's (p90 − p10) / median from which on the user is warned."""
 
 GivenBatchSizeOption = Annotated[
     int | None,
@@ -146,6 +148,17 @@ def again(
     words += ["--batch-size", str(batch_size)] if batch_size != DEFAULT_BATCH_SIZE else []
     words += ["--microbatches", str(microbatches)] if microbatches is not None else []
     return shlex.join(words)
+
+
+def warn_unsteady(out: Output, profile: Profile) -> None:
+    """Says which devices' times swing so much that little can be built on them."""
+    for device in profile.devices:
+        worst = max((timing.spread or 0.0 for timing in device.timings), default=0.0)
+        if worst > UNSTEADY:
+            out.warn(
+                f"{device.id}: its times are unsteady (spread {worst:.0%}): it is busy, or shares its cores; "
+                "set `threads` in cluster.yaml, or probe again when it is quiet"
+            )
 
 
 def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:

@@ -36,11 +36,15 @@ def watcher(
     def interrupted() -> str:
         if yes or not interactive():
             return "stop"
-        try:
-            answer = ask(out, "interrupted: (s)top the run, or (g)o on? [s]", "s", yes=False)
-        except KeyboardInterrupt:
-            return "stop"
-        return "go on" if answer.lower().startswith("g") else "stop"
+        while True:
+            try:
+                answer = ask(out, "interrupted: (s)top the run, or (g)o on? [s]", "s", yes=False).lower()
+            except KeyboardInterrupt:
+                return "stop"
+            if answer and "go on".startswith(answer):
+                return "go on"
+            if answer and "stop".startswith(answer):
+                return "stop"
 
     return Watcher(
         phase=lambda text: progress(f"{prefix}{text}"), step=step, log=log, interrupted=interrupted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from skyctl.compare.rows import Outcome
 from skyctl.control.connect import Connected
 from skyctl.control.planning import PlanOptions, plan_profile
-from skyctl.control.probing import find_profile, fits_request, probe_cluster
+from skyctl.control.probing import find_profile, probe_cluster
 from skyctl.control.request import Request
 from skyctl.control.running import RunOptions, run_plan
 from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
@@ -35,8 +35,7 @@ class Comparing:
 
     def known_profile(self, given: str | None) -> Profile:
         """The profile the user named, or the newest that fits (InputError where there is none)."""
-        fits = fits_request(self.request, self.workload, self.cluster.nodes)
-        return find_profile(self.cluster, given, fits, self.request.spec.source)[0]
+        return find_profile(self.cluster, given, self.request, self.workload)[0]
 
     def plans(self, profile: Profile) -> list[Outcome]:
         """What is predicted, one outcome a strategy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,26 +57,82 @@ def probe_cluster(
     return profile, save_profile(profile)
 
 
+def find_profile(
+    cluster: Cluster, given: str | None, request: Request, workload: Workload
+) -> tuple[Profile, Path]:
+    """The profile the user named, or the cluster's newest that fits the request and the cluster as it is now.
+
+    Raises:
+        InputError: there is none, or the one given does not fit; says why the newest does not.
+    """
+    hint = f"measure it: skyctl probe {shlex.join(request.words())}"
+    if given is not None:
+        profile = read_record(Profile, given)
+        reason = misfit(profile, request, workload, cluster.nodes)
+        if reason is not None:
+            raise InputError(f"the profile {given} does not fit: {reason}", hint=hint)
+        return profile, Path(given)
+    found = newest_profile(cluster.name, lambda p: misfit(p, request, workload, cluster.nodes) is None)
+    if found is not None:
+        return found[1], found[0]
+    newest = newest_profile(cluster.name)
+    if newest is None:
+        raise InputError(f"cluster {cluster.name!r} has no profile yet", hint=hint)
+    reason = misfit(newest[1], request, workload, cluster.nodes)
+    raise InputError(
+        f"no profile of cluster {cluster.name!r} fits {request.spec.source}; the newest: {reason}", hint=hint
+    )
+
+
+def misfit(profile: Profile, request: Request, workload: Workload, nodes: Sequence[Node]) -> str | None:
+    """Why a profile can't serve the request on these nodes, in words; None where it can.
+
+    Every node must have been measured as cluster.yaml has it now, or have failed to be (``left_out``).
+    """
+    measured = profile.workload
+    if measured is None:
+        return "it was taken without a workload"
+    if measured.digest != workload.digest:
+        if measured.source == request.spec.source:
+            return f"{measured.source} has changed since it was measured"
+        return f"it holds {measured.source}"
+    if (measured.batch_size, measured.dtype) != (request.spec.batch_size, request.spec.dtype):
+        return f"it was measured at a batch of {measured.batch_size} in {measured.dtype}"
+    sizes = [shape.microbatches for shape in measured.shapes]
+    if request.microbatches is not None and request.microbatches not in sizes:
+        return f"it was measured at {', '.join(map(str, sizes))} microbatches, not at {request.microbatches}"
+    failed = {failure.node for failure in profile.failures}
+    for node in nodes:
+        change = None if node.name in failed else _change(node, profile)
+        if change is not None:
+            return change
+    return None
+
+
 def left_out(profile: Profile, nodes: Sequence[Node]) -> list[str]:
     """Those of the nodes that have no measured device in the profile."""
     measured = {device.node for device in profile.devices}
     return [node.name for node in nodes if node.name not in measured]
 
 
-def _as_now(node: Node, profile: Profile) -> bool:
-    """Whether the profile's devices of the node are what cluster.yaml says of it now."""
+def _change(node: Node, profile: Profile) -> str | None:
+    """What cluster.yaml says of the node now that was not so when it was measured; None where nothing."""
     devices = [device for device in profile.devices if device.node == node.name]
-    wanted = {device_id(node.name, name) for name in node.devices or ()}
-    return (
-        bool(devices)
-        and (not wanted or wanted == {device.id for device in devices})
-        and all(
-            device.slowdown == node.slowdown
-            and (node.threads is None or device.threads in (None, node.threads))
-            and (node.memory_gib is None or device.memory_bytes <= node.memory_gib * 2**30)
-            for device in devices
-        )
-    )
+    if not devices:
+        return f"node {node.name} is not in it"
+    ids = {device.id for device in devices}
+    wanted = {device_id(node.name, name) for name in node.devices or ()} or ids
+    if wanted != ids:
+        return f"node {node.name} was measured on {', '.join(sorted(ids))}"
+    for device in devices:
+        if device.slowdown != node.slowdown:
+            return f"{device.id} had slowdown {device.slowdown:g}, now {node.slowdown:g}"
+        if node.threads is not None and device.threads not in (None, node.threads):
+            return f"{device.id} had {device.threads} threads, now {node.threads}"
+        if node.memory_gib is not None and device.memory_bytes > node.memory_gib * 2**30:
+            had = device.memory_bytes / 2**30
+            return f"{device.id} had {had:.2f} GiB, now memory_gib is {node.memory_gib:g}"
+    return None
 
 
 def _nobody(failures: Sequence[NodeFailure]) -> SkyctlError:
@@ -85,56 +142,3 @@ def _nobody(failures: Sequence[NodeFailure]) -> SkyctlError:
         node=failures[0].node if failures else "?",
         hint="skyctl check shows what to do about each",
     )
-
-
-def find_profile(
-    cluster: Cluster, given: str | None, fits: Callable[[Profile], bool], what: str
-) -> tuple[Profile, Path]:
-    """The profile the user named, or the cluster's newest that fits.
-
-    Args:
-        fits: whether a profile holds what is wanted.
-        what: what that is, for the message where none does.
-
-    Raises:
-        InputError: there is none, or the one given does not fit.
-    """
-    if given is not None:
-        profile = read_record(Profile, given)
-        if not fits(profile):
-            raise InputError(
-                f"the profile {given} holds no measurements of {what}",
-                hint=f"probe it first: skyctl probe {what}",
-            )
-        return profile, Path(given)
-    found = newest_profile(cluster.name, fits)
-    if found is None:
-        raise InputError(
-            f"cluster {cluster.name!r} has no profile with measurements of {what}",
-            hint=f"probe it first: skyctl probe {what}",
-        )
-    return found[1], found[0]
-
-
-def fits_request(request: Request, workload: Workload, nodes: Sequence[Node]) -> Callable[[Profile], bool]:
-    """Whether a profile was measured with this workload, batch, dtype, one of its sizes, and on these nodes.
-
-    Every node must have been measured as cluster.yaml has it now, or have failed to be (``left_out``).
-    """
-
-    def fits(profile: Profile) -> bool:
-        measured = profile.workload
-        failed = {failure.node for failure in profile.failures}
-        if measured is None or not all(node.name in failed or _as_now(node, profile) for node in nodes):
-            return False
-        return (
-            measured.digest == workload.digest
-            and measured.batch_size == request.spec.batch_size
-            and measured.dtype == request.spec.dtype
-            and (
-                request.microbatches is None
-                or any(shape.microbatches == request.microbatches for shape in measured.shapes)
-            )
-        )
-
-    return fits

@@ -16,6 +16,7 @@ from skyctl.workload.spec import WorkloadSpec, make_spec
 from skyctl.workload.workload import Workload, load, ship
 
 MOST_CHOICES = 3
+DEFAULT_BATCH_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,15 @@ class Request:
             return [self.microbatches]
         powers = [m for m in (1, 2, 4, 8, 16, 32) if m <= self.spec.batch_size]
         return powers[-MOST_CHOICES:]
+
+    def words(self) -> list[str]:
+        """The arguments that ask for it again, as typed."""
+        words = [self.spec.source]
+        words += (
+            ["--batch-size", str(self.spec.batch_size)] if self.spec.batch_size != DEFAULT_BATCH_SIZE else []
+        )
+        words += ["--microbatches", str(self.microbatches)] if self.microbatches is not None else []
+        return words
 
     def ref(self, workload: Workload) -> WorkloadRef:
         """What a plan remembers of it."""

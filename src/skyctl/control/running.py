@@ -58,6 +58,12 @@ def run_plan(
         )
         write_atomic(paths.measurement, done.to_json())
         return done, paths
+    except KeyboardInterrupt as exc:
+        done_steps = run.collected.reported if run is not None else 0
+        exc.add_note(
+            f"stopped after {done_steps} steps, no weights were kept; the run's folder: {paths.folder}"
+        )
+        raise
     except SkyctlError as exc:
         if exc.log is None:
             exc.log = str(paths.folder)

@@ -148,8 +148,10 @@ class Run:
         for progress in self.collected.complete():
             if not math.isfinite(progress.loss):
                 raise RunError(
-                    f"the loss of step {progress.step} is {progress.loss}: training has diverged",
-                    hint="try a lower --learning-rate",
+                    f"the loss of step {progress.step + 1} is {progress.loss}: training has diverged",
+                    hint="try a lower --learning-rate"
+                    if progress.step
+                    else "no weight has changed yet: look at model() and data()",
                 )
             self.watcher.step(progress)
 

@@ -52,6 +52,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
             raise
 
 
+SKYCTL = Path(__file__).resolve().parent.parent
+"""Our own files, which an error in the user's code is never blamed on."""
+
+
 class Scope:
     """One user folder: a finder for the modules in it, and those loaded so far.
 
@@ -69,7 +73,7 @@ class Scope:
         """Finder protocol of ``sys.meta_path``: modules in the folder; a namespace package only as a last
         choice."""
         where = [str(self.folder)] if path is None else list(path)
-        if not all(Path(entry).is_relative_to(self.folder) for entry in where):
+        if path is not None and not self._is_place(name.rpartition(".")[0], where):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, where)
         if spec is None:
@@ -136,8 +140,13 @@ class Scope:
         loader = getattr(inside.get("__spec__"), "loader", None)
         if isinstance(loader, _Loader):
             return loader.scope is self
-        paths = list(inside.get("__path__") or [])
-        return bool(paths) and all(Path(path).is_relative_to(self.folder) for path in paths)
+        return self._is_place(name, list(inside.get("__path__") or []))
+
+    def _is_place(self, package: str, paths: list[str]) -> bool:
+        """Whether a package of that name in those folders is the user's: a virtual environment that lies
+        beside the file is not."""
+        own = self.folder.joinpath(*package.split("."))
+        return bool(paths) and all(Path(path) == own for path in paths)
 
 
 def import_file(path: Path) -> tuple[ModuleType, Scope]:
@@ -190,7 +199,12 @@ def where(exc: BaseException, path: Path) -> str:
     if isinstance(exc, SyntaxError) and exc.filename and Path(exc.filename).is_relative_to(path.parent):
         return f"{Path(exc.filename).relative_to(path.parent)}, line {exc.lineno}"
     for frame in reversed(traceback.extract_tb(exc.__traceback__)):
-        if Path(frame.filename).is_relative_to(path.parent) and "site-packages" not in frame.filename:
+        file = Path(frame.filename)
+        if (
+            file.is_relative_to(path.parent)
+            and not file.is_relative_to(SKYCTL)
+            and "site-packages" not in file.parts
+        ):
             return f"{Path(frame.filename).relative_to(path.parent)}, line {frame.lineno}"
     return path.name
 
