@@ -81,7 +81,9 @@ def _show(out: Output, report: CheckReport) -> None:
 
 
 def _show_node(out: Output, node: NodeReport, full: bool) -> None:
-    shown = [tick for tick in node.ticks if full or tick.status in ("failed", "warning")]
+    # What could not be looked at because of a cross above it would only repeat the cross.
+    wanted = ("failed", "warning", "ok") if full else ("failed", "warning")
+    shown = [tick for tick in node.ticks if out.verbose or tick.status in wanted]
     if not shown and out.quiet:
         return
     worst = "failed" if not node.ok else "ok"
