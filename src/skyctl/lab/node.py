@@ -48,10 +48,14 @@ def main() -> None:
     except OSError as exc:
         _say({"error": str(exc)})
         return
+    said, saying = os.pipe()
     pid = os.fork()
     if pid:
         _say({"pid": pid})
-        return
+        return  # and so closes the pipe: the child speaks second, however quick it is
+    os.close(saying)
+    os.read(said, 1)
+    os.close(said)
     try:
         _become(config)
         sshd = _start_sshd(config)
