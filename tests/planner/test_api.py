@@ -8,7 +8,7 @@ from planner_problems import problem, random_problem
 import skyctl
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.api import assigned, plan, predict, verify
-from skyctl.planner.explain import binding, fill_and_drain_s, path_bound_s, stages
+from skyctl.planner.explain import binding, stages
 from skyctl.planner.memory import human, stage_bytes
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
@@ -160,8 +160,6 @@ def test_explain():
     assert views[0].link_s == 100.0
     assert binding(found).kind == "link"
     assert binding(assigned(base, [(ids[0], 0, 4), (ids[1], 4, 6)])).name == ids[0]
-    assert fill_and_drain_s(found) > 0
-    assert path_bound_s(found) <= found.predicted.iteration_s
     tight = problem(speeds=[1, 4], memory=[None, 2.0])
     assert binding(plan(tight)).kind == "memory"
 

@@ -91,7 +91,7 @@ def plan(
     if output is not None:
         out.note(f"plan: {output}" + (" (not written: --dry-run)" if dry_run else ""))
     if workload is not None:
-        flags = training.again(str(output), cluster, None, training.DEFAULT_BATCH_SIZE, None)
+        flags = training.again([str(output)], cluster)
         out.note("next: add -o plan.json to keep it" if output is None else f"next: skyctl launch {flags}")
     out.json(made)
 

@@ -74,8 +74,8 @@ def probe(
         hint = f" ({failure.hint})" if failure.hint else ""
         out.warn(f"{failure.node} was not measured: {failure.error}{hint}")
     out.note(f"profile: {output or path}")
-    if workload is not None:
-        flags = training.again(workload, cluster, limit, batch_size, microbatches)
+    if request is not None:
+        flags = training.again(request.words(), cluster, limit)
         out.note(f"next: skyctl plan {flags} -o plan.json")
     out.json(profile)
     return 4 if profile.failures else None

@@ -138,16 +138,11 @@ def one_of(flag: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
-def again(
-    source: str, cluster: Path | None, limit: str | None, batch_size: int, microbatches: int | None
-) -> str:
-    """The arguments that name the same workload and cluster in the next command, ready to be typed."""
-    words = [source]
-    words += ["-c", str(cluster)] if cluster is not None else []
-    words += ["--limit", limit] if limit is not None else []
-    words += ["--batch-size", str(batch_size)] if batch_size != DEFAULT_BATCH_SIZE else []
-    words += ["--microbatches", str(microbatches)] if microbatches is not None else []
-    return shlex.join(words)
+def again(words: Sequence[str], cluster: Path | None, limit: str | None = None) -> str:
+    """``words`` with the same cluster and limit, as arguments of the next command, ready to be typed."""
+    here = ["-c", str(cluster)] if cluster is not None else []
+    here += ["--limit", limit] if limit is not None else []
+    return shlex.join([*words, *here])
 
 
 def warn_unsteady(out: Output, profile: Profile) -> None:

@@ -14,7 +14,7 @@ from skyctl.control.running import RunOptions, run_plan
 from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
 from skyctl.launch.events import Watcher
 from skyctl.records.cluster import Cluster
-from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.plan import WorkloadRef
 from skyctl.records.profile import Profile
 from skyctl.remote.session import Session
 from skyctl.workload.workload import Workload
@@ -68,20 +68,14 @@ def plan_all(
     Where the number of microbatches is left to the planner, the best strategy's choice is used for all, so
     that the rows answer the same problem.
     """
-    microbatches = options.microbatches
-    if microbatches is None:
-        made = [plan for s in strategies if (plan := _try(profile, replace(options, strategy=s), ref))]
-        if made:
-            best = min(made, key=lambda plan: plan.predicted.iteration_s)
-            microbatches = best.problem.microbatches
-    outcomes = []
-    for strategy in strategies:
-        try:
-            found = plan_profile(profile, replace(options, strategy=strategy, microbatches=microbatches), ref)
-            outcomes.append(Outcome(strategy, found))
-        except (InfeasibleError, UndecidedError) as exc:
-            undecided = isinstance(exc, UndecidedError)
-            outcomes.append(Outcome(strategy, error=exc.message, undecided=undecided))
+    outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
+    made = [outcome.plan for outcome in outcomes if outcome.plan is not None]
+    if options.microbatches is None and made:
+        chosen = min(made, key=lambda plan: plan.predicted.iteration_s).problem.microbatches
+        for i, outcome in enumerate(outcomes):
+            if outcome.plan is None or outcome.plan.problem.microbatches != chosen:
+                alike = replace(options, strategy=outcome.strategy, microbatches=chosen)
+                outcomes[i] = _outcome(profile, alike, ref)
     if all(outcome.plan is None for outcome in outcomes):
         proved = not any(outcome.undecided for outcome in outcomes)
         raise (InfeasibleError if proved else UndecidedError)(
@@ -92,11 +86,11 @@ def plan_all(
     return outcomes
 
 
-def _try(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Plan | None:
+def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Outcome:
     try:
-        return plan_profile(profile, options, ref)
-    except (InfeasibleError, UndecidedError):
-        return None
+        return Outcome(options.strategy, plan_profile(profile, options, ref))
+    except (InfeasibleError, UndecidedError) as exc:
+        return Outcome(options.strategy, error=exc.message, undecided=isinstance(exc, UndecidedError))
 
 
 def measure_all(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyctl.control.connect import Connected, need_all
-from skyctl.control.request import Request
+from skyctl.control.request import Request, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, save_profile
 from skyctl.records.cluster import Cluster, Node, device_id
@@ -31,7 +31,6 @@ def probe_cluster(
     Raises:
         NodeError: no node could be measured at all.
     """
-    from skyctl.control.request import send_workload
     from skyctl.probe.collect import probe
 
     if not links.sessions:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from skyctl.planner import memory
-from skyctl.planner.evaluate import bound_s
 from skyctl.planner.model import Model
 from skyctl.planner.verify import grid
 from skyctl.records.plan import Plan
@@ -120,16 +119,3 @@ def _links(model: Model, plan: Plan) -> list[tuple[float, Binding]]:
         detail = f"a microbatch's messages hold it for {seconds:.3g} s"
         out.append((seconds, Binding("shared", plan.problem.shared[number].name, detail)))
     return out
-
-
-def fill_and_drain_s(plan: Plan) -> float:
-    """Step time beyond the busiest stage's own work: what the pipeline costs."""
-    m = plan.problem.microbatches
-    return max(0.0, plan.predicted.iteration_s - m * plan.predicted.bottleneck_s)
-
-
-def path_bound_s(plan: Plan) -> float:
-    """A lower bound on this very plan's step, by paths through it (closed form)."""
-    model = Model(plan.problem)
-    pieces, _ = grid(model, plan)
-    return bound_s(model, pieces)
