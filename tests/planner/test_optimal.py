@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from planner_problems import brute_force, problem, random_problem
 
 from skyctl.errors import InfeasibleError, UndecidedError
-from skyctl.planner import reach
 from skyctl.planner.api import plan, verify
+from skyctl.planner.bottleneck import subsets
 from skyctl.planner.evaluate import bottleneck_s, bound_s, flying_choices, step_s
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.optimal import Solver
+from skyctl.planner.solver import Solver
 from skyctl.records.problem import Link
 
 
@@ -135,7 +135,7 @@ def test_cp_sat_agrees_with_subsets(seed):
     p = random_problem(seed, objective="bottleneck")
     model = Model(p)
     solver = Solver(model, deadline=float("inf"))
-    free = reach.cover(model, float("inf"))
+    free = subsets.cover(model, float("inf"))
     asked = solver.cover(float("inf"), False)
     assert (free is None) == (asked is None)
     if free is None or asked is None:
@@ -144,7 +144,7 @@ def test_cp_sat_agrees_with_subsets(seed):
     assert model.allowed(asked)
     value = plan(p).certificate.value_s
     for limit, strict in ((value, False), (value, True), (value * 1.2, False), (value * 0.9, False)):
-        a, b = reach.cover(model, limit, strict=strict), solver.cover(limit, strict)
+        a, b = subsets.cover(model, limit, strict=strict), solver.cover(limit, strict)
         assert (a is None) == (b is None) == (limit < value or strict)
         if b is not None:
             assert model.allowed(b)

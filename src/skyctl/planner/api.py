@@ -9,9 +9,9 @@ from typing import get_args
 from skyctl.errors import InputError
 from skyctl.planner.assemble import certificate, make_plan, prediction, require_allowed
 from skyctl.planner.evaluate import least_flying, value_s
-from skyctl.planner.even import even
+from skyctl.planner.heuristic.even import even
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.verify import Check, Verdict, grid, verify
+from skyctl.planner.verification.verify import Check, Verdict, grid, verify
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 
@@ -48,7 +48,7 @@ def plan(
         require_allowed(model, pieces, least_flying(model, len(pieces)), "an even split")
         return _stated(model, "even", pieces, "equal layer counts", began)
     if strategy == "heuristic":
-        from skyctl.planner.heuristic import heuristic
+        from skyctl.planner.heuristic.build import heuristic
 
         return _stated(model, "heuristic", heuristic(model), "allocate by memory, level, local search", began)
     if strategy == "optimal":

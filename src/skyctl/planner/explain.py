@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from skyctl.planner import memory
 from skyctl.planner.model import Model
-from skyctl.planner.verify import grid
+from skyctl.planner.verification.verify import grid
 from skyctl.records.plan import Plan
 
 TIGHT = 0.95

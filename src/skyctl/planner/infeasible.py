@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from skyctl.errors import InfeasibleError
-from skyctl.planner import reach
+from skyctl.planner.bottleneck import subsets
 from skyctl.planner.memory import human
 from skyctl.planner.model import Model
 
@@ -62,7 +62,7 @@ def _total_shortage(model: Model) -> None:
 
 def _enough(model: Model) -> str | None:
     """The least memory added to one device that would make it fit."""
-    if not reach.can(model) or model.devices > 10:
+    if not subsets.can(model) or model.devices > 10:
         return None
     best: tuple[float, int] | None = None
     saved = list(model.available)
@@ -73,11 +73,11 @@ def _enough(model: Model) -> str | None:
             if best is not None:
                 high = min(high, best[0])
             model.available[d] = saved[d] + high
-            if reach.cover(model, math.inf) is not None:
+            if subsets.cover(model, math.inf) is not None:
                 while high - low > PRECISION * high:
                     middle = (low + high) / 2
                     model.available[d] = saved[d] + middle
-                    if reach.cover(model, math.inf) is None:
+                    if subsets.cover(model, math.inf) is None:
                         low = middle
                     else:
                         high = middle

@@ -7,14 +7,19 @@ A stage's range is half-open; devices are their indices in the problem's order. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from skyctl.planner.memory import ROUNDING
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import in_flight
 from skyctl.schedule.simulate import Hop
+
+Array = npt.NDArray[np.float64]
 
 
 class Piece(NamedTuple):
@@ -36,8 +41,38 @@ class Way(NamedTuple):
 NO_WAY = Way(0.0, 0.0, ())
 
 
+class Sums:
+    """Per device the prefix sums of its layers' seconds, made when asked for: [d][i] is layers [0, i)."""
+
+    def __init__(self, devices: int, layers_of: Callable[[int], Array]) -> None:
+        self._layers_of = layers_of
+        self._lists: list[list[float] | None] = [None] * devices
+
+    def __getitem__(self, device: int) -> list[float]:
+        known = self._lists[device]
+        if known is None:
+            known = self._lists[device] = self.array(device).tolist()
+        return known
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def __iter__(self) -> Iterator[list[float]]:
+        return (self[d] for d in range(len(self._lists)))
+
+    def array(self, device: int) -> Array:
+        """The same numbers, shape (layers + 1,); nothing is kept: for problems too large for lists."""
+        layers = self._layers_of(device)
+        out = np.zeros(len(layers) + 1)
+        np.cumsum(layers, out=out[1:])
+        return out
+
+
 class Model:
-    """Prefix sums and limits of one problem. Read only."""
+    """Prefix sums and limits of one problem. Read only.
+
+    ``time_kind``: per device a number, the same for devices whose layers all take the same time.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -57,24 +92,30 @@ class Model:
         self.max_stages = min(self.layers, self.devices)
 
     def _times(self) -> None:
-        self.forward: list[list[float]] = []
-        self.backward: list[list[float]] = []
-        self.optimizer: list[list[float]] = []
-        self.work: list[list[float]] = []
-        for device in self.problem.devices:
-            times = self.problem.times.get(device.id)
-            if times is not None:
-                forward, backward = list(times.forward_s), list(times.backward_s)
-                optimizer = list(times.optimizer_s)
-            else:
-                whole = [layer.flops / device.flops_per_s for layer in self.problem.layers]
-                forward = [x / 3 for x in whole]
-                backward = [x - y for x, y in zip(whole, forward, strict=True)]
-                optimizer = [0.0] * len(whole)
-            self.forward.append([0.0, *accumulate(forward)])
-            self.backward.append([0.0, *accumulate(backward)])
-            self.optimizer.append([0.0, *accumulate(optimizer)])
-            self.work.append([0.0, *accumulate(x + y for x, y in zip(forward, backward, strict=True))])
+        times = [self.problem.times.get(device.id) for device in self.problem.devices]
+        flops = np.array([layer.flops for layer in self.problem.layers])
+
+        def column(field: str, share: Callable[[Array], Array]) -> Callable[[int], Array]:
+            def of(d: int) -> Array:
+                known = times[d]
+                if known is not None:
+                    return np.array(getattr(known, field))
+                return share(flops / self.problem.devices[d].flops_per_s)
+
+            return of
+
+        forward = column("forward_s", lambda whole: whole / 3)
+        backward = column("backward_s", lambda whole: whole - whole / 3)
+        optimizer = column("optimizer_s", np.zeros_like)
+        self.forward = Sums(self.devices, forward)
+        self.backward = Sums(self.devices, backward)
+        self.optimizer = Sums(self.devices, optimizer)
+        self.work = Sums(self.devices, lambda d: forward(d) + backward(d))
+        kinds: dict[object, int] = {}
+        self.time_kind = [
+            kinds.setdefault(device.flops_per_s if known is None else known, len(kinds))
+            for device, known in zip(self.problem.devices, times, strict=True)
+        ]
 
     def _sizes(self) -> None:
         layers = self.problem.layers

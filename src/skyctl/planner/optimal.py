@@ -1,28 +1,19 @@
-"""The optimal strategy: which exact method fits the problem, and CP-SAT (its only importer) for the rest.
-
-Few devices: all subsets (``reach.py``) for ``bottleneck``; best first search over relaxations (``search.py``)
-for ``iteration``. More: CP-SAT answers, for one limit on every stage's time after another, whether any plan
-keeps it; all numbers it sees are layer indices, so there is nothing to scale and nothing to round. For
-``iteration`` that gives the bound microbatches · bottleneck + the least optimizer.
-"""
+"""The optimal strategy: a good start, then the objective's own search; what it can't prove it bounds."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from typing import Any
 
 from skyctl.errors import UndecidedError
-from skyctl.planner import reach, relax
-from skyctl.planner.bottleneck import narrow
-from skyctl.planner.evaluate import bottleneck_s, least_flying, value_s
-from skyctl.planner.heuristic import heuristic
+from skyctl.planner.bottleneck.solve import least_bottleneck
+from skyctl.planner.evaluate import bottleneck_s, least_flying
+from skyctl.planner.found import Found
+from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.infeasible import raise_infeasible
+from skyctl.planner.iteration.solve import least_iteration
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.search import BestFirst, Found
 
 PLAYS = 500
-Pieces = tuple[Piece, ...]
 
 
 def optimal(model: Model, time_limit_s: float) -> Found:
@@ -34,176 +25,24 @@ def optimal(model: Model, time_limit_s: float) -> Found:
     """
     deadline = time.perf_counter() + time_limit_s
     try:
-        start: Pieces | None = heuristic(model, PLAYS if model.by_iteration else 150)
+        start: tuple[Piece, ...] | None = heuristic(model, PLAYS if model.by_iteration else 150)
     except UndecidedError:
         start = None
-    if model.by_iteration and start is not None and relax.can(model):
-        return BestFirst(model, start, deadline).run()
-    by_subsets = reach.can(model)
-    solver = None if by_subsets else Solver(model, deadline)
-
-    def cover(limit_s: float, strict: bool) -> Pieces | None:
-        if solver is None:
-            return reach.cover(model, limit_s, strict=strict)
-        return solver.cover(limit_s, strict)
-
-    share = 0.5 if model.by_iteration else 1.0
-    stop = time.perf_counter() + share * max(0.0, deadline - time.perf_counter())
-    best, bound, proved = narrow(model, start, cover, stop)
-    if best is None:
-        if proved:
-            raise_infeasible(model, proved=True)
+    found = (
+        least_iteration(model, start, deadline) if model.by_iteration else _bottleneck(model, start, deadline)
+    )
+    if found is None:
         raise UndecidedError(
             f"no plan was found within {time_limit_s:g} s, and it is not proved that there is none",
             hint="give --time-limit more seconds",
         )
-    method = "bisection over all subsets of devices" if by_subsets else "bisection, CP-SAT"
-    if not model.by_iteration:
-        flying = least_flying(model, len(best))
-        return Found(best, flying, bottleneck_s(model, best), bound, proved, method)
-    options = [(*value_s(model, pieces), pieces) for pieces in (start, best) if pieces is not None]
-    value, flying, pieces = min(options, key=lambda option: option[0])
-    step_bound = model.microbatches * bound + _least_optimizer_s(model)
-    method = f"heuristic; bound: microbatches · bottleneck ({method})"
-    return Found(pieces, flying, value, step_bound, False, method)
+    if not found.pieces:
+        raise_infeasible(model, proved=True)
+    return found
 
 
-def _least_optimizer_s(model: Model) -> float:
-    return min(b - a for sums in model.optimizer for a, b in itertools.pairwise(sums))
-
-
-class Solver:
-    """CP-SAT on one question: a plan whose stages all stay within a limit.
-
-    Stages are optional intervals on the axis of layers that do not overlap and fill it. How far a device
-    gets from each start is a table, made in floats by the very sums that judge a plan; for 1F1B one table
-    per number of stages from there to the end.
-    """
-
-    def __init__(self, model: Model, deadline: float) -> None:
-        self.model = model
-        self.deadline = deadline
-        self.staged = not model.unlimited and model.schedule in ("1f1b", "eager-1f1b")
-        self.windowed = bool(model.window) and not model.unlimited
-
-    def cover(self, limit_s: float, strict: bool) -> Pieces | None:
-        """See ``reach.cover``; raises TimeoutError when the solver stops undecided."""
-        from ortools.sat.python import cp_model
-
-        cp: Any = cp_model.CpModel()
-        used, starts, stops = self._variables(cp, limit_s, strict)
-        solver: Any = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = 0
-        left = self.deadline - time.perf_counter()
-        if left <= 0:
-            raise TimeoutError
-        solver.parameters.max_time_in_seconds = left
-        status = solver.solve(cp)
-        if status == cp_model.INFEASIBLE:
-            return None
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            raise TimeoutError
-        pieces = [
-            Piece(d, solver.value(starts[d]), solver.value(stops[d]))
-            for d in range(self.model.devices)
-            if solver.value(used[d])
-        ]
-        return tuple(sorted(pieces, key=lambda piece: piece.start))
-
-    def _variables(self, cp: Any, limit_s: float, strict: bool) -> tuple[list[Any], list[Any], list[Any]]:
-        model = self.model
-        n, layers = model.devices, model.layers
-        used = [cp.new_bool_var(f"used{d}") for d in range(n)]
-        starts = [cp.new_int_var(0, layers - 1, f"start{d}") for d in range(n)]
-        stops = [cp.new_int_var(0, layers, f"stop{d}") for d in range(n)]
-        sizes = [cp.new_int_var(0, layers, f"size{d}") for d in range(n)]
-        places = self._places(cp, used, starts)
-        intervals = []
-        for d in range(n):
-            intervals.append(
-                cp.new_optional_interval_var(starts[d], sizes[d], stops[d], used[d], f"stage{d}")
-            )
-            cp.add(sizes[d] == 0).only_enforce_if(used[d].negated())
-            cp.add(starts[d] == 0).only_enforce_if(used[d].negated())
-            cp.add(sizes[d] >= 1).only_enforce_if(used[d])
-            if d not in model.first:
-                cp.add(starts[d] >= 1).only_enforce_if(used[d])
-            if d not in model.last:
-                cp.add(stops[d] <= layers - 1)
-            self._limit(cp, d, (starts[d], stops[d], places[d]), limit_s, strict)
-        cp.add_no_overlap(intervals)
-        cp.add(sum(sizes) == layers)
-        return used, starts, stops
-
-    def _places(self, cp: Any, used: list[Any], starts: list[Any]) -> list[Any]:
-        """Per device its number of stages to the end, less one, where memory depends on it."""
-        n = self.model.devices
-        if not self.staged:
-            return [None] * n
-        places = [cp.new_int_var(0, self.model.max_stages - 1, f"place{d}") for d in range(n)]
-        after: list[list[Any]] = [[] for _ in range(n)]
-        for a in range(n):
-            for b in range(a + 1, n):
-                ab, ba = cp.new_bool_var(f"{a}<{b}"), cp.new_bool_var(f"{b}<{a}")
-                cp.add(ab + ba == 1).only_enforce_if([used[a], used[b]])
-                for before, later, x in ((a, b, ab), (b, a, ba)):
-                    cp.add_implication(x, used[a])
-                    cp.add_implication(x, used[b])
-                    cp.add(starts[before] + 1 <= starts[later]).only_enforce_if(x)
-                    after[before].append(x)
-        for d in range(n):
-            cp.add(places[d] == sum(after[d]))
-        return places
-
-    def _limit(self, cp: Any, d: int, stage: tuple[Any, Any, Any], limit_s: float, strict: bool) -> None:
-        """stop ≤ how far d gets from its start (in its place)."""
-        model = self.model
-        start, stop, place = stage
-        rows = model.max_stages if place is not None else 1
-        tables: dict[int, list[int]] = {}
-        flat: list[int] = []
-        for row in range(rows):
-            k = model.flying(0, row + 1)
-            if k not in tables:
-                tables[k] = self._farthest(d, k, limit_s, strict)
-            flat += tables[k]
-        index = start if place is None else start + model.layers * place
-        reached = cp.new_int_var(0, model.layers, f"reach{d}")
-        if place is not None:
-            at = cp.new_int_var(0, len(flat) - 1, f"at{d}")
-            cp.add(at == index)
-            index = at
-        cp.add_element(index, flat, reached)
-        cp.add(stop <= reached)
-        if self.windowed:
-            self._forbid(cp, d, (index, stop), flat)
-
-    def _forbid(self, cp: Any, d: int, pair: tuple[Any, Any], flat: list[int]) -> None:
-        """A received window makes some shorter ranges too large: they are ruled out one by one."""
-        model = self.model
-        out = []
-        for at, far in enumerate(flat):
-            row, start = divmod(at, model.layers)
-            k = model.flying(0, row + 1)
-            out += [(at, stop) for stop in range(start + 1, far) if not model.fits(d, start, stop, k)]
-        if out:
-            cp.add_forbidden_assignments(list(pair), out)
-
-    def _farthest(self, d: int, flying: int, limit_s: float, strict: bool) -> list[int]:
-        """Per start, the largest stop that time and memory allow (0: none)."""
-        model = self.model
-        work = model.work[d]
-        out = []
-        for start in range(model.layers):
-            far = 0
-            for stop in range(start + 1, model.layers + 1):
-                busy = work[stop] - work[start]
-                if busy > limit_s or (strict and busy == limit_s):
-                    break
-                if model.fits(d, start, stop, flying):
-                    far = stop
-                elif not self.windowed:
-                    break
-            out.append(far)
-        return out
+def _bottleneck(model: Model, start: tuple[Piece, ...] | None, deadline: float) -> Found | None:
+    best, bound, proved, method = least_bottleneck(model, start, deadline)
+    if best is None:
+        return Found((), (), bound, bound, True, method) if proved else None
+    return Found(best, least_flying(model, len(best)), bottleneck_s(model, best), bound, proved, method)

@@ -9,31 +9,19 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from skyctl.planner.evaluate import bound_s, value_s
+from skyctl.planner.found import Found
+from skyctl.planner.iteration.relax import Array, Relaxation, own
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.relax import Array, Relaxation, own
 
 EXACT = 1e-11
 """Relative: a bound this close to the best value can't hide a better plan but for rounding."""
 MAX_HEAP = 1_500_000
 
 Pieces = tuple[Piece, ...]
-
-
-@dataclass
-class Found:
-    """The best plan and what is proved of it."""
-
-    pieces: Pieces
-    flying: tuple[int, ...]
-    value_s: float
-    bound_s: float | None
-    proved: bool
-    method: str
 
 
 def twins(model: Model) -> list[int]:

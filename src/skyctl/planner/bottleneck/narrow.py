@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable
 
+from skyctl.planner.bottleneck.subsets import volume_bound_s
 from skyctl.planner.evaluate import bottleneck_s
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.reach import volume_bound_s
 
 Pieces = tuple[Piece, ...]
 Cover = Callable[[float, bool], "Pieces | None"]

@@ -6,9 +6,10 @@ import itertools
 import math
 
 from skyctl.errors import InputError
-from skyctl.planner import memory, proofs
+from skyctl.planner import memory
 from skyctl.planner.evaluate import play
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.verification import proofs
 from skyctl.records.base import Record, Seq
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from skyctl.errors import UndecidedError
-from skyctl.planner import reach
+from skyctl.planner.bottleneck import subsets
 from skyctl.planner.evaluate import bound_s, value_s
-from skyctl.planner.even import even
+from skyctl.planner.heuristic.even import even
+from skyctl.planner.heuristic.level import estimate_s, level
+from skyctl.planner.heuristic.refine import refine
 from skyctl.planner.infeasible import raise_infeasible
-from skyctl.planner.level import estimate_s, level
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.refine import refine
 
 Pieces = tuple[Piece, ...]
 KEPT = 3
@@ -39,13 +39,13 @@ def heuristic(model: Model, plays: int = 150) -> Pieces:
     """
     starts = _starts(model)
     if not starts:
-        if not reach.can(model):
+        if not subsets.can(model):
             raise_infeasible(model, proved=False)
             raise UndecidedError(
                 "no plan that fits in memory was found, and it is not proved that there is none",
                 hint="try --strategy optimal with a longer --time-limit",
             )
-        found = reach.cover(model, float("inf"))
+        found = subsets.cover(model, float("inf"))
         if found is None:
             raise_infeasible(model, proved=True)
             raise AssertionError("unreachable")

@@ -23,7 +23,7 @@ class Groups:
     def __init__(self, model: Model) -> None:
         kinds: dict[object, list[int]] = {}
         for d in range(model.devices):
-            key = (tuple(model.work[d]), model.available[d], d in model.first, d in model.last)
+            key = (model.time_kind[d], model.available[d], d in model.first, d in model.last)
             kinds.setdefault(key, []).append(d)
         self.members = list(kinds.values())
         self.strides: list[int] = []
