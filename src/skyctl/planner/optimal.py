@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 
 from skyctl.errors import UndecidedError
+from skyctl.planner.bottleneck.reach import value_s
 from skyctl.planner.bottleneck.solve import least_bottleneck
-from skyctl.planner.evaluate import bottleneck_s, least_flying
+from skyctl.planner.evaluate import least_flying
 from skyctl.planner.found import Found
 from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.infeasible import raise_infeasible
 from skyctl.planner.iteration.solve import least_iteration
 from skyctl.planner.model import Model, Piece
 
-PLAYS = 500
+Pieces = tuple[Piece, ...]
+
+SMALL = 2_000
+"""Devices × layers up to which ``bottleneck`` starts from the heuristic's plan; for more it finds its own."""
+LARGE = 200_000
+"""Up to this, what is not proved is compared with the heuristic's plan; beyond, that takes seconds."""
 
 
 def optimal(model: Model, time_limit_s: float) -> Found:
@@ -24,13 +30,10 @@ def optimal(model: Model, time_limit_s: float) -> Found:
         UndecidedError: out of time with no plan and no proof.
     """
     deadline = time.perf_counter() + time_limit_s
-    try:
-        start: tuple[Piece, ...] | None = heuristic(model, PLAYS if model.by_iteration else 150)
-    except UndecidedError:
-        start = None
-    found = (
-        least_iteration(model, start, deadline) if model.by_iteration else _bottleneck(model, start, deadline)
-    )
+    if model.by_iteration:
+        found = least_iteration(model, _start(model), deadline)
+    else:
+        found = _bottleneck(model, deadline)
     if found is None:
         raise UndecidedError(
             f"no plan was found within {time_limit_s:g} s, and it is not proved that there is none",
@@ -41,8 +44,20 @@ def optimal(model: Model, time_limit_s: float) -> Found:
     return found
 
 
-def _bottleneck(model: Model, start: tuple[Piece, ...] | None, deadline: float) -> Found | None:
+def _start(model: Model) -> Pieces | None:
+    try:
+        return heuristic(model)
+    except UndecidedError:
+        return None
+
+
+def _bottleneck(model: Model, deadline: float) -> Found | None:
+    size = model.devices * model.layers
+    start = _start(model) if size <= SMALL else None
     best, bound, proved, method = least_bottleneck(model, start, deadline)
+    if size > SMALL and not proved and (best is None or size <= LARGE):
+        plans = [plan for plan in (best, _start(model)) if plan is not None]
+        best = min(plans, key=lambda plan: value_s(model, plan), default=None)
     if best is None:
         return Found((), (), bound, bound, True, method) if proved else None
-    return Found(best, least_flying(model, len(best)), bottleneck_s(model, best), bound, proved, method)
+    return Found(best, least_flying(model, len(best)), value_s(model, best), bound, proved, method)

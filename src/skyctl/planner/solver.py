@@ -1,14 +1,23 @@
-"""CP-SAT, and the only file that imports it: is there a plan whose stages all stay within a limit?
+"""OR-Tools, and the only file that imports it: CP-SAT for plans within a limit, linear programs for prices.
 
-All numbers it sees are layer indices, so there is nothing to scale and nothing to round.
+All numbers that CP-SAT sees are layer indices, so there is nothing to scale and nothing to round. What the
+linear programs say is only used as prices, whose proof is computed from the problem's own numbers.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from skyctl.planner.model import Model, Piece
+
+if TYPE_CHECKING:
+    from skyctl.planner.bottleneck.reach import Floats, Ints, Reach
+    from skyctl.planner.bottleneck.repeats import Edges
+
+Stage = tuple[int, int]
 
 Pieces = tuple[Piece, ...]
 
@@ -28,23 +37,14 @@ class Solver:
         self.windowed = bool(model.window) and not model.unlimited
 
     def cover(self, limit_s: float, strict: bool) -> Pieces | None:
-        """See ``reach.cover``; raises TimeoutError when the solver stops undecided."""
+        """See ``narrow.Cover``; raises TimeoutError when the solver stops undecided."""
         from ortools.sat.python import cp_model
 
         cp: Any = cp_model.CpModel()
         used, starts, stops = self._variables(cp, limit_s, strict)
-        solver: Any = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = 0
-        left = self.deadline - time.perf_counter()
-        if left <= 0:
-            raise TimeoutError
-        solver.parameters.max_time_in_seconds = left
-        status = solver.solve(cp)
-        if status == cp_model.INFEASIBLE:
+        solver = _run(cp, self.deadline)
+        if solver is None:
             return None
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            raise TimeoutError
         pieces = [
             Piece(d, solver.value(starts[d]), solver.value(stops[d]))
             for d in range(self.model.devices)
@@ -148,3 +148,232 @@ class Solver:
                     break
             out.append(far)
         return out
+
+
+def balanced_edges(edges: Edges, lengths: Ints, sizes: list[int], deadline: float) -> list[Stage] | None:
+    """One edge a device that balance, connect and hold all layers, as (class of the device, edge), or None:
+    there are none (proved).
+
+    Args:
+        edges: the nodes and the edges between them.
+        lengths: [class, edge] the most layers within the limit.
+        sizes: how many devices each class has.
+
+    Raises:
+        TimeoutError: undecided at the deadline.
+    """
+    from ortools.sat.python import cp_model
+
+    cp: Any = cp_model.CpModel()
+    phases = edges.run.period
+    counts: dict[Stage, Any] = {}
+    for row, size in enumerate(sizes):
+        for e in range(len(edges.edges)):
+            if lengths[row, e] > 0:
+                counts[row, e] = cp.new_int_var(0, size, f"{row},{e}")
+        cp.add(sum(x for (r, _), x in counts.items() if r == row) <= size)
+    out: list[list[Any]] = [[] for _ in range(phases + len(edges.places))]
+    into: list[list[Any]] = [[] for _ in out]
+    for (_, e), x in counts.items():
+        out[edges.edges[e].source].append(x)
+        into[edges.edges[e].target].append(x)
+    for node in range(len(out)):
+        if node == edges.source:
+            cp.add(sum(out[node]) == 1)
+        elif node == edges.sink:
+            cp.add(sum(into[node]) == 1)
+        else:
+            cp.add(sum(into[node]) == sum(out[node]))
+            if node >= phases:
+                cp.add(sum(out[node]) <= 1)
+    cp.add(sum(int(lengths[k]) * x for k, x in counts.items()) >= edges.model.layers)
+    cp.add(sum(edges.edges[e].least * x for (_, e), x in counts.items()) <= edges.model.layers)
+    for bits in range(1, 1 << phases):  # stages among some of the phases must be entered from elsewhere
+        among = [(bits >> x.source & 1, bits >> x.target & 1) for x in edges.edges]
+        inside = [x for (_, e), x in counts.items() if among[e] == (1, 1)]
+        entering = [x for (_, e), x in counts.items() if among[e] == (0, 1)]
+        cp.add(sum(inside) <= sum(sizes) * sum(entering))
+    solver = _run(cp, deadline)
+    if solver is None:
+        return None
+    return [key for key, x in counts.items() for _ in range(solver.value(x))]
+
+
+def covering(layers: int, far: Ints, sizes: list[int], deadline: float) -> list[tuple[int, int, int]] | None:
+    """Stages (class, start, farthest stop) that cover all layers, as a path from 0 that may step back, or
+    None: there are none (proved). Where no shorter stage needs more, the overlaps can be cut off.
+
+    Args:
+        far: [class, start] the largest stop that is allowed (the start itself: none).
+        sizes: how many devices each class has.
+
+    Raises:
+        TimeoutError: undecided at the deadline.
+    """
+    from ortools.sat.python import cp_model
+
+    cp: Any = cp_model.CpModel()
+    flow: list[list[Any]] = [[] for _ in range(layers + 1)]  # in, less out
+    stages: dict[tuple[int, int], Any] = {}
+    for row, size in enumerate(sizes):
+        own = []
+        for start in range(layers):
+            stop = int(far[row, start])
+            if stop > start and (start == 0 or stop > far[row, start - 1]):
+                x = stages[row, start] = cp.new_bool_var(f"{row},{start}")
+                own.append(x)
+                flow[start].append(-x)
+                flow[stop].append(x)
+        cp.add(sum(own) <= size)
+    for node in range(1, layers + 1):
+        back = cp.new_bool_var(f"back{node}")
+        flow[node].append(-back)
+        flow[node - 1].append(back)
+    for node, terms in enumerate(flow):
+        cp.add(sum(terms) == (-1 if node == 0 else 1 if node == layers else 0))
+    solver = _run(cp, deadline)
+    if solver is None:
+        return None
+    return [(row, start, int(far[row, start])) for (row, start), x in stages.items() if solver.value(x)]
+
+
+def _run(cp: Any, deadline: float) -> Any:
+    """The solver with its solution, or None where there is none; TimeoutError when undecided."""
+    from ortools.sat.python import cp_model
+
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    left = deadline - time.perf_counter()
+    if left <= 0:
+        raise TimeoutError
+    solver.parameters.max_time_in_seconds = left
+    status = solver.solve(cp)
+    if status == cp_model.INFEASIBLE:
+        return None
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise TimeoutError
+    return solver
+
+
+class Cuts:
+    """The least of a convex function of few variables, within ± ``box`` each, by tangents (Kelley 1960)."""
+
+    def __init__(self, variables: int, box: float) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._lp: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._top = self._lp.NumVar(-self._lp.infinity(), self._lp.infinity(), "top")
+        self._point = [self._lp.NumVar(-box, box, f"x{i}") for i in range(variables)]
+        self._lp.Minimize(self._top)
+
+    def add(self, constant: float, slope: Floats) -> None:
+        """The function is at least ``constant + slope · x``."""
+        row = self._lp.Constraint(float(constant), self._lp.infinity())
+        row.SetCoefficient(self._top, 1.0)
+        for x, weight in zip(self._point, slope.tolist(), strict=True):
+            row.SetCoefficient(x, -weight)
+
+    def least(self) -> tuple[float, Floats] | None:
+        """(a lower bound on the function, where it is reached by the tangents), or None: no solution."""
+        if self._lp.Solve() != self._lp.OPTIMAL:
+            return None
+        return self._top.solution_value(), np.array([x.solution_value() for x in self._point])
+
+
+def fractional_prices(reach: Reach, deadline: float) -> Floats | None:
+    """Prices of layers from the linear program that cuts layers anywhere: the least T with every device's
+    time within T and its memory kept. Layers that are alike are one. None: out of time."""
+    from ortools.linear_solver import pywraplp
+
+    lp: Any = pywraplp.Solver.CreateSolver("GLOP")
+    times = np.diff(reach.work, axis=1)
+    sums = np.array(reach.model.state) + reach.flying * np.array(reach.model.activation)
+    needs = np.diff(sums)
+    scale = float(times.sum(axis=1).mean()) / sum(reach.sizes.tolist()) or 1.0
+    columns, first, index = np.unique(
+        np.vstack((times, needs)), axis=1, return_index=True, return_inverse=True
+    )[0:3]
+    count = np.bincount(index.ravel(), minlength=len(first))
+    limit = lp.NumVar(0.0, lp.infinity(), "limit")
+    lp.Minimize(limit)
+    covered = [lp.Constraint(1.0, lp.infinity()) for _ in range(len(first))]
+    for row, size in enumerate(reach.sizes.tolist()):
+        cap = float(reach.available[row])
+        time_row = lp.Constraint(0.0, lp.infinity())
+        time_row.SetCoefficient(limit, float(size))
+        memory_row = lp.Constraint(0.0, size * 1.0) if 0 < cap < np.inf else None
+        for i in range(len(first)):
+            x = lp.NumVar(0.0, lp.infinity() if cap > 0 else 0.0, "")
+            covered[i].SetCoefficient(x, 1.0)
+            time_row.SetCoefficient(x, -float(columns[reach.kind[row], i] * count[i] / scale))
+            if memory_row is not None:
+                memory_row.SetCoefficient(x, float(columns[-1, i] * count[i] / cap))
+    if not _solved(lp, deadline):
+        return None
+    prices = np.array([max(0.0, row.dual_value()) for row in covered]) / count
+    out: Floats = prices[index.ravel()]
+    return out
+
+
+def range_prices(reach: Reach, far: Ints, deadline: float) -> Floats | None:
+    """The prices, one a layer, 1 in all, for which all devices together can take least: of the largest ranges
+    [start, far) of each class the dearest counts. None: out of time."""
+    from ortools.linear_solver import pywraplp
+
+    lp: Any = pywraplp.Solver.CreateSolver("GLOP")
+    prefix = [lp.NumVar(0.0, 1.0, "") for _ in range(reach.layers + 1)]
+    lp.Add(prefix[0] == 0)
+    lp.Add(prefix[-1] == 1)
+    for i in range(reach.layers):
+        lp.Add(prefix[i + 1] - prefix[i] >= 0)
+    goal = lp.Objective()
+    goal.SetMinimization()
+    for row, size in enumerate(reach.sizes.tolist()):
+        most = lp.NumVar(0.0, 1.0, "")
+        goal.SetCoefficient(most, float(size))
+        for start in range(reach.layers):
+            stop = int(far[row, start])
+            if stop > start and (start == 0 or stop > far[row, start - 1]):
+                lp.Add(most - prefix[stop] + prefix[start] >= 0)
+    if not _solved(lp, deadline):
+        return None
+    out: Floats = np.maximum(0.0, np.diff([x.solution_value() for x in prefix]))
+    return out
+
+
+def _solved(lp: Any, deadline: float) -> bool:
+    left = deadline - time.perf_counter()
+    if left <= 0:
+        return False
+    lp.SetTimeLimit(max(1, int(left * 1000)))
+    return bool(lp.Solve() == lp.OPTIMAL)
+
+
+def place_prices(takes: Floats, sizes: list[int]) -> Floats | None:
+    """Prices of the places where devices are assigned to places, one each, so that they take most in all.
+
+    Args:
+        takes: [class, place] what one device of the class can take there.
+        sizes: how many devices each class has.
+    """
+    from ortools.linear_solver import pywraplp
+
+    lp: Any = pywraplp.Solver.CreateSolver("GLOP")
+    places = [lp.NumVar(0.0, lp.infinity(), "") for _ in range(takes.shape[1])]
+    goal = lp.Objective()
+    goal.SetMinimization()
+    for place in places:
+        goal.SetCoefficient(place, 1.0)
+    for size, row in zip(sizes, takes.tolist(), strict=True):
+        own = lp.NumVar(0.0, lp.infinity(), "")
+        goal.SetCoefficient(own, float(size))
+        for place, most in zip(places, row, strict=True):
+            if most > 0:
+                constraint = lp.Constraint(most, lp.infinity())
+                constraint.SetCoefficient(own, 1.0)
+                constraint.SetCoefficient(place, 1.0)
+    if lp.Solve() != lp.OPTIMAL:
+        return None
+    out: Floats = np.maximum(0.0, np.array([place.solution_value() for place in places]))
+    return out

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-from skyctl.planner.bottleneck.subsets import volume_bound_s
 from skyctl.planner.evaluate import bottleneck_s
 from skyctl.planner.model import Model, Piece
 
@@ -16,13 +15,13 @@ Cover = Callable[[float, bool], "Pieces | None"]
 
 
 def narrow(
-    model: Model, best: Pieces | None, cover: Cover, deadline: float
+    model: Model, best: Pieces | None, cover: Cover, low: float, deadline: float
 ) -> tuple[Pieces | None, float, bool]:
     """(best plan, valid lower bound, proved).
 
-    ``best`` None and the first cover without a limit empty: nothing fits, proved (bound infinite).
+    ``low``: a bound to begin with. ``best`` None and the first cover without a limit empty: nothing fits,
+    proved (bound infinite).
     """
-    low = volume_bound_s(model)
     try:
         if best is None:
             best = cover(math.inf, False)

@@ -45,9 +45,9 @@ class Groups:
         return [group[::-1] for group in self.members]
 
 
-def can(model: Model) -> bool:
+def can(model: Model, most: int = MAX_STATES) -> bool:
     """Whether the subsets are few enough."""
-    return Groups(model).states <= (MAX_STATES_WINDOW if _windowed(model) else MAX_STATES)
+    return Groups(model).states <= min(most, MAX_STATES_WINDOW if _windowed(model) else MAX_STATES)
 
 
 def _windowed(model: Model) -> bool:
@@ -197,20 +197,3 @@ def _starts(model: Model, device: int, flying: int, limit_s: float, strict: bool
             if model.fits(device, start, stop, flying):
                 out[stop] |= 1 << start
     return out
-
-
-def volume_bound_s(model: Model) -> float:
-    """No plan's largest stage is below this: all layers shared out as if they could be cut anywhere.
-
-    With weights y_d = 1 / (device d's time for everything): B · Σ y ≥ Σ over layers of min over d of
-    y_d · time_d(layer), for any plan's bottleneck B.
-    """
-    wholes = [work[-1] for work in model.work]
-    if min(wholes) <= 0:
-        return 0.0
-    shares = [1 / whole for whole in wholes]
-    total = math.fsum(
-        min(y * (work[i + 1] - work[i]) for y, work in zip(shares, model.work, strict=True))
-        for i in range(model.layers)
-    )
-    return total / math.fsum(shares) * (1 - 1e-9)

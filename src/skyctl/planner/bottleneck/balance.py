@@ -1,0 +1,169 @@
+"""The most layers that one edge a device can hold, in and out balanced at every node: max-plus dynamic
+programming over the devices.
+
+The state is, for all phases but one, how many more stages end there than start, and for every other node
+whether a stage has ended and has started there. After i of D devices no imbalance beyond min(i, D − i) can
+come back to nothing, so a window of D / 2 is exact; a narrow one finds good plans sooner. Whether the stages
+connect is not asked: less than all layers is a proof that there is no plan, L or more is not yet one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from skyctl.planner.bottleneck.reach import Ints
+from skyctl.planner.bottleneck.repeats import NONE, Edge
+
+Table = npt.NDArray[np.int32]
+Cut = tuple[slice | int, ...]
+Choice = list[int]
+"""Per device its edge, or −1."""
+
+
+class Step(NamedTuple):
+    """Taking an edge: states ``source`` become states ``target``."""
+
+    edge: int
+    source: Cut
+    target: Cut
+
+
+def states(phases: int, nodes: int, window: int) -> int:
+    """How many there are, at most."""
+    inner = nodes - phases - 2
+    return int(4 ** (1 + inner) * (2 * window + 1) ** (phases - 1))
+
+
+class Balance:
+    """For ``edges`` between the nodes 0 … ``phases`` − 1, which are phases, … ``nodes`` − 1, which are not.
+
+    ``window``: the largest imbalance kept.
+    """
+
+    def __init__(
+        self, edges: list[Edge], phases: int, nodes: int, source: int, sink: int, window: int
+    ) -> None:
+        self.window = window
+        self.phases = phases
+        self.source, self.sink = source, sink
+        self.inner = [x for x in range(phases, nodes) if x not in (source, sink)]
+        self.flags = 2 + 2 * len(self.inner)
+        self._inside: Cut = (slice(None),) * self.flags + (slice(1, -1),) * (phases - 1)
+        self.loops = [e for e, edge in enumerate(edges) if edge.source == edge.target]
+        self.steps = [
+            Step(e, *self._step(edge)) for e, edge in enumerate(edges) if edge.source != edge.target
+        ]
+
+    def _axis(self, node: int, *, ends: bool) -> int:
+        """The flag of a node outside the run."""
+        if node == self.source:
+            return 0
+        if node == self.sink:
+            return 1
+        return 2 + 2 * self.inner.index(node) + ends
+
+    def _step(self, edge: Edge) -> tuple[Cut, Cut]:
+        before: list[slice | int] = [slice(None)] * (self.flags + self.phases - 1)
+        after: list[slice | int] = [slice(None)] * (self.flags + self.phases - 1)
+        for node, sign in ((edge.source, -1), (edge.target, 1)):
+            if node >= self.phases:
+                axis = self._axis(node, ends=sign > 0)
+                before[axis], after[axis] = 0, 1
+            elif node < self.phases - 1:
+                axis = self.flags + node
+                lower, upper = slice(0, -1), slice(1, None)
+                before[axis], after[axis] = (lower, upper) if sign > 0 else (upper, lower)
+        return tuple(before), tuple(after)
+
+    def most(self, lengths: Ints) -> int:
+        """The most layers in all; lengths: [device, edge]."""
+        table = self._nothing()
+        for i, row in enumerate(lengths):
+            table = self._next(table, row, self._widths(i, len(lengths)))
+        return max(int(table[flags][self._middle(0)]) for flags in self._ends())
+
+    def choose(self, lengths: Ints) -> tuple[int, Choice]:
+        """The same, with a choice of edges that holds them."""
+        count = len(lengths)
+        tables = [self._nothing()]
+        for i, row in enumerate(lengths):
+            tables.append(self._next(tables[-1], row, self._widths(i, count)))
+        most, flags = max((int(tables[-1][flags][self._middle(0)]), flags) for flags in self._ends())
+        chosen: Choice = [-1] * count
+        at = (*flags, *self._middle(0))
+        if most > 0:
+            for i in range(count - 1, -1, -1):
+                chosen[i], at = self._back((tables[i], tables[i + 1]), lengths[i], at, self._widths(i, count))
+        return most, chosen
+
+    def _nothing(self) -> Table:
+        table = np.full((2,) * self.flags + (1,) * (self.phases - 1), NONE, dtype=np.int32)
+        table[(0,) * self.flags] = 0
+        return table
+
+    def _widths(self, i: int, count: int) -> tuple[int, int]:
+        """The largest imbalance kept before and after the device ``i``."""
+        return min(self.window, i, count - i), min(self.window, i + 1, count - i - 1)
+
+    def _middle(self, width: int) -> tuple[int, ...]:
+        return (width,) * (self.phases - 1)
+
+    def _next(self, table: Table, row: Ints, widths: tuple[int, int]) -> Table:
+        before, after = widths
+        if after > before:
+            larger = np.full((2,) * self.flags + (2 * after + 1,) * (self.phases - 1), NONE, dtype=np.int32)
+            larger[self._inside] = table
+            table = larger
+        stay = max([0, *(int(row[e]) for e in self.loops)])
+        new = table + np.int32(stay)
+        for e, source, target in self.steps:
+            if row[e] > 0:
+                view = new[target]
+                np.maximum(view, table[source] + np.int32(row[e]), out=view)
+        if after < before:
+            new = np.ascontiguousarray(new[self._inside])
+        return new
+
+    def _back(
+        self, tables: tuple[Table, Table], row: Ints, at: tuple[int, ...], widths: tuple[int, int]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Which edge led to that state, and from which."""
+        value = int(tables[1][at])
+        shift = widths[0] - widths[1]
+        same = at[: self.flags] + tuple(x + shift for x in at[self.flags :])  # in the earlier table's places
+        loop = max(self.loops, key=lambda e: int(row[e]), default=-1)
+        stay = max(0, int(row[loop])) if loop >= 0 else 0
+        if self._value(tables[0], same) + stay == value:
+            return (loop if stay else -1), same
+        for e, source, target in self.steps:
+            if row[e] <= 0:
+                continue
+            before = []
+            for x, here, there in zip(same, source, target, strict=True):
+                if isinstance(there, int):
+                    before.append(int(here == 0 and x == 1) - 1)  # 0, or nowhere
+                else:
+                    assert isinstance(here, slice)
+                    before.append(x + (here.start or 0) - (there.start or 0))
+            if self._value(tables[0], before) + int(row[e]) == value:
+                return e, tuple(before)
+        raise AssertionError("no edge leads there")
+
+    @staticmethod
+    def _value(table: Table, at: Sequence[int]) -> int:
+        inside = all(0 <= x < size for x, size in zip(at, table.shape, strict=True))
+        return int(table[tuple(at)]) if inside else 2 * NONE
+
+    def _ends(self) -> list[tuple[int, ...]]:
+        """The flags of all states in which every node outside the run is balanced."""
+        out: list[tuple[int, ...]] = []
+        for bits in range(1 << len(self.inner)):
+            flags = [1, 1]
+            for i in range(len(self.inner)):
+                flags += [bits >> i & 1] * 2
+            out.append(tuple(flags))
+        return out

@@ -1,0 +1,341 @@
+"""Objective bottleneck for many devices: methods against all subsets, valid bounds, the paper's cases."""
+
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+from planner_problems import layer, problem, random_problem
+
+from skyctl.errors import InfeasibleError
+from skyctl.planner.api import plan, verify
+from skyctl.planner.bottleneck import beam, subsets
+from skyctl.planner.bottleneck.balance import Balance
+from skyctl.planner.bottleneck.cover import Covering
+from skyctl.planner.bottleneck.narrow import narrow
+from skyctl.planner.bottleneck.periodic import MARGIN, Periodic
+from skyctl.planner.bottleneck.potentials import most_layers
+from skyctl.planner.bottleneck.prices import Prices, price_bound_s, volume_bound_s
+from skyctl.planner.bottleneck.reach import Reach, value_s
+from skyctl.planner.bottleneck.repeats import Run, find_run
+from skyctl.planner.bottleneck.solve import Search, least_bottleneck
+from skyctl.planner.model import Model
+from skyctl.records.problem import Device, Layer, LayerTimes, Problem
+
+NEVER = float("inf")
+
+
+def periodic_problem(seed, schedules=("sequential", "gpipe", "1f1b")):
+    """Repeated blocks between a head and a tail, with caps, pins, windows, workspace and times on some."""
+    r = random.Random(seed)
+    n = r.randint(2, 5)
+
+    def one(i):
+        return layer(
+            i, r.uniform(0.2, 2), r.uniform(1, 10), r.choice([0.0, r.uniform(0.1, 2)]), r.uniform(0.1, 2),
+            r.choice([0.0, 0.0, r.uniform(0, 5)]),
+        )  # fmt: skip
+
+    block = [one(i) for i in range(r.choice([1, 2, 3, 3, 4]))]
+    head, tail = (
+        [one(100 + i) for i in range(r.randint(0, 2))],
+        [one(200 + i) for i in range(r.randint(0, 3))],
+    )
+    layers = tuple(
+        x.model_copy(update={"name": f"{i}"}) for i, x in enumerate([*head, *block * r.randint(5, 6), *tail])
+    )
+    total = sum(x.state_bytes for x in layers)
+    capped = r.random() < 0.7
+    devices = tuple(
+        Device(
+            id=f"n{i}/cpu:0",
+            flops_per_s=r.choice([1.0, 2.0, r.uniform(0.5, 4)]),
+            memory_bytes=total * r.uniform(0.15, 0.9) if capped and r.random() < 0.8 else None,
+            reserved_bytes=r.choice([0.0, r.uniform(0, 2)]),
+        )
+        for i in range(n)
+    )
+    ids = [d.id for d in devices]
+    times = {}
+    for d in devices:
+        if r.random() < 0.3:
+            known = {x.flops: (r.uniform(0.3, 0.5), r.uniform(0.5, 1)) for x in layers}
+            times[d.id] = LayerTimes(
+                forward_s=tuple(x.flops / d.flops_per_s * known[x.flops][0] for x in layers),
+                backward_s=tuple(x.flops / d.flops_per_s * known[x.flops][1] for x in layers),
+                optimizer_s=(0.0,) * len(layers),
+            )
+    return Problem(
+        layers=layers, devices=devices, times=times,
+        first_stage=tuple(r.sample(ids, r.randint(1, n))) if r.random() < 0.3 else None,
+        last_stage=tuple(r.sample(ids, r.randint(1, n))) if r.random() < 0.3 else None,
+        microbatches=r.randint(1, 6), receive_window=r.choice([0, 0, 0, 1, 2]),
+        schedule=r.choice(schedules), objective="bottleneck",
+    )  # fmt: skip
+
+
+def optimum(model):
+    """By all subsets; infinite where nothing fits."""
+    best, _, proved = narrow(
+        model, None, lambda limit_s, strict: subsets.cover(model, limit_s, strict=strict), 0.0, NEVER
+    )
+    assert proved
+    return math.inf if best is None else value_s(model, best)
+
+
+def examined(search, optimum_s):
+    """What a search says is true."""
+    value = math.inf
+    if search.best is not None:
+        assert search.model.allowed(search.best)
+        value = value_s(search.model, search.best)
+    assert value >= optimum_s * (1 - 1e-9)
+    assert search.bound_s <= optimum_s * (1 + 1e-9)
+    if search.proved:
+        assert value == pytest.approx(optimum_s, rel=2e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_periods_agree_with_subsets(seed):
+    p = periodic_problem(seed)
+    model = Model(p)
+    reach = Reach(model)
+    run = find_run(model, reach)
+    assert run is not None
+    best_s = optimum(model)
+    search = Search(reach, None, volume_bound_s(reach), time.perf_counter() + 5)
+    search.by_periods(Periodic(model, reach, run))
+    examined(search, best_s)
+    if not reach.staged:
+        assert search.proved
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_general_methods_agree_with_subsets(seed):
+    """Prices, beams and CP-SAT, whether layers repeat or not."""
+    p = (
+        periodic_problem(seed, ("sequential", "gpipe"))
+        if seed % 2
+        else random_problem(seed, objective="bottleneck", schedule="gpipe", most_devices=5, most_layers=9)
+    )
+    model = Model(p)
+    reach = Reach(model)
+    search = Search(reach, None, volume_bound_s(reach), time.perf_counter() + 5)
+    search.in_general()
+    examined(search, optimum(model))
+    assert search.proved
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_price_bounds_hold(seed):
+    """Memory by place included; and a larger limit than the optimum is never refuted."""
+    p = periodic_problem(seed, ("1f1b",)) if seed % 2 else random_problem(seed, objective="bottleneck")
+    model = Model(p)
+    reach = Reach(model)
+    best_s = optimum(model)
+    prices = Prices(reach)
+    bound, _ = price_bound_s(prices, volume_bound_s(reach), math.inf, time.perf_counter() + 5)
+    assert bound <= best_s * (1 + 1e-9)
+    if best_s < math.inf:
+        assert not prices.refute(best_s)
+        assert not prices.refute(best_s, by_place=True)
+        run = find_run(model, reach)
+        if run is not None:
+            periodic = Periodic(model, reach, run)
+            assert not periodic.refuted(best_s)
+            assert periodic.holds(best_s)
+
+
+def paper(encoders, factors, caps=None, **more):
+    """The paper's case: N encoders, hidden size 1024."""
+    h, count = 1024, 3 * encoders
+    a, b = 32.0 * (8 * 128 * h**2 + 4 * 128**2 * h), 32.0 * 2 * 128 * h * 4 * h
+    flops = [32.0 * 128 * h * 10, *[a, b, b] * encoders, 32.0 * 2 * h**2, 32.0 * 6 * h]
+    state = [16.0 * 30522 * h, *[16.0 * 4 * h * h] * count, 16.0 * h * h, 16.0 * 3 * h]
+    return Problem(
+        layers=tuple(
+            Layer(name=f"{i}", flops=3 * x, state_bytes=y, activation_bytes=0.0, output_bytes=4.0 * h)
+            for i, (x, y) in enumerate(zip(flops, state, strict=True))
+        ),
+        devices=tuple(
+            Device(id=f"n{i}/cpu:0", flops_per_s=1e13 / f, memory_bytes=None if caps is None else caps[i])
+            for i, f in enumerate(factors.tolist())
+        ),
+        **{"microbatches": 8, "objective": "bottleneck", **more},
+    )
+
+
+FACTORS = {
+    "f1": 1 + np.random.default_rng(32).random(64),
+    "f2": 1 + np.random.default_rng(35).integers(1, 7, 64),
+}
+CAPS = (1.25e9 / (1 + 2 * np.random.default_rng(22).random(64))).tolist()
+
+
+@pytest.mark.parametrize("factors", ["f1", "f2"])
+@pytest.mark.parametrize("caps", [None, CAPS], ids=["free", "capped"])
+def test_the_papers_cases_are_proved(factors, caps):
+    """64 devices, 160 encoders, 483 layers; the bound once more by the full dynamic program."""
+    p = paper(160, FACTORS[factors], caps)
+    found = plan(p)
+    proof = found.certificate
+    assert proof.status == "optimal"
+    assert "prices" in proof.method
+    model = Model(p)
+    reach = Reach(model)
+    run = find_run(model, reach)
+    assert run == Run(1, 481, 3)
+    periodic = Periodic(model, reach, run)
+    assert not periodic.holds(proof.value_s * (1 - MARGIN))
+    assert periodic.holds(proof.value_s)
+    assert proof.value_s >= volume_bound_s(reach)
+
+
+def test_many_devices_are_proved():
+    """256 different devices, 1,203 layers."""
+    p = paper(400, np.random.default_rng(1).uniform(1, 4, 256))
+    model = Model(p)
+    best, bound, proved, _ = least_bottleneck(model, None, time.perf_counter() + 30)
+    assert proved
+    assert model.allowed(best)
+    assert bound == value_s(model, best)
+
+
+def test_random_costs_come_close():
+    """32 devices, 241 layers of random costs: nothing repeats, too many for CP-SAT to decide."""
+    r = np.random.default_rng(0)
+    p = problem(flops=r.uniform(1, 9, 241).tolist(), speeds=(1 / r.uniform(1, 2, 32)).tolist())
+    model = Model(p)
+    reach = Reach(model)
+    prices = Prices(reach)
+    bound, _ = price_bound_s(prices, volume_bound_s(reach), math.inf, time.perf_counter() + 1)
+    best = beam.search(prices, None, bound, NEVER, beam.WIDTHS[:2])
+    assert model.allowed(best)
+    assert value_s(model, best) <= bound * 1.02
+
+
+def test_memory_by_place_bounds_and_plans():
+    """1F1B keeps most in flight at the first stages: with the least number in flight everywhere more fits."""
+    r = random.Random(5)
+    p = problem(flops=[r.uniform(1, 3) for _ in range(40)], speeds=[r.uniform(1, 4) for _ in range(14)])
+    p = p.model_copy(
+        update={
+            "layers": tuple(x.model_copy(update={"activation_bytes": 1.0}) for x in p.layers),
+            "devices": tuple(d.model_copy(update={"memory_bytes": 26.0}) for d in p.devices),
+            "microbatches": 16,
+        }
+    )
+    model = Model(p)
+    best, bound, _, _ = least_bottleneck(model, None, time.perf_counter() + 1)
+    assert model.allowed(best)
+    assert bound <= value_s(model, best)
+    scarce = p.model_copy(
+        update={"devices": tuple(d.model_copy(update={"memory_bytes": 14.0}) for d in p.devices)}
+    )
+    reach = Reach(Model(scarce))
+    prices = Prices(reach)
+    assert not prices.refute(math.inf)
+    assert prices.refute(math.inf, by_place=True)
+
+
+def test_a_shortage_of_memory_is_proved_by_prices():
+    p = problem(flops=[1.0] * 50, speeds=[1.0 + i / 100 for i in range(20)], memory=[2.9] * 20)
+    with pytest.raises(InfeasibleError):
+        plan(p, time_limit_s=5)
+
+
+@pytest.mark.parametrize("make", [lambda: paper(160, FACTORS["f1"]), lambda: random_costs(64, 200)])
+def test_no_time_at_all_still_gives_a_bound(make):
+    p = make()
+    stopped = plan(p, time_limit_s=0.0).certificate
+    assert stopped.status == "bounded"
+    best = plan(p, time_limit_s=1.0).certificate
+    assert 0 < stopped.lower_bound_s <= best.value_s
+    assert best.gap <= stopped.gap
+
+
+def random_costs(devices, layers):
+    r = np.random.default_rng(1)
+    return problem(flops=r.uniform(1, 9, layers).tolist(), speeds=(1 / r.uniform(1, 2, devices)).tolist())
+
+
+def test_it_is_deterministic():
+    p = paper(40, FACTORS["f1"][:20], CAPS[:20])
+    assert plan(p).stages == plan(p).stages
+
+
+def test_prices_and_balance_agree_on_the_most_layers():
+    """Potentials bound what the dynamic program counts exactly, whatever the window allows."""
+    p = paper(40, FACTORS["f1"][:20])
+    model = Model(p)
+    reach = Reach(model)
+    run = find_run(model, reach)
+    periodic = Periodic(model, reach, run)
+    edges = periodic.edges(())
+    for limit_s in np.linspace(0.05, 0.12, 8).tolist():
+        lengths = edges.lengths(limit_s)
+        nodes = run.period + len(edges.places)
+        exact = Balance(edges.edges, run.period, nodes, edges.source, edges.sink, 10).most(lengths)
+        small = Balance(edges.edges, run.period, nodes, edges.source, edges.sink, 2)
+        counted, choice = small.choose(lengths)
+        assert counted == small.most(lengths) <= exact
+        assert counted == sum(int(lengths[d, e]) for d, e in enumerate(choice) if e >= 0)
+        assert exact <= most_layers(edges, lengths, reach.sizes) + 1e-6
+
+
+def test_runs_are_found_and_only_where_everything_that_matters_repeats():
+    p = problem(flops=[5.0, *[1.0, 2.0, 3.0] * 6, 4.0], speeds=[1.0, 2.0])
+    model = Model(p)
+    assert find_run(model, Reach(model)) == Run(1, 19, 3)
+    uneven = [x.model_copy(update={"state_bytes": float(i)}) for i, x in enumerate(p.layers)]
+    same = p.model_copy(update={"layers": tuple(uneven)})
+    model = Model(same)
+    assert find_run(model, Reach(model)) == Run(1, 19, 3)  # no caps: state does not matter
+    capped = same.model_copy(
+        update={"devices": tuple(d.model_copy(update={"memory_bytes": 100.0}) for d in p.devices)}
+    )
+    model = Model(capped)
+    assert find_run(model, Reach(model)) is None
+    assert find_run(Model(random_costs(3, 30)), Reach(Model(random_costs(3, 30)))) is None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reach_tables_are_the_models_own(seed):
+    """Farthest stops and lowest starts, against every range asked one by one."""
+    model = Model(periodic_problem(seed) if seed % 2 else random_problem(seed, objective="bottleneck"))
+    reach = Reach(model)
+    limit_s = random.Random(seed).uniform(0.5, 8)
+    for flying in {reach.flying, model.flying(0, model.max_stages)}:
+        far, low = reach.far(limit_s, flying), reach.low(limit_s, flying)
+        for row, (d, *_) in enumerate(reach.members):
+
+            def fits(p, q, d=d, flying=flying):
+                pinned = (p > 0 or d in model.first) and (q < model.layers or d in model.last)
+                return pinned and model.busy_s(d, p, q) <= limit_s and model.fits(d, p, q, flying)
+
+            for at in range(model.layers + 1):
+                assert far[row, at] == max([at, *(q for q in range(at + 1, model.layers + 1) if fits(at, q))])
+                assert low[row, at] == min([at, *(p for p in range(at) if fits(p, at))])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_covering_agrees_with_subsets(seed):
+    p = random_problem(seed, objective="bottleneck", most_devices=5, most_layers=9)
+    model = Model(p)
+    best_s = optimum(model)
+    covering = Covering(Reach(model), NEVER)
+    if best_s == math.inf:
+        assert covering.cover(math.inf, False) is None
+        return
+    found = covering.cover(best_s, False)
+    assert model.allowed(found)
+    assert value_s(model, found) <= best_s * (1 + 1e-9)
+    assert covering.cover(best_s, True) is None
+
+
+def test_its_certificates_verify():
+    p = paper(20, FACTORS["f1"][:18])
+    found = plan(p)
+    assert found.certificate.status == "optimal"
+    assert verify(p, found).ok
