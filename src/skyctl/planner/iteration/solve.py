@@ -8,11 +8,19 @@ import time
 from skyctl.planner.bottleneck.solve import least_bottleneck
 from skyctl.planner.evaluate import value_s
 from skyctl.planner.found import Found
-from skyctl.planner.iteration import relax
+from skyctl.planner.heuristic.anneal import improve
+from skyctl.planner.iteration import relax, trip
 from skyctl.planner.iteration.best_first import BestFirst
 from skyctl.planner.model import Model, Piece
 
 Pieces = tuple[Piece, ...]
+SEARCHED = 0.45
+BOUNDED = 0.45
+"""Shares of the time left for the search of a plan, and for the bound by trips."""
+MARGIN = 1e-6
+"""Relative: left off a bound, so that another hand can prove it in its own way."""
+EXACT = 0.7
+"""Share of the time for the exact search, where there is one, before bounds are sought otherwise."""
 
 
 def least_iteration(model: Model, start: Pieces | None, deadline: float) -> Found | None:
@@ -20,17 +28,43 @@ def least_iteration(model: Model, start: Pieces | None, deadline: float) -> Foun
 
     None: no plan was found; raises nothing. ``Found`` with no pieces: proved that there is none.
     """
-    if start is not None and relax.can(model):
-        return BestFirst(model, start, deadline).run()
-    stop = time.perf_counter() + 0.5 * max(0.0, deadline - time.perf_counter())
-    best, bound, proved, method = least_bottleneck(model, start, stop)
-    if best is None:
-        return Found((), (), float("inf"), float("inf"), True, method) if proved else None
-    options = [(*value_s(model, pieces), pieces) for pieces in (start, best) if pieces is not None]
-    value, flying, pieces = min(options, key=lambda option: option[0])
-    step_bound = model.microbatches * bound + _least_optimizer_s(model)
-    method = f"heuristic; bound: microbatches · bottleneck ({method})"
-    return Found(pieces, flying, value, step_bound, False, method)
+    if start is None:
+        start, proved, method = _any_plan(model, deadline)
+        if start is None:
+            return Found((), (), float("inf"), float("inf"), True, method) if proved else None
+    if relax.can(model):
+        found = BestFirst(model, start, _after(EXACT, deadline)).run()
+        return found if found.proved else _tightened(model, found, deadline)
+    pieces = improve(model, start, _after(SEARCHED, deadline))
+    value, flying = value_s(model, pieces)
+    return _tightened(model, Found(pieces, flying, value, None, False, "local search"), deadline)
+
+
+def _after(share: float, deadline: float) -> float:
+    now = time.perf_counter()
+    return now + share * max(0.0, deadline - now)
+
+
+def _any_plan(model: Model, deadline: float) -> tuple[Pieces | None, bool, str]:
+    best, _, proved, method = least_bottleneck(model, None, _after(SEARCHED, deadline))
+    return best, proved and best is None, method
+
+
+def _tightened(model: Model, found: Found, deadline: float) -> Found:
+    """With the best of the bounds: its own, by trips, by the largest stage."""
+    bounds = [(found.bound_s or 0.0, "")]
+    stop = _after(BOUNDED, deadline)
+    _, stage_s, _, method = least_bottleneck(model, found.pieces, stop)
+    by_stage = model.microbatches * stage_s + _least_optimizer_s(model)
+    bounds.append((min(by_stage, found.value_s), f"; bound: microbatches · bottleneck ({method})"))
+    low = max(bound for bound, _ in bounds)
+    by_trip = 0.0
+    if trip.can(model):
+        by_trip = trip.TripBound(model, found.value_s).largest(low, found.value_s, deadline) * (1 - MARGIN)
+    if by_trip > low:
+        bounds.append((by_trip, "; bound: trips of a microbatch"))
+    bound, words = max(bounds, key=lambda entry: entry[0])
+    return Found(found.pieces, found.flying, found.value_s, bound, False, found.method + words)
 
 
 def _least_optimizer_s(model: Model) -> float:

@@ -1,0 +1,101 @@
+"""The bound by trips: never above an optimum, close where it can be, proved again by verify's own code."""
+
+import time
+
+import pytest
+from planner_problems import problem, random_problem
+
+from skyctl.errors import InfeasibleError
+from skyctl.planner.api import plan
+from skyctl.planner.iteration import trip
+from skyctl.planner.iteration.sites import find_sites
+from skyctl.planner.model import Model
+from skyctl.planner.verification import trips
+from skyctl.planner.verification.facts import Facts
+from skyctl.records.problem import Link
+
+SCHEDULES = ("sequential", "gpipe", "1f1b", "eager-1f1b")
+
+
+def later():
+    return time.perf_counter() + 60
+
+
+def sited(sites, *, near=0.01, far=0.5, speeds=None, microbatches=32, layers=30):
+    """Devices in sites; a message there or back takes ``near`` or ``far`` seconds."""
+    count = sum(sites)
+    site = [g for g, size in enumerate(sites) for _ in range(size)]
+    base = problem([1.0] * layers, speeds or [1.0] * count, objective="iteration", microbatches=microbatches)
+    ids = [d.id for d in base.devices]
+    links = tuple(
+        Link(
+            source=ids[a], target=ids[b], latency_s=0.0,
+            bandwidth_bytes_per_s=1 / (near if site[a] == site[b] else far),
+        )
+        for a in range(count) for b in range(count) if a != b
+    )  # fmt: skip
+    shaped = tuple(x.model_copy(update={"output_bytes": 1.0}) for x in base.layers)
+    return base.model_copy(update={"layers": shaped, "links": links})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_never_above_the_optimum(seed):
+    p = random_problem(seed, objective="iteration", schedule=SCHEDULES[seed % 4])
+    if seed % 3 == 0:
+        p = p.model_copy(update={"microbatches": p.microbatches + 10})
+    try:
+        value = plan(p, time_limit_s=5).certificate.value_s
+    except InfeasibleError:
+        return
+    bound = trip.TripBound(Model(p), value * 1.5).largest(0.0, value * 1.2, later())
+    assert bound <= value * (1 + 1e-9)
+    assert not trips.prove(Facts(p), value * 1.001).holds
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_verify_proves_it_again(seed):
+    p = random_problem(seed, objective="iteration", schedule=SCHEDULES[seed % 4])
+    try:
+        value = plan(p, "heuristic").certificate.value_s
+    except InfeasibleError:
+        return
+    bound = trip.TripBound(Model(p), value).largest(0.0, value, later())
+    if bound > 0:
+        assert trips.prove(Facts(p), bound * (1 - 1e-6)).holds
+
+
+def test_finds_sites():
+    assert [len(site) for site in find_sites(Model(sited([3, 2, 4]))).members] == [3, 2, 4]
+    assert len(find_sites(Model(sited([3, 3], far=0.012))).members) == 1
+    assert len(find_sites(Model(problem(speeds=[1.0] * 5))).members) == 1
+
+
+def test_least_links_are_a_forest():
+    sites = find_sites(Model(sited([3, 2])))
+    assert sites.least[0] == pytest.approx([0.0, 0.02, 0.04])
+    assert sites.least_anywhere == pytest.approx([0.0, 0.02, 0.04, 0.06, 1.06])
+
+
+def test_counts_fill_and_drain():
+    """Equal devices and no links: M + S − 1 times the stage is the optimum, and the bound."""
+    p = problem([1.0] * 24, [1.0] * 12, objective="iteration", microbatches=32)
+    bound = trip.TripBound(Model(p), 200.0).largest(0.0, 200.0, later())
+    assert bound == pytest.approx((32 + 12 - 1) * 2.0, rel=0.01)
+
+
+def test_a_crossing_costs_what_it_does():
+    """A slow boundary between two sites raises the bound far above that without it."""
+    near = trip.TripBound(Model(sited([6, 6], far=0.01)), 300.0).largest(0.0, 300.0, later())
+    far = trip.TripBound(Model(sited([6, 6], far=2.0)), 300.0).largest(0.0, 300.0, later())
+    assert far > near * 1.03
+
+
+def test_out_of_time_claims_nothing():
+    p = sited([4, 4, 4])
+    assert trip.TripBound(Model(p), 200.0).largest(1.0, 200.0, time.perf_counter() - 1) == 1.0
+
+
+def test_devices_without_work_are_left_alone():
+    p = problem([0.0] * 4, [1.0, 1.0], objective="iteration")
+    assert trip.TripBound(Model(p), 1.0).largest(0.0, 1.0, later()) == 0.0
+    assert trips.prove(Facts(p), 0.5).holds is None
