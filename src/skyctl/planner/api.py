@@ -9,9 +9,10 @@ from typing import get_args
 from skyctl.errors import InputError
 from skyctl.planner.assemble import certificate, make_plan, prediction, require_allowed
 from skyctl.planner.evaluate import least_flying, value_s
+from skyctl.planner.grid import grid
 from skyctl.planner.heuristic.even import even
 from skyctl.planner.model import Model, Piece
-from skyctl.planner.verification.verify import Check, Verdict, grid, verify
+from skyctl.planner.verification.verify import Check, Verdict, verify
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 

@@ -1,4 +1,8 @@
-"""Re-checks a plan and its certificate from the records alone (the bound's proof is in ``proofs.py``)."""
+"""Re-checks a plan and its certificate from the records alone (the bound's proof is in ``proofs.py``).
+
+Shared with the planner is the contract itself: the records, ``schedule.actions``, ``schedule.simulate``, and
+how bytes are written for people. Times, memory and bounds are added up anew (``facts.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ import itertools
 import math
 
 from skyctl.errors import InputError
-from skyctl.planner import memory
-from skyctl.planner.evaluate import play
-from skyctl.planner.model import Model, Piece
+from skyctl.planner.memory import human
 from skyctl.planner.verification import proofs
+from skyctl.planner.verification.facts import Facts
+from skyctl.planner.verification.shape import Held, read_stages
 from skyctl.records.base import Record, Seq
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import check_in_flight
+from skyctl.schedule.simulate import Boundary, Hop, Simulation, StageTimes, simulate
 
 TOLERANCE = 1e-9
 """Relative; what the contract calls equal."""
@@ -35,62 +40,34 @@ class Verdict(Record):
     checks: Seq[Check]
 
 
-def grid(model: Model, plan: Plan) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
-    """(pieces, in-flight numbers) of a plan with one replica a stage.
-
-    Raises:
-        InputError: see ``api.predict``.
-    """
-    pieces: list[Piece] = []
-    flying: list[int] = []
-    for number, stage in enumerate(plan.stages):
-        if len(stage.replicas) != 1:
-            raise InputError(f"stage {number} has {len(stage.replicas)} replicas; version 1 has one a stage")
-        replica = stage.replicas[0]
-        if replica.device not in model.ids:
-            raise InputError(f"the plan names device {replica.device!r}, which is not in the problem")
-        if replica.microbatches != model.microbatches:
-            raise InputError(
-                f"stage {number} runs {replica.microbatches} microbatches, "
-                f"the problem has {model.microbatches}"
-            )
-        if not 1 <= replica.in_flight <= model.microbatches:
-            raise InputError(
-                f"stage {number} keeps {replica.in_flight} in flight, it may be 1 to {model.microbatches}"
-            )
-        pieces.append(Piece(model.index(replica.device), stage.start, stage.stop))
-        flying.append(replica.in_flight)
-    if pieces[-1].stop != model.layers:
-        raise InputError(f"the plan covers {pieces[-1].stop} layers, the problem has {model.layers}")
-    if any(later > earlier for earlier, later in itertools.pairwise(flying)):
-        raise InputError(
-            "the plan's in-flight numbers grow along the pipeline; its stages would wait for ever"
-        )
-    return tuple(pieces), tuple(flying)
-
-
 def verify(problem: Problem, plan: Plan) -> Verdict:
     """Checks shape, pins, in-flight numbers, memory, the predicted times, the certificate and its bound."""
-    checks: list[Check] = []
-    model = Model(problem)
     same = problem == plan.problem
-    checks.append(
-        Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")
-    )
+    checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
     try:
-        pieces, flying = grid(model, plan)
+        held = read_stages(problem, plan)
     except InputError as exc:
         checks.append(Check(name="stages", ok=False, detail=exc.message))
         return Verdict(ok=False, checks=tuple(checks))
-    checks.append(Check(name="stages", ok=True, detail=f"{len(pieces)} stages cover {model.layers} layers"))
-    wrong = check_in_flight(problem.schedule, list(flying), problem.microbatches)
+    facts = Facts(problem)
+    if not facts.finite():
+        checks.append(
+            Check(name="stages", ok=False, detail="the problem's times or bytes are too large to add up")
+        )
+        return Verdict(ok=False, checks=tuple(checks))
+    checks.append(Check(name="stages", ok=True, detail=f"{len(held)} stages cover {facts.layers} layers"))
+    flying = [stage.in_flight for stage in held]
+    wrong = check_in_flight(problem.schedule, flying, problem.microbatches)
     checks.append(Check(name="in flight", ok=wrong is None, detail=wrong or f"as {problem.schedule} has it"))
-    checks.append(_pins(problem, plan))
-    checks.append(_memory(problem, plan))
-    checks.append(_value(model, plan, pieces, flying))
-    checks.append(_prediction(model, plan, pieces, flying))
+    needs = [_need_bytes(facts, stage) for stage in held]
+    step, largest = _play(facts, held)
+    checks.append(_unused(problem, plan))
+    checks.append(_pins(facts, held))
+    checks.append(_memory(facts, held, needs))
+    checks.append(_value(plan, largest if problem.objective == "bottleneck" else step.iteration_s))
+    checks.append(_prediction(plan, step, largest, needs))
     checks.append(_certificate(plan))
-    checks.append(_bound(problem, plan))
+    checks.append(_bound(facts, plan))
     return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
 
 
@@ -98,80 +75,132 @@ def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-15)
 
 
-def _pins(problem: Problem, plan: Plan) -> Check:
-    for names, stage, where in (
-        (problem.first_stage, plan.stages[0], "first"),
-        (problem.last_stage, plan.stages[-1], "last"),
+def _need_bytes(facts: Facts, stage: Held) -> float:
+    """The contract's formula: reserved, state, activations in flight, the largest workspace, the window."""
+    layers = facts.problem.layers[stage.start : stage.stop]
+    received = 0.0
+    if stage.start > 0:
+        received += facts.problem.layers[stage.start - 1].output_bytes
+    if stage.stop < facts.layers:
+        received += layers[-1].output_bytes
+    return (
+        facts.problem.devices[stage.device].reserved_bytes
+        + math.fsum(layer.state_bytes for layer in layers)
+        + stage.in_flight * math.fsum(layer.activation_bytes for layer in layers)
+        + max(layer.workspace_bytes for layer in layers)
+        + facts.problem.receive_window * received
+    )
+
+
+def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
+    """(the step, simulated; the largest stage's forward and backward in seconds)."""
+    problem = facts.problem
+    stages = []
+    for stage in held:
+        columns = (column[stage.start : stage.stop].tolist() for column in facts.columns(stage.device))
+        stages.append(StageTimes(*(math.fsum(column) for column in columns)))
+    links = {(link.source, link.target): link for link in problem.links}
+    shared: dict[tuple[str, str], dict[int, float]] = {}
+    for number, resource in enumerate(problem.shared):
+        for source, target in resource.links:
+            shared.setdefault((source, target), {})[number] = resource.bandwidth_bytes_per_s
+
+    def hop(source: int, target: int, size: float) -> Hop:
+        ends = (problem.devices[source].id, problem.devices[target].id)
+        also = tuple((number, size / rate) for number, rate in shared.get(ends, {}).items())
+        link = links.get(ends)
+        if link is None:
+            return Hop(shared=also)
+        return Hop(size / link.bandwidth_bytes_per_s, link.latency_s, also)
+
+    boundaries = []
+    for a, b in itertools.pairwise(held):
+        size = problem.layers[a.stop - 1].output_bytes
+        boundaries.append(Boundary(hop(a.device, b.device, size), hop(b.device, a.device, size)))
+    flying = [stage.in_flight for stage in held]
+    step = simulate(problem.schedule, problem.microbatches, flying, stages, boundaries)
+    return step, max(stage.forward_s + stage.backward_s for stage in stages)
+
+
+def _unused(problem: Problem, plan: Plan) -> Check:
+    """Every device holds a stage or is called unused, and not both."""
+    used = {replica.device for stage in plan.stages for replica in stage.replicas}
+    named = [entry.device for entry in plan.unused]
+    left = {device.id for device in problem.devices} - used
+    for device in sorted(set(named) - left):
+        what = "it holds a stage" if device in used else "it is not in the problem"
+        return Check(name="unused", ok=False, detail=f"{device} is called unused, but {what}")
+    if len(named) != len(set(named)):
+        return Check(name="unused", ok=False, detail="a device is called unused twice")
+    return Check(
+        name="unused", ok=True, detail=f"{len(left)} of {len(problem.devices)} devices hold no stage"
+    )
+
+
+def _pins(facts: Facts, held: tuple[Held, ...]) -> Check:
+    for device, may, where in (
+        (held[0].device, facts.may_be_first, "first"),
+        (held[-1].device, facts.may_be_last, "last"),
     ):
-        device = stage.replicas[0].device
-        if names is not None and device not in names:
-            return Check(name="pins", ok=False, detail=f"{device} may not hold the {where} stage")
+        if not may(device):
+            name = facts.problem.devices[device].id
+            return Check(name="pins", ok=False, detail=f"{name} may not hold the {where} stage")
     return Check(name="pins", ok=True, detail="first and last stage are where they may be")
 
 
-def _memory(problem: Problem, plan: Plan) -> Check:
-    devices = {device.id: device for device in problem.devices}
-    for stage in plan.stages:
-        replica = stage.replicas[0]
-        device = devices[replica.device]
-        need = memory.device_bytes(problem, device, stage.start, stage.stop, replica.in_flight)
-        if not memory.fits(need, device):
-            assert device.memory_bytes is not None
-            detail = f"{device.id} needs {memory.human(need)}, it has {memory.human(device.memory_bytes)}"
+def _memory(facts: Facts, held: tuple[Held, ...], needs: list[float]) -> Check:
+    for stage, need in zip(held, needs, strict=True):
+        device = facts.problem.devices[stage.device]
+        if device.memory_bytes is not None and not need <= device.memory_bytes * (1 + 1e-12):
+            detail = f"{device.id} needs {human(need)}, it has {human(device.memory_bytes)}"
             return Check(name="memory", ok=False, detail=detail)
     return Check(name="memory", ok=True, detail="every stage fits its device")
 
 
-def _value(model: Model, plan: Plan, pieces: tuple[Piece, ...], flying: tuple[int, ...]) -> Check:
-    if model.problem.objective == "bottleneck":
-        value = proofs.bottleneck_s(model.problem, [(model.ids[d], p, q) for d, p, q in pieces])
-    else:
-        value = play(model, pieces, flying).iteration_s
+def _value(plan: Plan, value_s: float) -> Check:
     claimed = plan.certificate.value_s
-    detail = f"{claimed:.6g} s claimed, {value:.6g} s found"
-    return Check(name="value", ok=_close(value, claimed), detail=detail)
+    detail = f"{claimed:.6g} s claimed, {value_s:.6g} s found"
+    return Check(name="value", ok=_close(value_s, claimed), detail=detail)
 
 
-def _prediction(model: Model, plan: Plan, pieces: tuple[Piece, ...], flying: tuple[int, ...]) -> Check:
-    step = play(model, pieces, flying)
+def _prediction(plan: Plan, step: Simulation, largest_s: float, needs: list[float]) -> Check:
     said = plan.predicted
-    named = [replica.device for replica in said.replicas]
-    ok = _close(said.iteration_s, step.iteration_s)
-    ok = ok and _close(
-        said.bottleneck_s, proofs.bottleneck_s(model.problem, [(model.ids[d], p, q) for d, p, q in pieces])
-    )
-    ok = ok and named == [model.ids[d] for d, _, _ in pieces]
+    ok = _close(said.iteration_s, step.iteration_s) and _close(said.bottleneck_s, largest_s)
+    ok = ok and [r.device for r in said.replicas] == [s.replicas[0].device for s in plan.stages]
     if ok:
+        slack = TOLERANCE * max(step.iteration_s, 1e-6)
         for s, replica in enumerate(said.replicas):
-            device = model.problem.devices[pieces[s].device]
-            need = memory.device_bytes(model.problem, device, pieces[s].start, pieces[s].stop, flying[s])
-            slack = 1e-9 * max(1.0, step.iteration_s)
             ok = ok and _close(replica.compute_s, step.compute_s[s])
-            ok = ok and abs(replica.idle_s - step.idle_s[s]) <= slack and _close(replica.memory_bytes, need)
+            ok = ok and abs(replica.idle_s - step.idle_s[s]) <= slack
+            ok = ok and _close(replica.memory_bytes, needs[s])
     return Check(name="prediction", ok=ok, detail="simulated again" if ok else "differs from the simulation")
 
 
 def _certificate(plan: Plan) -> Check:
+    """Whether its numbers agree with each other."""
     proof = plan.certificate
     if proof.status == "feasible":
-        ok = proof.lower_bound_s is None and proof.gap is None and proof.status == "feasible"
-        return Check(name="certificate", ok=ok, detail=f"{proof.status}: no bound is claimed")
+        ok = proof.lower_bound_s is None and proof.gap is None
+        return Check(
+            name="certificate", ok=ok, detail="feasible, no bound" if ok else "feasible, with a bound"
+        )
     if proof.lower_bound_s is None or proof.gap is None:
         return Check(name="certificate", ok=False, detail=f"{proof.status} without a bound and a gap")
-    if proof.lower_bound_s > proof.value_s * (1 + TOLERANCE):
+    if not proof.lower_bound_s <= proof.value_s * (1 + TOLERANCE):
         return Check(name="certificate", ok=False, detail="the lower bound is above the value")
-    gap = proof.value_s / proof.lower_bound_s - 1 if proof.lower_bound_s > 0 else 0.0
-    ok = abs(gap - proof.gap) <= TOLERANCE and (proof.status != "optimal" or proof.gap <= TOLERANCE)
     if proof.lower_bound_s == 0 and proof.value_s > 0:
-        ok = False
+        return Check(name="certificate", ok=False, detail=f"{proof.status} with a bound of zero")
+    gap = proof.value_s / proof.lower_bound_s - 1 if proof.lower_bound_s > 0 else 0.0
+    ok = abs(gap - proof.gap) <= TOLERANCE * max(1.0, gap)
+    ok = ok and (proof.status != "optimal" or max(gap, proof.gap) <= TOLERANCE)
     return Check(name="certificate", ok=ok, detail=f"{proof.status}, gap {gap:.3g}")
 
 
-def _bound(problem: Problem, plan: Plan) -> Check:
+def _bound(facts: Facts, plan: Plan) -> Check:
     bound = plan.certificate.lower_bound_s
     if bound is None:
         return Check(name="bound", ok=True, detail="none claimed", checked=False)
-    found = proofs.prove(problem, bound)
+    found = proofs.prove(facts, bound)
     return Check(
         name="bound", ok=found.holds is not False, detail=found.detail, checked=found.holds is not None
     )

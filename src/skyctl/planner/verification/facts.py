@@ -1,0 +1,222 @@
+"""A problem's numbers, added up anew from its record for ``verify``: times, memory, pins, kinds of devices.
+
+Boundaries are 0 … L; a stage holds the layers between two of them. ``work(d)[i]`` is the seconds of layers
+[0, i). Sums are made in extended precision, so that a stage's time is right to about 1e-13.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from skyctl.records.problem import Problem
+from skyctl.schedule.actions import in_flight
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MEMORY_ROUNDING = 1e-12
+"""Relative: a need this little above what there is fits, for sums in another order round differently."""
+
+
+class Kind(NamedTuple):
+    """Devices that can't be told apart where links do not matter; ``room_bytes``: memory less reserved."""
+
+    members: tuple[int, ...]
+    room_bytes: float
+    may_be_first: bool
+    may_be_last: bool
+
+    @property
+    def device(self) -> int:
+        """One of them."""
+        return self.members[0]
+
+
+class Facts:
+    """One problem as arrays. Read only."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.layers = len(problem.layers)
+        self.devices = len(problem.devices)
+        self.microbatches = problem.microbatches
+        self.most_stages = min(self.layers, self.devices)
+        self._flops = np.array([layer.flops for layer in problem.layers])
+        self.state = sums(np.array([layer.state_bytes for layer in problem.layers]))
+        self.activation = sums(np.array([layer.activation_bytes for layer in problem.layers]))
+        self.workspace = np.array([layer.workspace_bytes for layer in problem.layers])
+        self.received = np.array([0.0, *(layer.output_bytes for layer in problem.layers)])
+        self.received[[0, -1]] = 0.0  # per boundary, one way
+        self.room = [
+            math.inf
+            if device.memory_bytes is None
+            else device.memory_bytes * (1 + MEMORY_ROUNDING) - device.reserved_bytes
+            for device in problem.devices
+        ]
+        self.limited = any(room < math.inf for room in self.room)
+        self.windowed = self.limited and problem.receive_window > 0 and bool(self.received.any())
+        self.kinds = self._kinds()
+        self._tables: list[Array] = []
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        groups: dict[object, list[int]] = {}
+        for d, device in enumerate(self.problem.devices):
+            known = self.problem.times.get(device.id)
+            time = device.flops_per_s if known is None else (known.forward_s, known.backward_s)
+            key = (time, self.room[d], self.may_be_first(d), self.may_be_last(d))
+            groups.setdefault(key, []).append(d)
+        return tuple(
+            Kind(tuple(g), self.room[g[0]], self.may_be_first(g[0]), self.may_be_last(g[0]))
+            for g in groups.values()
+        )
+
+    def may_be_first(self, device: int) -> bool:
+        """Whether a pin lets it hold the first stage."""
+        names = self.problem.first_stage
+        return names is None or self.problem.devices[device].id in names
+
+    def may_be_last(self, device: int) -> bool:
+        """Whether a pin lets it hold the last stage."""
+        names = self.problem.last_stage
+        return names is None or self.problem.devices[device].id in names
+
+    def flying(self, stages_to_end: int) -> int:
+        """The (least) number in flight of a stage with that many stages from it to the end."""
+        return in_flight(self.problem.schedule, 0, stages_to_end, self.microbatches)
+
+    def columns(self, device: int) -> tuple[Array, Array, Array]:
+        """(forward, backward, optimizer) seconds of every layer."""
+        entry = self.problem.devices[device]
+        known = self.problem.times.get(entry.id)
+        if known is not None:
+            return np.array(known.forward_s), np.array(known.backward_s), np.array(known.optimizer_s)
+        with np.errstate(over="ignore"):  # see ``finite``
+            whole = self._flops / entry.flops_per_s
+        return whole / 3, whole - whole / 3, np.zeros_like(whole)
+
+    def seconds(self, device: int) -> Array:
+        """Forward and backward of every layer, together."""
+        forward, backward, _ = self.columns(device)
+        return forward + backward
+
+    def finite(self) -> bool:
+        """Whether all its times and bytes can be added up."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            totals = [float(self.seconds(kind.device).sum()) for kind in self.kinds]
+            totals += [float(x[-1]) for x in (self.state, self.microbatches * self.activation)]
+            return all(math.isfinite(total * self.microbatches) for total in totals)
+
+    def work(self, device: int) -> Array:
+        """Prefix sums of ``seconds``."""
+        return sums(self.seconds(device))
+
+    def fixed_bytes(self, start: int, stops: Ints, flying: int) -> Array:
+        """What [start, stop) needs for each of these stops, workspace left out."""
+        need: Array = self.state[stops] - self.state[start]
+        need += flying * (self.activation[stops] - self.activation[start])
+        need += self.problem.receive_window * (self.received[start] + self.received[stops])
+        return need
+
+    def need_bytes(self, start: int, stop: int, flying: int) -> float:
+        """What [start, stop) needs on any device, its reserved bytes left out."""
+        fixed = float(self.fixed_bytes(start, np.array([stop]), flying)[0])
+        return fixed + float(self.workspace[start:stop].max())
+
+    def stops(self, kind: Kind, start: int, flying: int, below_s: float, work: Array) -> Bools:
+        """Per boundary, whether [start, it) takes less than ``below_s`` and fits."""
+        out = np.zeros(self.layers + 1, dtype=bool)
+        far = int(np.searchsorted(work, work[start] + below_s, side="left"))
+        ends = np.arange(start + 1, min(far, self.layers + 1))
+        ok = work[ends] - work[start] < below_s
+        if kind.room_bytes < math.inf:
+            need = self.fixed_bytes(start, ends, flying)
+            need += np.maximum.accumulate(self.workspace[start : start + len(ends)])
+            ok &= need <= kind.room_bytes
+        out[ends] = ok
+        return self._pinned(kind, start, out)
+
+    def _pinned(self, kind: Kind, start: int, ends: Bools) -> Bools:
+        if start == 0 and not kind.may_be_first:
+            ends[:] = False
+        if not kind.may_be_last:
+            ends[self.layers] = False
+        return ends
+
+    def starts(self, kind: Kind, stop: int, flying: int, below_s: float, work: Array) -> Bools:
+        """Per boundary, whether [it, stop) takes less than ``below_s`` and fits."""
+        out = np.zeros(self.layers + 1, dtype=bool)
+        low = max(0, int(np.searchsorted(work, work[stop] - below_s, side="left")) - 1)
+        begins = np.arange(low, stop)
+        ok = work[stop] - work[begins] < below_s
+        if kind.room_bytes < math.inf:
+            need = self.state[stop] - self.state[begins]
+            need += flying * (self.activation[stop] - self.activation[begins])
+            need += self.problem.receive_window * (self.received[stop] + self.received[begins])
+            need += np.maximum.accumulate(self.workspace[low:stop][::-1])[::-1]
+            ok &= need <= kind.room_bytes
+        out[begins] = ok
+        if not kind.may_be_first:
+            out[0] = False
+        if stop == self.layers and not kind.may_be_last:
+            out[:] = False
+        return out
+
+    def farthest(self, kind: Kind, flying: int, below_s: float, work: Array) -> Ints:
+        """Per start (0 … L − 1), the last boundary with less than ``below_s`` that fits (start: none).
+
+        What waits in a receive window is left out, which only lets more fit; so the result never shrinks
+        from one start to the next, pins apart.
+        """
+        begins = np.arange(self.layers)
+        far = np.searchsorted(work, work[:-1] + below_s, side="left") - 1
+        far = np.clip(far, begins, self.layers)
+        if kind.room_bytes < math.inf:
+            far = self._within_memory(begins, far, flying, kind.room_bytes)
+        if not kind.may_be_last:
+            far = np.maximum(begins, np.minimum(far, self.layers - 1))
+        if not kind.may_be_first:
+            far[0] = 0
+        return far
+
+    def _within_memory(self, begins: Ints, far: Ints, flying: int, room: float) -> Ints:
+        base = self.state + flying * self.activation
+        if not self.workspace.any():
+            most = np.searchsorted(base, base[:-1] + room, side="right") - 1
+            return np.clip(np.minimum(far, most), begins, None)
+        low, high = begins.copy(), far.copy()  # low fits (or is empty), bisected
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            need = base[middle] - base[begins] + self._largest_workspace(begins, middle)
+            fits = need <= room
+            low = np.where((low < high) & fits, middle, low)
+            high = np.where((low < high) & ~fits, middle - 1, high)
+        return low
+
+    def _largest_workspace(self, begins: Ints, ends: Ints) -> Array:
+        """Of [begin, end) each; empty ranges count as one layer."""
+        if not self._tables:
+            self._tables = [self.workspace]
+            while 2 ** len(self._tables) <= self.layers:
+                below, half = self._tables[-1], 2 ** (len(self._tables) - 1)
+                self._tables.append(np.maximum(below[:-half], below[half:]))
+        lengths = np.maximum(1, ends - begins)
+        levels = np.frexp(lengths.astype(float))[1] - 1
+        out = np.empty(len(begins))
+        for level in np.unique(levels):
+            at = levels == level
+            table = self._tables[level]
+            out[at] = np.maximum(table[begins[at]], table[begins[at] + lengths[at] - 2**level])
+        return out
+
+
+def sums(values: Array) -> Array:
+    """[0, v0, v0 + v1, …]."""
+    out = np.zeros(len(values) + 1, dtype=np.longdouble)
+    np.cumsum(values.astype(np.longdouble), out=out[1:])
+    with np.errstate(over="ignore"):
+        return out.astype(np.float64)
