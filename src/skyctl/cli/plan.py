@@ -44,16 +44,20 @@ def plan(
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
     time_limit: training.TimeLimitOption = 30.0,
+    whole_blocks: training.WholeBlocksOption = False,
+    export: training.ExportOption = None,
     output: common.OutputOption = None,
     dry_run: common.DryRunOption = False,
 ) -> None:
     """Assign layers to devices, from the newest profile that fits cluster and workload.
 
     Prints who holds what and how sure that is (the certificate); -o writes the plan for `skyctl launch`.
+    --export prints the stages for another trainer instead, alone on stdout (with --json: as the document).
     """
-    from skyctl.cli.show_plan import show_plan
+    from skyctl.cli.show_plan import show_export
     from skyctl.control.planning import PlanOptions, parse_assign
     from skyctl.files import write_atomic
+    from skyctl.planner.export import export as export_plan
 
     common.check_output(output)
     options = PlanOptions(
@@ -63,7 +67,13 @@ def plan(
         microbatches=microbatches,
         time_limit_s=time_limit,
         assign=parse_assign(assign) if assign is not None else None,
+        whole_blocks=whole_blocks,
+        named=export is not None,
     )
+    if export is not None:
+        training.one_of("--export", export, training.TRAINERS)
+    if whole_blocks and assign is not None:
+        raise InputError("--whole-blocks does not go with --assign: your ranges are used as they are")
     pins = (pin_first, pin_last)
     with out.progress("plan") as progress:
         progress("searching")
@@ -85,15 +95,33 @@ def plan(
                 "give a workload, or --problem FILE",
                 hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
             )
+    exported = None if export is None else export_plan(made, export)
     if output is not None and not dry_run:
         write_atomic(output, made.to_json(), mode=None)
-    show_plan(out, made)
+    if exported is None:
+        _show(out, made)
+    else:
+        show_export(out, exported, made)
     if output is not None:
         out.note(f"plan: {output}" + (" (not written: --dry-run)" if dry_run else ""))
-    if workload is not None:
+    if workload is not None and exported is None:
         flags = training.again([str(output)], cluster)
         out.note("next: add -o plan.json to keep it" if output is None else f"next: skyctl launch {flags}")
-    out.json(made)
+    out.json(made if exported is None else exported.document())
+
+
+def _show(out: Output, made: Plan) -> None:
+    """The plan, and what would help most; with --json nobody waits for that."""
+    from skyctl.cli.show_plan import show_plan
+    from skyctl.planner.advice import advise
+
+    show_plan(out, made)
+    if not out.as_json:
+        with out.progress("advice") as progress:
+            progress("what would help most")
+            advice = advise(made)
+        for number, one in enumerate(advice):
+            out.line(("what would help: " if number == 0 else " " * 17) + one.text)
 
 
 def _offline(

@@ -89,9 +89,22 @@ TimeLimitOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, metavar="SECONDS", help="For the search of `optimal`.")
 ]
 
+ExportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="TRAINER",
+        help="Print the stages as torchtitan or megatron (Megatron-core) takes them, in place of the plan.",
+    ),
+]
+WholeBlocksOption = Annotated[
+    bool, typer.Option("--whole-blocks", help="Cut between blocks only, not between attention and MLP.")
+]
+
 SCHEDULES = ("1f1b", "gpipe", "sequential", "eager-1f1b")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "heuristic", "optimal")
+TRAINERS = ("torchtitan", "megatron")
 
 
 def make_request(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pydantic import ValidationError
+
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import assigned, plan
+from skyctl.planner.blocks import parts, whole_blocks
+from skyctl.records.base import describe
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Problem, Schedule
 from skyctl.records.profile import Profile
@@ -20,7 +26,8 @@ DEFAULT_TIME_LIMIT_S = 30.0
 class PlanOptions:
     """How to plan. None: the default, or with a problem file what that says.
 
-    ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order.
+    ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order. ``whole_blocks``: cut
+    between blocks only. ``named``: the layers' names must say what each is, before any search.
     """
 
     strategy: str = "optimal"
@@ -32,6 +39,8 @@ class PlanOptions:
     only_nodes: Sequence[str] | None = None
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     assign: Sequence[tuple[str, int, int]] | None = None
+    whole_blocks: bool = False
+    named: bool = False
 
 
 def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
@@ -61,10 +70,13 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
     """
     best: Plan | None = None
     failures: list[InfeasibleError | UndecidedError] = []
-    candidates = problems(profile, options)
-    for problem in candidates:
+    candidates = _promising_first(problems(profile, options), options)
+    deadline = time.perf_counter() + options.time_limit_s
+    for number, problem in enumerate(candidates):
+        left_s = max(0.0, deadline - time.perf_counter())
+        share = 1.0 if number + 1 == len(candidates) else 0.5
         try:
-            found = plan_problem(problem, options, options.time_limit_s / len(candidates))
+            found = plan_problem(problem, options, share * left_s)
         except (InfeasibleError, UndecidedError) as exc:
             failures.append(exc)
             continue
@@ -74,6 +86,20 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
         raise (undecided or failures)[-1]
     return best.model_copy(update={"workload": workload}) if workload is not None else best
+
+
+def _promising_first(candidates: list[Problem], options: PlanOptions) -> list[Problem]:
+    """By the heuristic's step: where the search is limited in time, most of it goes to the best of them."""
+    if len(candidates) == 1 or options.strategy != "optimal" or options.assign is not None:
+        return candidates
+
+    def step_s(problem: Problem) -> float:
+        try:
+            return plan(problem, "heuristic").predicted.iteration_s
+        except (InfeasibleError, UndecidedError):
+            return math.inf
+
+    return sorted(candidates, key=step_s)
 
 
 def override(
@@ -94,7 +120,11 @@ def override(
         "first_stage": _pins(problem, "--pin-first", pin_first),
         "last_stage": _pins(problem, "--pin-last", pin_last),
     }
-    return problem.model_copy(update={key: value for key, value in given.items() if value is not None})
+    changed = {key: value for key, value in given.items() if value is not None}
+    try:
+        return Problem.model_validate({**dict(problem), **changed})
+    except ValidationError as exc:
+        raise InputError(describe(exc)) from exc
 
 
 def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
@@ -112,10 +142,14 @@ def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | No
 
 def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | None = None) -> Plan:
     """One problem, one strategy (or the user's own assignment)."""
+    if options.named:
+        parts(problem)
+    limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assign is not None:
         found = assigned(problem, _devices_of(options.assign, problem))
+    elif options.whole_blocks:
+        found = whole_blocks(problem, lambda coarse: plan(coarse, options.strategy, limit))
     else:
-        limit = options.time_limit_s if time_limit_s is None else time_limit_s
         found = plan(problem, options.strategy, limit)
     _refuse_broken(found)
     return found

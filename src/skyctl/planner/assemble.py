@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner import memory
-from skyctl.planner.evaluate import bottleneck_s, play, step_s
-from skyctl.planner.model import Model, Piece
+from skyctl.planner.model import Model, Piece, Sums
+from skyctl.planner.unused import unused
 from skyctl.records.plan import (
     Certificate,
     Plan,
@@ -16,16 +17,28 @@ from skyctl.records.plan import (
     ReplicaPrediction,
     Stage,
     Strategy,
-    Unused,
 )
+from skyctl.schedule.simulate import Boundary, StageTimes, simulate
 
-TRIES = 400
-"""Insertions tried per unused device to say what using it would cost."""
+MANY = 500_000
+"""Stages × layers from which on prefix sums are not kept as lists: they would fill the memory."""
 
 
 def prediction(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> Prediction:
     """What the simulator and the memory formula say of one step."""
-    step = play(model, pieces, flying)
+    forward, backward, optimizer = (
+        spans(model, sums, pieces) for sums in (model.forward, model.backward, model.optimizer)
+    )
+    step = simulate(
+        model.schedule,
+        model.microbatches,
+        flying,
+        [StageTimes(*times) for times in zip(forward, backward, optimizer, strict=True)],
+        [
+            Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
+            for a, b in pairwise(pieces)
+        ],
+    )
     replicas = []
     for s, (d, p, q) in enumerate(pieces):
         device = model.problem.devices[d]
@@ -36,8 +49,18 @@ def prediction(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> 
             )
         )
     return Prediction(
-        iteration_s=step.iteration_s, bottleneck_s=bottleneck_s(model, pieces), replicas=tuple(replicas)
+        iteration_s=step.iteration_s,
+        bottleneck_s=max(spans(model, model.work, pieces)),
+        replicas=tuple(replicas),
     )
+
+
+def spans(model: Model, sums: Sums, pieces: Sequence[Piece]) -> list[float]:
+    """Seconds of each piece on its device."""
+    if len(pieces) * model.layers < MANY:
+        return [sums[d][q] - sums[d][p] for d, p, q in pieces]
+    arrays = ((sums.array(d), p, q) for d, p, q in pieces)
+    return [float(array[q] - array[p]) for array, p, q in arrays]
 
 
 def require_allowed(model: Model, pieces: Sequence[Piece], flying: Sequence[int], what: str) -> None:
@@ -106,83 +129,12 @@ def make_plan(
         )
         for s, (d, p, q) in enumerate(pieces)
     )
+    busy_s = spans(model, model.work, pieces)
     return Plan(
         strategy=strategy,
         problem=model.problem,
         stages=stages,
-        unused=unused(model, strategy, pieces, proof.value_s),
+        unused=unused(model, strategy, pieces, busy_s, proof),
         predicted=prediction(model, pieces, flying),
         certificate=proof,
     )
-
-
-def unused(model: Model, strategy: Strategy, pieces: Sequence[Piece], value: float) -> tuple[Unused, ...]:
-    """Why each device that holds nothing does."""
-    used = {piece.device for piece in pieces}
-    out = []
-    for d in range(model.devices):
-        if d in used:
-            continue
-        if model.layers <= len(pieces):
-            reason = f"only {model.layers} layers"
-        elif strategy == "assigned":
-            reason = "not assigned"
-        else:
-            reason = _cost_of_using(model, pieces, d, value)
-        out.append(Unused(device=model.ids[d], reason=reason))
-    return tuple(out)
-
-
-def _cost_of_using(model: Model, pieces: Sequence[Piece], device: int, value: float) -> str:
-    """Tries it in every place, with a few sizes of share taken from its neighbours."""
-    best: float | None = None
-    tried = 0
-    for candidate in insertions(pieces, device):
-        tried += 1
-        if tried > TRIES:
-            break
-        if model.allowed(candidate):
-            cost = _cost(model, candidate)
-            best = cost if best is None else min(best, cost)
-    if best is None:
-        return "no layer fits it in any place" if tried else "there is no place for it"
-    if value <= 0:
-        return "nothing would be gained"
-    change = best / value - 1
-    what = "step" if model.by_iteration else "largest stage"
-    if change > 0.0005:
-        verb = "slow every step" if model.by_iteration else "raise the largest stage's time"
-        return f"using it would {verb} by {_percent(change)}"
-    if change < -0.0005:  # only a plan that is not proved can say this
-        return f"using it could save {_percent(-change)} of the {what}; the search stopped before"
-    return "using it would gain nothing"
-
-
-def _percent(share: float) -> str:
-    percent = share * 100
-    return f"{percent:.0f}%" if percent >= 9.5 else f"{percent:.2g}%"
-
-
-def _cost(model: Model, pieces: Sequence[Piece]) -> float:
-    if not model.by_iteration:
-        return bottleneck_s(model, pieces)
-    return step_s(model, pieces, tuple(model.flying(s, len(pieces)) for s in range(len(pieces))))
-
-
-def insertions(pieces: Sequence[Piece], device: int) -> list[tuple[Piece, ...]]:
-    """Plans that also use ``device``: before each stage (layers from it) or after it, 1, 2, 4, … layers."""
-    out: list[tuple[Piece, ...]] = []
-    for s, piece in enumerate(pieces):
-        size = 1
-        while size < piece.stop - piece.start:
-            head = (
-                Piece(device, piece.start, piece.start + size),
-                Piece(piece.device, piece.start + size, piece.stop),
-            )
-            tail = (
-                Piece(piece.device, piece.start, piece.stop - size),
-                Piece(device, piece.stop - size, piece.stop),
-            )
-            out.extend((*pieces[:s], *pair, *pieces[s + 1 :]) for pair in (head, tail))
-            size *= 2
-    return out

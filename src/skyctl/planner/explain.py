@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from skyctl.planner import memory
+from skyctl.planner.assemble import spans
+from skyctl.planner.grid import grid
 from skyctl.planner.model import Model
-from skyctl.planner.verification.verify import grid
 from skyctl.records.plan import Plan
 
-TIGHT = 0.95
-"""Memory used from this share on is called tight."""
+BUSY = 0.95
+"""A stage with this share of the largest stage's work is not held back by its memory."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def stages(plan: Plan) -> tuple[StageView, ...]:
     """One view a stage, in pipeline order."""
     model = Model(plan.problem)
     pieces, flying = grid(model, plan)
-    largest = max(model.busy_s(*piece) for piece in pieces)
+    busy_s = spans(model, model.work, pieces)
+    largest = max(busy_s)
     views = []
     for s, (d, p, q) in enumerate(pieces):
         device = plan.problem.devices[d]
@@ -58,7 +60,7 @@ def stages(plan: Plan) -> tuple[StageView, ...]:
             link_s = max(model.occupancy_s(d, e, q)[0], model.occupancy_s(e, d, q)[0])
         step = plan.predicted.iteration_s
         busy = plan.predicted.replicas[s].compute_s / step if step > 0 else 0.0
-        stage_s = model.busy_s(d, p, q)
+        stage_s = busy_s[s]
         views.append(
             StageView(
                 device=device.id,
@@ -69,10 +71,16 @@ def stages(plan: Plan) -> tuple[StageView, ...]:
                 busy=busy,
                 link_s=link_s,
                 memory_bytes=need,
-                memory_share=need / device.memory_bytes if device.memory_bytes else None,
+                memory_share=_share(need, device.memory_bytes),
             )
         )
     return tuple(views)
+
+
+def _share(need_bytes: float, memory_bytes: float | None) -> float | None:
+    if memory_bytes is None:
+        return None
+    return need_bytes / memory_bytes if memory_bytes > 0 else 1.0
 
 
 def binding(plan: Plan) -> Binding:
@@ -90,16 +98,27 @@ def binding(plan: Plan) -> Binding:
     if model.by_iteration:
         loads += _links(model, plan)
     _, found = max(loads, key=lambda load: load[0])
-    tight = [
-        v
-        for s, v in enumerate(views)
-        if s != slowest and v.memory_share is not None and v.memory_share >= TIGHT and v.load < TIGHT
-    ]
-    if found.kind == "device" and tight:
-        full = max(tight, key=lambda v: v.memory_share or 0.0)
-        detail = f"{full.device} is {full.memory_share:.0%} full and only {full.load:.0%} loaded"
-        return Binding("memory", full.device, detail)
+    full = [views[s] for s in _held_back(model, plan) if s != slowest and views[s].load < BUSY]
+    if found.kind == "device" and full:
+        least = min(full, key=lambda v: v.load)
+        detail = (
+            f"no further layer fits in its memory ({least.memory_share:.0%} full), "
+            f"and its load is {least.load:.0%} of {view.device}'s"
+        )
+        return Binding("memory", least.device, detail)
     return found
+
+
+def _held_back(model: Model, plan: Plan) -> list[int]:
+    """The stages whose devices have no memory for one more layer of a neighbour."""
+    pieces, flying = grid(model, plan)
+    return [
+        s
+        for s, (d, p, q) in enumerate(pieces)
+        if len(pieces) > 1
+        and not (p > 0 and model.fits(d, p - 1, q, flying[s]))
+        and not (q < model.layers and model.fits(d, p, q + 1, flying[s]))
+    ]
 
 
 def _links(model: Model, plan: Plan) -> list[tuple[float, Binding]]:

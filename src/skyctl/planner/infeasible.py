@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner.bottleneck import subsets
@@ -10,6 +13,10 @@ from skyctl.planner.memory import human
 from skyctl.planner.model import Model
 
 PRECISION = 1e-4
+EXACT_DEVICES = 10
+FEW_STATES = 1 << 11
+SECONDS = 1.0
+"""Time for what would be enough; looking at fewer devices is the worst that comes of it."""
 
 
 def raise_infeasible(model: Model, *, proved: bool) -> None:
@@ -18,10 +25,9 @@ def raise_infeasible(model: Model, *, proved: bool) -> None:
     Args:
         proved: by the caller; without it this raises only where one of its own reasons is a proof.
     """
-    for names, where in ((model.first, "first"), (model.last, "last")):
-        if not names:
-            raise InfeasibleError(f"no device is allowed to hold the {where} stage ({where}_stage is empty)")
+    _no_first_or_last(model)
     _layer_that_fits_nowhere(model)
+    _one_for_all(model)
     _total_shortage(model)
     if proved:
         raise InfeasibleError(
@@ -35,57 +41,175 @@ def _pin_words(model: Model) -> str:
     return " with the devices that may be first and last" if pinned else ""
 
 
+def _names(model: Model, devices: frozenset[int]) -> str:
+    return ", ".join(model.ids[d] for d in sorted(devices))
+
+
+def _no_first_or_last(model: Model) -> None:
+    for names, where in ((model.first, "first"), (model.last, "last")):
+        if not names:
+            raise InfeasibleError(f"no device is allowed to hold the {where} stage ({where}_stage is empty)")
+    if model.max_stages == 1 and not model.first & model.last:
+        only = "one layer makes" if model.layers == 1 else "one device holds"
+        raise InfeasibleError(
+            f"{only} one stage, first and last at once, and no device may be both: "
+            f"first may be {_names(model, model.first)}; last may be {_names(model, model.last)}"
+        )
+
+
+def _alone_bytes(model: Model, layer: int) -> float:
+    """The least a stage with that layer needs anywhere."""
+    need = model.state[layer + 1] - model.state[layer] + model.activation[layer + 1] - model.activation[layer]
+    return need + model.problem.layers[layer].workspace_bytes
+
+
 def _layer_that_fits_nowhere(model: Model) -> None:
     for i, layer in enumerate(model.problem.layers):
-        need = model.state[i + 1] - model.state[i] + model.activation[i + 1] - model.activation[i]
-        need += layer.workspace_bytes
-        most = max(model.available)
+        allowed, words = frozenset(range(model.devices)), "no device"
+        for at, pinned, where in ((0, model.first, "first"), (model.layers - 1, model.last, "last")):
+            if i == at and not allowed <= pinned:
+                allowed, words = allowed & pinned, f"no device that may be {where}"
+        need = _alone_bytes(model, i)
+        roomiest = max(sorted(allowed), key=lambda d: model.available[d])
+        most = model.available[roomiest]
         if need > most:
-            device = model.problem.devices[model.available.index(most)]
             raise InfeasibleError(
-                f"layer {layer.name!r} fits on no device: alone it needs {human(need)}; "
-                f"the most any device has is {human(max(0.0, most))} ({device.id})",
+                f"layer {layer.name!r} fits on {words}: alone it needs {human(need)}; "
+                f"the most any has is {human(max(0.0, most))} ({model.ids[roomiest]})",
                 hint="smaller microbatches, or a device with more memory",
             )
 
 
+def _one_for_all(model: Model) -> None:
+    """The only device that may be first is the only one that may be last: it must hold everything."""
+    if model.first != model.last or len(model.first) != 1:
+        return
+    (only,) = model.first
+    need = model.need_bytes(0, model.layers, model.flying(0, 1))
+    if need > model.available[only]:
+        raise InfeasibleError(
+            f"only {model.ids[only]} may hold the first stage and only it the last, and a device holds one "
+            f"stage: it must hold every layer, which needs {human(need)}; it has "
+            f"{human(max(0.0, model.available[only]))}",
+            hint="allow another device to be first or last",
+        )
+
+
 def _total_shortage(model: Model) -> None:
     need = model.state[-1] + model.activation[-1]
-    have = math.fsum(max(0.0, x) for x in model.available)
+    roomiest = heapq.nlargest(model.max_stages, (max(0.0, x) for x in model.available))
+    have = math.fsum(roomiest)
     if need > have:
+        few = f"the {model.max_stages} roomiest" if model.max_stages < model.devices else "all"
         raise InfeasibleError(
-            f"the model needs at least {human(need)}, all devices together have {human(have)}: "
+            f"the model needs at least {human(need)}, {few} devices together have {human(have)}: "
             f"{human(need - have)} short",
             hint="smaller microbatches, or more devices",
         )
 
 
 def _enough(model: Model) -> str | None:
-    """The least memory added to one device that would make it fit."""
-    if not subsets.can(model) or model.devices > 10:
-        return None
-    best: tuple[float, int] | None = None
-    saved = list(model.available)
-    top = model.need_bytes(0, model.layers, model.microbatches) + sum(model.output) * model.window
-    try:
-        for d in range(model.devices):
-            low, high = 0.0, top + max(0.0, -saved[d])
-            if best is not None:
-                high = min(high, best[0])
-            model.available[d] = saved[d] + high
-            if subsets.cover(model, math.inf) is not None:
-                while high - low > PRECISION * high:
-                    middle = (low + high) / 2
-                    model.available[d] = saved[d] + middle
-                    if subsets.cover(model, math.inf) is None:
-                        low = middle
-                    else:
-                        high = middle
-                if best is None or high < best[0]:
-                    best = (high, d)
-            model.available[d] = saved[d]
-    finally:
-        model.available[:] = saved
+    """Memory that, added to one device, would make it fit: the least where all subsets can be looked at,
+    else some amount that a plan was found for."""
+    groups = subsets.Groups(model)
+    exact = subsets.can(model) and (model.devices <= EXACT_DEVICES or groups.states <= FEW_STATES)
+
+    def fits(device: int, more_bytes: float) -> bool:
+        changed = _with_more(model, device, more_bytes)
+        return subsets.cover(changed, math.inf) is not None if exact else _any_order_fits(changed)
+
+    # Devices that are alike get the same answer: one of each is tried, the roomiest first.
+    kinds = [members[0] for members in groups.members if model.available[members[0]] < math.inf]
+    best = _least_added(model, sorted(kinds, key=lambda d: (-model.available[d], d)), fits)
     if best is None:
         return None
-    return f"{human(best[0])} more on {model.ids[best[1]]} would be enough"
+    words = "would be enough" if exact else "would be enough (less may do)"
+    return f"{_rounded_up(best[0])} more on {model.ids[best[1]]} {words}"
+
+
+def _with_more(model: Model, device: int, more_bytes: float) -> Model:
+    devices = list(model.problem.devices)
+    has = devices[device].memory_bytes
+    assert has is not None
+    devices[device] = devices[device].model_copy(update={"memory_bytes": has + more_bytes})
+    return Model(model.problem.model_copy(update={"devices": tuple(devices)}))
+
+
+def _least_added(
+    model: Model, devices: Sequence[int], fits: Callable[[int, float], bool]
+) -> tuple[float, int] | None:
+    """(bytes, device) by bisection, each device in turn while there is time."""
+    best: tuple[float, int] | None = None
+    top = model.need_bytes(0, model.layers, model.microbatches) + sum(model.output) * model.window
+    deadline = time.perf_counter() + SECONDS
+    for d in devices:
+        if time.perf_counter() > deadline:
+            break
+        low, high = 0.0, top + max(0.0, -model.available[d])
+        if best is not None:
+            high = best[0] * (1 - PRECISION)
+        if not fits(d, high):
+            continue
+        while high - low > PRECISION * high and time.perf_counter() < deadline:
+            middle = (low + high) / 2
+            if fits(d, middle):
+                high = middle
+            else:
+                low = middle
+        best = (high, d)
+    return best
+
+
+def _rounded_up(count_bytes: float) -> str:
+    """For a person, and not less than it is."""
+    unit = next((u for u in (2**40, 2**30, 2**20, 2**10) if count_bytes >= u), 1)
+    digits = 0 if unit == 1 else max(0, 2 - math.floor(math.log10(count_bytes / unit)))
+    scale = 10.0**digits
+    return human(math.ceil(count_bytes / unit * scale) / scale * unit)
+
+
+def _any_order_fits(model: Model) -> bool:
+    """Whether some good order of devices, filled one after the other, holds all layers. No proves nothing."""
+    return any(_fill(model, order) for order in _orders(model))
+
+
+def _orders(model: Model) -> Iterator[list[int]]:
+    """Roomy first, roomy last, as they come; the roomiest ones only where there are more than layers."""
+    roomy = sorted(range(model.devices), key=lambda d: (-min(model.available[d], 1e300), d))
+    for count in range(model.max_stages, 0, -1):
+        if count < model.max_stages and count not in (model.max_stages * 3 // 4, model.max_stages // 2, 1):
+            continue
+        some = roomy[:count]
+        for order in (some, some[::-1], sorted(some)):
+            placed = _placed(model, order)
+            if placed is not None:
+                yield placed
+
+
+def _placed(model: Model, order: Sequence[int]) -> list[int] | None:
+    """The order with a device that may be first at its start and one that may be last at its end."""
+    if len(order) == 1:
+        return list(order) if order[0] in model.first & model.last else None
+    for first in (d for d in order if d in model.first):
+        for last in (d for d in reversed(order) if d in model.last and d != first):
+            return [first, *(d for d in order if d not in (first, last)), last]
+    return None
+
+
+def _fill(model: Model, order: Sequence[int]) -> bool:
+    """Each device takes as many layers as fit and leave one for every later device."""
+    start, count = 0, len(order)
+    for s, d in enumerate(order):
+        most = model.layers - (count - s - 1)
+        flying = model.flying(s, count)
+        low, high = start, most + 1  # low fits (nothing), high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if model.fits(d, start, middle, flying):
+                low = middle
+            else:
+                high = middle
+        if low <= start:
+            return False
+        start = low
+    return start == model.layers

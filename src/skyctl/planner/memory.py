@@ -38,11 +38,14 @@ def fits(need_bytes: float, device: Device) -> bool:
     return device.memory_bytes is None or need_bytes <= device.memory_bytes * (1 + ROUNDING)
 
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 def human(count_bytes: float) -> str:
     """Bytes for a person: 3.2 GiB."""
     value = float(count_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+    for unit in UNITS:
+        if abs(value) < 1024 or unit == UNITS[-1]:
+            break
         value /= 1024
-    raise AssertionError("unreachable")
+    return f"{value:.0f} {unit}" if unit == "B" or 1000 <= abs(value) < 1024 else f"{value:.3g} {unit}"

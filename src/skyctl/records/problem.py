@@ -8,6 +8,10 @@ from pydantic import Field, model_validator
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq
 
+LARGEST = 1e300
+"""Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
+MOST_MICROBATCHES = 1_000_000
+
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b"]
 Objective = Literal["iteration", "bottleneck"]
 
@@ -108,9 +112,44 @@ class Problem(FileRecord):
         for field in ("first_stage", "last_stage"):
             for device in getattr(self, field) or ():
                 _need(device, known, field)
+        _computable(self)
         return self
 
 
 def _need(device: str, known: set[str], where: str) -> None:
     if device not in known:
         raise ValueError(f"{where} names device {device!r}, which is not in devices")
+
+
+def _computable(problem: Problem) -> None:
+    """Raises ValueError where sums and quotients of the problem's numbers are too large for a float."""
+    m = problem.microbatches
+    for field in ("microbatches", "receive_window"):
+        if getattr(problem, field) > MOST_MICROBATCHES:
+            raise ValueError(f"{field} may be at most {MOST_MICROBATCHES}")
+    flops = sum(layer.flops for layer in problem.layers)
+    for device in problem.devices:
+        times = problem.times.get(device.id)
+        if times is None:
+            seconds = flops / device.flops_per_s
+        else:
+            seconds = sum(times.forward_s) + sum(times.backward_s) + sum(times.optimizer_s)
+        if m * seconds > LARGEST:
+            raise ValueError(
+                f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"
+            )
+    largest = max(layer.output_bytes for layer in problem.layers)
+    ways = [
+        (f"link {k.source!r} → {k.target!r}", k.bandwidth_bytes_per_s, k.latency_s) for k in problem.links
+    ]
+    ways += [(f"shared {s.name!r}", s.bandwidth_bytes_per_s, 0.0) for s in problem.shared]
+    for name, bandwidth, latency_s in ways:
+        seconds = max(largest, 1.0) / bandwidth + latency_s
+        if 2 * m * len(problem.layers) * seconds > LARGEST:
+            raise ValueError(f"{name}: a message takes {seconds:.3g} s: too large")
+    each = (
+        layer.state_bytes + m * layer.activation_bytes + layer.workspace_bytes + layer.output_bytes
+        for layer in problem.layers
+    )
+    if max(1, 2 * problem.receive_window) * sum(each) > LARGEST:
+        raise ValueError("the layers' bytes add up to more than can be computed with")

@@ -1,0 +1,203 @@
+"""Why a device stays unused: what the cheapest way to put it into the plan would cost.
+
+Tried are the places before and after each stage, with 1, 2, 4, … layers of that stage. For ``bottleneck`` all
+of them, as arrays; for ``iteration`` the most promising ones, simulated, as many as ``ACTIONS`` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from skyctl.planner.evaluate import value_s
+from skyctl.planner.model import Model, Piece
+from skyctl.records.plan import Certificate, Strategy, Unused
+
+ACTIONS = 200_000
+"""Simulated forwards and backwards spent on all reasons together, about 0.1 s."""
+MOST_PLAYS = 200
+TABLES = 2_000_000
+"""Stages × layers from which on nothing is simulated: the prefix sums as lists would fill the memory."""
+NOTABLE = 0.0005
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+def unused(
+    model: Model, strategy: Strategy, pieces: Sequence[Piece], busy_s: Sequence[float], proof: Certificate
+) -> tuple[Unused, ...]:
+    """Why each device that holds nothing does. ``busy_s``: each stage's forward and backward."""
+    used = {piece.device for piece in pieces}
+    idle = [d for d in range(model.devices) if d not in used]
+    if not idle:
+        return ()
+    if model.layers <= len(pieces):
+        few = "only 1 layer" if model.layers == 1 else f"only {model.layers} layers"
+        return tuple(Unused(device=model.ids[d], reason=few) for d in idle)
+    if strategy == "assigned":
+        return tuple(Unused(device=model.ids[d], reason="not assigned") for d in idle)
+    alike: dict[object, list[int]] = {}
+    for d in idle:
+        alike.setdefault(_kind(model, d), []).append(d)
+    places = _Places(model, pieces, busy_s)
+    plays = ACTIONS // (2 * model.microbatches * (len(pieces) + 1))
+    if not model.by_iteration or len(pieces) * model.layers > TABLES:
+        plays = 0
+    reasons: dict[int, str] = {}
+    for number, group in enumerate(alike.values()):
+        share = min(MOST_PLAYS, max(plays // (len(alike) - number), min(plays, 1)))
+        cost, played = places.cheapest(group[0], share)
+        plays -= played
+        reason = _reason(model, places.possible(group[0]), cost, proof)
+        reasons.update(dict.fromkeys(group, reason))
+    return tuple(Unused(device=model.ids[d], reason=reasons[d]) for d in idle)
+
+
+def _kind(model: Model, device: int) -> object:
+    """The same for devices that the reason can't tell apart."""
+    kind = (model.time_kind[device], model.available[device], device in model.first, device in model.last)
+    linked = model.by_iteration and (model.problem.links or model.problem.shared)
+    return (*kind, device) if linked else kind
+
+
+def _reason(model: Model, possible: bool, cost: float | None, proof: Certificate) -> str:
+    if not possible:
+        return "no layer fits it in any place"
+    value = proof.value_s
+    if value <= 0:
+        return "nothing would be gained"
+    if cost is None:
+        if proof.status == "optimal":
+            return "proved: no plan that uses it is faster"
+        return "the search found no faster plan that uses it"
+    change = cost / value - 1
+    if change > NOTABLE:
+        verb = "slow every step" if model.by_iteration else "raise the largest stage's time"
+        return f"using it would {verb} by {_percent(change)}"
+    if change < -NOTABLE:  # only a plan that is not proved can say this
+        what = "step" if model.by_iteration else "largest stage"
+        return f"using it could save {_percent(-change)} of the {what}; the search stopped before"
+    return "using it would gain nothing"
+
+
+def _percent(share: float) -> str:
+    percent = share * 100
+    return f"{percent:.0f}%" if percent >= 9.5 else f"{percent:.2g}%"
+
+
+class _Places:
+    """Every way to put one more device into a plan, as arrays; which device is left open.
+
+    A place: the new device takes layers [start, stop) of stage ``host``, its first ones (``before``) or its
+    last ones; the host keeps the rest.
+    """
+
+    def __init__(self, model: Model, pieces: Sequence[Piece], busy_s: Sequence[float]) -> None:
+        self.model = model
+        self.pieces = tuple(pieces)
+        rows = []
+        for s, (_, p, q) in enumerate(pieces):
+            size = 1
+            while size < q - p:
+                rows += [(s, p, p + size, p + size, q, 1), (s, q - size, q, p, q - size, 0)]
+                size *= 2
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), 6)
+        self.host, self.start, self.stop, self.rest_start, self.rest_stop, before = table.T
+        self.before = before.astype(bool)
+        self._memory()
+        self.others_s = self._others(busy_s)
+
+    def _memory(self) -> None:
+        """Which places the others' memory allows, and what the new stage needs there."""
+        model, count = self.model, len(self.pieces)
+        flying = [model.flying(s, count + 1) for s in range(count + 1)]
+        ahead = [model.fits(d, p, q, flying[s]) for s, (d, p, q) in enumerate(self.pieces)]
+        later = [model.fits(d, p, q, flying[s + 1]) for s, (d, p, q) in enumerate(self.pieces)]
+        allowed, need = [], []
+        broken = next((s for s, ok in enumerate(ahead) if not ok), count)  # none before the host may be
+        sound = next((s for s in range(count - 1, -1, -1) if not later[s]), -1)  # none after it
+        for s, start, stop, rest_start, rest_stop, before in zip(
+            self.host.tolist(),
+            self.start.tolist(),
+            self.stop.tolist(),
+            self.rest_start.tolist(),
+            self.rest_stop.tolist(),
+            self.before.tolist(),
+            strict=True,
+        ):
+            mine, rest = (s, s + 1) if before else (s + 1, s)
+            fits = broken >= s and sound <= s
+            fits = fits and model.fits(self.pieces[s].device, rest_start, rest_stop, flying[rest])
+            allowed.append(fits)
+            need.append(model.need_bytes(start, stop, flying[mine]) if fits else np.inf)
+        self.allowed: Mask = np.array(allowed, dtype=bool)
+        self.need_bytes: Array = np.array(need, dtype=np.float64)
+
+    def _others(self, busy_s: Sequence[float]) -> Array:
+        """Per place the largest stage but the new one."""
+        ranked = sorted(range(len(busy_s)), key=lambda s: -busy_s[s])
+        largest, second = busy_s[ranked[0]], busy_s[ranked[1]] if len(ranked) > 1 else 0.0
+        rest = np.empty(len(self.host))
+        for s, piece in enumerate(self.pieces):
+            here = self.host == s
+            if here.any():
+                work = self.model.work.array(piece.device)
+                rest[here] = work[self.rest_stop[here]] - work[self.rest_start[here]]
+        others = np.where(self.host == ranked[0], second, largest)
+        out: Array = np.maximum(rest, others)
+        return out
+
+    def _open(self, device: int) -> Mask:
+        """The places where ``device`` may be."""
+        model, last = self.model, len(self.pieces) - 1
+        room = model.available[device]
+        out: Mask = self.allowed & ((self.need_bytes <= room) | (room == np.inf))
+        if device not in model.first:
+            out &= ~(self.before & (self.host == 0))
+        if device not in model.last:
+            out &= self.before | (self.host != last)
+        return out
+
+    def possible(self, device: int) -> bool:
+        """Whether there is any place."""
+        return bool(self._open(device).any())
+
+    def cheapest(self, device: int, plays: int) -> tuple[float | None, int]:
+        """(the least objective found with the device in the plan, simulations spent); None: not looked."""
+        at = np.flatnonzero(self._open(device))
+        if not len(at):
+            return None, 0
+        work = self.model.work.array(device)
+        largest = np.maximum(work[self.stop[at]] - work[self.start[at]], self.others_s[at])
+        if not self.model.by_iteration:
+            return float(largest.min()), 0
+        if not plays:
+            return None, 0
+        near = at[np.argsort(largest, kind="stable")][: 4 * plays].tolist()
+        near.sort(key=lambda i: self._slowest_s(device, i, work))
+        tried = [self._with(device, i) for i in near[:plays]]
+        return min(value_s(self.model, pieces)[0] for pieces in tried), len(tried)
+
+    def _with(self, device: int, place: int) -> tuple[Piece, ...]:
+        s = int(self.host[place])
+        mine = Piece(device, int(self.start[place]), int(self.stop[place]))
+        rest = Piece(self.pieces[s].device, int(self.rest_start[place]), int(self.rest_stop[place]))
+        both = (mine, rest) if self.before[place] else (rest, mine)
+        return (*self.pieces[:s], *both, *self.pieces[s + 1 :])
+
+    def _slowest_s(self, device: int, place: int, work: Array) -> float:
+        """The slowest of all stages and of the links to and from the new one."""
+        mine = float(work[self.stop[place]] - work[self.start[place]])
+        slowest = max(mine, float(self.others_s[place]))
+        s = int(self.host[place])
+        pieces = self._with(device, place)[max(0, s - 1) : s + 3]
+        for a, b in pairwise(pieces):
+            if device in (a.device, b.device):
+                there, _ = self.model.occupancy_s(a.device, b.device, a.stop)
+                back, _ = self.model.occupancy_s(b.device, a.device, a.stop)
+                slowest = max(slowest, there, back)
+        return slowest

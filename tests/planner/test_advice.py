@@ -1,0 +1,162 @@
+"""What would help: every claim holds when the changed problem is planned anew; why devices stay unused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from planner_problems import problem, random_problem
+
+from skyctl.errors import InfeasibleError
+from skyctl.planner.advice import LINES, WORTH, advise
+from skyctl.planner.api import assigned, plan
+from skyctl.planner.explain import binding
+from skyctl.records.problem import Link
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def changed(p, advice):
+    """The problem with the change the advice's text names."""
+    if advice.kind == "memory":
+        number, unit, device = re.match(r"([\d.]+) (\w+) more on (\S+) would save", advice.text).groups()
+        devices = tuple(
+            d.model_copy(update={"memory_bytes": d.memory_bytes + float(number) * UNITS[unit]})
+            if d.id == device
+            else d
+            for d in p.devices
+        )
+        return p.model_copy(update={"devices": devices})
+    if advice.kind in ("link", "shared"):
+        name = re.match(r"twice the bandwidth of (.+) would save", advice.text)[1]
+        ends = set(name.split(" ↔ "))
+        twice = [
+            x.model_copy(update={"bandwidth_bytes_per_s": 2 * x.bandwidth_bytes_per_s})
+            if (
+                getattr(x, "name", None) == name or {getattr(x, "source", 0), getattr(x, "target", 0)} == ends
+            )
+            else x
+            for x in (*p.links, *p.shared)
+        ]
+        return p.model_copy(
+            update={"links": tuple(twice[: len(p.links)]), "shared": tuple(twice[len(p.links) :])}
+        )
+    gone = re.match(r"without (\S+) ", advice.text)[1]
+    return p.model_copy(
+        update={
+            "devices": tuple(d for d in p.devices if d.id != gone),
+            "times": {d: t for d, t in p.times.items() if d != gone},
+            "links": tuple(k for k in p.links if gone not in (k.source, k.target)),
+            "shared": tuple(
+                s.model_copy(update={"links": tuple(x for x in s.links if gone not in x)}) for s in p.shared
+            ),
+            "first_stage": p.first_stage and tuple(d for d in p.first_stage if d != gone),
+            "last_stage": p.last_stage and tuple(d for d in p.last_stage if d != gone),
+        }
+    )
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "heuristic"])
+def test_every_claim_holds(strategy):
+    kinds = set()
+    for seed in range(30):
+        p = random_problem(seed)
+        try:
+            found = plan(p, strategy)
+        except InfeasibleError:
+            continue
+        given = advise(found, budget_s=5.0)
+        assert len(given) <= LINES
+        assert [a.saves for a in given] == sorted((a.saves for a in given), reverse=True)
+        for advice in given:
+            kinds.add(advice.kind)
+            best = plan(changed(p, advice)).certificate.value_s
+            assert best <= advice.plan_value_s * (1 + 1e-9), (seed, advice)
+            if advice.kind == "device":
+                assert "nothing is lost" in advice.text or "at most" in advice.text
+            else:
+                assert advice.saves >= WORTH
+                assert 1 - advice.plan_value_s / found.certificate.value_s >= advice.saves - 1e-9
+                assert f"would save {advice.saves:.0%}" in advice.text
+    assert kinds >= {"memory", "link", "device"}
+
+
+def test_more_memory_on_the_fast_device():
+    """It is four times as fast and holds two of six layers."""
+    found = plan(problem(speeds=[1, 4], memory=[None, 2.0]))
+    first = advise(found)[0]
+    assert first.kind == "memory"
+    assert first.name == "n1/cpu:0"
+    assert first.saves == pytest.approx(0.70, abs=0.06)
+    assert binding(found).kind == "memory"
+    assert "no further layer fits" in binding(found).detail
+
+
+def test_a_faster_link():
+    ids = ["n0/cpu:0", "n1/cpu:0"]
+    links = tuple(
+        Link(source=a, target=b, latency_s=0.0, bandwidth_bytes_per_s=0.2) for a, b in (ids, ids[::-1])
+    )
+    base = problem(flops=[3.0] * 8, speeds=[1, 1], objective="iteration", microbatches=16, links=links)
+    layers = tuple(x.model_copy(update={"output_bytes": 1.5}) for x in base.layers)
+    first = advise(plan(base.model_copy(update={"layers": layers})))[0]
+    assert first.kind == "link"
+    assert first.saves > 0.02
+
+
+def test_a_device_that_is_not_missed():
+    """The largest layer takes as long as it does; one device is enough for the others."""
+    found = plan(problem(flops=[5.0, 1.0, 1.0], speeds=[1, 1, 1]))
+    assert any("nothing is lost" in advice.text for advice in advise(found))
+
+
+@pytest.mark.parametrize("strategy", ["even", "assigned"])
+def test_no_advice_on_a_plan_of_no_search(strategy):
+    p = problem(speeds=[1, 4], memory=[None, 4.0])
+    found = plan(p, "even") if strategy == "even" else assigned(p, [("n0/cpu:0", 0, 6)])
+    assert advise(found) == ()
+
+
+def test_quiet_where_nothing_helps_or_there_is_no_time():
+    assert advise(plan(problem(flops=[1.0] * 6, speeds=[1.0]))) == ()
+    assert advise(plan(problem(speeds=[1, 4], memory=[None, 2.0])), budget_s=0.0) == ()
+    large = problem(flops=[1.0] * 2000, speeds=[1.0] * 60)
+    found = assigned(
+        large, [(d.id, i * 30, i * 30 + (30 if i < 59 else 230)) for i, d in enumerate(large.devices)]
+    )
+    assert advise(found.model_copy(update={"strategy": "heuristic"})) == ()
+
+
+def test_unused_for_want_of_memory_or_of_layers():
+    found = plan(problem(speeds=[1, 1, 1], memory=[None, None, 0.5], objective="bottleneck"))
+    assert [(u.device, u.reason) for u in found.unused] == [
+        ("n2/cpu:0", "no layer fits it in any place"),
+    ]
+    found = plan(problem(flops=[1.0], speeds=[1, 1]))
+    assert found.unused[0].reason == "only 1 layer"
+
+
+@pytest.mark.parametrize("objective", ["iteration", "bottleneck"])
+def test_unused_names_what_using_it_would_cost(objective):
+    """One layer for a device ten times as slow, which then takes 3 s a microbatch; the others 12 s in all."""
+    p = problem(flops=[1.0] * 12, speeds=[1, 1, 0.05], objective=objective, microbatches=8)
+    (one,) = plan(p).unused
+    words = {"iteration": "would slow every step by", "bottleneck": "would raise the largest stage's time by"}
+    assert words[objective] in one.reason
+    if objective == "bottleneck":
+        assert one.reason.endswith("by 233%")
+
+
+def test_reasons_stay_cheap_for_many():
+    """A thousand unused devices: what is alike is looked at once, the rest as far as the tries go."""
+    p = problem(flops=[1.0] * 12, speeds=[1.0, 1.0] + [0.01] * 1000, objective="bottleneck")
+    found = assigned(p, [("n0/cpu:0", 0, 6), ("n1/cpu:0", 6, 12)])
+    assert {u.reason for u in found.unused} == {"not assigned"}
+    from skyctl.planner.model import Model, Piece
+    from skyctl.planner.unused import unused
+
+    for given in (p, p.model_copy(update={"objective": "iteration"})):
+        model = Model(given)
+        reasons = unused(model, "optimal", [Piece(0, 0, 6), Piece(1, 6, 12)], [6.0, 6.0], found.certificate)
+        assert len(reasons) == 1000
+        assert len({u.reason for u in reasons}) == 1
