@@ -1,5 +1,6 @@
-# make install | demo | test | check | bench | clean. Each does its own set-up; needs Python >= 3.11 and make.
-# PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test) or to skyctl (demo).
+# make install | demo | test | check | bench | bench-planner | clean. Each does its own set-up; needs Python >= 3.11
+# and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test), to skyctl (demo) or to
+# benchmarks/planner.py (bench-planner).
 # All paths are relative: the folder's own name may hold blanks.
 
 SHELL := /bin/bash
@@ -9,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check format bench bench-planner clean
 
 help:
 	@echo "make install   .venv with skyctl in it"
@@ -17,6 +18,7 @@ help:
 	@echo "make test      all tests; without root the lab tests are left out"
 	@echo "make check     linters, types, import contracts, links in the documents"
 	@echo "make bench     benchmarks/*.py"
+	@echo "make bench-planner   the planner's tables, printed and put into docs/planner.md (15 minutes)"
 	@echo "make clean     removes .venv and caches"
 
 install: $(STAMP)
@@ -47,6 +49,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@shopt -s nullglob; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+bench-planner: $(STAMP)
+	$(BIN)/python benchmarks/planner.py --write $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -9,6 +9,9 @@ from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, Sha
 from skyctl.schedule.actions import in_flight
 from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
 
+SUITE_SEED = 20_000
+"""The random suite's first seed (``suite_problem``, ``make bench-planner``)."""
+
 
 def layer(i, flops=1.0, state=1.0, activation=0.0, output=0.0, workspace=0.0):
     return Layer(
@@ -31,10 +34,29 @@ def problem(flops=(1.0,) * 6, speeds=(1.0, 1.0), memory=None, **more):
     )
 
 
-def random_problem(seed, **fixed):
-    """2–4 devices, 3–7 layers, random caps, measured times, pins, links, shared resources, windows."""
+def suite_problem(i):
+    """Number i of the random suite: 2–5 devices, 3–8 layers, objectives and static schedules in turn, links
+    on half, shared uplinks on some of them, caps, pins, measured times and receive windows on some."""
+    return random_problem(
+        SUITE_SEED + i,
+        most_devices=5,
+        most_layers=8,
+        linked=0.5,
+        objective=("bottleneck", "iteration")[i % 2],
+        schedule=("sequential", "gpipe", "1f1b")[i // 2 % 3],
+    )
+
+
+def random_problem(seed, *, most_devices=4, most_layers=7, linked=0.6, **fixed):
+    """Random caps, measured times, pins, links, shared resources, windows.
+
+    Args:
+        most_devices: 2 to this many devices; 3 to ``most_layers`` layers.
+        linked: how probable it is that there are links.
+        fixed: fields of the problem that are not random.
+    """
     r = random.Random(seed)
-    n, count = r.randint(2, 4), r.randint(3, 7)
+    n, count = r.randint(2, most_devices), r.randint(3, most_layers)
     layers = tuple(
         layer(
             i, r.uniform(0.2, 2), r.uniform(1, 10), r.uniform(0.1, 2), r.uniform(0.1, 2),
@@ -64,7 +86,7 @@ def random_problem(seed, **fixed):
             )
     pairs = [(a, b) for a in ids for b in ids if a != b]
     links = ()
-    if r.random() < 0.6:
+    if r.random() < linked:
         links = tuple(
             Link(
                 source=a, target=b, latency_s=r.choice([0.0, r.uniform(0, 0.5)]),
