@@ -9,9 +9,15 @@ from skyctl.planner.model import Model, Piece
 from skyctl.schedule.actions import check_in_flight
 from skyctl.schedule.simulate import Boundary, Simulation, StageTimes, last_backwards, simulate
 
+MANY = 1 << 21
+"""Devices times layers from which prefix sums are not kept as lists (some 32 bytes each)."""
+
 
 def bottleneck_s(model: Model, pieces: Sequence[Piece]) -> float:
     """The largest stage's forward and backward."""
+    if model.devices * model.layers > MANY:
+        rows = ((model.work.array(d), p, q) for d, p, q in pieces)
+        return max(float(row[q] - row[p]) for row, p, q in rows)
     return max(model.busy_s(*piece) for piece in pieces)
 
 

@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, Action, actions
@@ -114,7 +115,7 @@ def simulate(
         spans.extend(
             Span(s, OPTIMIZER, 0, done[s], ends[s]) for s in range(count) if stages[s].optimizer_s > 0
         )
-        spans.sort(key=lambda span: (span.start_s, span.end_s, span.stage))
+        spans.sort(key=itemgetter(3, 4, 0))  # by start, end, stage
     compute = tuple(microbatches * (s.forward_s + s.backward_s) + s.optimizer_s for s in stages)
     idle = tuple(max(0.0, iteration_s - busy) for busy in compute)
     return Simulation(iteration_s, compute, idle, tuple(spans or ()))
@@ -134,6 +135,19 @@ def last_backwards(
     Args:
         ahead: per boundary (link seconds, latency seconds) of a forward message; ``back``: of a backward.
     """
+    return _recurrence(microbatches, in_flight, forward_s, backward_s, ahead, back)[0]
+
+
+def _recurrence(
+    microbatches: int,
+    in_flight: tuple[int, ...],
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    ahead: Sequence[tuple[float, float]],
+    back: Sequence[tuple[float, float]],
+) -> tuple[list[float], list[float], list[float]]:
+    """(each stage's end, when inputs arrive, when gradients arrive at the stage before): the last two by
+    stage · microbatches + microbatch, with an input and a gradient of time 0 at the ends."""
     count = len(forward_s)
     free = [0.0] * count
     sent_ahead = [0.0] * count
@@ -162,7 +176,7 @@ def last_backwards(
             sent = (at if at > sent else sent) + back_s[s]
             sent_back[s] = sent
             gradients[i] = sent + back_latency[s]
-    return free
+    return free, inputs, gradients
 
 
 @lru_cache(maxsize=128)
@@ -208,17 +222,56 @@ def _play_recurrence(
     microbatches: int,
     spans: list[Span] | None,
 ) -> list[float]:
-    if spans is not None:  # the event player is the same arithmetic, and knows each action's start
-        orders = [actions("eager-1f1b", microbatches, number) for number in in_flight]
-        return _play_events(orders, stages, boundaries, microbatches, spans)
-    return last_backwards(
+    done, inputs, gradients = _recurrence(
         microbatches,
         in_flight,
         [stage.forward_s for stage in stages],
         [stage.backward_s for stage in stages],
-        ahead=[(boundary.forward.link_s, boundary.forward.latency_s) for boundary in boundaries],
-        back=[(boundary.backward.link_s, boundary.backward.latency_s) for boundary in boundaries],
+        [(boundary.forward.link_s, boundary.forward.latency_s) for boundary in boundaries],
+        [(boundary.backward.link_s, boundary.backward.latency_s) for boundary in boundaries],
     )
+    if spans is not None:
+        for s, stage in enumerate(stages):
+            free = 0.0
+            for kind, m in actions("eager-1f1b", microbatches, in_flight[s]):
+                if kind == FORWARD:
+                    arrived, seconds = inputs[s * microbatches + m], stage.forward_s
+                else:
+                    arrived, seconds = gradients[(s + 1) * microbatches + m], stage.backward_s
+                begin = arrived if arrived > free else free
+                free = begin + seconds
+                spans.append(Span(s, kind, m, begin, free))
+    return done
+
+
+class _Wires:
+    """What messages occupy: per boundary and direction (odd: backward) its link; the shared resources."""
+
+    def __init__(self, boundaries: Sequence[Boundary]) -> None:
+        hops = [hop for boundary in boundaries for hop in (boundary.forward, boundary.backward)]
+        numbers: dict[Hashable, int] = {}
+        for hop in hops:
+            for name, _ in hop.shared:
+                numbers.setdefault(name, len(hops) + len(numbers))
+        self.link_s = [hop.link_s for hop in hops]
+        self.latency_s = [hop.latency_s for hop in hops]
+        self.shared = [[(numbers[name], seconds) for name, seconds in hop.shared] for hop in hops]
+        self.busy_until = [0.0] * (len(hops) + len(numbers))
+
+    def send(self, ready_s: float, link: int) -> float:
+        """Occupies the link and what it shares; returns the arrival."""
+        busy_until = self.busy_until
+        begin = busy_until[link]
+        begin = ready_s if ready_s > begin else begin
+        shared = self.shared[link]
+        for number, _ in shared:
+            free = busy_until[number]
+            begin = free if free > begin else begin
+        sent = busy_until[link] = begin + self.link_s[link]
+        for number, seconds in shared:
+            until = busy_until[number] = begin + seconds
+            sent = until if until > sent else sent
+        return sent + self.latency_s[link]
 
 
 def _play_events(
@@ -231,53 +284,47 @@ def _play_events(
     """Discrete events: the heap holds the ends of running actions, at most one a stage."""
     count = len(stages)
     last = count - 1
+    wires = _Wires(boundaries)
+    turns = [[(kind == BACKWARD, m) for kind, m in order] for order in orders]
+    seconds = [(stage.forward_s, stage.backward_s) for stage in stages]
     at = [0] * count
     free = [0.0] * count
     running = [False] * count
-    inputs: list[list[float | None]] = [[0.0 if s == 0 else None] * microbatches for s in range(count)]
-    gradients: list[list[float | None]] = [[0.0 if s == last else None] * microbatches for s in range(count)]
-    busy_until: dict[Hashable, float] = {}
-    heap: list[tuple[float, int, int, int]] = []  # end, stage, 0 forward / 1 backward, microbatch
-
-    def start(s: int) -> None:
-        if running[s] or at[s] == len(orders[s]):
-            return
-        kind, m = orders[s][at[s]]
-        arrived = inputs[s][m] if kind == FORWARD else gradients[s][m]
-        if arrived is None:
-            return
-        begin = arrived if arrived > free[s] else free[s]
-        end = begin + (stages[s].forward_s if kind == FORWARD else stages[s].backward_s)
-        running[s] = True
-        free[s] = end
-        at[s] += 1
-        heapq.heappush(heap, (end, s, 0 if kind == FORWARD else 1, m))
-        if spans is not None:
-            spans.append(Span(s, kind, m, begin, end))
-
-    for s in range(count):
-        start(s)
-    while heap:
-        end, s, backward, m = heapq.heappop(heap)
+    nothing: list[float | None] = [None] * microbatches
+    arrivals = [[nothing[:], nothing[:]] for _ in range(count)]  # of inputs, of gradients
+    arrivals[0][0] = [0.0] * microbatches
+    arrivals[last][1] = [0.0] * microbatches
+    heap: list[tuple[float, int, int]] = []  # end, 2 · stage + 1 for a backward, microbatch
+    waiting = list(range(count))
+    while True:
+        for s in waiting:
+            if running[s] or at[s] == len(turns[s]):
+                continue
+            backward, m = turns[s][at[s]]
+            arrived = arrivals[s][backward][m]
+            if arrived is None:
+                continue
+            begin = arrived if arrived > free[s] else free[s]
+            end = begin + seconds[s][backward]
+            running[s] = True
+            free[s] = end
+            at[s] += 1
+            heapq.heappush(heap, (end, 2 * s + backward, m))
+            if spans is not None:
+                spans.append(Span(s, BACKWARD if backward else FORWARD, m, begin, end))
+        if not heap:
+            break
+        end, key, m = heapq.heappop(heap)
+        s = key >> 1
         running[s] = False
-        if backward and s > 0:
-            gradients[s - 1][m] = _send(end, (BACKWARD, s), boundaries[s - 1].backward, busy_until)
-            start(s - 1)
-        elif not backward and s < last:
-            inputs[s + 1][m] = _send(end, (FORWARD, s), boundaries[s].forward, busy_until)
-            start(s + 1)
-        start(s)
+        waiting = [s]
+        if key & 1:
+            if s > 0:
+                arrivals[s - 1][1][m] = wires.send(end, key - 2)
+                waiting.append(s - 1)
+        elif s < last:
+            arrivals[s + 1][0][m] = wires.send(end, key)
+            waiting.append(s + 1)
     if any(position < len(order) for position, order in zip(at, orders, strict=True)):
         raise ValueError("the stages' orders wait for each other for ever")
     return free
-
-
-def _send(ready_s: float, link: Hashable, hop: Hop, busy_until: dict[Hashable, float]) -> float:
-    """Occupies the link and what it shares; returns the arrival."""
-    names = [(link, hop.link_s), *((("shared", name), seconds) for name, seconds in hop.shared)]
-    begin = max(ready_s, *(busy_until.get(name, 0.0) for name, _ in names))
-    sent = begin
-    for name, seconds in names:
-        busy_until[name] = begin + seconds
-        sent = max(sent, begin + seconds)
-    return sent + hop.latency_s
