@@ -34,6 +34,15 @@ def problem(flops=(1.0,) * 6, speeds=(1.0, 1.0), memory=None, **more):
     )
 
 
+def undecided():
+    """20 different devices, memory that depends on the place: nothing seems to fit, and no bound shows it."""
+    p = problem(
+        flops=[1.0] * 41, speeds=[1.0] * 20, memory=[25 + i / 1000 for i in range(20)], microbatches=32
+    )
+    layers = (x.model_copy(update={"activation_bytes": 1.0 + (i % 7) / 5}) for i, x in enumerate(p.layers))
+    return p.model_copy(update={"layers": tuple(layers)})
+
+
 def suite_problem(i):
     """Number i of the random suite: 2–5 devices, 3–8 layers, objectives and static schedules in turn, links
     on half, shared uplinks on some of them, caps, pins, measured times and receive windows on some."""

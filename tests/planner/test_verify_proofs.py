@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from planner_problems import brute_force, layer, problem, random_problem
 
-from skyctl.planner.verification import ellipsoid, paths, periodic, prices, proofs, subsets
+from skyctl.planner.api import plan
+from skyctl.planner.verification import ellipsoid, paths, periodic, places, prices, proofs, subsets
 from skyctl.planner.verification.facts import Facts
 from skyctl.records.problem import Device, LayerTimes, Link, Problem
 
@@ -81,7 +82,12 @@ def volume(p):
     return sum(x.flops for x in p.layers) / sum(d.flops_per_s for d in p.devices)
 
 
-METHODS = {"subsets": subsets.prove, "periodic": periodic.prove, "prices": prices.prove}
+METHODS = {
+    "subsets": subsets.prove,
+    "periodic": periodic.prove,
+    "prices": prices.prove,
+    "places": places.prove,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +114,7 @@ def test_no_method_is_wrong(make, seed):
 
 def test_the_methods_do_prove():
     """How often the optimum of small random problems is reached exactly."""
-    proved = {"periodic": 0, "prices": 0}
+    proved = {"periodic": 0, "prices": 0, "places": 0}
     for seed in range(100, 140):
         p = repeated(seed)
         best = brute_force(p)
@@ -116,6 +122,7 @@ def test_the_methods_do_prove():
             proved[name] += METHODS[name](Facts(p), (best or 1e9) * BELOW).holds is True
     assert proved["periodic"] >= 25
     assert proved["prices"] >= 30
+    assert proved["places"] >= proved["prices"]
 
 
 @pytest.mark.parametrize("memory", [False, True])
@@ -314,8 +321,15 @@ def test_a_step_is_at_least_its_stages():
     p = encoders(40, 40).model_copy(update={"objective": "iteration"})
     facts = Facts(p)
     edge = least(periodic.prove, p, 0.9 * volume(p), 2 * volume(p))
-    assert proofs.prove(facts, 8 * edge * (1 - 1e-6)).holds is True
-    assert proofs.prove(facts, 8 * edge * 1.1).holds is None
+    found = proofs.prove(facts, 8 * edge * (1 - 1e-6))
+    assert found.holds is True
+    assert "volume bound" in found.detail
+    assert proofs._volume(facts, 8 * edge * 1.1).holds is None
+    further = proofs.prove(facts, 8 * edge * 1.1)  # filling and draining take time too
+    assert further.holds is True
+    assert "volume bound" not in further.detail
+    made = plan(p, "heuristic").certificate.value_s
+    assert proofs.prove(facts, made * (1 + 1e-6)).holds is not True
 
 
 def test_the_ellipsoid_method_finds_a_corner():

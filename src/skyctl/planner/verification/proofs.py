@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from skyctl.planner.verification import paths, periodic, prices, subsets, trips
+from skyctl.planner.verification import paths, periodic, places, prices, subsets, trips
 from skyctl.planner.verification.facts import Facts
 from skyctl.planner.verification.found import Proof
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-9
 
 Method = Callable[[Facts, float], Proof]
 
-QUICK: tuple[Method, ...] = (subsets.few, prices.listed, periodic.prove)
+QUICK: tuple[Method, ...] = (subsets.few, prices.listed, periodic.prove, places.prove)
 LONG: tuple[Method, ...] = (subsets.prove, prices.prove)
 """Some seconds each."""
 
