@@ -1,6 +1,6 @@
-# make install | demo | test | check | bench | bench-planner | clean. Each does its own set-up; needs Python >= 3.11
-# and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test), to skyctl (demo) or to
-# benchmarks/planner.py (bench-planner).
+# make install | demo | test | check | format | bench | bench-planner | clean. Each does its own set-up; needs
+# Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test), to skyctl
+# (demo) or to benchmarks/planner.py (bench-planner).
 # All paths are relative: the folder's own name may hold blanks.
 
 SHELL := /bin/bash
@@ -13,13 +13,14 @@ STAMP := .venv/.installed
 .PHONY: help install demo test check format bench bench-planner clean
 
 help:
-	@echo "make install   .venv with skyctl in it"
-	@echo "make demo      the whole main job on this machine: no root, no SSH, no file needed"
-	@echo "make test      all tests; without root the lab tests are left out"
-	@echo "make check     linters, types, import contracts, links in the documents"
-	@echo "make bench     benchmarks/*.py"
-	@echo "make bench-planner   the planner's tables, printed and put into docs/planner.md (15 minutes)"
-	@echo "make clean     removes .venv and caches"
+	@echo "make install        .venv with skyctl in it"
+	@echo "make demo           the whole main job on this machine: no root, no SSH, no file needed"
+	@echo "make test           all tests; without root the lab tests are left out"
+	@echo "make check          linters, types, import contracts, links in the documents"
+	@echo "make format         puts the code into the shape that check asks for"
+	@echo "make bench          benchmarks/*.py"
+	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
+	@echo "make clean          removes .venv and caches"
 
 install: $(STAMP)
 	@echo "skyctl is in $(BIN)/skyctl"

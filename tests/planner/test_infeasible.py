@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from planner_problems import problem, random_problem
+from planner_problems import problem, random_problem, undecided
 
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import plan
@@ -106,6 +106,35 @@ def test_what_is_enough_is_enough_and_the_least():
     assert checked >= 3
 
 
+@pytest.mark.parametrize("devices", [2, 12])
+def test_a_schedule_that_fits_is_named(devices):
+    """GPipe keeps all 8 microbatches' activations, 1F1B at most as many as there are stages."""
+    base = problem(flops=[1.0] * (2 * devices), speeds=[1.0 + i / 100 for i in range(devices)],
+                   memory=[8.0 + devices] * devices, schedule="gpipe", microbatches=8 * devices)  # fmt: skip
+    layers = tuple(x.model_copy(update={"activation_bytes": 0.25}) for x in base.layers)
+    p = base.model_copy(update={"layers": layers})
+    with pytest.raises(InfeasibleError) as raised:
+        raise_infeasible(Model(p), proved=True)
+    assert "--schedule 1f1b fits" in str(raised.value)
+    assert plan(p.model_copy(update={"schedule": "1f1b"}), "heuristic").stages
+
+
+def test_a_schedule_that_fits_where_one_device_must_hold_all():
+    pins = {"first_stage": ["n0/cpu:0"], "last_stage": ["n0/cpu:0"]}
+    base = problem(memory=[14.0, None], schedule="gpipe", **pins)
+    layers = tuple(x.model_copy(update={"activation_bytes": 0.5}) for x in base.layers)
+    p = base.model_copy(update={"layers": layers})
+    assert "--schedule" not in reason(
+        p.model_copy(
+            update={
+                "layers": base.layers,
+                "devices": tuple(d.model_copy(update={"memory_bytes": 4.0}) for d in base.devices),
+            }
+        )
+    )
+    assert "--schedule 1f1b fits; or allow another device" in reason(p)
+
+
 def test_many_equal_devices():
     """Twelve that each hold one and a half layers, for thirteen layers."""
     p = problem(flops=[1.0] * 13, speeds=[1.0] * 12, memory=[1.5] * 12, schedule="sequential")
@@ -130,7 +159,7 @@ def test_many_different_devices_get_an_amount_that_was_tried():
 
 
 def test_not_proved_says_so():
-    p = problem(flops=[1.0] * 21, speeds=[1.0] * 20, memory=[1.9 + i / 1000 for i in range(20)])
+    p = undecided()
     with pytest.raises(UndecidedError, match="not proved"):
         plan(p, time_limit_s=0.0)
     with pytest.raises(UndecidedError, match="not proved"):

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from planner_problems import brute_force, problem, random_problem
+from planner_problems import brute_force, problem, random_problem, undecided
 
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.api import plan, verify
@@ -84,12 +84,13 @@ def test_many_equal_devices_are_proved_by_counts():
 
 
 def test_many_different_devices_go_to_cp_sat():
-    r = random.Random(3)
-    p = problem(flops=[1.0, 2.0] * 10, speeds=[r.uniform(1, 4) for _ in range(18)])
-    found = plan(p, time_limit_s=2)
+    r = random.Random(4)
+    flops = [r.uniform(1, 9) for _ in range(30)]
+    p = problem(flops=flops, speeds=[r.uniform(1, 4) for _ in range(24)])
+    found = plan(p, time_limit_s=10)
     assert "CP-SAT" in found.certificate.method
     assert found.certificate.status in ("optimal", "bounded")
-    assert found.certificate.gap <= 0.5
+    assert found.certificate.gap <= 0.01
     assert verify(p, found).ok
 
 
@@ -114,7 +115,7 @@ def test_a_slow_device_is_left_out_with_the_reason():
     p = problem(flops=[1.0] * 8, speeds=[4, 4, 0.1], objective="iteration", microbatches=8)
     found = plan(p)
     assert [u.device for u in found.unused] == ["n2/cpu:0"]
-    assert "slow every step by" in found.unused[0].reason
+    assert "the best way found to add it is 789% slower" in found.unused[0].reason
 
 
 def test_a_slow_link_is_avoided():
@@ -158,10 +159,9 @@ def test_infeasible_names_what_would_be_enough():
 
 
 def test_undecided_is_not_infeasible():
-    """20 devices that can't hold it for a reason only a search finds, and no time for it."""
-    p = problem(flops=[1.0] * 21, speeds=[1.0] * 20, memory=[1.9 + i / 1000 for i in range(20)])
+    """20 devices that can't hold it for a reason only a search would find, and no time for it."""
     with pytest.raises(UndecidedError):
-        plan(p, time_limit_s=0.0)
+        plan(undecided(), time_limit_s=0.0)
 
 
 def test_one_device_and_more_devices_than_layers():

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 PLAIN_PROGRESS_EVERY_S = 5.0
 """Without a terminal, a progress that changes often is written this often."""
+SHORTEST = 10
+"""Characters that are left of a shortened cell at least."""
 
 # What a node sends is shown to a person: nothing in it may steer their terminal.
 _CONTROL = re.compile(
@@ -57,9 +60,17 @@ class Output:
         """How many columns the result's terminal has; None where it goes elsewhere."""
         return _console(self._results).width if self._results.isatty() else None
 
-    def line(self, text: str = "", *, style: str | None = None) -> None:
-        """A line of the result."""
+    def line(self, text: str = "", *, style: str | None = None, wrap: bool = False) -> None:
+        """A line of the result. ``wrap``: on a terminal that is too narrow it is broken between words."""
         self.pause()
+        if wrap and self.width is not None:
+            text = textwrap.fill(
+                clean(text),
+                self.width,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         self._print(self._results, text, style)
 
     def table(
@@ -68,17 +79,21 @@ class Output:
         rows: Sequence[Sequence[object]],
         *,
         title: str | None = None,
-        wrap: str | None = None,
+        spare: Sequence[str] = (),
+        shorten: str | None = None,
     ) -> None:
         """A table of the result. A column whose cells are all numbers, or empty, is set to the right.
 
-        ``columns`` are headings; cells are made text with ``str`` (None: empty). On a narrow terminal only
-        the column ``wrap`` takes several lines.
+        ``columns`` are headings; cells are made text with ``str`` (None: empty). Nothing is cut off: where a
+        terminal is too narrow, the columns ``spare`` are left out, the first of them first, then the cells of
+        the column ``shorten`` lose their middle.
         """
         self.pause()
         cells = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
-        right = [_numeric([row[i] for row in cells]) for i in range(len(columns))]
         stream = self._results
+        if stream.isatty():
+            columns, cells = _fitting(columns, cells, spare, shorten, _console(stream).width)
+        right = [_numeric([row[i] for row in cells]) for i in range(len(columns))]
         if stream.isatty():
             from rich import box
             from rich.table import Table
@@ -86,16 +101,13 @@ class Output:
 
             made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
             for name, to_right in zip(columns, right, strict=True):
-                made.add_column(
-                    Text(name),
-                    justify="right" if to_right else "left",
-                    no_wrap=name != wrap,
-                    overflow="fold" if name == wrap else "ellipsis",
-                )
+                made.add_column(Text(name), justify="right" if to_right else "left", no_wrap=True)
             for row in cells:
                 made.add_row(*(Text(cell) for cell in row))
             with self._piped(stream):
-                _console(stream).print(made)
+                console = _console(stream)
+                console.width = max(console.width, _table_width(columns, cells))
+                console.print(made, crop=False)
             return
         widths = [max(len(name), *(len(row[i]) for row in cells), 0) for i, name in enumerate(columns)]
         if title:
@@ -158,9 +170,10 @@ class Output:
         self._print(sys.stderr, text.rstrip(), None)
 
     @contextlib.contextmanager
-    def progress(self, title: str) -> Iterator[Ticker]:
-        """While the block runs, a live line on stderr (plain lines where that is no terminal)."""
-        ticker = Ticker(title, show=not self.quiet, stream=sys.stderr)
+    def progress(self, title: str, *, plain: bool = True) -> Iterator[Ticker]:
+        """While the block runs, a live line on stderr (no terminal: plain lines, if ``plain``)."""
+        show = not self.quiet and (plain or sys.stderr.isatty())
+        ticker = Ticker(title, show=show, stream=sys.stderr)
         self._live, before = ticker, self._live
         try:
             yield ticker
@@ -294,6 +307,41 @@ def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
+
+
+def _table_width(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """How many columns of a terminal rich's table takes: a blank at each side, three between."""
+    from rich.cells import cell_len
+
+    widest = [max(cell_len(text) for text in texts) for texts in zip(columns, *cells, strict=True)]
+    return sum(widest) + 3 * (len(columns) - 1) + 2
+
+
+def _fitting(
+    columns: Sequence[str], cells: list[list[str]], spare: Sequence[str], shorten: str | None, width: int
+) -> tuple[list[str], list[list[str]]]:
+    """(columns, cells) without what has no room in ``width``."""
+    kept = list(columns)
+    for name in spare:
+        if _table_width(kept, cells) <= width:
+            break
+        if name in kept:
+            at = kept.index(name)
+            kept.pop(at)
+            cells = [row[:at] + row[at + 1 :] for row in cells]
+    over = _table_width(kept, cells) - width
+    if over > 0 and shorten in kept:
+        at = kept.index(shorten)
+        room = max(SHORTEST, max(len(row[at]) for row in cells) - over)
+        cells = [[*row[:at], _without_middle(row[at], room), *row[at + 1 :]] for row in cells]
+    return kept, cells
+
+
+def _without_middle(text: str, room: int) -> str:
+    if len(text) <= room:
+        return text
+    front = room // 3
+    return f"{text[:front]}…{text[front + 1 - room :]}"
 
 
 def _numeric(cells: Sequence[str]) -> bool:

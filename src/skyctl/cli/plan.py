@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,11 @@ from skyctl.errors import InputError
 if TYPE_CHECKING:
     from skyctl.control.planning import PlanOptions
     from skyctl.records.plan import Plan
+
+MOST_PAIRS = 3
+"""So many pairs without a link are named."""
+OUT_OF_TIME = 0.9
+"""Planning that took this share of the time limit was ended by it."""
 
 
 @command
@@ -77,6 +83,7 @@ def plan(
     pins = (pin_first, pin_last)
     with out.progress("plan") as progress:
         progress("searching")
+        began = time.perf_counter()
         if problem is not None:
             made = _offline(problem, options, pins, forbidden=(workload, limit, profile))
         elif workload is not None:
@@ -95,11 +102,12 @@ def plan(
                 "give a workload, or --problem FILE",
                 hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
             )
+    took_s = time.perf_counter() - began
     exported = None if export is None else export_plan(made, export)
     if output is not None and not dry_run:
         write_atomic(output, made.to_json(), mode=None)
     if exported is None:
-        _show(out, made)
+        _show(out, made, time_limit_reached=took_s >= OUT_OF_TIME * time_limit)
     else:
         show_export(out, exported, made)
     if output is not None:
@@ -110,18 +118,22 @@ def plan(
     out.json(made if exported is None else exported.document())
 
 
-def _show(out: Output, made: Plan) -> None:
+def _show(out: Output, made: Plan, *, time_limit_reached: bool) -> None:
     """The plan, and what would help most; with --json nobody waits for that."""
-    from skyctl.cli.show_plan import show_plan
+    from skyctl.cli.show_plan import show_advice, show_plan
+    from skyctl.control.planning import unlinked
     from skyctl.planner.advice import advise
 
-    show_plan(out, made)
+    show_plan(out, made, time_limit_reached=time_limit_reached)
+    if missing := unlinked(made):
+        some = ", ".join(f"{source} → {target}" for source, target in missing[:MOST_PAIRS])
+        more = f" and {len(missing) - MOST_PAIRS} more" if len(missing) > MOST_PAIRS else ""
+        out.note(f"no link is given for {some}{more}: taken as free")
     if not out.as_json:
-        with out.progress("advice") as progress:
+        with out.progress("advice", plain=False) as progress:
             progress("what would help most")
             advice = advise(made)
-        for number, one in enumerate(advice):
-            out.line(("what would help: " if number == 0 else " " * 17) + one.text)
+        show_advice(out, advice)
 
 
 def _offline(

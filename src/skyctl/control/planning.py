@@ -14,12 +14,14 @@ from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_wor
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import assigned, plan
 from skyctl.planner.blocks import parts, whole_blocks
+from skyctl.planner.unused import PROVED
 from skyctl.records.base import describe
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Problem, Schedule
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
+PROVED_OF_BLOCKS = "proved: the best plan of whole blocks does without it"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def override(
     try:
         return Problem.model_validate({**dict(problem), **changed})
     except ValidationError as exc:
-        raise InputError(describe(exc)) from exc
+        raise InputError(describe(exc, Problem)) from exc
 
 
 def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
@@ -149,6 +151,11 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
         found = assigned(problem, _devices_of(options.assign, problem))
     elif options.whole_blocks:
         found = whole_blocks(problem, lambda coarse: plan(coarse, options.strategy, limit))
+        among = tuple(
+            one.model_copy(update={"reason": one.reason.replace(PROVED, PROVED_OF_BLOCKS)})
+            for one in found.unused
+        )
+        found = found.model_copy(update={"unused": among})
     else:
         found = plan(problem, options.strategy, limit)
     _refuse_broken(found)
@@ -183,6 +190,26 @@ def _refuse_broken(found: Plan) -> None:
                 "and that pair could not be connected",
                 hint="see why: skyctl check; a VPN's interface is named with `interface:` in cluster.yaml",
             )
+
+
+def unlinked(found: Plan) -> list[tuple[str, str]]:
+    """Pairs that the plan sends over and that no link or shared resource is given for, where some are.
+
+    Devices of one node count as linked.
+    """
+    problem = found.problem
+    given = {(link.source, link.target) for link in problem.links}
+    given |= {(pair[0], pair[1]) for resource in problem.shared for pair in resource.links}
+    if not given:
+        return []
+    devices = [stage.replicas[0].device for stage in found.stages]
+    ways = [way for a, b in pairwise(devices) for way in ((a, b), (b, a))]
+    return [(a, b) for a, b in ways if (a, b) not in given and not _same_node(a, b)]
+
+
+def _same_node(a: str, b: str) -> bool:
+    node = a.rpartition("/")[0]
+    return node != "" and node == b.rpartition("/")[0]
 
 
 def parse_assign(text: str) -> list[tuple[str, int, int]]:

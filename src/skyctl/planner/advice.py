@@ -1,4 +1,4 @@
-"""What would help most: small changes to the machines, each with a plan that shows what it saves.
+"""What would help most: another choice, then small changes to the machines, each with a plan that shows it.
 
 Every line is a claim of existence: with the change there is a plan that takes that much less (or, without a
 device, no more). The plans come from the heuristic on the changed problem and a short descent from the
@@ -8,10 +8,12 @@ not put down to the change.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import get_args
 
 from skyctl.errors import SkyctlError
 from skyctl.planner.evaluate import bound_s, value_s
@@ -20,8 +22,9 @@ from skyctl.planner.grid import grid
 from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.memory import human
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.neighbours import moves
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Problem
+from skyctl.records.problem import Problem, Schedule
 
 LINES = 3
 WORTH = 0.01
@@ -37,6 +40,9 @@ LARGEST = 100_000
 """Stages × layers from which on nothing is tried."""
 SMALL = 1_500
 """Stages × layers up to which the heuristic is asked too, not the descent alone."""
+ROUNDING = 1e-9
+WHOLE_BLOCKS = "whole blocks only"
+"""How the certificate's method begins where only plans of whole blocks were looked at."""
 EACH = 4
 """Devices, links and shared resources tried of each sort."""
 
@@ -47,7 +53,8 @@ Pieces = tuple[Piece, ...]
 class Advice:
     """One change, and the share of the objective it saves at least (negative: what it costs at most).
 
-    ``kind``: memory, link, shared or device; ``name``: which; ``plan_value_s``: the found plan's objective.
+    ``kind``: strategy, schedule, pin (these cost nothing), memory, link, shared, or device (one that is
+    hardly missed); ``name``: which; ``plan_value_s``: the found plan's objective.
     """
 
     kind: str
@@ -66,15 +73,20 @@ class _Change:
 
 
 def advise(plan: Plan, budget_s: float = 1.5) -> tuple[Advice, ...]:
-    """At most three changes that save a hundredth or more, and devices that are hardly missed; best first.
+    """At most three changes that save a hundredth or more, the free ones first; then devices hardly missed.
+
+    A plan of no search (``even``, ``assigned``) is only told what a search would save.
 
     Args:
-        plan: from a search (``heuristic`` or ``optimal``): of another plan's faults this says nothing.
         budget_s: when to stop trying; large problems get a third of it, very large ones nothing.
     """
+    if plan.certificate.method.startswith(WHOLE_BLOCKS):
+        return ()  # cuts inside blocks, which the search here makes, are not what was asked for
     size = len(plan.stages) * len(plan.problem.layers)
-    if plan.strategy not in ("heuristic", "optimal") or size > LARGEST or plan.certificate.value_s <= 0:
+    if size > LARGEST or plan.certificate.value_s <= 0 or budget_s <= 0:
         return ()
+    if plan.strategy not in ("heuristic", "optimal"):
+        return _searched(plan, size)
     search = _Search(plan, time.perf_counter() + (budget_s if size <= SMALL else budget_s / 3))
     tried: list[tuple[_Change, Pieces, float]] = []
     for change in search.changes():
@@ -90,17 +102,48 @@ def advise(plan: Plan, budget_s: float = 1.5) -> tuple[Advice, ...]:
         text = _text(change, value / search.value_s, plan.problem.objective)
         if text:
             out.append(Advice(change.kind, change.name, 1 - value / search.value_s, value, text))
-    out.sort(key=lambda advice: -advice.saves)
-    return tuple(out[:LINES])
+    return _ranked(out)
+
+
+def _ranked(given: Sequence[Advice]) -> tuple[Advice, ...]:
+    """The best schedule, the pins, the changes to machines: three in all; then three devices."""
+    ranked = sorted(given, key=lambda advice: -advice.saves)
+    schedules = [advice for advice in ranked if advice.kind == "schedule"][:1]
+    pins = [advice for advice in ranked if advice.kind == "pin"]
+    devices = [advice for advice in ranked if advice.kind == "device"]
+    others = [advice for advice in ranked if advice.kind not in ("schedule", "pin", "device")]
+    free = sorted([*schedules, *pins], key=lambda advice: -advice.saves)
+    return tuple([*free, *others][:LINES] + devices[:LINES])
+
+
+def _searched(plan: Plan, size: int) -> tuple[Advice, ...]:
+    """What the heuristic finds instead of a plan that was not searched for."""
+    model = Model(plan.problem)
+    try:
+        value = value_s(model, heuristic(model, plays=150 if size <= SMALL else 50))[0]
+    except SkyctlError:
+        return ()
+    saves = 1 - value / plan.certificate.value_s
+    if saves < WORTH:
+        return ()
+    flags = "--strategy optimal" + (" in place of --assign" if plan.strategy == "assigned" else "")
+    return (Advice("strategy", "optimal", saves, value, f"{flags} would save {_at_least(saves)}"),)
+
+
+def _at_least(share: float) -> str:
+    return f"{math.floor(share * 100 + ROUNDING)}%"
 
 
 def _text(change: _Change, ratio: float, objective: str) -> str:
     if change.kind != "device":
-        return f"{change.what} would save {1 - ratio:.0%}" if 1 - ratio >= WORTH else ""
+        return f"{change.what} would save {_at_least(1 - ratio)}" if 1 - ratio >= WORTH else ""
     if ratio < 1 + NOTHING:
-        return f"{change.what} nothing is lost"
-    what = "a step takes" if objective == "iteration" else "the largest stage takes"
-    return f"{change.what} {what} at most {ratio - 1:.1%} longer" if ratio < 1 + LITTLE else ""
+        return f"{change.name} (nothing is lost without it)"
+    if ratio >= 1 + LITTLE:
+        return ""
+    what = "a step takes" if objective == "iteration" else "the slowest stage takes"
+    at_most = math.ceil((ratio - 1) * 1000 - ROUNDING) / 10
+    return f"{change.name} (without it {what} at most {at_most:.1f}% longer)"
 
 
 class _Search:
@@ -159,7 +202,8 @@ class _Search:
         if not kept:
             return None
         if len(kept) == len(self.pieces):
-            return tuple(Piece(model.index(name), p, q) for name, p, q in kept)
+            same = tuple(Piece(model.index(name), p, q) for name, p, q in kept)
+            return same if model.allowed(same) else None
         gone = next(s for s, name in enumerate(ids) if name not in known)
         start, stop = self.pieces[gone].start, self.pieces[gone].stop
         cuts = {start, (start + stop) // 2, stop}
@@ -177,13 +221,13 @@ class _Search:
         return min(options)[1] if options else None
 
     def _search(self, model: Model, pieces: Pieces) -> tuple[Pieces, float]:
-        """First improvement over ``_moves`` until none is left or the time is over."""
+        """First improvement over ``moves`` until none is left or the time is over."""
         value = value_s(model, pieces)[0]
         stop = min(self.deadline, time.perf_counter() + self.share_s)
         improved = True
         while improved:
             improved = False
-            for other in _moves(pieces):
+            for other in moves(pieces):
                 if time.perf_counter() > stop:
                     return pieces, value
                 if not model.allowed(other) or (model.by_iteration and bound_s(model, other) >= value):
@@ -195,12 +239,29 @@ class _Search:
         return pieces, value
 
     def changes(self) -> Iterator[_Change]:
-        """What to try, the most promising of each sort first, in turn."""
+        """What to try: first what costs nothing, then the most promising of each sort in turn."""
+        yield from self._schedules()
+        yield from self._unpinned()
         sorts = [list(make()) for make in (self._memory, self._links, self._shared, self._devices)]
         for row in range(EACH):
             for sort in sorts:
                 if row < len(sort):
                     yield sort[row]
+
+    def _schedules(self) -> Iterator[_Change]:
+        """Each other one. For ``bottleneck`` a schedule that makes steps longer may look better: none."""
+        if not self.model.by_iteration or len(self.plan.problem.devices) < 2:
+            return
+        for schedule in get_args(Schedule):
+            if schedule != self.model.schedule:
+                changed = self.plan.problem.model_copy(update={"schedule": schedule})
+                yield _Change("schedule", schedule, f"--schedule {schedule}", changed)
+
+    def _unpinned(self) -> Iterator[_Change]:
+        for field, where in (("first_stage", "first"), ("last_stage", "last")):
+            if getattr(self.plan.problem, field) is not None:
+                changed = self.plan.problem.model_copy(update={field: None})
+                yield _Change("pin", field, f"no pin of the {where} stage", changed)
 
     def _memory(self) -> Iterator[_Change]:
         """No limit at all on a full device, the least loaded first; see ``enough_memory``."""
@@ -315,34 +376,3 @@ def _size_sold(count_bytes: float) -> float:
     while size < count_bytes:
         size *= 2
     return size
-
-
-def _moves(pieces: Sequence[Piece]) -> Iterator[Pieces]:
-    """Layers handed from any stage to any other (those between shift), and two devices exchanged."""
-    count = len(pieces)
-    for size in (1, 2, 4, 8):
-        for i in range(count):
-            if pieces[i].stop - pieces[i].start <= size:
-                continue
-            for j in range(count):
-                if i != j:
-                    yield _handed(pieces, i, j, size)
-    for i in range(count):
-        for j in range(i + 1, count):
-            other = list(pieces)
-            other[i] = pieces[i]._replace(device=pieces[j].device)
-            other[j] = pieces[j]._replace(device=pieces[i].device)
-            yield tuple(other)
-
-
-def _handed(pieces: Sequence[Piece], giver: int, taker: int, size: int) -> Pieces:
-    shift = -size if giver < taker else size
-    low, high = min(giver, taker), max(giver, taker)
-    return tuple(
-        Piece(
-            d,
-            p + shift if low < s <= high else p,
-            q + shift if low <= s < high else q,
-        )
-        for s, (d, p, q) in enumerate(pieces)
-    )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skyctl.planner import memory
 from skyctl.planner.assemble import spans
+from skyctl.planner.evaluate import play
 from skyctl.planner.grid import grid
 from skyctl.planner.model import Model
 from skyctl.records.plan import Plan
 
 BUSY = 0.95
 """A stage with this share of the largest stage's work is not held back by its memory."""
+MOSTLY = 0.6
+"""Where even the busiest device works less than this share of the step, it is said what fills the rest."""
+NOTHING = 0.005
+PLAYED = 100_000
+"""Stages × layers, or actions, from which on nothing is played again for that."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +90,66 @@ def _share(need_bytes: float, memory_bytes: float | None) -> float | None:
 
 
 def binding(plan: Plan) -> Binding:
-    """The device, link or shared resource that is busy longest, or the memory that holds layers back."""
+    """The device, link or shared resource that is busy longest, or the memory that holds layers back.
+
+    Longest in a step, or for ``bottleneck`` with one microbatch, links and optimizer left out.
+    """
     model = Model(plan.problem)
     views = stages(plan)
-    slowest = max(range(len(views)), key=lambda s: views[s].stage_s)
-    m = plan.problem.microbatches
-    loads: list[tuple[float, Binding]] = []
+    slowest = max(range(len(views)), key=lambda s: views[s].busy if model.by_iteration else views[s].stage_s)
     view = views[slowest]
-    detail = (
-        f"{m} microbatches keep it busy for {m * view.stage_s:.3g} s of {plan.predicted.iteration_s:.3g} s"
-    )
-    loads.append((view.stage_s, Binding("device", view.device, detail)))
+    busy_s = plan.predicted.replicas[slowest].compute_s
+    detail = f"busy {busy_s:.3g} s of a step's {plan.predicted.iteration_s:.3g} s ({view.busy:.0%})"
+    loads = [(busy_s, Binding("device", view.device, detail))]
     if model.by_iteration:
-        loads += _links(model, plan)
+        loads += [(model.microbatches * seconds, found) for seconds, found in _links(model, plan)]
     _, found = max(loads, key=lambda load: load[0])
     full = [views[s] for s in _held_back(model, plan) if s != slowest and views[s].load < BUSY]
     if found.kind == "device" and full:
         least = min(full, key=lambda v: v.load)
         detail = (
-            f"no further layer fits in its memory ({least.memory_share:.0%} full), "
-            f"and its load is {least.load:.0%} of {view.device}'s"
+            f"no further layer fits in its memory ({least.memory_share:.0%} full), and it is busy for "
+            f"{least.busy:.0%} of the step, {view.device} for {view.busy:.0%}"
         )
-        return Binding("memory", least.device, detail)
-    return found
+        found = Binding("memory", least.device, detail)
+    rest = _rest(plan, slowest) if _much_is_idle(plan, view) else ""
+    return replace(found, detail=found.detail + rest)
+
+
+def _much_is_idle(plan: Plan, busiest: StageView) -> bool:
+    """Whether it needs saying what the busiest device waits for (and that is quickly found out)."""
+    size = len(plan.stages) * max(len(plan.problem.layers), 2 * plan.problem.microbatches)
+    if size > PLAYED or plan.predicted.iteration_s <= 0 or busiest.busy > 1 - NOTHING:
+        return False
+    return busiest.busy < MOSTLY or plan.problem.schedule == "sequential"
+
+
+def _rest(plan: Plan, stage: int) -> str:
+    """What the step consists of while its busiest stage does nothing."""
+    model = Model(plan.problem)
+    pieces, flying = grid(model, plan)
+    trip_s = sum(
+        seconds + latency_s
+        for a, b in pairwise(pieces)
+        for seconds, latency_s in (
+            model.occupancy_s(a.device, b.device, a.stop),
+            model.occupancy_s(b.device, a.device, a.stop),
+        )
+    )
+    links = f"; links take {trip_s:.3g} s of each microbatch's way there and back" if trip_s > 0 else ""
+    name = model.ids[pieces[stage].device]
+    if plan.problem.schedule == "sequential":
+        return f"; sequential passes one microbatch at a time: the rest, {name} waits for the others{links}"
+    spans_of = [span for span in play(model, pieces, flying, trace=True).trace if span.stage == stage]
+    work = [span for span in spans_of if span.kind != "O"]
+    step_s = plan.predicted.iteration_s
+    ends_s = max(span.end_s for span in spans_of)
+    fill_s = min(span.start_s for span in work) + step_s - ends_s
+    waits_s = max(0.0, step_s - plan.predicted.replicas[stage].compute_s - fill_s)
+    return (
+        f"; {name} waits {fill_s:.3g} s while the pipeline fills and drains, "
+        f"{waits_s:.3g} s in between{links}"
+    )
 
 
 def _held_back(model: Model, plan: Plan) -> list[int]:

@@ -11,10 +11,13 @@ from skyctl.errors import InfeasibleError
 from skyctl.planner.bottleneck import subsets
 from skyctl.planner.memory import human
 from skyctl.planner.model import Model
+from skyctl.records.problem import Schedule
 
 PRECISION = 1e-4
 EXACT_DEVICES = 10
 FEW_STATES = 1 << 11
+FRUGAL: tuple[Schedule, ...] = ("1f1b", "sequential")
+"""Schedules that keep fewer microbatches in flight than others, the faster one first."""
 SECONDS = 1.0
 """Time for what would be enough; looking at fewer devices is the worst that comes of it."""
 
@@ -30,9 +33,10 @@ def raise_infeasible(model: Model, *, proved: bool) -> None:
     _one_for_all(model)
     _total_shortage(model)
     if proved:
+        hints = [hint for hint in (_other_schedule(model), _enough(model)) if hint]
         raise InfeasibleError(
             "no order of the devices and no cut fits in their memory" + _pin_words(model),
-            hint=_enough(model),
+            hint="; or ".join(hints) or None,
         )
 
 
@@ -91,7 +95,9 @@ def _one_for_all(model: Model) -> None:
             f"only {model.ids[only]} may hold the first stage and only it the last, and a device holds one "
             f"stage: it must hold every layer, which needs {human(need)}; it has "
             f"{human(max(0.0, model.available[only]))}",
-            hint="allow another device to be first or last",
+            hint="; or ".join(
+                hint for hint in (_other_schedule(model), "allow another device to be first or last") if hint
+            ),
         )
 
 
@@ -108,11 +114,33 @@ def _total_shortage(model: Model) -> None:
         )
 
 
+def _other_schedule(model: Model) -> str | None:
+    """A schedule that keeps less in flight and fits, where one is found."""
+    for schedule in FRUGAL:
+        if schedule == model.schedule or (schedule == "1f1b" and model.eager):
+            continue
+        changed = Model(model.problem.model_copy(update={"schedule": schedule}))
+        if _all_subsets(changed):
+            fits = subsets.cover(changed, math.inf) is not None
+        else:
+            fits = _any_order_fits(changed)
+        if fits:
+            return f"--schedule {schedule} fits"
+    return None
+
+
+def _all_subsets(model: Model) -> bool:
+    """Whether looking at all sets of devices is quick."""
+    return subsets.can(model) and (
+        model.devices <= EXACT_DEVICES or subsets.Groups(model).states <= FEW_STATES
+    )
+
+
 def _enough(model: Model) -> str | None:
     """Memory that, added to one device, would make it fit: the least where all subsets can be looked at,
     else some amount that a plan was found for."""
     groups = subsets.Groups(model)
-    exact = subsets.can(model) and (model.devices <= EXACT_DEVICES or groups.states <= FEW_STATES)
+    exact = _all_subsets(model)
 
     def fits(device: int, more_bytes: float) -> bool:
         changed = _with_more(model, device, more_bytes)

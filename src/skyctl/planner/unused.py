@@ -1,7 +1,9 @@
-"""Why a device stays unused: what the cheapest way to put it into the plan would cost.
+"""Why a device stays unused: what is known, and what the cheapest way found to put it into the plan costs.
 
-Tried are the places before and after each stage, with 1, 2, 4, … layers of that stage. For ``bottleneck`` all
-of them, as arrays; for ``iteration`` the most promising ones, simulated, as many as ``ACTIONS`` allows.
+That cost is an upper bound: another plan with the device may cost less. So a reason says what was found, and
+"proved" only where the plan is. Tried are the places before and after each stage, with 1, 2, 4, … layers of
+that stage: for ``bottleneck`` all of them, as arrays; for ``iteration`` the most promising ones, simulated,
+as many as ``ACTIONS`` allows.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skyctl.planner.evaluate import value_s
+from skyctl.planner.memory import human
 from skyctl.planner.model import Model, Piece
 from skyctl.records.plan import Certificate, Strategy, Unused
 
@@ -22,6 +25,7 @@ MOST_PLAYS = 200
 TABLES = 2_000_000
 """Stages × layers from which on nothing is simulated: the prefix sums as lists would fill the memory."""
 NOTABLE = 0.0005
+PROVED = "the plan is proved best without it"
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -40,21 +44,24 @@ def unused(
         return tuple(Unused(device=model.ids[d], reason=few) for d in idle)
     if strategy == "assigned":
         return tuple(Unused(device=model.ids[d], reason="not assigned") for d in idle)
+    proved = proof.status == "optimal"
+    least = min(x.state_bytes + x.activation_bytes + x.workspace_bytes for x in model.problem.layers)
+    reasons = {d: _kept_out(model, d, least) for d in idle}
     alike: dict[object, list[int]] = {}
     for d in idle:
-        alike.setdefault(_kind(model, d), []).append(d)
+        if reasons[d] is None:
+            alike.setdefault(_kind(model, d), []).append(d)
     places = _Places(model, pieces, busy_s)
     plays = ACTIONS // (2 * model.microbatches * (len(pieces) + 1))
     if not model.by_iteration or len(pieces) * model.layers > TABLES:
         plays = 0
-    reasons: dict[int, str] = {}
     for number, group in enumerate(alike.values()):
         share = min(MOST_PLAYS, max(plays // (len(alike) - number), min(plays, 1)))
         cost, played = places.cheapest(group[0], share)
         plays -= played
-        reason = _reason(model, places.possible(group[0]), cost, proof)
-        reasons.update(dict.fromkeys(group, reason))
-    return tuple(Unused(device=model.ids[d], reason=reasons[d]) for d in idle)
+        possible = places.possible(group[0])
+        reasons.update(dict.fromkeys(group, _reason(model, possible, cost, proof.value_s, proved)))
+    return tuple(Unused(device=model.ids[d], reason=reasons[d] or "") for d in idle)
 
 
 def _kind(model: Model, device: int) -> object:
@@ -64,24 +71,42 @@ def _kind(model: Model, device: int) -> object:
     return (*kind, device) if linked else kind
 
 
-def _reason(model: Model, possible: bool, cost: float | None, proof: Certificate) -> str:
-    if not possible:
-        return "no layer fits it in any place"
-    value = proof.value_s
+def _kept_out(model: Model, device: int, least_alone: float) -> str | None:
+    """A fact that keeps the device out of every plan: pins, or memory too small for any one layer.
+
+    ``least_alone``: what the smallest layer needs anywhere.
+    """
+    if len(model.first) == 1 and model.first == model.last:
+        (only,) = model.first
+        return f"the pins leave it no place: {model.ids[only]} must hold both the first and the last stage"
+    if model.available[device] == np.inf:
+        return None
+    described = model.problem.devices[device]
+    if described.memory_bytes is not None and described.reserved_bytes > described.memory_bytes:
+        return (
+            f"it can hold nothing: {human(described.reserved_bytes)} of its "
+            f"{human(described.memory_bytes)} are reserved"
+        )
+    if model.available[device] < least_alone:
+        return "its memory is too small for any of the layers"
+    return None
+
+
+def _reason(model: Model, possible: bool, cost: float | None, value: float, proved: bool) -> str:
     if value <= 0:
         return "nothing would be gained"
+    known = PROVED if proved else "no faster plan with it was found"
+    if not possible:
+        return f"{known}; no way was found to fit it into this one"
     if cost is None:
-        if proof.status == "optimal":
-            return "proved: no plan that uses it is faster"
-        return "the search found no faster plan that uses it"
+        return known
     change = cost / value - 1
+    what = "is" if model.by_iteration else "makes the slowest stage"
     if change > NOTABLE:
-        verb = "slow every step" if model.by_iteration else "raise the largest stage's time"
-        return f"using it would {verb} by {_percent(change)}"
-    if change < -NOTABLE:  # only a plan that is not proved can say this
-        what = "step" if model.by_iteration else "largest stage"
-        return f"using it could save {_percent(-change)} of the {what}; the search stopped before"
-    return "using it would gain nothing"
+        return f"{known}; the best way found to add it {what} {_percent(change)} slower"
+    if change < -NOTABLE and not proved:  # the search had stopped before
+        return f"found only after the search had ended: adding it {what} {_percent(-change)} faster"
+    return f"{known}; the best way found to add it gains nothing"
 
 
 def _percent(share: float) -> str:

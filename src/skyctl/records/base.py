@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -75,23 +76,56 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
     try:
         return cls.model_validate_json(text)
     except ValidationError as exc:
-        raise RecordError(f"{source}: {describe(exc)}") from exc
+        raise RecordError(f"{source}: {describe(exc, cls)}") from exc
 
 
-def describe(exc: ValidationError, limit: int = 5) -> str:
-    """A validation error in words, a line a fault: where, what is wrong, what stood there."""
+def describe(exc: ValidationError, cls: type[Record] | None = None, limit: int = 5) -> str:
+    """A validation error in words, a line a fault: where, what is wrong, what stood there.
+
+    ``cls``: what was read; then an unknown field's likely meaning is named.
+    """
     errors = exc.errors(include_url=False)
-    lines = [_line(e) for e in errors[:limit]]
+    lines = [_line(e, cls) for e in errors[:limit]]
     if len(errors) > limit:
         lines.append(f"and {len(errors) - limit} more")
     return "; ".join(lines)
 
 
-def _line(error: Any) -> str:
+def _line(error: Any, cls: type[Record] | None) -> str:
     where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{where}: {_unknown(error['loc'], cls)}"
     message = str(error["msg"]).removeprefix("Value error, ")
     value = error.get("input")
     shown = f" (it is {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
-    if error["type"] in ("missing", "extra_forbidden") or not where:
+    if error["type"] == "missing":
+        message = "is missing"
+    elif error["type"] in ("too_short", "string_too_short") and not value:
+        message = f"must hold at least {error['ctx']['min_length']}, it is empty"
+        shown = ""
+    if error["type"] == "missing" or not where:
         shown = ""
     return f"{where}: {message}{shown}" if where else message
+
+
+def _unknown(loc: tuple[int | str, ...], cls: type[Record] | None) -> str:
+    name = str(loc[-1])
+    fields = list(_at(cls, loc[:-1]).model_fields) if cls is not None else []
+    near = difflib.get_close_matches(name, fields, n=1)
+    if near:
+        return f"{name!r} is not a field; did you mean {near[0]!r}?"
+    return f"{name!r} is not a field" + (f"; there are {', '.join(fields)}" if fields else "")
+
+
+def _at(cls: type[Record], path: tuple[int | str, ...]) -> type[Record]:
+    """The record at that place of a record's JSON."""
+    for part in path:
+        if part in cls.model_fields:
+            cls = _record_in(cls.model_fields[str(part)].annotation) or cls
+    return cls
+
+
+def _record_in(annotation: Any) -> type[Record] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _record_in(part))), None)

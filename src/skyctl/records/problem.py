@@ -11,6 +11,8 @@ from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive,
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
 MOST_MICROBATCHES = 1_000_000
+NAMED = 12
+"""So many of the devices there are are listed where one is named that is not."""
 
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b"]
 Objective = Literal["iteration", "bottleneck"]
@@ -109,6 +111,8 @@ class Problem(FileRecord):
                     )
                 for end in pair:
                     _need(end, known, f"shared {resource.name!r}")
+                if pair[0] == pair[1]:
+                    raise ValueError(f"shared {resource.name!r}: a link of {pair[0]!r} to itself")
         for field in ("first_stage", "last_stage"):
             for device in getattr(self, field) or ():
                 _need(device, known, field)
@@ -118,7 +122,11 @@ class Problem(FileRecord):
 
 def _need(device: str, known: set[str], where: str) -> None:
     if device not in known:
-        raise ValueError(f"{where} names device {device!r}, which is not in devices")
+        there = sorted(known)
+        more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+        raise ValueError(
+            f"{where} names device {device!r}, which is not in devices: {', '.join(there[:NAMED])}{more}"
+        )
 
 
 def _computable(problem: Problem) -> None:
