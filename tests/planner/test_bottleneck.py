@@ -339,3 +339,37 @@ def test_its_certificates_verify():
     found = plan(p)
     assert found.certificate.status == "optimal"
     assert verify(p, found).ok
+
+
+def test_heavy_layers_before_the_run_may_need_cuts_among_them():
+    """No device can hold all layers before the run, and the best plan cuts there."""
+    flops = [10.0, 30, 10, *([0.5] * 140), 10, 10, 20]
+    speeds = [1.09, 1.12, 1.14, 1.15, 1.16, 1.2, 1.21, 1.28, 1.3, 1.37, 1.41, 1.43, 2, 3, 4]
+    p = problem(flops, speeds)
+    found = plan(p)
+    assert found.certificate.value_s == pytest.approx(7.5)
+    assert verify(p, found).ok
+
+
+@pytest.mark.parametrize("flops", [[5.0] + [1.0] * 6, [10.0] * 3 + [1.0] * 12])
+def test_more_devices_than_layers_that_repeat(flops):
+    found = plan(problem(flops, [1 + 0.01 * i for i in range(30)]))
+    assert found.certificate.status == "optimal"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_periods_alone_never_refute_what_subsets_allow(seed):
+    """The search by periods itself, on small problems that ``least_bottleneck`` leaves to the subsets."""
+    r = random.Random(seed)
+    ends = [[r.choice([1.0, 5.0, 10.0, 30.0]) for _ in range(r.randint(0, 4))] for _ in range(2)]
+    flops = [*ends[0], *([r.choice([0.5, 1.0])] * r.randint(8, 20)), *ends[1]]
+    p = problem(flops, [r.uniform(1, 4) for _ in range(r.randint(2, 6))])
+    model = Model(p)
+    reach = Reach(model)
+    run = find_run(model, reach)
+    if run is None:
+        return
+    search = Search(reach, None, volume_bound_s(reach), time.perf_counter() + 20)
+    search.by_periods(Periodic(model, reach, run))
+    low = search.low * (1 - 1e-6)
+    assert subsets.cover(model, low, strict=True) is None

@@ -99,3 +99,47 @@ def test_devices_without_work_are_left_alone():
     p = problem([0.0] * 4, [1.0, 1.0], objective="iteration")
     assert trip.TripBound(Model(p), 1.0).largest(0.0, 1.0, later()) == 0.0
     assert trips.prove(Facts(p), 0.5).holds is None
+
+
+def there_and_back_again(per=4, far=0.3):
+    """Three sites, the third hopeless; the best plan goes from the first to the second and back."""
+    named = [*(f"a{i}" for i in range(2)), "b", "c"]
+    held = dict(zip(named, (3 * per, per, 2 * per, 10 * per), strict=True))
+    base = problem(
+        [1.0] * (3 * per),
+        [1e-4 if d == "c" else 1.0 for d in named],
+        memory=[float(x) for x in held.values()],
+        objective="iteration",
+        microbatches=16,
+    )
+    layers = tuple(
+        x.model_copy(update={"output_bytes": 1.0, "state_bytes": 0.0, "activation_bytes": 1.0})
+        for x in base.layers
+    )
+    ids = [d.id for d in base.devices]
+    links = tuple(
+        Link(
+            source=ids[i], target=ids[j], latency_s=0.0,
+            bandwidth_bytes_per_s=1e4 if named[i][0] == named[j][0] else 2 / far,
+        )
+        for i in range(4) for j in range(4) if i != j
+    )  # fmt: skip
+    return base.model_copy(update={"layers": layers, "links": links}), ids
+
+
+def test_a_site_may_be_visited_twice():
+    p, ids = there_and_back_again()
+    value = plan(p, assign=[(ids[0], 0, 4), (ids[2], 4, 8), (ids[1], 8, 12)]).certificate.value_s
+    assert trip.TripBound(Model(p), 2 * value).largest(0.0, 2 * value, later()) <= value
+    assert not trips.prove(Facts(p), value * 1.01).holds
+
+
+def test_a_longer_range_may_fit_where_a_shorter_does_not():
+    """A receive window larger than the memory at every other boundary."""
+    base = problem([1.0] * 26, [1.0] * 13, memory=[20.0] * 13, objective="iteration", receive_window=1)
+    layers = tuple(
+        x.model_copy(update={"output_bytes": 1.0 if i % 2 else 100.0}) for i, x in enumerate(base.layers)
+    )
+    p = base.model_copy(update={"layers": layers})
+    value = plan(p, "heuristic").certificate.value_s
+    assert trip.TripBound(Model(p), 1e3).largest(0.0, 1e3, later()) <= value * (1 + 1e-9)

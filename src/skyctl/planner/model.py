@@ -21,6 +21,9 @@ from skyctl.schedule.simulate import Hop
 
 Array = npt.NDArray[np.float64]
 
+SUMS = 2e-15
+"""Relative: what differences of prefix sums may be off by, in terms of the whole."""
+
 
 class Piece(NamedTuple):
     """Layers [start, stop) on device ``device`` (its index)."""
@@ -123,8 +126,12 @@ class Model:
         self.activation = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
         self.output = [layer.output_bytes for layer in layers]
         self.window = self.problem.receive_window
+        # what [start, stop) needs is a difference of sums over the whole model, rounded as those are
+        rounded = SUMS * (self.state[-1] + self.microbatches * self.activation[-1])
         self.available = [
-            math.inf if d.memory_bytes is None else d.memory_bytes * (1 + ROUNDING) - d.reserved_bytes
+            math.inf
+            if d.memory_bytes is None
+            else d.memory_bytes * (1 + ROUNDING) - d.reserved_bytes + rounded
             for d in self.problem.devices
         ]
         self.unlimited = all(x == math.inf for x in self.available)

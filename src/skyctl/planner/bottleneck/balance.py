@@ -122,7 +122,7 @@ class Balance:
         new = table + np.int32(stay)
         for e, source, target in self.steps:
             if row[e] > 0:
-                view = new[target]
+                view = new[(*target, ...)]  # with one phase the table has flags only: a view all the same
                 np.maximum(view, table[source] + np.int32(row[e]), out=view)
         if after < before:
             new = np.ascontiguousarray(new[self._inside])

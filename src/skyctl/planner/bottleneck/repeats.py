@@ -177,19 +177,21 @@ class Edges:
 
 
 def needless(reach: Reach, run: Run, limit_s: float) -> set[int]:
-    """Positions outside the run at which no stage need end: who can hold the layers from there to the
-    model's end (or beginning) can hold all up to the run as well."""
+    """Positions outside the run at which no stage need end: whoever can hold the layers from anywhere before
+    it up to it can hold them up to the run as well (behind the run: from it, and from the run on)."""
     if reach.windowed:
         return set()
-    layers = reach.layers
     out = set()
-    ahead = _holds(reach, 0, run.start, limit_s)
-    back = _holds(reach, run.stop, layers, limit_s)
     for x in range(1, run.start):
-        if not np.any(_holds(reach, 0, x, limit_s) & ~ahead):
+        if not any(
+            np.any(_holds(reach, y, x, limit_s) & ~_holds(reach, y, run.start, limit_s)) for y in range(x)
+        ):
             out.add(x)
-    for x in range(run.stop + 1, layers):
-        if not np.any(_holds(reach, x, layers, limit_s) & ~back):
+    for x in range(run.stop + 1, reach.layers):
+        if not any(
+            np.any(_holds(reach, x, y, limit_s) & ~_holds(reach, run.stop, y, limit_s))
+            for y in range(x + 1, reach.layers + 1)
+        ):
             out.add(x)
     return out
 

@@ -72,10 +72,12 @@ class Goods:
             for width in range(1, model.layers + 1):
                 spent = work[width:] - work[:-width]
                 fit = spent <= self.most_s * (1 + 1e-9)
-                if not model.unlimited:
-                    fit &= [bool(ok) and model.fits(device, p, p + width, flying) for p, ok in enumerate(fit)]
                 if not fit.any():
                     break
+                if (
+                    not model.unlimited
+                ):  # a longer range may fit where a shorter one does not: receive windows
+                    fit &= [bool(ok) and model.fits(device, p, p + width, flying) for p, ok in enumerate(fit)]
                 times.append(spent[fit])
                 masses.append((price[width:] - price[:-width])[fit])
             if times:

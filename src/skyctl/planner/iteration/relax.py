@@ -3,8 +3,7 @@
 ``end[set][d, q]``: the least seconds from the start of the first forward to the end of the last backward on
 device d, when d's stage starts at layer q and the devices of ``set`` (d among them) hold exactly [q, L).
 ``trip[set][d, q]``: the least one microbatch needs from there to the end and back. Each is the minimum over
-all orders and cuts of the paths that ``evaluate.bound_s`` takes, so it is valid for every plan. numpy comes
-with OR-Tools.
+all orders and cuts of the paths that ``evaluate.bound_s`` takes, so it is valid for every plan.
 """
 
 from __future__ import annotations
@@ -19,13 +18,17 @@ from skyctl.planner.model import Model
 Array = npt.NDArray[np.float64]
 MAX_DEVICES = 11
 MAX_CELLS = 1.5e8
+FEW_CELLS = 1e6
+"""Worth it however little time is left."""
+CELLS_PER_S = 1.5e7
 INF = float("inf")
 
 
-def can(model: Model) -> bool:
-    """Whether the tables are small enough (a few seconds at most)."""
+def can(model: Model, left_s: float) -> bool:
+    """Whether the tables are made well within ``left_s`` (a few seconds at most)."""
     n = model.devices
-    return n <= MAX_DEVICES and n * max(1, n - 1) * 2.0 ** max(0, n - 2) * model.layers**2 <= MAX_CELLS
+    cells = n * max(1, n - 1) * 2.0 ** max(0, n - 2) * model.layers**2
+    return n <= MAX_DEVICES and cells <= max(FEW_CELLS, min(MAX_CELLS, CELLS_PER_S * left_s))
 
 
 class Relaxation:

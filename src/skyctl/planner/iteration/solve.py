@@ -32,7 +32,7 @@ def least_iteration(model: Model, start: Pieces | None, deadline: float) -> Foun
         start, proved, method = _any_plan(model, deadline)
         if start is None:
             return Found((), (), float("inf"), float("inf"), True, method) if proved else None
-    if relax.can(model):
+    if relax.can(model, deadline - time.perf_counter()):
         found = BestFirst(model, start, _after(EXACT, deadline)).run()
         return found if found.proved else _tightened(model, found, deadline)
     pieces = improve(model, start, _after(SEARCHED, deadline))

@@ -15,9 +15,9 @@ their number. Paths through the play give, for every plan with step Z:
 For a given Z, P and number of stages these bound every u_s, v_s and t_s, by induction along the pipeline
 there and back, and Σ t_s = P − links. A device holds no more within t_s than whole layers allow. If no
 choice of devices holds the whole model so, the step is longer than Z. All P (in intervals), all numbers of
-stages, and, where links fall into sites, all orders of sites and numbers of devices in each are gone
-through; sites visited more than once are relaxed to crossings as early as can be. The largest Z refuted so
-is the bound.
+stages, and, where links fall into sites, all orders of sites with fewer crossings than sites and numbers of
+devices in each are gone through; with more crossings only their number is kept, wherever they are. The
+largest Z refuted so is the bound.
 
 The turns are why a slow link costs 1F1B so much: two stages beside it have one more microbatch in flight
 between them for the whole way there and back, so t_s + t_{s+1} + link ≤ 2 · period.
@@ -55,11 +55,13 @@ PRECISION = 1e-5
 @dataclass(frozen=True)
 class Shape:
     """How many stages, and in which site each is. ``segments``: (site, stages) in order, none: any devices;
-    ``links``: the range of every boundary's cost; ``least_s``: the least of all together."""
+    ``links``: the range of every boundary's cost; ``least_s``: the least of all together; ``room``: per
+    stage, most seconds of all boundaries before it, least and most of all after it."""
 
     segments: tuple[tuple[int, int], ...]
     links: tuple[Range, ...]
     least_s: float
+    room: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
 
     @property
     def stages(self) -> int:
@@ -112,17 +114,35 @@ class TripBound:
         return low_s
 
     def _shapes(self) -> Iterator[Shape]:
-        model, sites = self.model, self.sites
-        inside, across = sites.inside(), sites.across()
-        count = len(sites.members)
+        model, count = self.model, len(self.sites.members)
         for stages in range(1, model.max_stages + 1):
             for crossings in range(stages if count > 1 else 1):
                 if crossings < count and self._exactly(stages, crossings):
                     yield from self._ordered(stages, crossings + 1)
                 else:
-                    links = (across,) * crossings + (inside,) * (stages - 1 - crossings)
-                    least = max(sum(low for low, _ in links), sites.least_anywhere[stages - 1])
-                    yield Shape((), links, least)
+                    yield self._anyhow(stages, crossings)
+
+    def _anyhow(self, stages: int, crossings: int) -> Shape:
+        """So many crossings, wherever they are."""
+        (near_low, near), (far_low, far) = self.sites.inside(), self.sites.across()
+        if crossings:
+            near_low, far = min(near_low, far_low), max(near, far)
+        boundaries = stages - 1
+
+        def most(n: int) -> float:
+            return min(n, crossings) * far + max(0, n - crossings) * near
+
+        def least(n: int) -> float:
+            sure = max(0, crossings - (boundaries - n))
+            return sure * far_low + (n - sure) * near_low
+
+        room = (
+            tuple(most(s) for s in range(stages)),
+            tuple(least(boundaries - s) for s in range(stages)),
+            tuple(most(boundaries - s) for s in range(stages)),
+        )
+        total = max(least(boundaries), self.sites.least_anywhere[boundaries])
+        return Shape((), ((near_low, far if crossings else near),) * boundaries, total, room)
 
     def _exactly(self, stages: int, crossings: int) -> bool:
         """Whether all orders of sites and numbers of devices are few enough to go through."""
@@ -130,17 +150,25 @@ class TripBound:
 
     def _ordered(self, stages: int, count: int) -> Iterator[Shape]:
         members, between = self.sites.members, self.sites.between
-        for order in itertools.permutations(range(len(members)), count):
+        for order in itertools.product(range(len(members)), repeat=count):
+            if any(g == h for g, h in itertools.pairwise(order)):
+                continue
             for sizes in _compositions(stages, [len(members[g]) for g in order]):
+                held = dict.fromkeys(order, 0)
+                for g, size in zip(order, sizes, strict=True):
+                    held[g] += size
+                if any(size > len(members[g]) for g, size in held.items()):
+                    continue
                 links: list[Range] = []
-                least = 0.0
                 for i, (g, size) in enumerate(zip(order, sizes, strict=True)):
                     links += [between[g, g]] * (size - 1)
-                    least += self.sites.least[g][size - 1]
                     if i + 1 < count:
                         links.append(between[g, order[i + 1]])
-                        least += links[-1][0]
-                yield Shape(tuple(zip(order, sizes, strict=True)), tuple(links), least)
+                yield _shape(tuple(zip(order, sizes, strict=True)), tuple(links), self._least(order, sizes))
+
+    def _least(self, order: tuple[int, ...], sizes: tuple[int, ...]) -> float:
+        inside = sum(self.sites.least[g][size - 1] for g, size in zip(order, sizes, strict=True))
+        return inside + sum(self.sites.between[g, h][0] for g, h in itertools.pairwise(order))
 
     def refutes(self, shape: Shape, step_s: float) -> bool:
         """Whether no plan of that shape takes ``step_s`` or less."""
@@ -167,7 +195,10 @@ class TripBound:
     def _large_enough(self, shape: Shape, cap_s: float) -> bool:
         """Whether each site's best devices could hold the model, were there only their work to count."""
         held = 0.0
+        sizes: dict[int, int] = {}
         for g, size in shape.segments or ((-1, shape.stages),):
+            sizes[g] = sizes.get(g, 0) + size
+        for g, size in sizes.items():
             devices = range(self.model.devices) if g < 0 else self.sites.members[g]
             held += sum(sorted((self.goods.most(d, cap_s) for d in devices), reverse=True)[:size])
         return held >= 1 - MARGIN
@@ -179,12 +210,13 @@ class TripBound:
             return ok
         budget = stops[ok] - shape.least_s
         at = 0
-        groups = []
-        segments = shape.segments or ((-1, shape.stages),)
-        for g, size in segments:
+        groups: dict[int, tuple[int, Array, int]] = {}  # site → stages, cap, least in flight
+        for g, size in shape.segments or ((-1, shape.stages),):
             cap = caps[at : at + size, :][:, ok].max(axis=0)
             at += size
-            groups.append((g, size, cap, self._flying(shape.stages - at, shape.stages)))
+            known, most, least = groups.get(g, (0, cap, self.m))
+            flying = min(least, self._flying(shape.stages - at, shape.stages))
+            groups[g] = (known + size, np.maximum(cap, most), flying)
         out = ok.copy()
         out[ok] = self._holds(groups, budget)
         return out
@@ -194,7 +226,7 @@ class TripBound:
         return self.model.flying(stages - after - 1, stages)
 
     def _caps_again(self, shape: Shape, step_s: float, starts: Array, stops: Array) -> tuple[Array, Flags]:
-        key = (shape.links, step_s, starts.tobytes())
+        key = (shape.links, shape.room, step_s, starts.tobytes())
         if key not in self._known_caps:
             if len(self._known_caps) > KEPT:
                 self._known_caps.clear()
@@ -212,7 +244,7 @@ class TripBound:
         turns, rest = self._turns(numbers)
         lows = np.array([low for low, _ in shape.links] + [0.0])
         highs = [high for _, high in shape.links] + [0.0]
-        after = np.cumsum(lows[::-1])[::-1]
+        before, after, most_after = shape.room
         begins = np.concatenate([[0.0], np.cumsum(lows[:-1])])  # links before each stage
         width = len(starts)
         slack = step_s - 2 * starts
@@ -242,9 +274,11 @@ class TripBound:
                 ok &= (cap >= 0) & (high_v[s] >= low_u[s] * (1 - 1e-12))
                 if s + 1 < stages:
                     high_u[s + 1] = np.minimum(high_v[s] + highs[s], stops - after[s + 1])
+                    high_u[s + 1] = np.minimum(high_u[s + 1], caps[: s + 1].sum(axis=0) + before[s + 1])
             ok &= high_v[-1] >= starts * (1 - 1e-12)
             for s in range(stages - 1, -1, -1):
                 low_u[s] = np.maximum(low_u[s], low_v[s] - caps[s])
+                low_u[s] = np.maximum(low_u[s], starts - caps[s:].sum(axis=0) - most_after[s])
                 window = turns[s, s:] > 0
                 if window.any():
                     count = turns[s, s:][window][:, None]
@@ -300,7 +334,7 @@ class TripBound:
             self._known_turns[key] = turns, rest
         return self._known_turns[key]
 
-    def _holds(self, groups: list[tuple[int, int, Array, int]], budget: Array) -> Flags:
+    def _holds(self, groups: dict[int, tuple[int, Array, int]], budget: Array) -> Flags:
         """Whether devices with these caps might hold the whole model in ``budget`` seconds together.
 
         By one multiplier μ ≥ 0: price held ≤ μ · budget + Σ over the chosen of max over t of (price(t) − μ
@@ -313,7 +347,7 @@ class TripBound:
             mus = mus[np.linspace(0, len(mus) - 1, 16).astype(int)]
         free = np.sort(goods.least)[::-1][: goods.tiny].sum()
         total = (budget + free)[:, None] * mus[None, :]
-        for g, size, cap, flying in groups:
+        for g, (size, cap, flying) in groups.items():
             devices = range(self.model.devices) if g < 0 else self.sites.members[g]
             gains = np.stack([goods.gain(d, cap, flying, mus) for d in devices])  # (devices, P, μ)
             if size < len(gains):
@@ -321,6 +355,13 @@ class TripBound:
             total += gains.sum(axis=0)
         held: Flags = total.min(axis=1) >= 1 - MARGIN
         return held
+
+
+def _shape(segments: tuple[tuple[int, int], ...], links: tuple[Range, ...], least_s: float) -> Shape:
+    """With every boundary's place known."""
+    low, high = ([0.0, *itertools.accumulate(x[i] for x in links)] for i in (0, 1))
+    room = (tuple(high), tuple(low[-1] - x for x in low), tuple(high[-1] - x for x in high))
+    return Shape(segments, links, least_s, room)
 
 
 def _compositions(total: int, most: list[int]) -> Iterator[tuple[int, ...]]:

@@ -15,8 +15,7 @@ So for a limit and an interval of P every u_s, v_s and t_s lies between two numb
 through the pipeline there and back. What the devices can hold then, whole layers within t_s and all t_s
 within P less the links, must be the whole model, or no plan of that shape is below the limit. Shapes: numbers
 of stages, and where links fall into near and far ones the orders of the sites with numbers of devices in
-each; more crossings than sites need are counted as crossings at the very beginning, which leaves more room
-to the stages.
+each; of plans that cross as often as there are sites, or more often, only the number of crossings is kept.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from skyctl.planner.verification.facts import Array, Bools, Facts, Ints, sums
+from skyctl.planner.verification.facts import Array, Bools, Facts
 from skyctl.planner.verification.found import Proof
+from skyctl.planner.verification.store import ROUND, Store
 from skyctl.schedule.actions import EAGER, in_flight
 
 STEP = 1.5
@@ -38,9 +38,32 @@ MAX_ORDERS = 6000
 MAX_TABLE = 4_000_000
 INTERVALS = 32
 HALVINGS = 10
-ROUND = 1e-9
 
 Range = tuple[float, float]
+
+
+class Links(NamedTuple):
+    """``each``: the range of every boundary's cost. ``crossings``: how many are far, where it is not known
+    which; None where it is."""
+
+    each: tuple[Range, ...]
+    crossings: int | None
+    near: Range
+    far: Range
+
+    def least(self, start: int, stop: int) -> float:
+        """Of the boundaries [start, stop) together."""
+        if self.crossings is None:
+            return sum(low for low, _ in self.each[start:stop])
+        sure = max(0, self.crossings - (len(self.each) - (stop - start)))
+        return sure * self.far[0] + (stop - start - sure) * self.near[0]
+
+    def most(self, start: int, stop: int) -> float:
+        """Of the boundaries [start, stop) together."""
+        if self.crossings is None:
+            return sum(high for _, high in self.each[start:stop])
+        far = min(stop - start, self.crossings)
+        return far * self.far[1] + (stop - start - far) * self.near[1]
 
 
 class Part(NamedTuple):
@@ -62,7 +85,9 @@ def prove(facts: Facts, below_s: float) -> Proof:
     for links, layouts in trips.shapes():
         shapes += len(layouts)
         if not trips.impossible(links, layouts):
-            return Proof(None, f"trips do not rule out a plan of {len(links) + 1} stages below the bound")
+            return Proof(
+                None, f"trips do not rule out a plan of {len(links.each) + 1} stages below the bound"
+            )
     return Proof(True, f"no trip of a microbatch leaves room for the model ({shapes} shapes of pipelines)")
 
 
@@ -74,39 +99,46 @@ class _Trips:
         self.m = facts.microbatches
         self.eager = facts.problem.schedule == EAGER
         self.limit = below_s
-        self.store = _Store(facts, below_s / self.m)
+        self.store = Store(facts, below_s / self.m)
         self.costs = _link_costs(facts)
         self._joined: dict[tuple[int, ...], list[float]] = {}
         self.sites = _sites(facts.devices, self.costs)
 
-    def shapes(self) -> Iterator[tuple[tuple[Range, ...], list[tuple[Part, ...]]]]:
-        """(cost of every boundary, the layouts with just these costs), all together covering every plan."""
+    def shapes(self) -> Iterator[tuple[Links, list[tuple[Part, ...]]]]:
+        """(costs of the boundaries, the layouts with just these costs), all together covering every plan."""
         everyone = tuple(range(self.facts.devices))
         near = _hull([self._cost(site, site) for site in self.sites if len(site) > 1])
         far = _hull([self._cost(a, b) for a, b in itertools.permutations(self.sites, 2)])
+        some = _hull([near, far]) if len(self.sites) > 1 else near
         for stages in range(1, self.facts.most_stages + 1):
             for crossings in range(stages if len(self.sites) > 1 else 1):
                 orders = None
                 if crossings < len(self.sites):
                     orders = list(itertools.islice(self._orders(stages, crossings + 1), MAX_ORDERS))
                 if orders is None or len(orders) == MAX_ORDERS:
-                    relaxed = (far,) * crossings + (near,) * (stages - 1 - crossings)
-                    yield relaxed, [(Part(everyone, stages),)]
+                    each = (some if crossings else near,) * (stages - 1)
+                    low = (min(near[0], some[0]), near[1]) if crossings else near
+                    yield Links(each, crossings, low, far), [(Part(everyone, stages),)]
                     continue
                 grouped: dict[tuple[Range, ...], list[tuple[Part, ...]]] = {}
                 for layout in orders:
                     grouped.setdefault(self._links(layout), []).append(layout)
-                yield from grouped.items()
+                for each, layouts in grouped.items():
+                    yield Links(each, None, near, far), layouts
 
     def _cost(self, here: tuple[int, ...], there: tuple[int, ...]) -> Range:
         return _hull([self.costs[a, b] for a in here for b in there if a != b])
 
     def _orders(self, stages: int, count: int) -> Iterator[tuple[Part, ...]]:
-        for order in itertools.permutations(self.sites, count):
-            ends = itertools.combinations(range(1, stages), count - 1)
-            for cuts in ends:
+        for order in itertools.product(self.sites, repeat=count):
+            if any(a == b for a, b in itertools.pairwise(order)):
+                continue
+            for cuts in itertools.combinations(range(1, stages), count - 1):
                 sizes = [b - a for a, b in itertools.pairwise((0, *cuts, stages))]
-                if all(size <= len(site) for size, site in zip(sizes, order, strict=True)):
+                if all(
+                    sum(size for size, other in zip(sizes, order, strict=True) if other == site) <= len(site)
+                    for site in order
+                ):
                     yield tuple(Part(site, size) for site, size in zip(order, sizes, strict=True))
 
     def _links(self, layout: tuple[Part, ...]) -> tuple[Range, ...]:
@@ -117,14 +149,15 @@ class _Trips:
             out += [self._cost(part.devices, part.devices)] * (part.stages - 1)
         return tuple(out)
 
-    def impossible(self, links: tuple[Range, ...], layouts: list[tuple[Part, ...]]) -> bool:
+    def impossible(self, links: Links, layouts: list[tuple[Part, ...]]) -> bool:
         """Whether no plan with these links and one of these layouts is below the limit."""
         layouts = [layout for layout in layouts if self._enough(layout)]
         if not layouts:
             return True
-        least = sum(low for low, _ in links) + self.store.least_trip
+        stages = len(links.each) + 1
+        least = links.least(0, stages - 1) + self.store.least_trip
         # the first stage waits for one trip before its first backward, for another after its last forward
-        waits = not self.eager and self.m > self._flying(0, len(links) + 1)
+        waits = not self.eager and self.m > self._flying(0, stages)
         longest = self.limit / 2 if waits else self.limit
         if least > longest:
             return True
@@ -132,42 +165,44 @@ class _Trips:
         first = self._most_times(links, edges[:-1], edges[1:])
         return all(self._ruled_out(layout, links, edges, first) for layout in layouts)
 
-    def _least_links(self, layout: tuple[Part, ...], links: tuple[Range, ...]) -> float:
+    def _least_links(self, layout: tuple[Part, ...], links: Links) -> float:
         """The least that all boundaries cost together: inside a part, as many of the cheapest links as join
         devices without a circle."""
+        if links.crossings is not None:
+            joined = sum(self._join(layout[0].devices)[: len(links.each)])
+            return max(joined, links.least(0, len(links.each)))
         total = 0.0
         at = -1
         for part in layout:
             if at >= 0:
-                total += links[at][0]
+                total += links.each[at][0]
             at += part.stages
-            if part.devices not in self._joined:
-                self._joined[part.devices] = self._join(part.devices)
-            joined = sum(self._joined[part.devices][: part.stages - 1])
-            total += max(joined, sum(low for low, _ in links[at - part.stages + 1 : at]))
+            joined = sum(self._join(part.devices)[: part.stages - 1])
+            total += max(joined, links.least(at - part.stages + 1, at))
         return total
 
     def _join(self, devices: tuple[int, ...]) -> list[float]:
-        group = {d: {d} for d in devices}
-        out = []
-        for a, b in sorted(itertools.combinations(devices, 2), key=lambda pair: self.costs[pair][0]):
-            if group[a] is not group[b]:
-                out.append(self.costs[a, b][0])
-                group[a] |= group[b]
-                for d in group[b]:
-                    group[d] = group[a]
-        return out
+        if devices not in self._joined:
+            group = {d: {d} for d in devices}
+            out = self._joined[devices] = []
+            for a, b in sorted(itertools.combinations(devices, 2), key=lambda pair: self.costs[pair][0]):
+                if group[a] is not group[b]:
+                    out.append(self.costs[a, b][0])
+                    group[a] |= group[b]
+                    for d in group[b]:
+                        group[d] = group[a]
+        return self._joined[devices]
 
     def _enough(self, layout: tuple[Part, ...]) -> bool:
         """Whether the best devices could hold the model were each busy all the time."""
         held = 0.0
-        for part in layout:
+        for part in _merged(layout):
             most = (float(self.store.most(d, 1, np.array([self.limit / self.m]))[0]) for d in part.devices)
             held += sum(sorted(most, reverse=True)[: part.stages])
         return held >= 1 - ROUND
 
     def _ruled_out(
-        self, layout: tuple[Part, ...], links: tuple[Range, ...], edges: Array, first: tuple[Array, Bools]
+        self, layout: tuple[Part, ...], links: Links, edges: Array, first: tuple[Array, Bools]
     ) -> bool:
         low, high = edges[:-1], edges[1:]
         most, stands = first
@@ -183,13 +218,13 @@ class _Trips:
                 most, stands = self._most_times(links, low, high)
         return False
 
-    def _most_times(self, links: tuple[Range, ...], low: Array, high: Array) -> tuple[Array, Bools]:
+    def _most_times(self, links: Links, low: Array, high: Array) -> tuple[Array, Bools]:
         """(most seconds of a stage (stages, intervals), which intervals [low, high] of P are possible)."""
-        count = len(links) + 1
+        count = len(links.each) + 1
         flying = [self.m if self.eager else self._flying(s, count) for s in range(count)]
-        least = np.array([a for a, _ in links] + [0.0])
-        most = np.array([b for _, b in links] + [0.0])
-        left = np.cumsum(least[::-1])[::-1]
+        least = np.array([a for a, _ in links.each] + [0.0])
+        most = np.array([b for _, b in links.each] + [0.0])
+        left = [links.least(s, count - 1) for s in range(count)]
         width = len(low)
         u_low, v_low = np.zeros((count, width)), np.zeros((count, width))
         u_high, v_high = np.tile(high, (count, 1)), np.tile(high, (count, 1))
@@ -213,10 +248,13 @@ class _Trips:
                 times[s] = np.clip(np.minimum(time, v_high[s] - u_low[s]), 0.0, None)
                 possible &= v_high[s] >= u_low[s] - ROUND * self.limit
                 if s + 1 < count:
-                    u_high[s + 1] = np.minimum(v_high[s] + most[s], high - left[s + 1])
+                    reach = times[: s + 1].sum(axis=0) + links.most(0, s + 1)
+                    u_high[s + 1] = np.minimum(np.minimum(v_high[s] + most[s], reach), high - left[s + 1])
             possible &= v_high[-1] >= low - ROUND * self.limit
             for s in reversed(range(count)):
                 u_low[s] = np.maximum(u_low[s], v_low[s] - times[s])
+                rest = times[s:].sum(axis=0) + links.most(s, count - 1)
+                u_low[s] = np.maximum(u_low[s], low - rest)
                 for e in range(s, count):
                     turns, _ = self._turns(flying, s, e)
                     if turns:
@@ -262,7 +300,7 @@ class _Trips:
                 time = np.minimum(time, (self.limit + u_high - v_low[begin] - v_low[end]) / weight)
         return time
 
-    def _room(self, layout: tuple[Part, ...], links: tuple[Range, ...], most: Array, high: Array) -> Bools:
+    def _room(self, layout: tuple[Part, ...], links: Links, most: Array, high: Array) -> Bools:
         """In which intervals the devices might hold the whole model.
 
         Weak duality with one price λ on the seconds: what is held is at most λ · (P − links) plus, for the
@@ -272,14 +310,18 @@ class _Trips:
         rates = np.unique(np.append(store.rate, 0.0))
         if len(rates) > 24:
             rates = rates[np.linspace(0, len(rates) - 1, 24).astype(int)]
-        stages = len(links) + 1
+        stages = len(links.each) + 1
         spare = high - self._least_links(layout, links) + store.small_stages
         held = rates[None, :] * spare[:, None]
+        caps: dict[tuple[int, ...], tuple[Array, int]] = {}  # most seconds, least in flight
         at = 0
         for part in layout:
             cap = most[at : at + part.stages].max(axis=0)
             at += part.stages
-            flying = in_flight(self.facts.problem.schedule, at - 1, stages, self.m)
+            known, fewest = caps.get(part.devices, (cap, self.m))
+            caps[part.devices] = np.maximum(cap, known), min(fewest, self._flying(at - 1, stages))
+        for part in _merged(layout):
+            cap, flying = caps[part.devices]
             worth = []
             for d in part.devices:
                 room = np.maximum(store.most(d, flying, cap) / store.rate[d], store.least[d])[:, None]
@@ -289,64 +331,12 @@ class _Trips:
         return np.asarray(held.min(axis=1) >= 1 - ROUND)
 
 
-class _Store:
-    """What a device can hold of the model (1 in all) within seconds and memory.
-
-    A layer counts for the least share that it has of any device's time for everything. ``rate``: the most a
-    device holds a second; ``least``: the least seconds of a stage, layers that count for little left out, and
-    ``small_stages`` what that may be wrong by for all of these; ``forward``, ``backward``: least shares.
-    """
-
-    def __init__(self, facts: Facts, most_s: float) -> None:
-        self.facts = facts
-        self.most_s = most_s
-        seconds = np.stack([facts.seconds(d) for d in range(facts.devices)])
-        totals = seconds.sum(axis=1, keepdims=True)
-        shares = np.divide(seconds, totals, out=np.zeros_like(seconds), where=totals > 0)
-        value = shares.min(axis=0)
-        self.value = value / value.sum() if value.sum() > 0 else value
-        quick = (seconds <= 0) & (self.value > 0)
-        rate = np.divide(self.value, seconds, out=np.zeros_like(seconds), where=seconds > 0)
-        self.rate = np.where(quick.any(axis=1), np.inf, rate.max(axis=1))
-        self.usable = bool(np.isfinite(self.rate).all() and (self.rate > 0).all())
-        small = self.value < 0.2 * np.median(self.value)
-        self.least = seconds[:, ~small].min(axis=1)
-        self.small_stages = float(np.sort(self.least)[::-1][: int(small.sum())].sum())
-        self.least_trip = (1 - ROUND) / float(self.rate.max()) if self.usable else 0.0
-        forward = np.stack([facts.columns(d)[0] for d in range(facts.devices)])
-        share = np.divide(forward, seconds, out=np.full_like(seconds, 0.5), where=seconds > 0)
-        self.forward, self.backward = float(share.min()), float(1 - share.max())
-        self._kinds = {d: kind for kind in facts.kinds for d in kind.members}
-        self._tables: dict[tuple[int, int], tuple[Array, Array]] = {}
-
-    def most(self, device: int, flying: int, seconds: Array) -> Array:
-        """The most that a stage of at most so many seconds holds there."""
-        kind = self._kinds[device]
-        key = (kind.device, flying if self.facts.limited else 1)
-        if key not in self._tables:
-            self._tables[key] = self._table(*key)
-        times, held = self._tables[key]
-        return held[np.searchsorted(times, seconds * (1 + 1e-12), side="right")]
-
-    def _table(self, device: int, flying: int) -> tuple[Array, Array]:
-        """(seconds of every range that fits, ascending; the most held within each, 0 first)."""
-        work = self.facts.work(device)
-        starts, stops = self._ranges(device, flying, work)
-        value = sums(self.value)
-        times, held = work[stops] - work[starts], value[stops] - value[starts]
-        order = np.argsort(times, kind="stable")
-        return times[order], np.concatenate([[0.0], np.maximum.accumulate(held[order])])
-
-    def _ranges(self, device: int, flying: int, work: Array) -> tuple[Ints, Ints]:
-        """(starts, stops) of every range that fits."""
-        kind, within = self._kinds[device], self.most_s * (1 + 1e-9)
-        each = np.arange(self.facts.layers)
-        if self.facts.windowed:
-            found = [np.flatnonzero(self.facts.stops(kind, int(p), flying, within, work)) for p in each]
-            return np.repeat(each, [len(stops) for stops in found]), np.concatenate(found)
-        count = self.facts.farthest(kind, flying, within, work) - each
-        starts = np.repeat(each, count)
-        return starts, starts + 1 + np.arange(len(starts)) - np.repeat(np.cumsum(count) - count, count)
+def _merged(layout: tuple[Part, ...]) -> list[Part]:
+    """One part a site, wherever its stages are."""
+    stages: dict[tuple[int, ...], int] = {}
+    for part in layout:
+        stages[part.devices] = stages.get(part.devices, 0) + part.stages
+    return [Part(devices, count) for devices, count in stages.items()]
 
 
 def _link_costs(facts: Facts) -> dict[tuple[int, int], Range]:
