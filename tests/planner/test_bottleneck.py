@@ -17,9 +17,10 @@ from skyctl.planner.bottleneck.narrow import narrow
 from skyctl.planner.bottleneck.periodic import MARGIN, Periodic
 from skyctl.planner.bottleneck.potentials import most_layers
 from skyctl.planner.bottleneck.prices import Prices, price_bound_s, volume_bound_s
-from skyctl.planner.bottleneck.reach import Reach, value_s
+from skyctl.planner.bottleneck.reach import Reach
 from skyctl.planner.bottleneck.repeats import Run, find_run
 from skyctl.planner.bottleneck.solve import Search, least_bottleneck
+from skyctl.planner.evaluate import bottleneck_s
 from skyctl.planner.model import Model
 from skyctl.records.problem import Device, Layer, LayerTimes, Problem
 
@@ -81,7 +82,7 @@ def optimum(model):
         model, None, lambda limit_s, strict: subsets.cover(model, limit_s, strict=strict), 0.0, NEVER
     )
     assert proved
-    return math.inf if best is None else value_s(model, best)
+    return math.inf if best is None else bottleneck_s(model, best)
 
 
 def examined(search, optimum_s):
@@ -89,7 +90,7 @@ def examined(search, optimum_s):
     value = math.inf
     if search.best is not None:
         assert search.model.allowed(search.best)
-        value = value_s(search.model, search.best)
+        value = bottleneck_s(search.model, search.best)
     assert value >= optimum_s * (1 - 1e-9)
     assert search.bound_s <= optimum_s * (1 + 1e-9)
     if search.proved:
@@ -199,7 +200,7 @@ def test_many_devices_are_proved():
     best, bound, proved, _ = least_bottleneck(model, None, time.perf_counter() + 30)
     assert proved
     assert model.allowed(best)
-    assert bound == value_s(model, best)
+    assert bound == bottleneck_s(model, best)
 
 
 def test_random_costs_come_close():
@@ -212,7 +213,7 @@ def test_random_costs_come_close():
     bound, _ = price_bound_s(prices, volume_bound_s(reach), math.inf, time.perf_counter() + 1)
     best = beam.search(prices, None, bound, NEVER, beam.WIDTHS[:2])
     assert model.allowed(best)
-    assert value_s(model, best) <= bound * 1.02
+    assert bottleneck_s(model, best) <= bound * 1.02
 
 
 def test_memory_by_place_bounds_and_plans():
@@ -229,7 +230,7 @@ def test_memory_by_place_bounds_and_plans():
     model = Model(p)
     best, bound, _, _ = least_bottleneck(model, None, time.perf_counter() + 1)
     assert model.allowed(best)
-    assert bound <= value_s(model, best)
+    assert bound <= bottleneck_s(model, best)
     scarce = p.model_copy(
         update={"devices": tuple(d.model_copy(update={"memory_bytes": 14.0}) for d in p.devices)}
     )
@@ -330,7 +331,7 @@ def test_covering_agrees_with_subsets(seed):
         return
     found = covering.cover(best_s, False)
     assert model.allowed(found)
-    assert value_s(model, found) <= best_s * (1 + 1e-9)
+    assert bottleneck_s(model, found) <= best_s * (1 + 1e-9)
     assert covering.cover(best_s, True) is None
 
 

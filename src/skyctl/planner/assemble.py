@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner import memory
-from skyctl.planner.model import Model, Piece, Sums
+from skyctl.planner.evaluate import play
+from skyctl.planner.model import Model, Piece
 from skyctl.planner.unused import unused
 from skyctl.records.plan import (
     Certificate,
@@ -18,27 +18,11 @@ from skyctl.records.plan import (
     Stage,
     Strategy,
 )
-from skyctl.schedule.simulate import Boundary, StageTimes, simulate
-
-MANY = 500_000
-"""Stages × layers from which on prefix sums are not kept as lists: they would fill the memory."""
 
 
 def prediction(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> Prediction:
     """What the simulator and the memory formula say of one step."""
-    forward, backward, optimizer = (
-        spans(model, sums, pieces) for sums in (model.forward, model.backward, model.optimizer)
-    )
-    step = simulate(
-        model.schedule,
-        model.microbatches,
-        flying,
-        [StageTimes(*times) for times in zip(forward, backward, optimizer, strict=True)],
-        [
-            Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
-            for a, b in pairwise(pieces)
-        ],
-    )
+    step = play(model, pieces, flying)
     replicas = []
     for s, (d, p, q) in enumerate(pieces):
         device = model.problem.devices[d]
@@ -50,17 +34,9 @@ def prediction(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> 
         )
     return Prediction(
         iteration_s=step.iteration_s,
-        bottleneck_s=max(spans(model, model.work, pieces)),
+        bottleneck_s=max(model.work.of(pieces)),
         replicas=tuple(replicas),
     )
-
-
-def spans(model: Model, sums: Sums, pieces: Sequence[Piece]) -> list[float]:
-    """Seconds of each piece on its device."""
-    if len(pieces) * model.layers < MANY:
-        return [sums[d][q] - sums[d][p] for d, p, q in pieces]
-    arrays = ((sums.array(d), p, q) for d, p, q in pieces)
-    return [float(array[q] - array[p]) for array, p, q in arrays]
 
 
 def require_allowed(model: Model, pieces: Sequence[Piece], flying: Sequence[int], what: str) -> None:
@@ -129,7 +105,7 @@ def make_plan(
         )
         for s, (d, p, q) in enumerate(pieces)
     )
-    busy_s = spans(model, model.work, pieces)
+    busy_s = model.work.of(pieces)
     return Plan(
         strategy=strategy,
         problem=model.problem,

@@ -9,28 +9,16 @@ from skyctl.planner.model import Model, Piece
 from skyctl.schedule.actions import check_in_flight
 from skyctl.schedule.simulate import Boundary, Simulation, StageTimes, last_backwards, simulate
 
-MANY = 1 << 21
-"""Devices times layers from which prefix sums are not kept as lists (some 32 bytes each)."""
-
 
 def bottleneck_s(model: Model, pieces: Sequence[Piece]) -> float:
     """The largest stage's forward and backward."""
-    if model.devices * model.layers > MANY:
-        rows = ((model.work.array(d), p, q) for d, p, q in pieces)
-        return max(float(row[q] - row[p]) for row, p, q in rows)
-    return max(model.busy_s(*piece) for piece in pieces)
+    return max(model.work.of(pieces))
 
 
 def play(model: Model, pieces: Sequence[Piece], flying: Sequence[int], trace: bool = False) -> Simulation:
     """Simulates one step."""
-    stages = [
-        StageTimes(
-            model.forward[d][q] - model.forward[d][p],
-            model.backward[d][q] - model.backward[d][p],
-            model.optimizer[d][q] - model.optimizer[d][p],
-        )
-        for d, p, q in pieces
-    ]
+    columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer))
+    stages = [StageTimes(*times) for times in zip(*columns, strict=True)]
     boundaries = [
         Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
         for a, b in pairwise(pieces)

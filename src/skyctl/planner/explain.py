@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skyctl.planner import memory
-from skyctl.planner.assemble import spans
 from skyctl.planner.evaluate import play
 from skyctl.planner.grid import grid
 from skyctl.planner.model import Model
@@ -54,7 +53,7 @@ def stages(plan: Plan) -> tuple[StageView, ...]:
     """One view a stage, in pipeline order."""
     model = Model(plan.problem)
     pieces, flying = grid(model, plan)
-    busy_s = spans(model, model.work, pieces)
+    busy_s = model.work.of(pieces)
     largest = max(busy_s)
     views = []
     for s, (d, p, q) in enumerate(pieces):

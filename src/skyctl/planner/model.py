@@ -21,6 +21,8 @@ from skyctl.schedule.simulate import Hop
 
 Array = npt.NDArray[np.float64]
 
+MANY = 500_000
+"""Pieces × layers from which prefix sums are not kept as lists."""
 SUMS = 2e-15
 """Relative: what differences of prefix sums may be off by, in terms of the whole."""
 
@@ -47,7 +49,8 @@ NO_WAY = Way(0.0, 0.0, ())
 class Sums:
     """Per device the prefix sums of its layers' seconds, made when asked for: [d][i] is layers [0, i)."""
 
-    def __init__(self, devices: int, layers_of: Callable[[int], Array]) -> None:
+    def __init__(self, devices: int, layers: int, layers_of: Callable[[int], Array]) -> None:
+        self._layers = layers
         self._layers_of = layers_of
         self._lists: list[list[float] | None] = [None] * devices
 
@@ -62,6 +65,13 @@ class Sums:
 
     def __iter__(self) -> Iterator[list[float]]:
         return (self[d] for d in range(len(self._lists)))
+
+    def of(self, pieces: Sequence[Piece]) -> list[float]:
+        """Seconds of each piece on its device; lists are kept only where they stay small."""
+        if len(pieces) * self._layers < MANY:
+            return [self[d][q] - self[d][p] for d, p, q in pieces]
+        arrays = ((self.array(d), p, q) for d, p, q in pieces)
+        return [float(array[q] - array[p]) for array, p, q in arrays]
 
     def array(self, device: int) -> Array:
         """The same numbers, shape (layers + 1,); nothing is kept: for problems too large for lists."""
@@ -110,10 +120,10 @@ class Model:
         forward = column("forward_s", lambda whole: whole / 3)
         backward = column("backward_s", lambda whole: whole - whole / 3)
         optimizer = column("optimizer_s", np.zeros_like)
-        self.forward = Sums(self.devices, forward)
-        self.backward = Sums(self.devices, backward)
-        self.optimizer = Sums(self.devices, optimizer)
-        self.work = Sums(self.devices, lambda d: forward(d) + backward(d))
+        self.forward = Sums(self.devices, self.layers, forward)
+        self.backward = Sums(self.devices, self.layers, backward)
+        self.optimizer = Sums(self.devices, self.layers, optimizer)
+        self.work = Sums(self.devices, self.layers, lambda d: forward(d) + backward(d))
         kinds: dict[object, int] = {}
         self.time_kind = [
             kinds.setdefault(device.flops_per_s if known is None else known, len(kinds))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from skyctl.errors import UndecidedError
-from skyctl.planner.bottleneck.reach import value_s
 from skyctl.planner.bottleneck.solve import least_bottleneck
-from skyctl.planner.evaluate import least_flying
+from skyctl.planner.evaluate import bottleneck_s, least_flying
 from skyctl.planner.found import Found
 from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.infeasible import raise_infeasible
@@ -57,7 +56,7 @@ def _bottleneck(model: Model, deadline: float) -> Found | None:
     best, bound, proved, method = least_bottleneck(model, start, deadline)
     if size > SMALL and not proved and (best is None or size <= LARGE):
         plans = [plan for plan in (best, _start(model)) if plan is not None]
-        best = min(plans, key=lambda plan: value_s(model, plan), default=None)
+        best = min(plans, key=lambda plan: bottleneck_s(model, plan), default=None)
     if best is None:
         return Found((), (), bound, bound, True, method) if proved else None
-    return Found(best, least_flying(model, len(best)), value_s(model, best), bound, proved, method)
+    return Found(best, least_flying(model, len(best)), bottleneck_s(model, best), bound, proved, method)

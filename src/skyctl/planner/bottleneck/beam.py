@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from skyctl.planner.bottleneck.prices import EPSILON, Prices, Shares
-from skyctl.planner.bottleneck.reach import SLACK, Floats, Ints, Reach, value_s
+from skyctl.planner.bottleneck.reach import SLACK, Floats, Ints, Reach
+from skyctl.planner.evaluate import bottleneck_s
 from skyctl.planner.model import Model, Piece
 
 Pieces = tuple[Piece, ...]
@@ -139,7 +140,7 @@ def search(
         best = first(prices, low_s, deadline)
         if best is None:
             return None
-    high_s = value_s(model, best)
+    high_s = bottleneck_s(model, best)
     beams = [Beam(prices, known) for known in prices.known[:-3:-1]]
     below = low_s
     for width in widths:
@@ -155,7 +156,7 @@ def search(
                 if found is None:
                     low = middle
                 else:
-                    best, high_s = found, min(high_s, value_s(model, found))
+                    best, high_s = found, min(high_s, bottleneck_s(model, found))
             if high_s - low_s <= CLOSE * high_s:
                 return best
         below = low_s + (high_s - low_s) * 0.5

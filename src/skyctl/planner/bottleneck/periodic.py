@@ -16,9 +16,10 @@ import numpy as np
 
 from skyctl.planner.bottleneck.balance import Balance, states
 from skyctl.planner.bottleneck.potentials import ROUNDING, most_layers
-from skyctl.planner.bottleneck.reach import SLACK, Ints, Reach, value_s
+from skyctl.planner.bottleneck.reach import SLACK, Ints, Reach
 from skyctl.planner.bottleneck.repeats import Edges, Run, needless
 from skyctl.planner.bottleneck.trail import laid_out
+from skyctl.planner.evaluate import bottleneck_s
 from skyctl.planner.model import Model, Piece
 from skyctl.planner.solver import balanced_edges
 
@@ -171,7 +172,7 @@ class Periodic:
 
     def improve(self, best: Pieces, low_s: float, deadline: float) -> Pieces:
         """The least limit that ``find`` finds a plan for: binary search over what stages can take."""
-        value = value_s(self.model, best)
+        value = bottleneck_s(self.model, best)
         every = self.edges(self.kept(value)).candidates(low_s, value * (1 - MARGIN))
         low, high = -1, len(every)  # nothing found at low, found at high
         while high - low > 1 and time.perf_counter() < deadline:
@@ -181,8 +182,8 @@ class Periodic:
                 low = middle
             else:
                 high = middle
-                if value_s(self.model, found) < value:
-                    best, value = found, value_s(self.model, found)
+                if bottleneck_s(self.model, found) < value:
+                    best, value = found, bottleneck_s(self.model, found)
         return best
 
     def prove(self, best: Pieces | None, low_s: float, deadline: float) -> tuple[Pieces | None, float, str]:
@@ -192,7 +193,7 @@ class Periodic:
         ``low_s``, and how is empty.
         """
         while True:
-            value = math.inf if best is None else value_s(self.model, best)
+            value = math.inf if best is None else bottleneck_s(self.model, best)
             target = value * (1 - MARGIN)
             left = deadline - time.perf_counter()
             if left <= 0:
@@ -201,7 +202,7 @@ class Periodic:
                 if not self.holds(target):
                     return best, value, "periodic edges (exact)"
                 better = self.find(target, MAX_TABLES // self.model.devices)
-                if better is not None and value_s(self.model, better) < value:
+                if better is not None and bottleneck_s(self.model, better) < value:
                     best = better
                     continue
             try:
@@ -210,6 +211,6 @@ class Periodic:
                 return best, low_s, ""
             if better is None:
                 return best, value, "periodic edges (exact, CP-SAT)"
-            if value_s(self.model, better) >= value:
+            if bottleneck_s(self.model, better) >= value:
                 return best, low_s, ""
             best = better

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skyctl.planner.bottleneck.subsets import Groups
-from skyctl.planner.model import Model, Piece
+from skyctl.planner.model import Model
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -151,17 +151,6 @@ class Reach:
         """What ``Model.busy_s`` says of a device of that class."""
         work = self.work[self.kind[row]]
         return float(work[stop] - work[start])
-
-
-def value_s(model: Model, pieces: tuple[Piece, ...]) -> float:
-    """``evaluate.bottleneck_s``, without prefix sums kept as lists for many devices."""
-    if model.layers * len(pieces) <= 200_000:
-        return max(model.busy_s(*piece) for piece in pieces)
-    out = 0.0
-    for d, p, q in pieces:
-        work = model.work.array(d)
-        out = max(out, float(work[q] - work[p]))
-    return out
 
 
 def _tops(values: Floats) -> Floats | None:

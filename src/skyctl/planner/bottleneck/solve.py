@@ -14,8 +14,9 @@ from skyctl.planner.bottleneck.cover import Covering
 from skyctl.planner.bottleneck.narrow import narrow
 from skyctl.planner.bottleneck.periodic import MARGIN, Periodic
 from skyctl.planner.bottleneck.prices import Prices, price_bound_s, volume_bound_s
-from skyctl.planner.bottleneck.reach import Reach, value_s
+from skyctl.planner.bottleneck.reach import Reach
 from skyctl.planner.bottleneck.repeats import find_run
+from skyctl.planner.evaluate import bottleneck_s
 from skyctl.planner.model import Model, Piece
 
 Pieces = tuple[Piece, ...]
@@ -78,14 +79,14 @@ class Search:
         return self.low if self.proved or "prices" not in self.bound_by else self.low * (1 - BELOW)
 
     def _value_s(self) -> float:
-        return math.inf if self.best is None else value_s(self.model, self.best)
+        return math.inf if self.best is None else bottleneck_s(self.model, self.best)
 
     def _left_s(self) -> float:
         return self.deadline - time.perf_counter()
 
     def _take(self, pieces: Pieces | None, by: str) -> None:
         """A plan; where it meets the bound, it is proved."""
-        if pieces is not None and (self.best is None or value_s(self.model, pieces) < self._value_s()):
+        if pieces is not None and (self.best is None or bottleneck_s(self.model, pieces) < self._value_s()):
             self.best, self.found_by = pieces, by
             self._prove(self.low, self.bound_by)
 
