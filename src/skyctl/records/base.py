@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from skyctl.errors import RecordError
 
@@ -28,14 +38,70 @@ Index = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 
 
+def since(version: int, default: Any, **limits: Any) -> Any:
+    """A field that files have only from ``version`` on; older files mean ``default``."""
+    return Field(default=default, json_schema_extra={"since": version}, **limits)
+
+
 class Record(BaseModel):
-    """Frozen, strict, no unknown keys, no NaN or infinity. Unknown is None, never a made-up number."""
+    """Frozen, strict, no unknown keys, no NaN or infinity. Unknown is None, never a made-up number.
+
+    Newer fields (``since``) that say nothing beyond their default are not written, and a file is written in
+    the oldest version that can hold it, so that an older skyctl reads what asks nothing new of it.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        out: dict[str, Any] = handler(self)
+        for name, (_, default) in _newer(type(self)).items():
+            if getattr(self, name) == default:
+                out.pop(name, None)
+        if "version" in out:
+            out["version"] = _needed_version(self)
+        return out
+
+
+@cache
+def _newer(cls: type[Record]) -> dict[str, tuple[int, Any]]:
+    """By field that came after version 1: the version, and the default."""
+    found: dict[str, tuple[int, Any]] = {}
+    for name, field in cls.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and isinstance(version := extra.get("since"), int):
+            found[name] = (version, field.default)
+    return found
+
+
+def _needed_version(value: object) -> int:
+    """The oldest version in which a record, and all that is in it, can be written."""
+    if isinstance(value, Record):
+        newer = _newer(type(value))
+        own = (v for name, (v, default) in newer.items() if getattr(value, name) != default)
+        inside = (_needed_version(item) for _, item in value)
+        return max((1, *own, *inside))
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple) and value and not isinstance(value[0], (int, float, str)):
+        return max(map(_needed_version, value))
+    return 1
+
 
 class FileRecord(Record):
-    """A record that is a file of its own. Subclasses give ``kind`` and ``version`` with literal defaults."""
+    """A record that is a file of its own. Subclasses give ``kind`` and ``version`` with literal defaults.
+
+    A file of an older version is read as one of today's.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, raw: Any) -> Any:
+        newest = cls.model_fields["version"].default
+        given = raw.get("version") if isinstance(raw, dict) else None
+        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < newest:
+            return {**raw, "version": newest}
+        return raw
 
     def to_json(self) -> str:
         """The file's text: indented JSON, one final newline."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 
 
 class StepMeasurement(Record):
@@ -24,15 +24,21 @@ class Quantiles(Record):
 
 
 class ReplicaPredicted(Record):
-    """The plan's own figures for one device."""
+    """The plan's own figures for one device; forward and backward are of the whole step."""
 
     compute_s: Seconds
     idle_s: Seconds
     memory_bytes: Bytes
+    forward_s: Seconds | None = since(2, None)
+    backward_s: Seconds | None = since(2, None)
+    optimizer_s: Seconds | None = since(2, None)
 
 
 class ReplicaMeasurement(Record):
-    """One device's median step. ``transfer_s``: waiting for the network; ``idle_s``: for other stages."""
+    """One device's median step. ``transfer_s``: waiting for the network; ``idle_s``: for other stages.
+
+    ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own part of ``compute_s``.
+    """
 
     device: Name
     compute_s: Seconds
@@ -40,13 +46,23 @@ class ReplicaMeasurement(Record):
     idle_s: Seconds
     peak_memory_bytes: Bytes | None
     predicted: ReplicaPredicted
+    forward_s: Seconds | None = since(2, None)
+    backward_s: Seconds | None = since(2, None)
+    optimizer_s: Seconds | None = since(2, None)
+
+
+class ValidationMeasurement(Record):
+    """The mean loss over held-out samples, after step ``step``."""
+
+    step: Index
+    loss: float
 
 
 class Measurement(FileRecord):
     """``measurement.json`` in a run's folder; ``launch --json`` prints the same."""
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     run_id: Name
     strategy: str
     steps: Seq[StepMeasurement]
@@ -56,3 +72,5 @@ class Measurement(FileRecord):
     final_loss: float
     attempts: Count
     weights: str | None
+    validation: Seq[ValidationMeasurement] = since(2, ())
+    trace: str | None = since(2, None)

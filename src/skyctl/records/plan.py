@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.problem import Problem
 
 Strategy = Literal["even", "heuristic", "optimal", "assigned"]
@@ -23,11 +23,17 @@ class WorkloadRef(Record):
 
 
 class Replica(Record):
-    """One device's share of a stage: that many of the step's microbatches, that many kept in flight."""
+    """One device's share of a stage: that many of the step's microbatches, that many kept in flight.
+
+    ``recompute``: keeps only its layers' inputs and computes the rest again in the backward.
+    ``weights_behind``: under ``zero-bubble``, by how many microbatches weight gradients follow the backward.
+    """
 
     device: Name
     microbatches: Count
     in_flight: Count
+    recompute: bool = since(2, False)
+    weights_behind: Index = since(2, 0)
 
 
 class Stage(Record):
@@ -86,7 +92,7 @@ class Plan(FileRecord):
     """An envelope (problem, prediction, certificate) around a form; this form is stages × replicas."""
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem

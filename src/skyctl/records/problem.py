@@ -6,7 +6,18 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq
+from skyctl.records.base import (
+    Bytes,
+    Count,
+    FileRecord,
+    Index,
+    Name,
+    Positive,
+    Record,
+    Seconds,
+    Seq,
+    since,
+)
 
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
@@ -16,10 +27,14 @@ NAMED = 12
 
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b"]
 Objective = Literal["iteration", "bottleneck"]
+LinkDtype = Literal["float32", "bfloat16", "int8"]
 
 
 class Layer(Record):
-    """One layer, per microbatch. ``flops``: forward and backward together."""
+    """One layer, per microbatch. ``flops``: forward and backward together.
+
+    ``deferred_bytes``: what is kept more, until they are computed, where weight gradients are put off.
+    """
 
     name: Name
     flops: float = Field(ge=0)
@@ -27,6 +42,7 @@ class Layer(Record):
     activation_bytes: Bytes
     output_bytes: Bytes
     workspace_bytes: Bytes = 0.0
+    deferred_bytes: Bytes = since(2, 0.0)
 
 
 class Device(Record):
@@ -39,20 +55,30 @@ class Device(Record):
 
 
 class LayerTimes(Record):
-    """Measured seconds per layer on one device; ``optimizer_s`` once a step, the others per microbatch."""
+    """Measured seconds per layer on one device; ``optimizer_s`` once a step, the others per microbatch.
+
+    ``weight_s``: the part of ``backward_s`` that only weight gradients need (None: not known).
+    """
 
     forward_s: Seq[Seconds]
     backward_s: Seq[Seconds]
     optimizer_s: Seq[Seconds]
+    weight_s: Seq[Seconds] | None = since(2, None)
 
 
 class Link(Record):
-    """A directed link. A missing one is free."""
+    """A directed link. A missing one is free.
+
+    ``dtype``: what numbers are sent as (None: as they are); ``sent_share``: bytes on the link for a byte of a
+    layer's output.
+    """
 
     source: Name
     target: Name
     latency_s: Seconds
     bandwidth_bytes_per_s: Positive
+    dtype: LinkDtype | None = since(2, None)
+    sent_share: Positive = since(2, 1.0)
 
 
 class SharedResource(Record):
@@ -64,10 +90,13 @@ class SharedResource(Record):
 
 
 class Problem(FileRecord):
-    """Everything a plan depends on, and nothing else."""
+    """Everything a plan depends on, and nothing else.
+
+    ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
+    """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)
@@ -79,6 +108,7 @@ class Problem(FileRecord):
     receive_window: Index = 0
     schedule: Schedule = "1f1b"
     objective: Objective = "iteration"
+    recompute: bool = since(2, False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:
@@ -94,6 +124,18 @@ class Problem(FileRecord):
                         f"times of {device!r}: {field} has {len(getattr(times, field))} values "
                         f"for {len(self.layers)} layers"
                     )
+            if times.weight_s is not None:
+                if len(times.weight_s) != len(self.layers):
+                    raise ValueError(
+                        f"times of {device!r}: weight_s has {len(times.weight_s)} values "
+                        f"for {len(self.layers)} layers"
+                    )
+                for i, (part, whole) in enumerate(zip(times.weight_s, times.backward_s, strict=True)):
+                    if part > whole:
+                        raise ValueError(
+                            f"times of {device!r}: weight_s[{i}] is {part:g}, more than the whole backward_s "
+                            f"of {whole:g}"
+                        )
         pairs: set[tuple[str, str]] = set()
         for link in self.links:
             _need(link.source, known, "links")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
 
 
 class NodeProfile(Record):
@@ -29,7 +29,8 @@ class LayerTiming(Record):
     """One distinct layer at one microbatch size on one device.
 
     Seconds per microbatch (``optimizer_s``: per step). ``spread``: (p90 − p10) / median of the blocks
-    measured. ``skipped``: why there are no figures.
+    measured. ``skipped``: why there are no figures. ``weight_s``: the part of ``backward_s`` that only weight
+    gradients need.
     """
 
     signature: str
@@ -40,6 +41,7 @@ class LayerTiming(Record):
     spread: float | None = None
     repeats: Index = 0
     skipped: str | None = None
+    weight_s: Seconds | None = since(2, None)
 
 
 class DeviceProfile(Record):
@@ -77,6 +79,7 @@ class LayerCosts(Record):
     activation_bytes: Bytes
     output_bytes: Bytes
     workspace_bytes: Bytes
+    deferred_bytes: Bytes = since(2, 0.0)
 
 
 class ShapeProfile(Record):
@@ -109,7 +112,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     cluster: Name
     cluster_digest: str
     created: str
