@@ -1,12 +1,12 @@
 """What a float tensor is sent as: fewer bits, straight into the buffer that is sent, and straight out of it.
 
-* ``float32``, ``bfloat16``: rounded to nearest. bfloat16 keeps each value to 2^-9 of itself.
-* ``int8``: blocks of ``BLOCK`` values one after the other in memory (the last one may be shorter), each with a
-  float32 scale, its largest magnitude / 127; so each value is kept to 1/254 of the largest of its block (and to
-  ``SMALLEST_SCALE`` / 2). On the wire: the scales, then the values, in one buffer of bytes.
+* ``float32``, ``bfloat16``: rounded to nearest. bfloat16 keeps each value to 2^-8 of itself.
+* ``int8``: blocks of ``BLOCK`` values as they lie in memory (the last may be shorter), each with a float32
+  scale, its largest magnitude / 127; so each value is kept to 1/254 of the largest of its block (and to
+  ``SMALLEST_SCALE`` / 2). On the link: the scales, then the values, in one buffer of bytes.
 
 A NaN arrives as NaN, and nothing infinite arrives as a number: int8 loses the whole block that holds one.
-Only what gets smaller is sent otherwise; other tensors (integers, narrower floats, empty ones) go as they are.
+Only what gets smaller is encoded; other tensors (integers, narrower floats, empty ones) go as they are.
 Rounding is plain: neither stochastic rounding nor error feedback brought losses nearer (docs/decisions.md).
 """
 

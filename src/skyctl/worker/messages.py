@@ -281,7 +281,7 @@ class Outbox:
         tag = _tag(self._backward, microbatch)
         header = self._buffers.header()
         header.write(step, microbatch, flags, len(sent))
-        works = [self._pair.send(header.tensor, tag)]  # before encoding: from here on it is transfer there too
+        works = [self._pair.send(header.tensor, tag)]  # first: the peer, too, counts the encoding as transfer
         wires = []
         for tensor, code in sent:
             out = tensor
