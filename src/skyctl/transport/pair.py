@@ -328,8 +328,11 @@ class _GlooWork:
         self._pair, self._work, self._tensor = pair, work, tensor
 
     def wait(self, timeout_s: float | None = None) -> None:
+        if self._work is None:
+            return
         limit = self._pair._limit if timeout_s is None else timedelta(seconds=timeout_s)
         try:
             self._work.wait(limit)
         except RuntimeError as exc:
             raise self._pair.lost(exc, limit.total_seconds()) from exc
+        self._work = None  # Gloo's would wait for ever if it were asked again

@@ -298,9 +298,9 @@ class StagedRecv:
 
     def wait(self, limit: timedelta) -> None:
         """Until it has come and its copy to the device is queued: what uses it there waits for that."""
-        self._work.wait(limit)
         if self._buffer is None:
             return
+        self._work.wait(limit)
         copied = self._streams.copy_in(self._host, self._target, self._room)
         self._streams.consume(copied)
         self._buffers.give_back(self._buffer, copied)
