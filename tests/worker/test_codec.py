@@ -14,7 +14,7 @@ from skyctl.errors import RunError
 from skyctl.worker import codec
 from skyctl.worker.codec import BLOCK, LINK_DTYPES, SMALLEST_SCALE, Code, Int8, code_for
 
-SIZES = st.one_of(st.integers(2, 4 * BLOCK), st.just(512 * BLOCK + 5))
+SIZES = st.one_of(st.integers(2, 4 * BLOCK), st.just(1024 * BLOCK + 5))
 LARGEST = torch.finfo(torch.float32).max
 
 

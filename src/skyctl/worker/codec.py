@@ -27,7 +27,7 @@ BLOCK = 128
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
-_CHUNK = 512 * BLOCK
+_CHUNK = 1024 * BLOCK
 """Values converted at a time on a CPU: what is between the passes stays in its cache."""
 
 _CASTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
