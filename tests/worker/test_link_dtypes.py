@@ -12,8 +12,8 @@ import pytest
 from skyctl.workload.spec import WorkloadSpec
 
 GPT = "gpt:layers=2,hidden=64,heads=2,context=16"
-STEPS = 20
-BOUNDS = {"float32": 0.0, "bfloat16": 0.01, "int8": 0.03}
+STEPS = 10
+BOUNDS = {"bfloat16": 0.01, "int8": 0.03}
 """The furthest a loss may be from that of the same run without (docs/runtime.md has what is typical)."""
 
 
@@ -33,7 +33,7 @@ def links(number: int, dtype: str | None) -> list[dict[str, str | None]]:
 def losses(
     pool: Any, driver: ModuleType, spec: dict[str, Any], dtype: str | None, cuts: list[int], steps: int
 ) -> list[float]:
-    payloads = driver.payloads(spec, cuts, 4, "1f1b", steps)
+    payloads = driver.payloads(spec, cuts, 2, "1f1b", steps)
     for payload, told in zip(payloads, links(len(payloads), dtype), strict=True):
         payload["link_dtypes"] = told
     outcome = pool.run(payloads)
@@ -44,18 +44,19 @@ def losses(
 
 def test_losses_stay_within_the_stated_bounds(pool: Any, driver: ModuleType) -> None:
     spec = WorkloadSpec(source=GPT, batch_size=8, seed=1).to_dict()
-    cuts = [0, 2, 4, _layers(spec)]
+    cuts = [0, 3, 6]
     plain = losses(pool, driver, spec, None, cuts, STEPS)
-    assert plain[-1] < plain[0] - 0.5
+    assert plain[-1] < plain[0] - 0.2
     for dtype, bound in BOUNDS.items():
         coded = losses(pool, driver, spec, dtype, cuts, STEPS)
         assert max(abs(a - b) for a, b in zip(coded, plain, strict=True)) <= bound, dtype
-        assert (coded == plain) == (dtype == "float32")
+        assert coded != plain
 
 
 def test_tuples_with_integers_go_over_encoded_links(workload: Any, pool: Any, driver: ModuleType) -> None:
     spec = workload("sgd")
     plain = losses(pool, driver, spec, None, [0, 2, 3, 7], 10)
+    assert losses(pool, driver, spec, "float32", [0, 2, 3, 7], 10) == plain
     for dtype in ("bfloat16", "int8"):
         assert losses(pool, driver, spec, dtype, [0, 2, 3, 7], 10) == pytest.approx(plain, rel=0.02)
 
@@ -79,12 +80,6 @@ def test_only_the_pairs_that_a_plan_needs_connect(pool: Any, driver: ModuleType,
     assert not outcome.errors, outcome.errors
     assert [rank for rank, event in outcome.order if event["event"] == "listening"] in ([0, 1], [1, 0])
     assert found == {(0, 1), (1, 2)}
-
-
-def _layers(spec: dict[str, Any]) -> int:
-    from skyctl.workload.workload import load
-
-    return int(load(WorkloadSpec.from_dict(spec)).layers)
 
 
 def _connections(pids: list[int]) -> set[tuple[int, int]]:
