@@ -109,7 +109,8 @@ def build(settings: Settings, folder: Path) -> Any:
     except Exception as exc:
         raise WorkloadError(
             f"transformers can't build {folder.name} (model_type {settings.config.model_type!r}) with sdpa "
-            f"attention: {in_words(exc)}"
+            f"attention: {in_words(exc)}",
+            hint=f"supported are {SUPPORTED}; else {WRITE}",
         ) from exc
     ties = tied(model)
     if ties and settings.config.tie_word_embeddings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from skyctl.errors import WorkloadError
@@ -25,33 +25,41 @@ _ENOUGH = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def parse(text: str) -> tuple[Path, dict[str, int]]:
-    """The folder (as typed) and the options: ``context`` 0 where left out, ``untie`` 0 or 1.
-
-    A folder whose own name has commas is found as it stands.
+    """The folder (as typed, whether it is there or not) and the options: ``context`` 0 where left out, ``untie``
+    0 or 1. Commas in the folder's own name are no matter.
 
     Raises:
         WorkloadError: an unknown option or a value that can't be.
     """
-    rest = text.removeprefix("hf:").strip()
     options = {"context": 0, "untie": 0}
-    if not rest:
+    parts = text.removeprefix("hf:").strip().split(",")
+    if parts == [""]:
         raise WorkloadError("hf: names no folder", hint="hf:DIR, where DIR holds a config.json")
-    if Path(rest).expanduser().is_dir():
-        return Path(rest).expanduser(), options
-    folder, *parts = rest.split(",")
-    for part in parts:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key not in OPTIONS:
-            close = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0.5)
-            guess = f" (did you mean {close[0]!r}?)" if close else ""
-            raise WorkloadError(f"{text}: hf has no {key!r}{guess}; it has {', '.join(OPTIONS)}")
-        if key == "untie" and not equals:
+    while len(parts) > 1 and not _folder(parts).is_dir() and _key(parts[-1]) in OPTIONS:
+        part = parts.pop()
+        value = part.partition("=")[2].strip()
+        if part.strip() == "untie":
             options["untie"] = 1
-        elif key == "context" and value.isdecimal() and 1 <= int(value) < 10**9:
+        elif _key(part) == "context" and value.isdecimal() and 1 <= int(value) < 10**9:
             options["context"] = int(value)
         else:
             raise WorkloadError(f"{text}: {part.strip()!r} must be context=N or untie")
-    return Path(folder.strip()).expanduser(), options
+    folder = _folder(parts)
+    shorter = next((n for n in range(len(parts) - 1, 0, -1) if _folder(parts[:n]).is_dir()), None)
+    if shorter is not None and not folder.is_dir():
+        key = _key(parts[shorter])
+        close = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0.5)
+        guess = f" (did you mean {close[0]!r}?)" if close else ""
+        raise WorkloadError(f"{text}: hf has no {key!r}{guess}; it has {', '.join(OPTIONS)}")
+    return folder, options
+
+
+def _folder(parts: Sequence[str]) -> Path:
+    return Path(",".join(parts).strip()).expanduser()
+
+
+def _key(part: str) -> str:
+    return part.partition("=")[0].strip()
 
 
 def check_folder(text: str, folder: Path) -> Path:
