@@ -5,6 +5,7 @@ A tokenizer runs once, on the launcher; what nodes get is ids (``encode``). With
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -42,20 +43,28 @@ class Tokens:
     mask: int | None = None
 
 
-@lru_cache(maxsize=2)
 def encode(folder: Path, text: bytes) -> bytes:
     """What a node is sent of a text: ids where the folder has a tokenizer, else the text itself.
 
     Raises:
         WorkloadError: the tokenizer can't be loaded.
     """
-    if not tokenizer_files(folder):
+    files = tokenizer_files(folder)
+    if not files:
         return text
+    known = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return _encoded(folder, known, text)
+
+
+@lru_cache(maxsize=2)
+def _encoded(folder: Path, _digest: str, text: bytes) -> bytes:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of processes started later
     try:
-        tokenizer = library().AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        transformers = library()
+        # AutoTokenizer has classes that make up their own for some model_type, whatever tokenizer.json says
+        whole = (folder / "tokenizer.json").is_file()
+        kind = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
+        tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         pieces = list(_pieces(text.decode("utf-8", errors="replace")))
         ids = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
     except WorkloadError:
