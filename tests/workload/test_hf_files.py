@@ -119,7 +119,7 @@ def test_texts_that_do_not_fit(tmp_path: Path, story: Path) -> None:
     with pytest.raises(WorkloadError, match=r"has 2 tokens.*context=12"):
         next(loaded(folder, data_path=str(story)).batches())
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(WorkloadError, match="tokenizer in .* can't be used"):
+    with pytest.raises(WorkloadError, match=r"tokenizer in .* can't be used"):
         next(loaded(folder, data_path=str(story)).batches())
 
 
@@ -179,7 +179,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
 def test_a_new_head_on_stored_weights(tmp_path: Path) -> None:
     folder = hubs.write(tmp_path, hubs.CONFIGS["bert-classes"])
     model = hubs.uncut(folder)
-    safetensors.save(folder / "model.safetensors", {n: t for n, t in model.bert.state_dict().items()})
+    safetensors.save(folder / "model.safetensors", dict(model.bert.state_dict()))
     workload = loaded(folder)
     told = "no weights for classifier.weight, classifier.bias: they start at random"
     assert workload.notes == [f"{tmp_path.name}: {told}"]

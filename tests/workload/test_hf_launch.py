@@ -77,7 +77,9 @@ def reference(model: torch.nn.Module, hub: Path, text: Path) -> list[float]:
     """The plain loop on the uncut model, with the library's own loss: losses of every step."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    loaded = load(make_spec(f"hf:{hub},context=12", batch_size=BATCH, data_path=str(text), learning_rate=RATE))
+    loaded = load(
+        make_spec(f"hf:{hub},context=12", batch_size=BATCH, data_path=str(text), learning_rate=RATE)
+    )
     optimizer = loaded.optimizer(model.parameters())
     split = sizes(BATCH, MICROBATCHES)
     batches = loaded.batches()

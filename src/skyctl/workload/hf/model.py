@@ -41,7 +41,7 @@ class HubModel:
 
     @property
     def learning_rate(self) -> float:
-        """AdamW's default: 5e-5 for stored weights (as the library's Trainer), else as for built-in models."""
+        """AdamW's default: 5e-5 for stored weights (as in the library), else as for built-in models."""
         if self.values is not None:
             return FINE_TUNING_RATE
         return min(1e-3, 0.128 / int(self.settings.config.hidden_size))

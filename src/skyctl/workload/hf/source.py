@@ -25,8 +25,8 @@ _ENOUGH = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def parse(text: str) -> tuple[Path, dict[str, int]]:
-    """The folder (as typed, whether it is there or not) and the options: ``context`` 0 where left out, ``untie``
-    0 or 1. Commas in the folder's own name are no matter.
+    """The folder (as typed, whether it is there or not) and the options: ``context`` 0 where left out,
+    ``untie`` 0 or 1. Commas in the folder's own name are no matter.
 
     Raises:
         WorkloadError: an unknown option or a value that can't be.
