@@ -108,6 +108,7 @@ def launch(
         check_fits(given, target.cluster)
         request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
         nodes = tuple(used_nodes(given, target.cluster))
+    training.say_notes(out, loaded)
     if dry_run:
         _show_dry_run(out, given, target, request, steps)
         return

@@ -167,6 +167,7 @@ def _from_profile(
     from skyctl.control.probing import find_profile
 
     asked, loaded = training.make_request(workload, **request)
+    training.say_notes(out, loaded)
     found, path = find_profile(target.cluster, profile, asked, loaded)
     out.detail(f"profile: {path}")
     training.warn_left_out(out, found, target.cluster)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skyctl.records.profile import Profile
     from skyctl.workload.workload import Workload
 
-WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | train.py"
+WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | hf:DIR | train.py"
 DEFAULT_BATCH_SIZE = 32  # as in control.request, which imports torch
 UNSTEADY = 1.0
 """A layer's (p90 − p10) / median from which on the user is warned."""
@@ -149,6 +149,12 @@ def make_request(
     )
     workload = load(spec)
     return Request(workload.spec, microbatches), workload
+
+
+def say_notes(out: Output, workload: Workload) -> None:
+    """How an ``hf:`` model was taken, where that is not what one would expect."""
+    for note in workload.notes:
+        out.note(note)
 
 
 def one_of(flag: str, value: str, allowed: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,18 @@ from skyctl.workload import builtin, usercode
 from skyctl.workload.deferred import Record, check_made, deferring, is_deferred, tensors_of
 from skyctl.workload.spec import Source
 
+if TYPE_CHECKING:
+    from skyctl.workload.hf.model import HubModel
+
 FUNCTIONS = ("data", "example", "loss", "optimizer")
 
 
 @dataclass(frozen=True)
 class Model:
-    """Layers without values, the record that makes the values, and the user's functions by name."""
+    """Layers without values, the record that makes the values, and the user's functions by name.
+
+    ``hub``: for ``hf:``, what else is known of it.
+    """
 
     who: str
     names: list[str]
@@ -33,6 +39,7 @@ class Model:
     record: Record
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     path: Path | None = None
+    hub: HubModel | None = None
 
     def label(self, index: int) -> str:
         """``layer 3 (Linear)``, with the layer's own name where it has one, for messages."""
@@ -49,15 +56,25 @@ class Model:
     def build(self, index: int, device: torch.device) -> nn.Module:
         """A fresh copy of one layer with its values, which depend only on the seed and the index."""
         held = self.tensors(index)
-        deferred = [t for t in held if is_deferred(t)]
+        given = self._stored(index) if device.type != "meta" else {}
+        deferred = [t for t in held if is_deferred(t) and id(t) not in given]
         made = self.record.real(deferred, f"layer {index}") if device.type != "meta" else deferred
         memo: dict[int, Any] = {}
         for tensor, values in zip(deferred, made, strict=True):
             memo[id(tensor)] = _like(tensor, values.detach().to(device))
         for tensor in held:
-            if not is_deferred(tensor):
+            if id(tensor) in given:
+                memo[id(tensor)] = _like(tensor, given[id(tensor)].to(device, tensor.dtype))
+            elif not is_deferred(tensor):
                 memo[id(tensor)] = _like(tensor, tensor.detach().to(device, copy=True))
         return self.copy(index, memo)
+
+    def _stored(self, index: int) -> dict[int, Tensor]:
+        """By tensor, the values it has in a file."""
+        if self.hub is None or self.hub.values is None:
+            return {}
+        held = self.layers[index].state_dict(keep_vars=True)
+        return {id(held[name]): values for name, values in self.hub.values(index).items()}
 
     def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
         """A deep copy of one layer with other tensors in place of its own (by id)."""
@@ -77,12 +94,16 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
     return new
 
 
-def make(source: Source, seed: int) -> Model:
+def make(source: Source, seed: int, *, part: str | None = None, count: int | None = None) -> Model:
     """The model of a source.
+
+    ``part`` and ``count``: for ``hf:`` on a node, see ``hf.model.make``.
 
     Raises:
         WorkloadError: the file is missing, raises, or its model() gives no usable layers.
     """
+    if source.kind == "hf":
+        return _hub(source, seed, part, count)
     if source.kind != "file":
         with deferring(seed) as record:
             pairs = builtin.layers(source.kind, source.sizes)
@@ -104,6 +125,18 @@ def make(source: Source, seed: int) -> Model:
     model = Model(who, names, layers, record, functions, source.path)
     for index in range(len(layers)):
         check_made(record, model.tensors(index), f"{who}: {model.label(index)}")
+    _check_untied(model)
+    return model
+
+
+def _hub(source: Source, seed: int, part: str | None, count: int | None) -> Model:
+    from skyctl.workload.hf import model as hf  # late: it needs transformers
+
+    assert source.path is not None
+    made = hf.make(source.path, source.options, seed, part=part, count=count)
+    names, layers = [name for name, _ in made.layers], [layer for _, layer in made.layers]
+    who = f"hf:{source.path.name}"
+    model = Model(who, names, layers, made.record, {"loss": made.losses()}, hub=made)
     _check_untied(model)
     return model
 

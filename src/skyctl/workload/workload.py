@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,15 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import builtin, usercode
 from skyctl.workload.corpus import read_corpus
 from skyctl.workload.data import Batch, Example, RandomData, TextData, UserData, Value, as_batch, leaves
+from skyctl.workload.hf import source as hub
 from skyctl.workload.model import Model, make
 from skyctl.workload.shapes import Shapes, TensorSpec
-from skyctl.workload.spec import Source, WorkloadSpec, check_options, make_spec, parse_source
+from skyctl.workload.spec import Source, WorkloadSpec, check_options, make_spec, parse_source, source_of
+
+if TYPE_CHECKING:
+    from skyctl.workload.hf.model import HubModel
+    from skyctl.workload.hf.stored import Stored
+    from skyctl.workload.hf.text import HubData
 
 __all__ = [
     "Batch",
@@ -35,6 +41,7 @@ __all__ = [
     "make_spec",
     "parse_source",
     "ship",
+    "shipped",
 ]
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -168,6 +175,11 @@ class Workload:
         return made
 
     @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the model was taken."""
+        return list(self.model.hub.notes) if self.model.hub is not None else []
+
+    @property
     def model(self) -> Model:
         """The layers without values (for ``costs``)."""
         return self._parts.model
@@ -183,21 +195,33 @@ class Workload:
         return self._parts.example
 
     def _default_rate(self) -> float:
+        if self.model.hub is not None:
+            return self.model.hub.learning_rate
         sizes = self._parts.source.sizes
         return builtin.learning_rate(sizes) if sizes else DEFAULT_LEARNING_RATE
 
     def _user_errors(self, doing: str) -> Any:
         return usercode.user_errors(self._parts.model.path or Path(), doing)
 
-    def _data(self) -> TextData | UserData | RandomData:
+    def _data(self) -> TextData | UserData | RandomData | HubData:
         spec, source = self._spec, self._parts.source
         if spec.random_inputs:
             return RandomData(self._parts.example, spec.batch_size, spec.seed)
+        if self.model.hub is not None:
+            return self._hub_data(self.model.hub)
         if source.path is None:
             text = read_corpus(spec.data_path)
             builtin.check_text(source.kind, source.sizes, text, spec.data_path or "of the standard library")
             return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
         return _user_data(self._parts.model, spec)
+
+    def _hub_data(self, made: HubModel) -> HubData:
+        from skyctl.workload.hf import text
+
+        spec = self._spec
+        tokens = text.decode(text.encode(made.folder, read_corpus(spec.data_path)))
+        name = spec.data_path or "of the standard library"
+        return text.HubData(made.settings, tokens, spec.batch_size, spec.seed, name)
 
     def _check_batch(self, batch: Batch, step: int) -> None:
         kinds = (self._parts.example.inputs, self._parts.example.targets)
@@ -230,11 +254,11 @@ def load(spec: WorkloadSpec) -> Workload:
         WorkloadError: names the layer, the shapes, or the line of the user's file.
     """
     check_options(spec)
-    path = Path(spec.path) if spec.path is not None else None
-    source = Source("file", path=path) if path is not None else parse_source(spec.source)
+    source = source_of(spec)
     if source.path is not None and spec.path is None:
         spec = replace(spec, path=str(source.path))
-    model = make(source, spec.seed)
+    count = len(spec.boundaries) - 1 if spec.boundaries is not None else None
+    model = make(source, spec.seed, part=spec.weights, count=count)
     example = _example(model, source, spec)
     shapes = Shapes(model, example, spec.boundaries)
     workload = Workload(Parts(spec, source, model, example, shapes))
@@ -244,11 +268,40 @@ def load(spec: WorkloadSpec) -> Workload:
 
 
 def ship(spec: WorkloadSpec) -> dict[str, bytes]:
-    """The user's file and the modules beside it that it imports, by relative name; {} for built-in models.
+    """The user's file and the modules beside it that it imports, by relative name; the config of an
+    ``hf:`` folder; {} for built-in models.
 
-    On the node: the spec with ``path`` set to ``<folder>/<name of the file>``.
+    On the node: the spec with ``path`` set to what ``shipped`` gives.
     """
-    return usercode.files(Path(spec.path)) if spec.path is not None else {}
+    source = source_of(spec)
+    if source.path is None:
+        return {}
+    return hub.ship(source.path) if source.kind == "hf" else usercode.files(source.path)
+
+
+def shipped(spec: WorkloadSpec, folder: str) -> str:
+    """The spec's ``path`` on a node where ``ship``'s files lie in ``folder``."""
+    source = source_of(spec)
+    return folder if source.kind == "hf" or source.path is None else f"{folder}/{source.path.name}"
+
+
+def encoded(spec: WorkloadSpec, text: bytes | None) -> bytes | None:
+    """A text as nodes are sent it: token ids where the folder of ``hf:`` has a tokenizer."""
+    source = source_of(spec)
+    if text is None or source.kind != "hf" or source.path is None:
+        return text
+    from skyctl.workload.hf.text import encode
+
+    return encode(source.path, text)
+
+
+def stored_weights(spec: WorkloadSpec) -> Stored | None:
+    """The weights that lie in the folder of ``hf:``, by layer; None where all start at random."""
+    source = source_of(spec)
+    if source.kind != "hf":
+        return None
+    made = make(source, spec.seed).hub
+    return made.stored if made is not None else None
 
 
 def cross_entropy(outputs: Value, targets: Value) -> Tensor:
@@ -274,6 +327,10 @@ def cross_entropy(outputs: Value, targets: Value) -> Tensor:
 def _example(model: Model, source: Source, spec: WorkloadSpec) -> Example:
     if spec.example is not None:
         return Example.from_dict(spec.example)
+    if model.hub is not None:
+        from skyctl.workload.hf import text as hub_text
+
+        return hub_text.example(model.hub.settings)
     if source.path is None:
         text = bytes(range(256)) * (2 * source.sizes["context"] // 256 + 2)
         batch = builtin.samples(source.kind, source.sizes, text, 1, 0, 0, 0, 1)
@@ -311,7 +368,8 @@ def _user_data(model: Model, spec: WorkloadSpec) -> UserData:
 
 def _digest(source: Source, spec: WorkloadSpec) -> str:
     digest = hashlib.sha256(f"{source.canonical} {spec.dtype}".encode())
-    for name, content in ship(spec).items():
+    known = hub.digested(source.path) if source.kind == "hf" and source.path is not None else ship(spec)
+    for name, content in known.items():
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
