@@ -61,6 +61,7 @@ def rank_specs(
     workload: Mapping[str, Mapping[str, Any]],
     addresses: Mapping[str, str],
     weights: bool = True,
+    trace: bool = False,
 ) -> list[RankSpec]:
     """The ranks of a pipeline, in stage order: rank = stage.
 
@@ -98,6 +99,7 @@ def rank_specs(
             "previous": _peer(index - 1, placed, addresses) if index else None,
             "next": _peer(index + 1, placed, addresses) if index + 1 < stages else None,
             "weights": weights,
+            "trace": trace,
         }
         ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
     return ranks

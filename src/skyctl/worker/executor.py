@@ -15,8 +15,9 @@ import torch
 
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError
-from skyctl.schedule.actions import FORWARD, actions
+from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, actions
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
+from skyctl.worker.recorder import Recorder
 from skyctl.worker.stage import Stage
 
 Tensor = torch.Tensor
@@ -28,7 +29,8 @@ class StepReport:
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
     ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
-    the batch. ``last``: the pipeline ends with this step.
+    the batch. ``last``: the pipeline ends with this step. ``inputs_s`` and ``gradients_s``: of the messages
+    that were waited for from before their start, the seconds on the way.
     """
 
     forward_s: float = 0.0
@@ -38,6 +40,8 @@ class StepReport:
     transfer_s: float = 0.0
     loss: float | None = None
     last: bool = False
+    inputs_s: list[float] = field(default_factory=list)
+    gradients_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Executor:
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
+        recorder: told what was done when, where a trace is wanted.
     """
 
     stage: Stage
@@ -83,6 +88,7 @@ class Executor:
     device: torch.device
     phase: str = "the first step"
     waiting: bool = False
+    recorder: Recorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -106,6 +112,8 @@ class Executor:
         """
         self.phase = f"step {step}"
         report = StepReport()
+        if self.recorder is not None:
+            self.recorder.begin(step)
         for inbox in self.ports.inboxes:
             inbox.begin(step)
         self._losses.clear()
@@ -132,10 +140,13 @@ class Executor:
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
             report.optimizer_s = self.pace.run(self._update).wall_s
+            self._ran(OPTIMIZER, 0, report.optimizer_s)
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
             pending()
+        if self.recorder is not None:
+            self.recorder.end()
         return report
 
     def drain(self) -> None:
@@ -165,12 +176,15 @@ class Executor:
             loss, seconds, _ = self.pace.run(
                 lambda: self.stage.forward_loss(microbatch, inputs, aims[microbatch], share)
             )
+            self._ran(FORWARD, microbatch, seconds)
             self._losses.append(loss)
         else:
             outputs, seconds, _ = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
+            self._ran(FORWARD, microbatch, seconds)
             assert self.ports.outputs is not None
             flags = LAST_STEP if report.last else 0
             report.transfer_s += self.ports.outputs.send(step, microbatch, outputs, flags)
+            self._sent(microbatch)
         report.forward_s += seconds
 
     def _backward(self, step: int, microbatch: int, report: StepReport) -> None:
@@ -182,9 +196,11 @@ class Executor:
         elif not self.is_last:
             gradients = ()  # nothing this stage gives is differentiable
         back, seconds, _ = self.pace.run(lambda: self.stage.backward(microbatch, gradients))
+        self._ran(BACKWARD, microbatch, seconds)
         report.backward_s += seconds
         if self.ports.input_gradients is not None:
             report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
+            self._sent(microbatch)
 
     def _take(self, inbox: Inbox, microbatch: int, report: StepReport) -> Taken:
         self.waiting = True
@@ -192,7 +208,20 @@ class Executor:
         self.waiting = False
         report.idle_s += taken.idle_s
         report.transfer_s += taken.transfer_s
+        if taken.idle_s > 0.0:
+            seen = report.inputs_s if inbox is self.ports.inputs else report.gradients_s
+            seen.append(taken.transfer_s)
+        if self.recorder is not None:
+            self.recorder.waited(microbatch, taken.idle_s, taken.transfer_s)
         return taken
+
+    def _ran(self, kind: str, microbatch: int, seconds: float) -> None:
+        if self.recorder is not None:
+            self.recorder.ran(kind, microbatch, seconds)
+
+    def _sent(self, microbatch: int) -> None:
+        if self.recorder is not None:
+            self.recorder.sent(microbatch)
 
     def _update(self) -> None:
         assert self.optimizer is not None
