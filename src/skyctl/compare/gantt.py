@@ -60,7 +60,7 @@ def plot_trace(measured: Timeline, simulated: Timeline, path: str | Path) -> Pat
             top_in = _TOP_IN + i * (_HEAD_IN + rows * row_in) + _HEAD_IN
             axes = canvas.place(figure, left_in, top_in, width_in, rows * row_in)
             _frame(axes, [names[device] for device in measured.devices], longest_s, row_in, last=bool(i))
-            _head(axes, title, f"{took} a step{f', {note} of the simulated' if note else ''}", row_in)
+            _head(axes, title, f"{took} a step{f', {note} against the simulated' if note else ''}", row_in)
             _bars(axes, bars, longest_s, width_in, row_in)
             end_s = (typical, step)[i].seconds
             axes.plot([end_s] * 2, [-0.5, rows - 0.5], color=INK, linewidth=1.2, clip_on=False)

@@ -200,13 +200,16 @@ def sentences(done: Measurement) -> list[str]:
             effect = f"with that alone a step takes {seconds(cause.step_s)} ({percent(change)})"
             said.append(f"{_what(cause, by_device)}: {effect}")
     rest_s = measured_s - together.step_s
-    share = percent(abs(rest_s) / measured_s if measured_s else 0.0, sign=False)
-    side = "more than" if rest_s >= 0 else "less than"
-    whole = (
-        f"with all parts as measured a step takes {seconds(together.step_s)}; measured "
-        f"{seconds(measured_s)}, {seconds(abs(rest_s))} ({share}) {side} the parts explain"
+    whole = f"with all parts as measured a step takes {seconds(together.step_s)}"
+    if abs(rest_s) < SAID * measured_s:
+        whole += f", and {seconds(measured_s)} was measured"
+        return [*said, whole] if said else []
+    share = percent(abs(rest_s) / measured_s, sign=False)
+    side = "more than" if rest_s > 0 else "less than"
+    whole += (
+        f"; {seconds(measured_s)} was measured, {seconds(abs(rest_s))} ({share}) {side} the parts explain"
     )
-    return [*said, whole] if said or abs(rest_s) >= SAID * measured_s else []
+    return [*said, whole]
 
 
 def _what(cause: Difference, by_device: dict[str, ReplicaMeasurement]) -> str:

@@ -1,7 +1,7 @@
 """What a rank did when: spans on this process's clock, the last steps only.
 
-Off unless asked for. A span costs one call and one tuple, about a microsecond, beside an action of many; only
-the newest ``STEPS`` steps are kept, so that a long run takes no more memory than a short one.
+Off unless asked for. A span costs one call and one tuple: 0.6 µs for an action with its messages. Only the
+newest ``STEPS`` steps are kept, so that a long run takes no more memory than a short one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ IDLE = "idle"
 TRANSFER = "transfer"
 
 
-class Span(NamedTuple):
-    """``kind``: an action's (``schedule.actions``), ``CLIP``, or of these:
+Span = tuple[str, int, float, float]
+"""(kind, microbatch, start, end); a plain tuple, as a named one takes twice as long to make.
 
-    ``SEND``: handing a message over (where a window is full, waiting for room in it); ``IDLE`` and
-    ``TRANSFER``: waiting for an action's input, see ``messages``.
-    """
-
-    kind: str
-    microbatch: int
-    start_s: float
-    end_s: float
+The kind is an action's (``schedule.actions``), ``CLIP``, or one of these: ``SEND``, handing a message over
+(where a window is full, waiting for room in it); ``IDLE`` and ``TRANSFER``, waiting for an action's input
+(see ``messages``).
+"""
 
 
 class _Step(NamedTuple):
@@ -64,20 +60,20 @@ class Recorder:
     def ran(self, kind: str, microbatch: int, seconds: float) -> None:
         """An action has just ended, of which the device was busy for ``seconds``."""
         end = self._ended_s = self.clock()
-        self._spans.append(Span(kind, microbatch, end - seconds, end))
+        self._spans.append((kind, microbatch, end - seconds, end))
 
     def waited(self, microbatch: int, idle_s: float, transfer_s: float) -> None:
         """A message has just been taken; it was waited for so long."""
         end = self._ended_s = self.clock()
         there = end - transfer_s
         if idle_s > 0.0:
-            self._spans.append(Span(IDLE, microbatch, there - idle_s, there))
-        self._spans.append(Span(TRANSFER, microbatch, there, end))
+            self._spans.append((IDLE, microbatch, there - idle_s, there))
+        self._spans.append((TRANSFER, microbatch, there, end))
 
     def sent(self, microbatch: int) -> None:
         """A message has just been handed over; that began when the action before it had ended."""
         end = self.clock()
-        self._spans.append(Span(SEND, microbatch, self._ended_s, end))
+        self._spans.append((SEND, microbatch, self._ended_s, end))
         self._ended_s = end
 
     def compared(self, when: str, reading: Reading) -> None:
