@@ -45,7 +45,7 @@ def test_spans_end_when_they_are_told_and_old_steps_go() -> None:
     assert document["steps"][1]["end_s"] == 19.25  # the last step's end, and not the run's
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
 def test_real_ranks(workload: Workloads, pool: Any, driver: ModuleType, schedule: str) -> None:
     outcome = pool.run(driver.payloads(workload(), [0, 2, 5, 7], 4, schedule, 3, trace=True))
     assert not outcome.errors, outcome.errors
@@ -57,14 +57,15 @@ def test_real_ranks(workload: Workloads, pool: Any, driver: ModuleType, schedule
             spans = step["spans"]
             done = [(kind, m) for kind, m, _, _ in spans if kind in "FBO"]
             assert sorted(done) == sorted([(k, m) for m in range(4) for k in "FB"] + [("O", 0)])
+            assert ("W" in {kind for kind, *_ in spans}) == (schedule == "zero-bubble")
             ends = [step["start_s"]]
             for _, _, start_s, end_s in spans:
                 assert start_s >= ends[-1] - 1e-6
                 assert end_s >= start_s
                 ends.append(end_s)
             assert ends[-1] <= step["end_s"]
-            for kind, name in (("F", "forward_s"), ("B", "backward_s"), ("O", "optimizer_s")):
-                total_s = sum(end_s - start_s for k, _, start_s, end_s in spans if k == kind)
+            for kind, name in (("F", "forward_s"), ("BW", "backward_s"), ("O", "optimizer_s")):
+                total_s = sum(end_s - start_s for k, _, start_s, end_s in spans if k in kind)
                 assert total_s == pytest.approx(event[name])
             waited_s = sum(end_s - start_s for k, _, start_s, end_s in spans if k == IDLE)
             assert waited_s == pytest.approx(event["idle_s"], abs=1e-9)

@@ -7,8 +7,8 @@
     rank → {"event": "ready"}                             built and connected
     → rank {"op": "start"}
     rank → {"event": "step", "step", "iteration_s", "compute_s", "transfer_s", "idle_s", "forward_s",
-            "backward_s", "optimizer_s", "input_message_s", "gradient_message_s", "loss", "samples",
-            "peak_memory_bytes"}
+            "backward_s", "weight_s", "optimizer_s", "input_message_s", "gradient_message_s", "loss",
+            "samples", "peak_memory_bytes"}
     rank → {"event": "alive", "phase", "waiting"}         every few seconds, from the start to the end
     → rank {"op": "stop"}                                 an early end: see below
 

@@ -18,6 +18,7 @@ from skyctl.agent.task import AgentGoneError
 from skyctl.checkpoint import safetensors
 from skyctl.device.pace import Pace
 from skyctl.errors import MismatchError, RunError, SkyctlError
+from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport import clocks
 from skyctl.transport.pair import Pair, PeerLostError, address_towards
 from skyctl.worker.executor import Executor, Ports, StepReport
@@ -72,12 +73,15 @@ class Training:
         self.start, self.stop = self.payload["layers"]
         self.sizes = sizes(spec.batch_size, self.payload["microbatches"])
         layers = self.workload.build(self.start, self.stop, self.device)
+        recompute = bool(self.payload.get("recompute"))
         stage = Stage(
             layers,
             takes=self._boundary(self.start),
             takes_tuple=self.workload.is_tuple(self.start),
             gives=None if self.payload["next"] is None else self._boundary(self.stop),
             loss=self.workload.loss if self.payload["next"] is None else None,
+            recompute=recompute,
+            defer_weights=self.payload["schedule"] == ZERO_BUBBLE and not recompute,
         )
         parameters = stage.parameters
         optimizer = self.workload.optimizer(parameters) if parameters else None
@@ -94,6 +98,7 @@ class Training:
             sizes=self.sizes,
             schedule=self.payload["schedule"],
             in_flight=self.payload["in_flight"],
+            weights_behind=int(self.payload.get("weights_behind") or 0),
             optimizer=optimizer,
             is_last=self.payload["next"] is None,
             device=self.device,
@@ -286,6 +291,7 @@ class Training:
                 "idle_s": report.idle_s,
                 "forward_s": report.forward_s,
                 "backward_s": report.backward_s,
+                "weight_s": report.weight_s,
                 "optimizer_s": report.optimizer_s,
                 "input_message_s": median(report.inputs_s) if report.inputs_s else None,
                 "gradient_message_s": median(report.gradients_s) if report.gradients_s else None,
