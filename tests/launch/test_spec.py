@@ -72,7 +72,6 @@ def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
     assert first["workload"]["path"] == "/b/train.py"
     assert (first["slowdown"], last["threads"]) == (3.0, 2)
     assert first["layers"] == [0, 1]
-    assert first["trace"] is False
 
 
 def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> None:
