@@ -147,8 +147,9 @@ class Executor:
                 inbox.refill()
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
-            report.optimizer_s = self.pace.run(self._update).wall_s
-            self._ran(OPTIMIZER, 0, report.optimizer_s)
+            seconds = self.pace.run(self._update).wall_s
+            self._ran(OPTIMIZER, 0, seconds)
+            report.optimizer_s = seconds
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
