@@ -177,6 +177,8 @@ class RunPaths:
         ├── plan.json           the plan that ran
         ├── measurement.json    what it did
         ├── weights.safetensors the trained weights
+        ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
+        ├── trace.png           a typical step of it as a picture
         └── logs/rank-000.log   all that rank printed
     """
 
@@ -186,6 +188,8 @@ class RunPaths:
         self.plan = self.folder / "plan.json"
         self.measurement = self.folder / "measurement.json"
         self.weights = self.folder / "weights.safetensors"
+        self.trace = self.folder / "trace.json"
+        self.trace_picture = self.folder / "trace.png"
         self.logs = self.folder / "logs"
 
     @classmethod
@@ -208,6 +212,10 @@ class RunPaths:
     def weights_part(self, rank: int) -> Path:
         """One rank's share of the weights, while they are gathered."""
         return self.folder / f".weights-{rank}.safetensors"
+
+    def trace_part(self, rank: int) -> Path:
+        """What one rank recorded, while the trace is gathered."""
+        return self.folder / f".trace-{rank}.json"
 
 
 def comparison_folder() -> Path:

@@ -47,6 +47,7 @@ def launch(
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    trace: training.TraceOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -58,6 +59,7 @@ def launch(
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, measurement and trained weights; -o copies measurement.json.
     """
+    from skyctl.cli.show_off import show_off
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
     from skyctl.control.planning import PlanOptions
@@ -110,9 +112,9 @@ def launch(
         nodes = tuple(used_nodes(given, target.cluster))
     training.say_notes(out, loaded)
     if dry_run:
-        _show_dry_run(out, given, target, request, steps)
+        _show_dry_run(out, given, target, request, steps, trace=trace)
         return
-    run = RunOptions(steps=steps)
+    run = RunOptions(steps=steps, trace=trace)
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress) as links,
@@ -124,11 +126,16 @@ def launch(
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
+    show_off(out, done)
+    if done.trace is not None:
+        out.line(f"trace: {done.trace}")
     out.note(f"run: {paths.folder}")
     out.json(done)
 
 
-def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Request, steps: int) -> None:
+def _show_dry_run(
+    out: Output, plan: Plan | None, target: Target, request: Request, steps: int, *, trace: bool
+) -> None:
     """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
     if plan is None:
         names = ", ".join(node.name for node in target.cluster.nodes)
@@ -145,6 +152,7 @@ def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Reque
         steps=steps,
         workload={node.name: request.spec.to_dict() for node in nodes},
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
+        trace=trace,
     )
     for spec in specs:
         start, stop = spec.payload["layers"]

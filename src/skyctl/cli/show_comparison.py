@@ -30,7 +30,7 @@ def show_comparison(
     for text in _shared_runs(compared):
         out.line(text)
     for name, path in files.items():
-        if path.endswith(".png"):
+        if path.endswith((".png", "trace.json")):
             out.note(f"{name}: {path}")
     out.json(made)
     return place
@@ -61,6 +61,8 @@ def _write_plans(outcomes: list[Outcome], place: Path) -> dict[str, str]:
                 place / f"{outcome.strategy}.measurement.json", outcome.measurement.to_json(), mode=None
             )
             files[f"{outcome.strategy} measurement"] = str(path)
+            if outcome.measurement.trace is not None:
+                files[f"{outcome.strategy} trace"] = outcome.measurement.trace
     return files
 
 

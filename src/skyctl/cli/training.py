@@ -59,6 +59,10 @@ RandomInputsOption = Annotated[
     bool, typer.Option("--random-inputs", help="Random inputs, for a train.py without data().")
 ]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Training steps.")]
+TraceOption = Annotated[
+    bool,
+    typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
 ]

@@ -47,7 +47,11 @@ def watcher(
                 return "stop"
 
     return Watcher(
-        phase=lambda text: progress(f"{prefix}{text}"), step=step, log=log, interrupted=interrupted
+        phase=lambda text: progress(f"{prefix}{text}"),
+        step=step,
+        log=log,
+        note=lambda text: out.note(f"{prefix}{text}"),
+        interrupted=interrupted,
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +18,13 @@ from skyctl.agent.task import AgentGoneError
 from skyctl.checkpoint import safetensors
 from skyctl.device.pace import Pace
 from skyctl.errors import MismatchError, RunError, SkyctlError
+from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.transport import clocks
 from skyctl.transport.pair import Pair, PeerLostError, address_towards
 from skyctl.worker.executor import Executor, Ports, StepReport
 from skyctl.worker.feed import Feed
 from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, window
+from skyctl.worker.recorder import Recorder
 from skyctl.worker.stage import Stage
 from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes
@@ -55,6 +59,7 @@ class Training:
         self._executor: Executor | None = None
         self._stop = False
         self._ended = threading.Event()
+        self._recorder = Recorder() if payload.get("trace") else None
 
     def run(self) -> dict[str, Any]:
         """Everything, in order; what ``rank.main`` returns."""
@@ -68,12 +73,15 @@ class Training:
         self.start, self.stop = self.payload["layers"]
         self.sizes = sizes(spec.batch_size, self.payload["microbatches"])
         layers = self.workload.build(self.start, self.stop, self.device)
+        recompute = bool(self.payload.get("recompute"))
         stage = Stage(
             layers,
             takes=self._boundary(self.start),
             takes_tuple=self.workload.is_tuple(self.start),
             gives=None if self.payload["next"] is None else self._boundary(self.stop),
             loss=self.workload.loss if self.payload["next"] is None else None,
+            recompute=recompute,
+            defer_weights=self.payload["schedule"] == ZERO_BUBBLE and not recompute,
         )
         parameters = stage.parameters
         optimizer = self.workload.optimizer(parameters) if parameters else None
@@ -90,20 +98,28 @@ class Training:
             sizes=self.sizes,
             schedule=self.payload["schedule"],
             in_flight=self.payload["in_flight"],
+            weights_behind=int(self.payload.get("weights_behind") or 0),
             optimizer=optimizer,
             is_last=self.payload["next"] is None,
             device=self.device,
+            recorder=self._recorder,
         )
         self.channel.send({"event": "ready"})
         self._expect("start")
         done = self._steps(self._executor)
         self._executor.drain()
         self.phase = "end"
+        self._compare_clocks()
         for pair in self._pairs.values():
             pair.close(politely=True)
         self.phase = "saving the weights"
         weights = self._save(stage) if self.payload.get("weights") else None
-        return {"weights": weights, "peak_memory_bytes": peak_memory_bytes(self.device), "steps": done}
+        return {
+            "weights": weights,
+            "trace": self._save_trace(),
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "steps": done,
+        }
 
     def beat(self) -> None:
         """Says every ``BEAT_S`` that this rank is alive, what it is at, and whether it only waits for a peer.
@@ -179,6 +195,8 @@ class Training:
             own = address_towards(told["host"], interface)
             pair.connect(told["host"], told["port"], own, CONNECT_TIMEOUT_S)
             self._latency_s["previous"] = pair.round_trip_s() / 2
+            if self._recorder is not None:
+                self._recorder.compared("start", clocks.ask(pair))
         if accepted is not None:
             accepted.result()
 
@@ -186,6 +204,19 @@ class Training:
         pair = self._pairs["next"]
         pair.accept(PEERS_TIMEOUT_S)
         self._latency_s["next"] = pair.round_trip_s() / 2
+        if self._recorder is not None:
+            clocks.answer(pair)
+
+    def _compare_clocks(self) -> None:
+        """Once more at the end, so that what the clocks drifted meanwhile is known; all pairs at a time."""
+        if self._recorder is None:
+            return
+        following = self._pairs.get("next")
+        answered = None if following is None else _beside(lambda: clocks.answer(following))
+        if "previous" in self._pairs:
+            self._recorder.compared("end", clocks.ask(self._pairs["previous"]))
+        if answered is not None:
+            answered.result()
 
     def _ports(self) -> Ports:
         """The streams to the neighbours."""
@@ -273,7 +304,10 @@ class Training:
                 "idle_s": report.idle_s,
                 "forward_s": report.forward_s,
                 "backward_s": report.backward_s,
+                "weight_s": report.weight_s,
                 "optimizer_s": report.optimizer_s,
+                "input_message_s": median(report.inputs_s) if report.inputs_s else None,
+                "gradient_message_s": median(report.gradients_s) if report.gradients_s else None,
                 "loss": report.loss,
                 "samples": sum(self.sizes),
                 "peak_memory_bytes": peak_memory_bytes(self.device),
@@ -293,6 +327,11 @@ class Training:
                 f"expected the launcher to say {op!r} within {PEERS_TIMEOUT_S:.0f} s, it said {said}"
             )
         return got[0]
+
+    def _save_trace(self) -> str | None:
+        if self._recorder is None:
+            return None
+        return self._recorder.save(self.channel.folder / f"trace-{self.payload['rank']}.json")
 
     def _save(self, stage: Stage) -> str:
         path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
