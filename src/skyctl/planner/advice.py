@@ -16,7 +16,8 @@ from itertools import pairwise
 from typing import get_args
 
 from skyctl.errors import SkyctlError
-from skyctl.planner.evaluate import bound_s, value_s
+from skyctl.planner.depths import value_s
+from skyctl.planner.evaluate import bound_s
 from skyctl.planner.explain import stages
 from skyctl.planner.grid import grid
 from skyctl.planner.heuristic.build import heuristic
@@ -285,7 +286,7 @@ class _Search:
     def enough_memory(self, change: _Change, pieces: Pieces, value: float) -> tuple[_Change, float]:
         """A size that is sold with which most of it is saved: at most what the found plan takes."""
         unlimited = Model(change.problem)
-        flying = value_s(unlimited, pieces)[1]
+        flying = value_s(unlimited, pieces)[1].flying
         need = next(
             unlimited.need_bytes(p, q, k)
             for (d, p, q), k in zip(pieces, flying, strict=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skyctl.planner.evaluate import value_s
+from skyctl.planner.depths import value_s
 from skyctl.planner.heuristic.batch import Batch
 from skyctl.planner.heuristic.blocks import reordered
 from skyctl.planner.heuristic.moves import Moves

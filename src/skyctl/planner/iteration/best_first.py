@@ -12,7 +12,8 @@ import time
 
 import numpy as np
 
-from skyctl.planner.evaluate import bound_s, value_s
+from skyctl.planner.depths import refined, value_s
+from skyctl.planner.evaluate import bound_s
 from skyctl.planner.found import Found
 from skyctl.planner.iteration.relax import Array, Relaxation, own
 from skyctl.planner.model import Model, Piece
@@ -20,6 +21,9 @@ from skyctl.planner.model import Model, Piece
 EXACT = 1e-11
 """Relative: a bound this close to the best value can't hide a better plan but for rounding."""
 MAX_HEAP = 1_500_000
+NEAR = 0.02
+"""Plans within this of the best are tried with more depths than a few, where the plan chooses them."""
+PLAYS = 60
 
 Pieces = tuple[Piece, ...]
 
@@ -54,8 +58,8 @@ class BestFirst:
     def __init__(self, model: Model, start: Pieces, deadline: float) -> None:
         self.model = model
         self.deadline = deadline
-        value, flying = value_s(model, start)
-        self.best = (value, start, flying)
+        value, running = value_s(model, start)
+        self.best = (value, start, running)
         self.relaxation = Relaxation(model)
         self.twins = twins(model)
         self.heap: list[tuple[float, int, Pieces, int, int, int]] = []
@@ -78,13 +82,13 @@ class BestFirst:
                 self._play(pieces, bound)
             else:
                 self._expand(pieces, device, start, subset)
-        value, pieces, flying = self.best
+        value, pieces, running = self.best
         left = self.heap[0][0] if stopped else value
         bound = min(left, self.floor, value)
         proved = not stopped and self.floor >= self._cut()
         why = "" if proved else (", time out" if stopped else ", eager depths not enumerated")
         method = f"best first over orders and cuts: {self.count} nodes, {self.plays} simulated{why}"
-        return Found(pieces, flying, value, value if proved else bound, proved, method)
+        return Found(pieces, running, value, value if proved else bound, proved, method)
 
     def _cut(self) -> float:
         return self.best[0] * (1 - EXACT)
@@ -116,9 +120,11 @@ class BestFirst:
 
     def _play(self, pieces: Pieces, bound: float) -> None:
         self.plays += 1
-        value, flying = value_s(self.model, pieces)
+        value, running = value_s(self.model, pieces)
+        if self.model.eager and value < self.best[0] * (1 + NEAR):
+            value, running = refined(self.model, pieces, value, running, plays=PLAYS, little=0.0)
         if value < self.best[0]:
-            self.best = (value, pieces, flying)
+            self.best = (value, pieces, running)
         if self.model.eager:
             self.floor = min(self.floor, bound)
 

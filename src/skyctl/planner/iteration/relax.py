@@ -39,6 +39,10 @@ class Relaxation:
         n, layers = model.devices, model.layers
         self.forward = [_differences(x) for x in model.forward]
         self.backward = [_differences(x) for x in model.backward]
+        if model.zero:  # what the stage before waits for
+            self.weight = [_differences(x) for x in model.weight]
+            pairs = zip(self.backward, self.weight, strict=True)
+            self.backward = [np.maximum(0.0, whole - part) for whole, part in pairs]
         self.optimizer = [_differences(x) for x in model.optimizer]
         self.ways = [[self._way(a, b) for b in range(n)] for a in range(n)]
         self._barred: dict[tuple[int, int], Array] = {}

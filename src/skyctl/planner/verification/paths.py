@@ -150,9 +150,9 @@ class _Search:
         return self._bars[key]
 
     def _hop(self, a: int, b: int, boundary: int) -> Hop:
-        size = self.problem.layers[boundary - 1].output_bytes
         ends = (self.problem.devices[a].id, self.problem.devices[b].id)
         link = self._links.get(ends)
+        size = self.problem.layers[boundary - 1].output_bytes * (1.0 if link is None else link.sent_share)
         shared = tuple(
             (number, size / resource.bandwidth_bytes_per_s)
             for number, resource in enumerate(self.problem.shared)
@@ -258,8 +258,8 @@ class _Search:
         if self._through(plan[:-1], plan[-1].device, 1, self._last(plan[-1])) >= self.below_s:
             return None
         self.plans += 1
-        if self.plans > MAX_PLANS or self.problem.schedule == EAGER:
-            raise _TooManyError  # eager 1F1B: depths are a decision too, and they are not enumerated here
+        if self.plans > MAX_PLANS or self.problem.schedule == EAGER or self.facts.loose:
+            raise _TooManyError  # depths, or who recomputes, are decisions too, and not enumerated here
         count = len(plan)
         stages = [StageTimes(*(float(c[p:q].sum()) for c in self.columns[d])) for d, p, q in plan]
         boundaries = [
