@@ -20,6 +20,7 @@ from skyctl.records.problem import Problem
 
 __all__ = ["Check", "Verdict", "assigned", "plan", "predict", "verify"]
 
+EXACT = 1e-12
 STRATEGIES = tuple(name for name in get_args(Strategy) if name != "assigned")
 
 
@@ -117,7 +118,7 @@ def _stated(model: Model, strategy: Strategy, pieces: tuple[Piece, ...], method:
 
 def _proved(model: Model, found: Found, began: float) -> Plan:
     """With the certificate of a search. Where depths are the plan's choice, the stages' are chosen last."""
-    little = 0.0 if found.proved else LITTLE
+    little = EXACT if found.proved else LITTLE
     value, running = refined(model, found.pieces, found.value_s, found.running, little=little)
     proof = certificate(
         value,

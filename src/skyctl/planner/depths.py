@@ -25,6 +25,8 @@ MORE = (0.0, 1.0, 2.0)
 ACTIONS = 400_000
 """Forwards and backwards played by one coordinate search, about 0.2 s."""
 STEPS = (1, 2, 4)
+SAVING = 16
+"""Steps played at least to save memory."""
 
 
 def value_s(model: Model, pieces: Sequence[Piece]) -> tuple[float, Running]:
@@ -117,7 +119,7 @@ def refined(
     Args:
         value, running: from ``value_s``.
         plays: how many steps to simulate (default: what ``ACTIONS`` allows).
-        little: how much longer a step may be for less memory, relative; 0: as long as the best.
+        little: how much longer a step may be for less memory, relative; 0: memory is not saved.
     """
     if not (model.eager and model.by_iteration) and not any(running.recompute):
         return value, running
@@ -184,6 +186,8 @@ class _Search:
             for s in range(count):
                 yield self._deeper(s, step)
                 yield self._shallower(s, step)
+                if s:
+                    yield self._all_deeper(s, step)
             if self.model.zero:
                 for s in range(count):
                     for behind in (running.behind[s] + step, running.behind[s] - step):
@@ -196,6 +200,11 @@ class _Search:
         before = (max(k, number) for k in self.running.flying[: s + 1])
         return self.running._replace(flying=(*before, *self.running.flying[s + 1 :]))
 
+    def _all_deeper(self, s: int, step: int) -> Running:
+        """All stages up to s."""
+        more = (min(k + step, self.model.microbatches) for k in self.running.flying[: s + 1])
+        return self.running._replace(flying=(*more, *self.running.flying[s + 1 :]))
+
     def _shallower(self, s: int, step: int) -> Running:
         number = self.running.flying[s] - step
         after = (
@@ -206,8 +215,10 @@ class _Search:
 
     def save(self, little: float) -> None:
         """Fewer in flight, less put off and nothing recomputed where the step stays within ``little``."""
+        if not little:
+            return
         limit = self.value * (1 + little)
-        self.plays = max(self.plays, 16)
+        self.plays = max(self.plays, SAVING)
         for s, again in enumerate(self.running.recompute):
             if again:
                 self._take(self.running._replace(recompute=_with(self.running.recompute, s, False)), limit)
