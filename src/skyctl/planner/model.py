@@ -255,6 +255,13 @@ class Model:
             need += self.window * (ahead + back)
         return need
 
+    def tables(self, *, recompute: bool) -> tuple[list[float], list[float], list[float]]:
+        """(prefix sums of what a stage always has, and has per microbatch in flight; what each layer adds
+        while it runs)."""
+        if recompute:
+            return self._recomputed.state, self._recomputed.kept, self._recomputed.peak[0]
+        return self.state, self.activation, self._workspace[0]
+
     def fits(
         self, device: int, start: int, stop: int, flying: int, behind: int = 0, recompute: bool | None = None
     ) -> bool:

@@ -19,6 +19,9 @@ from skyctl.planner.evaluate import bound_s, least_running
 from skyctl.planner.found import Found
 from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.heuristic.level import level
+from skyctl.planner.infeasible import raise_infeasible
+from skyctl.planner.iteration import relax
+from skyctl.planner.iteration.best_first import BestFirst
 from skyctl.planner.memory import kept_bytes
 from skyctl.planner.model import Model, Piece
 from skyctl.planner.neighbours import moves
@@ -33,6 +36,11 @@ SHARE = 0.4
 ROOMY = 0.8
 LOOKED_AT = 3000
 """Plans next to a plan that a descent without a deadline looks at."""
+_NOT_FOUND = (
+    "no plan that fits in memory was found, with stages recomputing or not, "
+    "and it is not proved that there is none"
+)
+_SMALLER = "smaller microbatches, or a device with more memory"
 
 
 def plain(problem: Problem) -> Problem:
@@ -116,6 +124,8 @@ def best(model: Model, time_limit_s: float) -> Found:
     deadline = began + time_limit_s
     if _never_full(model):
         return optimal(Model(plain(model.problem)), time_limit_s)
+    if model.by_iteration and not model.zero and relax.can(model, time_limit_s):
+        return _exact(model, deadline)
     loose = Model(relaxed(model.problem))
     share = SHARE
     try:
@@ -135,6 +145,20 @@ def best(model: Model, time_limit_s: float) -> Found:
     if found is None or found.bound_s is None:
         return _stated(model, pieces, None, words)
     return _stated(model, pieces, found, f"{words}; bound: nobody needs to recompute ({found.method})")
+
+
+def _exact(model: Model, deadline: float) -> Found:
+    """For few devices: best first over orders and cuts; who recomputes follows from them."""
+    try:
+        start = good(model)
+    except UndecidedError:
+        start = None
+    found = BestFirst(model, start, deadline).run()
+    if not found.pieces and found.proved:
+        raise_infeasible(Model(relaxed(model.problem)), proved=True)
+    if not found.pieces:
+        raise UndecidedError(_NOT_FOUND, hint=_SMALLER)
+    return found
 
 
 def _stated(model: Model, pieces: Pieces, bound: Found | None, method: str) -> Found:
@@ -176,11 +200,7 @@ def _allowed(model: Model, starts: Sequence[Pieces]) -> list[Pieces]:
         if levelled is not None:
             out.append(levelled[1])
     if not out:
-        raise UndecidedError(
-            "no plan that fits in memory was found, with stages recomputing or not, "
-            "and it is not proved that there is none",
-            hint="smaller microbatches, or a device with more memory",
-        )
+        raise UndecidedError(_NOT_FOUND, hint=_SMALLER)
     return list(dict.fromkeys(out))
 
 

@@ -159,7 +159,7 @@ class Batch:
         filled = np.cumsum(fill, axis=0)
         if self.model.schedule == SEQUENTIAL:
             end = trip + filled[-1] - filled + (m - 1) * trip[-1]
-        elif self.model.schedule == GPIPE or (self.model.eager and bool((flying >= m).all())):
+        elif self.model.schedule == GPIPE:
             slow = np.maximum(f, rows.ahead).max(axis=0)
             end = np.maximum.accumulate(np.maximum(b, rows.back), axis=0)
             end += slow

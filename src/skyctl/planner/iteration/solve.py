@@ -17,6 +17,8 @@ Pieces = tuple[Piece, ...]
 SEARCHED = 0.45
 BOUNDED = 0.45
 """Shares of the time left for the search of a plan, and for the bound by trips."""
+FEW_S = 2.0
+"""Seconds after which the search for few devices finds nothing more."""
 MARGIN = 1e-6
 """Relative: left off a bound, so that another hand can prove it in its own way."""
 EXACT = 0.7
@@ -35,7 +37,10 @@ def least_iteration(model: Model, start: Pieces | None, deadline: float) -> Foun
     if not model.zero and relax.can(model, deadline - time.perf_counter()):
         found = BestFirst(model, start, _after(EXACT, deadline)).run()
         return found if found.proved else _tightened(model, found, deadline)
-    pieces = improve(model, start, _after(SEARCHED, deadline))
+    stop = _after(SEARCHED, deadline)
+    if model.zero and relax.can(model, deadline - time.perf_counter()):
+        stop = min(stop, time.perf_counter() + FEW_S)
+    pieces = improve(model, start, stop)
     value, running = value_s(model, pieces)
     return _tightened(model, Found(pieces, running, value, None, False, "local search"), deadline)
 

@@ -41,7 +41,7 @@ class _Split(Relaxation):
         m = model.microbatches
         _, least = self.flying(subset.bit_count())
         barred = self.barred(d, least)
-        f, b, w, o = self.forward[d], self.backward[d], self.weight[d], self.optimizer[d]
+        f, b, w, o = self.forward[d], self.backwards(d, least), self.weight[d], self.optimizer[d]
         if subset.bit_count() == 1:
             if d in model.last:
                 self.step[subset][d] = (m * (f + b + w) + o + barred)[:, layers]
