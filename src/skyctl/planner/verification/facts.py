@@ -63,6 +63,7 @@ class Facts:
         if self.loose:
             before = [layer.output_bytes for layer in problem.layers[:-1]]
             activation[1:] = np.minimum(activation[1:], before)
+        self.kept = activation
         self.activation = sums(activation)
         self.workspace = np.array([layer.workspace_bytes for layer in problem.layers])
         self.received = np.array([0.0, *(layer.output_bytes for layer in problem.layers)])
@@ -114,6 +115,21 @@ class Facts:
         with np.errstate(over="ignore"):  # see ``finite``
             whole = self._flops / entry.flops_per_s
         return whole / 3, whole - whole / 3, np.zeros_like(whole)
+
+    def separate(self) -> tuple[Facts, Facts]:
+        """The problem where nobody recomputes; and where everybody does, as far as memory goes."""
+        layers = tuple(
+            layer.model_copy(
+                update={
+                    "activation_bytes": float(kept),
+                    "workspace_bytes": layer.activation_bytes + layer.workspace_bytes,
+                    "deferred_bytes": 0.0,
+                }
+            )
+            for layer, kept in zip(self.problem.layers, self.kept, strict=True)
+        )
+        plain = self.problem.model_copy(update={"recompute": False})
+        return Facts(plain), Facts(plain.model_copy(update={"layers": layers}))
 
     def weights(self, device: int) -> Array:
         """Seconds of every layer's weight gradients that may be put off (part of its backward)."""

@@ -98,8 +98,7 @@ class _Search:
         n = facts.devices
         self.ways = {(a, b): self._way(a, b) for a in range(n) for b in range(n) if a != b}
         self._bars: dict[tuple[int, int], Array] = {}
-        plain = self.problem.model_copy(update={"recompute": False})
-        self.strict = Facts(plain) if facts.loose else facts
+        self.strict, self.frugal = facts.separate() if facts.loose else (facts, facts)
         self._slower: dict[tuple[int, int], Array] = {}
         self.span: dict[tuple[int, int], Array] = {}
         self.trip: dict[tuple[int, int], Array] = {}
@@ -144,7 +143,10 @@ class _Search:
         """[start, stop] → 0 where that stage fits, infinity elsewhere."""
         key = (device, self.facts.flying(stages))
         if key not in self._bars:
-            self._bars[key] = np.where(self._fits(self.facts, *key), 0.0, INF)
+            fits = self._fits(self.strict, *key)
+            if self.facts.loose:
+                fits |= self._fits(self.frugal, *key)
+            self._bars[key] = np.where(fits, 0.0, INF)
         return self._bars[key]
 
     def backwards(self, device: int, stages: int) -> Array:
