@@ -168,9 +168,10 @@ class _Search:
         return np.array([*fits, np.zeros(facts.layers + 1, dtype=bool)])
 
     def _hop(self, a: int, b: int, boundary: int) -> Hop:
+        size = self.problem.layers[boundary - 1].output_bytes
         ends = (self.problem.devices[a].id, self.problem.devices[b].id)
         link = self._links.get(ends)
-        size = self.problem.layers[boundary - 1].output_bytes * (1.0 if link is None else link.sent_share)
+        size *= 1.0 if link is None else link.sent_share
         shared = tuple(
             (number, size / resource.bandwidth_bytes_per_s)
             for number, resource in enumerate(self.problem.shared)
