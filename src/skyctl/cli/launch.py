@@ -41,6 +41,7 @@ def launch(
     pin_last: training.PinLastOption = None,
     batch_size: training.GivenBatchSizeOption = None,
     microbatches: training.MicrobatchesOption = None,
+    schedule: training.ScheduleOption = None,
     seed: training.GivenSeedOption = None,
     dtype: training.GivenDtypeOption = None,
     learning_rate: training.LearningRateOption = None,
@@ -85,6 +86,7 @@ def launch(
         choice = PlanOptions(
             strategy=training.one_of("--strategy", strategy or "optimal", training.STRATEGIES),
             microbatches=microbatches,
+            schedule=training.schedule_of(schedule),
             first_stage=training.nodes_of(target.cluster, pin_first),
             last_stage=training.nodes_of(target.cluster, pin_last),
         )
@@ -97,6 +99,7 @@ def launch(
                 "--pin-last": pin_last,
                 "--batch-size": batch_size,
                 "--microbatches": microbatches,
+                "--schedule": schedule,
                 "--seed": seed,
                 "--dtype": dtype,
             },

@@ -52,11 +52,9 @@ def plan(
         require_allowed(model, pieces, least_running(model, pieces), "an even split")
         return _stated(model, "even", pieces, "equal layer counts", began)
     if strategy == "heuristic":
-        from skyctl.planner.heuristic.build import heuristic
-        from skyctl.planner.recompute import good
+        from skyctl.planner.recompute import good_plan
 
-        pieces = good(model) if model.mixed else heuristic(model)
-        return _stated(model, "heuristic", pieces, "allocate by memory, level, local search", began)
+        return _stated(model, "heuristic", good_plan(model), "allocate by memory, level, local search", began)
     if strategy == "optimal":
         from skyctl.planner.optimal import optimal
         from skyctl.planner.recompute import best

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from skyctl.errors import InfeasibleError, UndecidedError
@@ -20,7 +21,7 @@ from skyctl.planner.found import Found
 from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.heuristic.level import level
 from skyctl.planner.infeasible import raise_infeasible
-from skyctl.planner.iteration import relax
+from skyctl.planner.iteration import relax, split
 from skyctl.planner.iteration.best_first import BestFirst
 from skyctl.planner.memory import kept_bytes
 from skyctl.planner.model import Model, Piece
@@ -31,6 +32,8 @@ from skyctl.records.problem import LayerTimes, Link, Problem
 Pieces = tuple[Piece, ...]
 
 PROVED = 1e-9
+MARGIN = 1e-6
+SPLIT_S = 1.0
 SHARE = 0.4
 """Of the time, for the relaxed problem; ``ROOMY`` where its plan seems to fit as it is."""
 ROOMY = 0.8
@@ -99,6 +102,11 @@ def relaxed(problem: Problem) -> Problem:
     return problem.model_copy(update=changed)
 
 
+def good_plan(model: Model, plays: int = 150) -> Pieces:
+    """The heuristic's plan, whether stages may recompute or not. Raises: see ``good``."""
+    return good(model) if model.mixed else heuristic(model, plays)
+
+
 def good(model: Model) -> Pieces:
     """The heuristic's plan.
 
@@ -144,6 +152,9 @@ def best(model: Model, time_limit_s: float) -> Found:
     words = "best found of plans whose stages may recompute"
     if found is None or found.bound_s is None:
         return _stated(model, pieces, None, words)
+    if model.by_iteration and relax.can(model, SPLIT_S):
+        low = split.least_step_s(model) * (1 - MARGIN)
+        found = replace(found, bound_s=max(found.bound_s, low))
     return _stated(model, pieces, found, f"{words}; bound: nobody needs to recompute ({found.method})")
 
 
