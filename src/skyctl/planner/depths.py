@@ -22,8 +22,8 @@ LITTLE = 1e-3
 BETTER = 1e-9
 MORE = (0.0, 1.0, 2.0)
 """Microbatches in flight beyond Little's law that are tried: stages do not wait for each other evenly."""
-ACTIONS = 400_000
-"""Forwards and backwards played by one coordinate search, about 0.2 s."""
+ACTIONS = 200_000
+"""Forwards and backwards played by one coordinate search, about 0.1 s."""
 STEPS = (1, 2, 4)
 SAVING = 16
 """Steps played at least to save memory."""
