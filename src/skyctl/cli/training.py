@@ -14,6 +14,7 @@ from skyctl.errors import InputError
 if TYPE_CHECKING:
     from skyctl.cli.output import Output
     from skyctl.control.choosing import ScheduleChoice
+    from skyctl.control.linking import LinkChoice
     from skyctl.control.request import Request
     from skyctl.records.cluster import Cluster
     from skyctl.records.problem import Objective
@@ -106,6 +107,16 @@ ExportOption = Annotated[
 WholeBlocksOption = Annotated[
     bool, typer.Option("--whole-blocks", help="Cut between blocks only, not between attention and MLP.")
 ]
+LinkDtypeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--link-dtype",
+        metavar="DTYPE[@WHERE]",
+        help="Send activations and gradients as float32, bfloat16 or int8: over all links, @slow ones (below "
+        "200 Mbit/s as measured), or between two nodes (int8@tower-laptop). Repeatable; the last one that "
+        "names a link counts. Default: as they are.",
+    ),
+]
 
 SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
@@ -192,6 +203,14 @@ def schedule_of(name: str | None) -> ScheduleChoice | None:
 def objective_of(name: str | None) -> Objective | None:
     """The objective that --objective names (InputError where there is none of that name)."""
     return None if name is None else cast("Objective", one_of("--objective", name, OBJECTIVES))
+
+
+def link_dtypes_of(given: Sequence[str] | None, cluster: Cluster | None = None) -> list[LinkChoice]:
+    """What --link-dtype asks for (InputError where that is no dtype, or names no node of the cluster)."""
+    from skyctl.control.linking import parse_link_dtype
+
+    nodes = None if cluster is None else [node.name for node in cluster.nodes]
+    return [parse_link_dtype(text, nodes) for text in given or ()]
 
 
 def nodes_of(cluster: Cluster, pattern: str | None) -> list[str] | None:
