@@ -41,6 +41,7 @@ def launch(
     pin_last: training.PinLastOption = None,
     batch_size: training.GivenBatchSizeOption = None,
     microbatches: training.MicrobatchesOption = None,
+    schedule: training.ScheduleOption = None,
     seed: training.GivenSeedOption = None,
     dtype: training.GivenDtypeOption = None,
     link_dtype: training.LinkDtypeOption = None,
@@ -88,6 +89,7 @@ def launch(
         choice = PlanOptions(
             strategy=training.one_of("--strategy", strategy or "optimal", training.STRATEGIES),
             microbatches=microbatches,
+            schedule=training.schedule_of(schedule),
             first_stage=training.nodes_of(target.cluster, pin_first),
             last_stage=training.nodes_of(target.cluster, pin_last),
             link_dtype=training.link_dtypes_of(link_dtype, target.cluster),
@@ -101,6 +103,7 @@ def launch(
                 "--pin-last": pin_last,
                 "--batch-size": batch_size,
                 "--microbatches": microbatches,
+                "--schedule": schedule,
                 "--seed": seed,
                 "--dtype": dtype,
                 "--link-dtype": ", ".join(link_dtype) if link_dtype else None,
