@@ -4,8 +4,8 @@ The forward is as always. Before the backward its graph is walked, and of the pr
 layers, ``addmm``, ``mm``, convolutions) the weight's side is left out: the engine computes only what it is
 asked for, and a hook at each of these nodes keeps the output's gradient and the saved input. All else
 (biases, norms, embeddings, weights that have another use, hooks, or are computed from others, what lies
-inside a checkpoint or a function of the user's) has its gradients in the backward, as always. So the gradients
-are right whatever the layers are; only how much can be put off depends on them.
+inside a checkpoint or a function of the user's) has its gradients in the backward, as always. So they are
+right whatever the layers are; only how much can be put off depends on them.
 
 Source: Qi et al. 2023, section 2 (B and W). Knows nothing of stages, schedules or clocks.
 """
