@@ -22,9 +22,10 @@ def bottleneck_s(model: Model, pieces: Sequence[Piece], running: Running | None 
 def play(model: Model, pieces: Sequence[Piece], running: Running, trace: bool = False) -> Simulation:
     """Simulates one step."""
     columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer, model.weight))
+    beside = [model.handling[piece.device] for piece in pieces]
     stages = [
-        StageTimes(f, b + f, o) if again else StageTimes(f, b, o, min(w, b))
-        for f, b, o, w, again in zip(*columns, running.recompute, strict=True)
+        StageTimes(f + h, b + f + h, o) if again else StageTimes(f + h, b + h, o, min(w, b))
+        for f, b, o, w, h, again in zip(*columns, beside, running.recompute, strict=True)
     ]
     boundaries = [
         Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
@@ -54,6 +55,9 @@ def step_s(model: Model, pieces: Sequence[Piece], running: Running) -> float:
     backward = [model.backward[d][q] - model.backward[d][p] for d, p, q in pieces]
     if any(running.recompute):
         backward = [b + f if r else b for f, b, r in zip(forward, backward, running.recompute, strict=True)]
+    if model.handled:
+        forward = [f + model.handling[piece.device] for f, piece in zip(forward, pieces, strict=True)]
+        backward = [b + model.handling[piece.device] for b, piece in zip(backward, pieces, strict=True)]
     weight = None
     if model.zero:
         weight = [
@@ -128,8 +132,8 @@ def bound_s(model: Model, pieces: Sequence[Piece]) -> float:
     count = len(pieces)
     m = model.microbatches
     most = most_flying(model, pieces) if model.eager else least_running(model, pieces).flying
-    f = [model.forward[d][q] - model.forward[d][p] for d, p, q in pieces]
-    b = [model.backward[d][q] - model.backward[d][p] for d, p, q in pieces]
+    f = [model.forward[d][q] - model.forward[d][p] + model.handling[d] for d, p, q in pieces]
+    b = [model.backward[d][q] - model.backward[d][p] + model.handling[d] for d, p, q in pieces]
     o = [model.optimizer[d][q] - model.optimizer[d][p] for d, p, q in pieces]
     w = [0.0] * count
     if model.zero:

@@ -130,6 +130,9 @@ class Model:
         self.by_iteration = problem.objective == "iteration"
         self.ids = [device.id for device in problem.devices]
         self._index = {name: i for i, name in enumerate(self.ids)}
+        self.handling = [device.handling_s / 2 for device in problem.devices]
+        """Seconds that each forward and each backward takes beside its layers, by device."""
+        self.handled = any(self.handling)
         self._times()
         self._sizes()
         self._ways()

@@ -22,11 +22,12 @@ def play_of(plan: Plan) -> Play:
     for stage, (forward_s, backward_s, optimizer_s) in zip(
         plan.stages, zip(*columns, strict=True), strict=True
     ):
+        beside_s = model.handling[model.index(stage.replicas[0].device)]
         if stage.replicas[0].recompute:
-            stages.append(StageTimes(forward_s, backward_s + forward_s, optimizer_s))
+            stages.append(StageTimes(forward_s + beside_s, backward_s + forward_s + beside_s, optimizer_s))
         else:
             weight_s = min(backward_s, _weight_s(problem, stage))
-            stages.append(StageTimes(forward_s, backward_s, optimizer_s, weight_s))
+            stages.append(StageTimes(forward_s + beside_s, backward_s + beside_s, optimizer_s, weight_s))
     return Play(
         schedule=problem.schedule,
         microbatches=problem.microbatches,

@@ -188,6 +188,7 @@ def _computable(problem: Problem) -> None:
             seconds = flops / device.flops_per_s
         else:
             seconds = sum(times.forward_s) + sum(times.backward_s) + sum(times.optimizer_s)
+        seconds += device.handling_s
         if m * seconds > LARGEST:
             raise ValueError(
                 f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"

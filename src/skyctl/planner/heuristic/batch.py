@@ -34,6 +34,7 @@ class Batch:
         self.weight = np.array([model.weight.array(d) for d in range(n)]) if model.zero else None
         timed = bool(model.problem.times)
         self.optimizer = np.array([model.optimizer.array(d) for d in range(n)]) if timed else None
+        self.handling = np.array(model.handling)
         self.output = np.array([0.0, *model.output])
         self.latency = np.zeros((n, n))
         self.rate = np.zeros((n, n))  # seconds a byte on the slowest resource
@@ -87,6 +88,9 @@ class Batch:
         low, high = base + start, base + stop
         forward = self.forward.take(high) - self.forward.take(low)
         backward = self.backward.take(high) - self.backward.take(low)
+        if self.model.handled:
+            beside = self.handling.take(order) * (sizes > 0)
+            forward, backward = forward + beside, backward + beside
         optimizer = None
         if self.optimizer is not None:
             optimizer = self.optimizer.take(high) - self.optimizer.take(low)

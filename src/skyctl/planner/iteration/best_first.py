@@ -38,12 +38,8 @@ def twins(model: Model) -> list[int]:
 
 
 def _same(model: Model, a: int, b: int) -> bool:
-    if (model.forward[a], model.backward[a], model.optimizer[a], model.available[a]) != (
-        model.forward[b],
-        model.backward[b],
-        model.optimizer[b],
-        model.available[b],
-    ):
+    tables = model.forward, model.backward, model.optimizer, model.available, model.handling
+    if any(table[a] != table[b] for table in tables):
         return False
     if (a in model.first) != (b in model.first) or (a in model.last) != (b in model.last):
         return False

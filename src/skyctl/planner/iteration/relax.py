@@ -37,8 +37,8 @@ class Relaxation:
     def __init__(self, model: Model) -> None:
         self.model = model
         n, layers = model.devices, model.layers
-        self.forward = [_differences(x) for x in model.forward]
-        self.backward = [_differences(x) for x in model.backward]
+        self.forward = [_differences(x) + h for x, h in zip(model.forward, model.handling, strict=True)]
+        self.backward = [_differences(x) + h for x, h in zip(model.backward, model.handling, strict=True)]
         if model.zero:  # what the stage before waits for
             self.weight = [_differences(x) for x in model.weight]
             pairs = zip(self.backward, self.weight, strict=True)
@@ -78,7 +78,7 @@ class Relaxation:
             fits = self._fits(device, flying, recompute=False)
             if self.model.mixed:
                 so = self._fits(device, flying, recompute=True)
-                self._again[key] = np.where(fits, 0.0, self.forward[device])
+                self._again[key] = np.where(fits, 0.0, self.forward[device] - self.model.handling[device])
                 fits |= so
             self._barred[key] = np.where(fits, 0.0, INF)
         return self._barred[key]

@@ -116,6 +116,10 @@ class Facts:
             whole = self._flops / entry.flops_per_s
         return whole / 3, whole - whole / 3, np.zeros_like(whole)
 
+    def beside(self, device: int) -> float:
+        """Seconds that each forward and each backward takes there beside its layers."""
+        return self.problem.devices[device].handling_s / 2
+
     def separate(self) -> tuple[Facts, Facts]:
         """The problem where nobody recomputes; and where everybody does, as far as memory goes."""
         layers = tuple(

@@ -91,8 +91,8 @@ class _Search:
         self.steps = 0
         self.columns = [facts.columns(d) for d in range(facts.devices)]
         tables = [[_between(sums(column)) for column in columns] for columns in self.columns]
-        self.forward = [t[0] for t in tables]
-        self.backward = [t[1] for t in tables]
+        self.forward = [t[0] + facts.beside(d) for d, t in enumerate(tables)]
+        self.backward = [t[1] + facts.beside(d) for d, t in enumerate(tables)]
         self.optimizer = [t[2] for t in tables]
         self._links = {(link.source, link.target): link for link in self.problem.links}
         n = facts.devices
@@ -133,6 +133,7 @@ class _Search:
             for members in same
             for a, b in itertools.pairwise(members)
             if np.array_equal(self.columns[a], self.columns[b])
+            and self.facts.beside(a) == self.facts.beside(b)
         ]
 
     def flying(self, stages: int) -> int:
@@ -155,7 +156,8 @@ class _Search:
             return self.backward[device]
         key = (device, self.facts.flying(stages))
         if key not in self._slower:
-            more = np.where(self._fits(self.strict, *key), 0.0, self.forward[device])
+            again = self.forward[device] - self.facts.beside(device)
+            more = np.where(self._fits(self.strict, *key), 0.0, again)
             self._slower[key] = self.backward[device] + more
         return self._slower[key]
 
@@ -284,7 +286,7 @@ class _Search:
         count = len(plan)
         stages = [
             StageTimes(
-                float(self.columns[d][0][p:q].sum()),
+                float(self.columns[d][0][p:q].sum()) + self.facts.beside(d),
                 float(self.backwards(d, count - s)[p, q]),
                 float(self.columns[d][2][p:q].sum()),
             )

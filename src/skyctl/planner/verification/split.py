@@ -62,7 +62,8 @@ class _Tables:
         forward, backward, optimizer = self.facts.columns(device)
         weight = self.facts.weights(device)
         f, b, w, o = (_between(sums(x)) for x in (forward, backward - weight, weight, optimizer))
-        return f, b, w, o
+        beside = self.facts.beside(device)
+        return f + beside, b + beside, w, o
 
     def _message(self, a: int, b: int) -> tuple[Array, float]:
         """(seconds at each boundary on the slowest resource from a to b, latency)."""

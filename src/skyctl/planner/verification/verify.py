@@ -111,15 +111,17 @@ def _need_bytes(facts: Facts, stage: Held) -> float:
 def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
     """(the step, simulated; the largest stage's forward and backward in seconds)."""
     problem = facts.problem
-    stages = []
+    stages, layers_s = [], []
     for stage in held:
         part = slice(stage.start, stage.stop)
         forward, backward, optimizer = (math.fsum(x[part].tolist()) for x in facts.columns(stage.device))
         weight = min(backward, math.fsum(facts.weights(stage.device)[part].tolist()))
+        beside = facts.beside(stage.device)
         if stage.recompute:
-            stages.append(StageTimes(forward, backward + forward, optimizer))
+            stages.append(StageTimes(forward + beside, backward + forward + beside, optimizer))
         else:
-            stages.append(StageTimes(forward, backward, optimizer, weight))
+            stages.append(StageTimes(forward + beside, backward + beside, optimizer, weight))
+        layers_s.append(forward + backward + (forward if stage.recompute else 0.0))
     links = {(link.source, link.target): link for link in problem.links}
     shared: dict[tuple[str, str], dict[int, float]] = {}
     for number, resource in enumerate(problem.shared):
@@ -142,7 +144,7 @@ def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
     flying = [stage.in_flight for stage in held]
     behind = [stage.weights_behind for stage in held]
     step = simulate(problem.schedule, problem.microbatches, flying, stages, boundaries, weights_behind=behind)
-    return step, max(stage.forward_s + stage.backward_s for stage in stages)
+    return step, max(layers_s)
 
 
 def _recompute(problem: Problem, held: tuple[Held, ...]) -> Check:
