@@ -10,7 +10,7 @@ import pytest
 from skyctl.control.comparing import plan_all
 from skyctl.control.planning import PlanOptions, override, parse_assign, plan_profile
 from skyctl.control.probing import left_out, misfit
-from skyctl.control.problem import build_problem
+from skyctl.control.problem import HEAP_SHARE, build_problem
 from skyctl.control.request import Request
 from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.records.cluster import Node
@@ -138,7 +138,7 @@ def test_what_weight_gradients_take_and_hold_is_passed_on() -> None:
     problem = build_problem(found, 4)
     assert problem.times["a/cpu:0"].weight_s == pytest.approx((0.005, 0.001) * 3)
     assert problem.times["b/cpu:0"].weight_s is None
-    assert {layer.deferred_bytes for layer in problem.layers} == {5e4}
+    assert {layer.deferred_bytes for layer in problem.layers} == {5e4 * HEAP_SHARE}
 
 
 def test_a_pair_that_could_not_be_connected_is_never_planned_over() -> None:
