@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skyctl.control.request import Request
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
+    from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
 SHORT_STEP_S = 0.1
@@ -46,6 +47,12 @@ def launch(
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    clip_norm: training.ClipNormOption = None,
+    lr_schedule: training.LrScheduleOption = "constant",
+    warmup_steps: training.WarmupStepsOption = 0,
+    min_learning_rate: training.MinLearningRateOption = 0.0,
+    validate_every: training.ValidateEveryOption = None,
+    validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -55,7 +62,7 @@ def launch(
     """Train on the cluster. A bare workload is probed and planned first.
 
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
-    holds its plan, logs, measurement and trained weights; -o copies measurement.json.
+    holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
@@ -63,11 +70,21 @@ def launch(
     from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
     from skyctl.launch.spec import check_fits, used_nodes
+    from skyctl.workload.recipe import Recipe
 
     common.check_output(output)
     target = common.load_target(cluster, limit)
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+    )
+    recipe = Recipe(
+        clip_norm=clip_norm,
+        lr_schedule=lr_schedule,
+        warmup_steps=warmup_steps,
+        min_learning_rate=min_learning_rate,
+        validate_every=validate_every,
+        validate_batches=validate_batches,
+        total_steps=steps,
     )
     given = _read_plan(plan)
     if given is None:
@@ -80,6 +97,7 @@ def launch(
             learning_rate=learning_rate,
             data=data,
             random_inputs=random_inputs,
+            recipe=recipe,
         )
         nodes = target.cluster.nodes
         choice = PlanOptions(
@@ -103,7 +121,7 @@ def launch(
         )
         choice = PlanOptions()
         check_fits(given, target.cluster)
-        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
+        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs, recipe)
         nodes = tuple(used_nodes(given, target.cluster))
     if dry_run:
         _show_dry_run(out, given, target, request, steps)
@@ -141,6 +159,7 @@ def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Reque
         steps=steps,
         workload={node.name: request.spec.to_dict() for node in nodes},
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
+        recipe=request.recipe.to_dict(),
     )
     for spec in specs:
         start, stop = spec.payload["layers"]
@@ -182,6 +201,10 @@ def show_measurement(out: Output, done: Measurement) -> None:
             "their computing, which the prediction leaves out"
         )
     out.line(f"loss: {done.steps[0].loss:.4f} → {done.final_loss:.4f} in {len(done.steps)} steps")
+    if done.validation:
+        first, last = done.validation[0], done.validation[-1]
+        before = f"{first.loss:.4f} after step {first.step + 1} → " if len(done.validation) > 1 else ""
+        out.line(f"validation loss: {before}{last.loss:.4f} after step {last.step + 1}")
     if done.weights is not None:
         out.line(f"weights: {done.weights}")
 
@@ -207,7 +230,12 @@ def _read_plan(argument: str) -> Plan | None:
 
 
 def _request_of(
-    plan: Plan, name: str, learning_rate: float | None, data: Path | None, random_inputs: bool
+    plan: Plan,
+    name: str,
+    learning_rate: float | None,
+    data: Path | None,
+    random_inputs: bool,
+    recipe: Recipe,
 ) -> tuple[Request, Workload]:
     from skyctl.control.request import request_of_plan
 
@@ -222,6 +250,7 @@ def _request_of(
         learning_rate=learning_rate,
         data_path=str(data) if data is not None else None,
         random_inputs=random_inputs,
+        recipe=recipe,
     )
 
 

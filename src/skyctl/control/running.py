@@ -10,6 +10,7 @@ from skyctl.control.request import Request, send_workload
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.launch.events import Watcher, measurement
+from skyctl.launch.metrics import Metrics
 from skyctl.launch.run import Deadlines, Run, gather_weights
 from skyctl.launch.spec import RankSpec, check_fits, rank_specs, used_nodes
 from skyctl.records.cluster import Cluster, split_device_id
@@ -46,7 +47,9 @@ def run_plan(
     paths = RunPaths.new()
     write_atomic(paths.plan, plan.to_json())
     run = None
+    metrics = Metrics(paths, watcher.note)
     try:
+        watcher = metrics.beside(watcher)
         specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
         run = Run(paths, specs, sessions, watcher, options.deadlines)
         run.start()
@@ -69,6 +72,7 @@ def run_plan(
             exc.log = str(paths.folder)
         raise
     finally:
+        metrics.close()
         if run is not None:
             run.stop()
 
@@ -96,4 +100,5 @@ def prepare(
         workload=told,
         addresses=peer_addresses(mine),
         weights=options.weights,
+        recipe=request.recipe.to_dict(),
     )

@@ -61,11 +61,13 @@ def rank_specs(
     workload: Mapping[str, Mapping[str, Any]],
     addresses: Mapping[str, str],
     weights: bool = True,
+    recipe: Mapping[str, Any] | None = None,
 ) -> list[RankSpec]:
     """The ranks of a pipeline, in stage order: rank = stage.
 
     Args:
         workload: by node, the workload's description with the paths valid on that node.
+        recipe: how to train beside that (``workload.recipe.Recipe``, as a dict); None: plainly.
         addresses: by node, the address at which its peers reach it.
 
     Raises:
@@ -98,6 +100,7 @@ def rank_specs(
             "previous": _peer(index - 1, placed, addresses) if index else None,
             "next": _peer(index + 1, placed, addresses) if index + 1 < stages else None,
             "weights": weights,
+            "recipe": dict(recipe or {}),
         }
         ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
     return ranks

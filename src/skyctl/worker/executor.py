@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from skyctl.device.pace import Pace
-from skyctl.errors import RunError
 from skyctl.schedule.actions import FORWARD, actions
+from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
 from skyctl.worker.stage import Stage
 
@@ -28,7 +28,7 @@ class StepReport:
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
     ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
-    the batch. ``last``: the pipeline ends with this step.
+    the batch. ``last``: the pipeline ends with this step. ``grad_norm``: where gradients are clipped.
     """
 
     forward_s: float = 0.0
@@ -37,6 +37,7 @@ class StepReport:
     idle_s: float = 0.0
     transfer_s: float = 0.0
     loss: float | None = None
+    grad_norm: float | None = None
     last: bool = False
 
 
@@ -70,6 +71,7 @@ class Executor:
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
+        before_update: called between the last backward and the optimizer's step.
     """
 
     stage: Stage
@@ -83,6 +85,7 @@ class Executor:
     device: torch.device
     phase: str = "the first step"
     waiting: bool = False
+    before_update: Callable[[StepReport], None] | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,8 +114,8 @@ class Executor:
         self._losses.clear()
         is_first = self.ports.inputs is None
         inputs, targets = batch() if is_first or self.is_last else (None, None)
-        fed = _split(inputs, self.sizes, self.device) if is_first else None
-        aims = _split(targets, self.sizes, self.device) if self.is_last else None
+        fed = split(inputs, self.sizes, self.device) if is_first else None
+        aims = split(targets, self.sizes, self.device) if self.is_last else None
         pending: Callable[[], None] | None = meanwhile
         final = len(self.sizes) - 1
         for kind, microbatch in self._actions:
@@ -129,9 +132,12 @@ class Executor:
                 self._backward(step, microbatch, report)
             for inbox in self.ports.inboxes:
                 inbox.refill()
+        if self.before_update is not None:
+            self.phase = f"step {step}, the gradients' norm"
+            self.before_update(report)
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
-            report.optimizer_s = self.pace.run(self._update).wall_s
+            report.optimizer_s += self.pace.run(self._update).wall_s
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
@@ -153,7 +159,7 @@ class Executor:
         report: StepReport,
     ) -> None:
         if fed is not None:
-            inputs = _as_tuple(fed[microbatch])
+            inputs = as_tuple(fed[microbatch])
             fed[microbatch] = None
         else:
             assert self.ports.inputs is not None
@@ -201,23 +207,3 @@ class Executor:
 
     def _loss(self) -> float:
         return float(sum(loss.item() for loss in self._losses))
-
-
-def _as_tuple(value: Any) -> tuple[Tensor, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
-    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device."""
-    if isinstance(value, (tuple, list)):
-        parts = [_split(item, sizes, device) for item in value]
-        return [tuple(part[m] for part in parts) for m in range(len(sizes))]
-    if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != sum(sizes):
-        found = (
-            f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        )
-        raise RunError(
-            f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
-            hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
-        )
-    return list(torch.split(value.to(device), list(sizes)))

@@ -28,6 +28,7 @@ class Stage:
         layers: called one after the other, as ``nn.Sequential`` does.
         takes, gives: the tensors at its two ends by microbatch; ``gives`` is None for the last stage.
         takes_tuple: whether its first layer is called with a tuple.
+        before_layer: called with (microbatch, position in the stage) before each layer's forward.
         loss: of the last stage: the mean over a microbatch's samples.
     """
 
@@ -39,9 +40,11 @@ class Stage:
         takes_tuple: bool,
         gives: Boundary | None,
         loss: Loss | None,
+        before_layer: Callable[[int, int], None] = lambda _microbatch, _position: None,
     ) -> None:
         self.layers = list(layers)
         self._takes, self._takes_tuple, self._gives, self._loss = takes, takes_tuple, gives, loss
+        self._before_layer = before_layer
         self._trigger = torch.zeros((), requires_grad=True)
         self._kept: dict[int, _Kept] = {}
 
@@ -115,7 +118,8 @@ class Stage:
                 next(through) if s.requires_grad else t for t, s in zip(inputs, specs, strict=True)
             )
         value: Any = inputs if self._takes_tuple else inputs[0]
-        for layer in self.layers:
+        for position, layer in enumerate(self.layers):
+            self._before_layer(microbatch, position)
             value = layer(value)
         self._kept[microbatch] = _Kept(entry)
         return tuple(value) if isinstance(value, list) else value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,14 +12,20 @@ from typing import Any, Protocol
 import torch
 
 from skyctl.agent.task import AgentGoneError
-from skyctl.checkpoint import safetensors
 from skyctl.device.pace import Pace
-from skyctl.errors import MismatchError, RunError, SkyctlError
+from skyctl.errors import RunError, SkyctlError
 from skyctl.transport.pair import Pair, PeerLostError, address_towards
+from skyctl.worker.clipping import Clip, Neighbour, clip_tag
 from skyctl.worker.executor import Executor, Ports, StepReport
 from skyctl.worker.feed import Feed
+from skyctl.worker.machine import peak_memory_bytes, use_device
 from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, window
+from skyctl.worker.optimizing import Rate
+from skyctl.worker.randomness import Randomness
+from skyctl.worker.saving import save
 from skyctl.worker.stage import Stage
+from skyctl.worker.validating import Validator
+from skyctl.workload.recipe import Recipe
 from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes
 from skyctl.workload.workload import load
@@ -59,13 +63,17 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Everything, in order; what ``rank.main`` returns."""
         threading.Thread(target=self.beat, daemon=True, name="beat").start()
-        self.device = _device(self.payload["device"])
+        self.device = use_device(self.payload["device"])
         if self.payload.get("threads"):
             torch.set_num_threads(int(self.payload["threads"]))
         spec = WorkloadSpec.from_dict(self.payload["workload"])
         torch.manual_seed(spec.seed)
+        self.recipe = Recipe.from_dict(
+            self.payload.get("recipe") or {"total_steps": int(self.payload["steps"])}
+        )
         self.workload = load(spec)
         self.start, self.stop = self.payload["layers"]
+        self._randomness = Randomness(spec.seed, self.start, self.device)
         self.sizes = sizes(spec.batch_size, self.payload["microbatches"])
         layers = self.workload.build(self.start, self.stop, self.device)
         stage = Stage(
@@ -74,9 +82,12 @@ class Training:
             takes_tuple=self.workload.is_tuple(self.start),
             gives=None if self.payload["next"] is None else self._boundary(self.stop),
             loss=self.workload.loss if self.payload["next"] is None else None,
+            before_layer=self._randomness,
         )
         parameters = stage.parameters
         optimizer = self.workload.optimizer(parameters) if parameters else None
+        trained = any(parameter.requires_grad for parameter in parameters)
+        self._rate = Rate(optimizer if trained else None, self.recipe)
         self.phase = "connect"
         self._connect()
         self._executor = Executor(
@@ -94,15 +105,21 @@ class Training:
             is_last=self.payload["next"] is None,
             device=self.device,
         )
+        self._clip = self._clipping(stage, self._executor)
+        self._validator = self._validation(stage, self._executor)
         self.channel.send({"event": "ready"})
         self._expect("start")
         done = self._steps(self._executor)
         self._executor.drain()
+        if self._clip is not None:
+            self._clip.drain()
         self.phase = "end"
         for pair in self._pairs.values():
             pair.close(politely=True)
         self.phase = "saving the weights"
-        weights = self._save(stage) if self.payload.get("weights") else None
+        path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
+        names = self.workload.names
+        weights = save(path, stage.layers, self.start, names) if self.payload.get("weights") else None
         return {"weights": weights, "peak_memory_bytes": peak_memory_bytes(self.device), "steps": done}
 
     def beat(self) -> None:
@@ -229,6 +246,45 @@ class Training:
             window=self._window(boundary) if bounded else None,
         )
 
+    def _clipping(self, stage: Stage, executor: Executor) -> Clip | None:
+        if self.recipe.clip_norm is None:
+            return None
+        sides = {s: Neighbour(pair, self._latency_s[s]) for s, pair in self._pairs.items()}
+        clip = Clip(
+            stage.parameters,
+            self.recipe.clip_norm,
+            previous=sides.get("previous"),
+            following=sides.get("next"),
+            tag=clip_tag(len(self.sizes)),
+            pace=executor.pace,
+            layers=f"layers {self.start}–{self.stop}",
+            on_wait=lambda waits: setattr(executor, "waiting", waits),
+        )
+
+        def before_update(report: StepReport) -> None:
+            report.grad_norm = clip(report)
+
+        executor.before_update = before_update
+        return clip
+
+    def _validation(self, stage: Stage, executor: Executor) -> Validator | None:
+        if self.recipe.validate_every is None:
+            return None
+        return Validator(
+            stage.layers,
+            takes_tuple=self.workload.is_tuple(self.start),
+            inputs=executor.ports.inputs,
+            outputs=executor.ports.outputs,
+            sizes=self.sizes,
+            batches=self.workload.validation,
+            number=self.recipe.validate_batches,
+            ahead=executor.in_flight,
+            loss=self.workload.loss,
+            device=self.device,
+            pace=executor.pace,
+            seeding=self._randomness,
+        )
+
     def _steps(self, executor: Executor) -> int:
         self.phase = "steps"
         feed = Feed(iter(self.workload.batches()))
@@ -236,6 +292,9 @@ class Training:
         first = self.payload["previous"] is None
         began = time.perf_counter()
         for step in range(steps):
+            self._randomness.step = step
+            if self._clip is not None:
+                self._clip.begin(step)
             report = executor.step(
                 step,
                 feed.get,
@@ -243,13 +302,25 @@ class Training:
                 meanwhile=feed.ahead if step + 1 < steps else lambda: None,
             )
             ended = time.perf_counter()
-            self._report(step, ended - began, report)
-            began = ended
+            validates = self.recipe.validates(step, last=step + 1 == steps) and not report.last
+            self._report(step, ended - began, report, validates=validates)
+            self._rate.advance()
+            if validates:
+                self._validate(step, executor)
+            began = time.perf_counter() if validates else ended
             if report.last:
                 return step + 1
         return steps
 
-    def _report(self, step: int, iteration_s: float, report: StepReport) -> None:
+    def _validate(self, step: int, executor: Executor) -> None:
+        assert self._validator is not None
+        began = time.perf_counter()
+        loss = self._validator.run(step, executor)
+        if loss is not None:
+            wall_s = time.perf_counter() - began
+            self.channel.send({"event": "validation", "step": step, "loss": loss, "wall_s": wall_s})
+
+    def _report(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
         self.channel.send(
             {
                 "event": "step",
@@ -262,6 +333,9 @@ class Training:
                 "backward_s": report.backward_s,
                 "optimizer_s": report.optimizer_s,
                 "loss": report.loss,
+                "grad_norm": report.grad_norm,
+                "learning_rate": self._rate.now,
+                "validates": validates,
                 "samples": sum(self.sizes),
                 "peak_memory_bytes": peak_memory_bytes(self.device),
             }
@@ -280,49 +354,6 @@ class Training:
                 f"expected the launcher to say {op!r} within {PEERS_TIMEOUT_S:.0f} s, it said {said}"
             )
         return got[0]
-
-    def _save(self, stage: Stage) -> str:
-        path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
-        tensors = {
-            f"{index}.{name}": tensor.detach().cpu()
-            for index, layer in enumerate(stage.layers, self.start)
-            for name, tensor in layer.state_dict().items()
-        }
-        names = self.workload.names
-        metadata = {f"layer.{index}": names[index] for index in range(self.start, self.stop)}
-        safetensors.save(path, tensors, metadata)
-        return str(path)
-
-
-def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most this process has held so far: resident memory on a CPU, allocated memory on CUDA."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if device.type != "cpu":
-        return None
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _device(name: str) -> torch.device:
-    """``cpu:0`` or ``cuda:1`` as torch's device, made the current one."""
-    device = torch.device("cpu" if name.startswith("cpu") else name)
-    if device.type != "cpu":
-        try:
-            torch.empty(1, device=device)
-            torch.accelerator.set_device_index(device.index or 0)
-        except Exception as exc:
-            raise MismatchError(
-                f"device {name} of the plan can't be used here: {type(exc).__name__}: {exc}",
-                hint="see 'skyctl check'; 'devices:' in cluster.yaml says which devices of a node to use",
-            ) from exc
-    return device
 
 
 def _differentiable(boundary: Boundary) -> Boundary:

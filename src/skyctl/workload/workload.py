@@ -15,12 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the field's name
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin, usercode
+from skyctl.workload import builtin, mixed, usercode
 from skyctl.workload.corpus import read_corpus
-from skyctl.workload.data import Batch, Example, RandomData, TextData, UserData, Value, as_batch, leaves
+from skyctl.workload.data import (
+    Batch,
+    Example,
+    RandomData,
+    TextData,
+    UserData,
+    Value,
+    as_batch,
+    leaves,
+    part_of,
+)
+from skyctl.workload.deferred import derived_seed
+from skyctl.workload.losses import cross_entropy
 from skyctl.workload.model import Model, make
 from skyctl.workload.shapes import Shapes, TensorSpec
 from skyctl.workload.spec import Source, WorkloadSpec, check_options, make_spec, parse_source
@@ -110,23 +121,60 @@ class Workload:
             raise WorkloadError(
                 f"samples [{start}, {stop}) are not within the batch's {self._spec.batch_size}"
             )
-        inner = self._data().batches(step0, start, stop)
-        step = step0
+        yield from self._checked(self._data().batches(step0, start, stop), "data()", step0)
+
+    def validation(self) -> Iterator[Batch]:
+        """Held-out batches, the same ones at each call; without end, but for a user's validation().
+
+        Raises:
+            WorkloadError: there is no held-out data, or the user's validation() is wrong.
+        """
+        self.check_validation()
+        batch_size = self._spec.batch_size
+        if self._parts.source.path is None or self._spec.random_inputs:
+            yield from self._checked(self._data(validation=True).batches(0, 0, batch_size), "validation()")
+            return
+        function = self._parts.model.functions["validation"]
+        name = f"{self._parts.model.who}: validation()"
+        data = UserData(function, name, batch_size, self._spec.seed)
+        yield from self._checked(data.once(), "validation()")
+
+    def check_validation(self) -> None:
+        """Raises WorkloadError where there is nothing to validate on."""
+        if self._spec.random_inputs:
+            return
+        if self._parts.source.path is None:
+            self._data(validation=True)
+        elif "validation" not in self._parts.model.functions:
+            raise WorkloadError(
+                f"{self._parts.model.who} defines no validation(), so there is nothing to validate on",
+                hint="def validation(batch_size, seed): yield inputs, targets that data() does not give",
+            )
+
+    def _checked(self, batches: Iterator[Batch], what: str, step: int = 0) -> Iterator[Batch]:
+        """The batches with the user's errors named, their shapes looked at, inputs in the layers' dtype."""
         while True:
-            with self._user_errors("data()"):
-                batch = next(inner)
+            with self._user_errors(what):
+                batch = next(batches, None)
+            if batch is None:
+                return
             if self._spec.path is not None:
-                self._check_batch(batch, step)
-            yield batch
+                self._check_batch(batch, what, step)
+            inputs, targets = batch
+            yield mixed.cast(inputs, self._parts.model.dtype), targets
             step += 1
 
     def loss(self, outputs: Value, targets: Value) -> Tensor:
         """The mean loss over the samples given, a scalar: the user's, or cross-entropy.
 
+        Outputs in bfloat16 are given to it in float32.
+
         Raises:
             WorkloadError: the user's loss() raised, or gave something else than one number.
         """
         function = self._parts.model.functions.get("loss")
+        if self._parts.model.dtype is not None:
+            outputs = mixed.widened(outputs)
         if function is None:
             return cross_entropy(outputs, targets)
         with self._user_errors("loss()"):
@@ -145,9 +193,15 @@ class Workload:
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The user's optimizer, or AdamW, over those parameters; one that does nothing where there are none.
 
-        ``--learning-rate`` wins over the user's own rate.
+        ``--learning-rate`` wins over the user's own rate. In mixed precision it works on the masters, and
+        the parameters follow (see ``mixed``).
         """
-        wanted = [p for p in parameters if p.requires_grad]
+        trained = [p for p in parameters if p.requires_grad]
+        made = self._optimizer([mixed.master_of(p) for p in trained])
+        mixed.follow(made, trained)
+        return made
+
+    def _optimizer(self, wanted: list[nn.Parameter]) -> torch.optim.Optimizer:
         if not wanted:
             return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
         function = self._parts.model.functions.get("optimizer")
@@ -189,25 +243,30 @@ class Workload:
     def _user_errors(self, doing: str) -> Any:
         return usercode.user_errors(self._parts.model.path or Path(), doing)
 
-    def _data(self) -> TextData | UserData | RandomData:
+    def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData:
         spec, source = self._spec, self._parts.source
         if spec.random_inputs:
-            return RandomData(self._parts.example, spec.batch_size, spec.seed)
+            seed = derived_seed(spec.seed, "validation") if validation else spec.seed
+            return RandomData(self._parts.example, spec.batch_size, seed)
         if source.path is None:
+            name = spec.data_path or "of the standard library"
             text = read_corpus(spec.data_path)
-            builtin.check_text(source.kind, source.sizes, text, spec.data_path or "of the standard library")
+            if spec.validated or validation:
+                text = part_of(text, held_out=validation)
+                name += ", the part held out for validation," if validation else " without what is held out"
+            builtin.check_text(source.kind, source.sizes, text, name)
             return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
         return _user_data(self._parts.model, spec)
 
-    def _check_batch(self, batch: Batch, step: int) -> None:
+    def _check_batch(self, batch: Batch, what: str, step: int) -> None:
         kinds = (self._parts.example.inputs, self._parts.example.targets)
-        for what, value, likes in zip(("inputs", "targets"), batch, kinds, strict=True):
+        for side, value, likes in zip(("inputs", "targets"), batch, kinds, strict=True):
             have = [(tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in leaves(value)]
             want = [(like.shape, like.dtype) for like in likes]
             if have != want:
                 raise WorkloadError(
-                    f"{self._parts.model.who}: data() gives {what} of {_shapes(have)} a sample "
-                    f"in step {step}, of {_shapes(want)} in its first batch",
+                    f"{self._parts.model.who}: {what} gives {side} of {_shapes(have)} a sample "
+                    f"in step {step}, of {_shapes(want)} in the first batch of data()",
                     hint="every batch must have the same shapes: pad, or cut to one length",
                 )
 
@@ -222,6 +281,8 @@ def load(spec: WorkloadSpec) -> Workload:
       of tensors. Called under deferred initialisation: make the layers inside it, not while importing.
     - ``data(batch_size, seed) -> iterable of (inputs, targets)``, optional; dimension 0 is the samples. With
       ``start`` and ``stop`` in its signature it is asked for those samples of each batch only.
+    - ``validation(batch_size, seed) -> iterable of (inputs, targets)``, optional: what ``--validate-every``
+      looks at; read from its start each time.
     - ``example(batch_size) -> (inputs, targets)``, optional: a batch to take shapes from where ``data`` must
       not be called (``--random-inputs`` without data, or data that is only on the nodes).
     - ``loss(outputs, targets)``: mean over the samples; ``optimizer(parameters)``. Optional both.
@@ -234,7 +295,7 @@ def load(spec: WorkloadSpec) -> Workload:
     source = Source("file", path=path) if path is not None else parse_source(spec.source)
     if source.path is not None and spec.path is None:
         spec = replace(spec, path=str(source.path))
-    model = make(source, spec.seed)
+    model = replace(make(source, spec.seed), dtype=mixed.compute_dtype(spec.dtype))
     example = _example(model, source, spec)
     shapes = Shapes(model, example, spec.boundaries)
     workload = Workload(Parts(spec, source, model, example, shapes))
@@ -249,26 +310,6 @@ def ship(spec: WorkloadSpec) -> dict[str, bytes]:
     On the node: the spec with ``path`` set to ``<folder>/<name of the file>``.
     """
     return usercode.files(Path(spec.path)) if spec.path is not None else {}
-
-
-def cross_entropy(outputs: Value, targets: Value) -> Tensor:
-    """The default loss: mean cross-entropy of scores and classes.
-
-    Classes lie in the last dimension (scores [samples, …, classes], targets [samples, …]) or, as torch has
-    it, in dimension 1. Targets of the scores' own shape are probabilities.
-    """
-    if isinstance(outputs, tuple) and len(outputs) == 1:
-        outputs = outputs[0]
-    if isinstance(targets, tuple) and len(targets) == 1:
-        targets = targets[0]
-    if isinstance(outputs, tuple) or isinstance(targets, tuple):
-        raise WorkloadError(
-            "the default loss takes one tensor of scores and one of targets, the model gives a tuple",
-            hint="define loss(outputs, targets) in the file",
-        )
-    if not targets.dtype.is_floating_point and outputs.shape[:-1] == targets.shape:
-        return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
-    return F.cross_entropy(outputs, targets)
 
 
 def _example(model: Model, source: Source, spec: WorkloadSpec) -> Example:
