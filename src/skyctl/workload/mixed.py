@@ -12,13 +12,14 @@ bfloat16 has float32's range, so losses need no scaling.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from skyctl.workload.data import Value
+from skyctl.workload.deferred import Mode
 
 _MASTER = "_skyctl_master"
 _WIDE = (torch.float32, torch.float64)
@@ -94,6 +95,29 @@ def follow(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter])
             torch._foreach_copy_(low, masters)
 
     optimizer.register_step_post_hook(copy)
+
+
+class SameDtype(Mode):  # type: ignore[no-untyped-call]
+    """Refuses products of two dtypes, which real tensors refuse and fake ones let through."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "_overloadpacket", None) in _PRODUCTS:
+            found = {a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()}
+            if len(found) > 1:
+                names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+                raise RuntimeError(f"a product needs tensors of one dtype, it was given {names}")
+        return func(*args, **(kwargs or {}))
+
+
+_ATEN = torch.ops.aten
+_PRODUCTS = frozenset(
+    (
+        *(_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm, _ATEN.mv, _ATEN.addmv, _ATEN.convolution),
+        *(_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN._scaled_dot_product_flash_attention),
+    )
+)
 
 
 def cast(value: Value, dtype: torch.dtype | None) -> Value:

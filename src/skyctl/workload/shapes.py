@@ -7,8 +7,9 @@ tensor of its own works, and attention takes the kernel that a CPU takes.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -193,7 +194,7 @@ class Shapes:
     def call(self, index: int, value: Value, boundary: Boundary) -> Value:
         """Layer ``index`` on fake tensors, its errors named."""
         try:
-            with self.mode, _quiet():
+            with self.mode, _quiet(), self._strict():
                 out: Any = self.layers()[index](value)
         except Exception as exc:
             raise WorkloadError(self._misfit(index, boundary, exc), hint=self._dtype_hint(exc)) from exc
@@ -228,8 +229,11 @@ class Shapes:
             f"{usercode.in_words(exc)}{place}"
         )
 
+    def _strict(self) -> Any:
+        return nullcontext() if self.model.dtype is None else mixed.SameDtype()  # type: ignore[no-untyped-call]
+
     def _dtype_hint(self, exc: Exception) -> str | None:
-        if self.model.dtype is None or "dtype" not in str(exc).replace("scalar type", "dtype"):
+        if self.model.dtype is None or not re.search("dtype|scalar type", str(exc)):
             return None
         return (
             "with --dtype bfloat16 a layer gets bfloat16: let it make tensors in its input's dtype "
