@@ -9,10 +9,12 @@ and no layer has to be known as one that draws.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 
 _MASK = 2**64 - 1
+_SPREAD = 0x9E3779B97F4A7C15
 
 
 class Randomness:
@@ -26,25 +28,25 @@ class Randomness:
 
     def __init__(self, seed: int, start: int, device: torch.device) -> None:
         self._seed, self._start = seed, start
-        self._generators = [torch.default_generator]
+        self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
         if device.type == "cuda":
-            self._generators.append(torch.cuda.default_generators[device.index or 0])
+            self._seeders.append(torch.cuda.default_generators[device.index or 0].manual_seed)
+        elif device.type in ("mps", "xpu"):
+            self._seeders.append(getattr(torch, device.type).manual_seed)
         self.step = 0
 
     def __call__(self, microbatch: int, position: int) -> None:
         """Before the layer at that position of the stage runs, forward or again in a recomputation."""
         seed = mixed(self._seed, self.step, microbatch, self._start + position)
-        for generator in self._generators:
-            generator.manual_seed(seed)
-        random.seed(seed)
+        for seeder in self._seeders:
+            seeder(seed)
 
 
 def mixed(*values: int) -> int:
-    """32 well mixed bits of some whole numbers (torch's CPU generator uses no more); splitmix64's steps."""
+    """32 well mixed bits of some whole numbers (more the CPU generator does not use): splitmix64's end."""
     state = 0
     for value in values:
-        state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
+        state = (state + value) * _SPREAD & _MASK
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
     return state >> 32
