@@ -21,6 +21,12 @@ from skyctl.workload.workload import load
 Workloads = Callable[..., dict[str, Any]]
 STEPS = 5
 PLANS = [([0, 7], "1f1b"), ([0, 3, 7], "gpipe"), ([0, 2, 5, 7], "1f1b")]
+CHANCE = (
+    "        return self.norm(x + skip) *",
+    "        import random\n"
+    "        x = x if random.random() < 0.5 or not self.training else x * 2\n"
+    "        return self.norm(x + skip) *",
+)
 DROPOUT = (
     "return self.linear(x), ids, x",
     "return torch.dropout(self.linear(x), 0.4, self.training), ids, x",
@@ -53,6 +59,7 @@ def run(
     pool: Any, driver: ModuleType, spec: dict[str, Any], plan: Any, recipe: Recipe, **options: Any
 ) -> Any:
     cuts, schedule = plan
+    schedule = options.pop("schedule", schedule)
     outcome = pool.run(
         driver.payloads(spec, cuts, 4, schedule, recipe.total_steps, recipe=recipe.to_dict(), **options)
     )
@@ -140,17 +147,19 @@ def test_a_floor_above_the_rate_is_refused(workload: Workloads, pool: Any, drive
     assert "0.5 is more than the optimizer's own learning rate, 0.01" in outcome.errors[0]["message"]
 
 
+@pytest.mark.parametrize("how", [{}, {"recompute": True}, {"schedule": "zero-bubble", "weights_behind": 1}])
 def test_dropout_is_the_same_under_every_plan(
-    workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
 ) -> None:
-    spec = with_more(workload("sgd"), DROPOUT, MORE_DROPOUT)
+    spec = with_more(workload("sgd"), DROPOUT, MORE_DROPOUT, CHANCE)
     recipe = Recipe(total_steps=STEPS)
     expected = reference.train(spec, 4, recipe)
     still = reference.train(with_more(workload("sgd")), 4, recipe)
     assert abs(expected.losses[0] - still.losses[0]) > 1e-3, "it drops something"
-    with_more(spec, DROPOUT, MORE_DROPOUT)
+    with_more(spec, DROPOUT, MORE_DROPOUT, CHANCE)
     for plan in PLANS:
-        assert run(pool, driver, spec, plan, recipe).losses == pytest.approx(expected.losses, rel=1e-5), plan
+        outcome = run(pool, driver, spec, plan, recipe, **how)
+        assert outcome.losses == pytest.approx(expected.losses, rel=1e-5), plan
 
 
 @pytest.mark.parametrize("number", [2, 9])
@@ -170,14 +179,15 @@ def test_validation_is_the_mean_over_held_out_batches(
         assert [e["step"] for e in outcome.steps[last] if e["validates"]] == [1, 3, 4]
 
 
+@pytest.mark.parametrize("how", [{}, {"recompute": True}, {"schedule": "zero-bubble", "weights_behind": 1}])
 def test_all_together_in_bfloat16_equals_one_process_to_the_last_bit(
-    workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
 ) -> None:
     spec = with_more(workload("adamw"), DROPOUT, text=VALIDATION) | {"dtype": "bfloat16"}
     recipe = Recipe(lr_schedule="cosine", warmup_steps=2, validate_every=3, total_steps=STEPS)
     expected = reference.train(spec, 4, recipe)
     for plan in PLANS:
-        outcome = run(pool, driver, spec, plan, recipe, weights=True)
+        outcome = run(pool, driver, spec, plan, recipe, weights=True, **how)
         assert outcome.losses == expected.losses, plan
         assert outcome.validation == pytest.approx(expected.validation, rel=1e-12), plan
         for rank in outcome.results:

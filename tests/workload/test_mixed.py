@@ -11,6 +11,7 @@ from torch import nn
 from skyctl.errors import WorkloadError
 from skyctl.workload.costs import costs
 from skyctl.workload.mixed import collect, master_of
+from skyctl.workload.weightgrad import WeightGradients
 from skyctl.workload.workload import Workload, load, make_spec
 
 Make = Callable[..., Workload]
@@ -136,3 +137,27 @@ def test_a_layer_that_insists_on_float32_is_told_what_to_do(user: Make) -> None:
     with pytest.raises(WorkloadError, match=r"layer 1 \(Linear\) does not take") as caught:
         user(body, dtype="bfloat16")
     assert "dtype=x.dtype" in str(caught.value.hint)
+
+
+def test_weight_gradients_put_off_reach_the_masters() -> None:
+    workload = load(make_spec(SMALL, batch_size=4, dtype="bfloat16"))
+    found = []
+    for put_off in (False, True):
+        layer = workload.build(1, 2)[0]
+        nn.init.ones_(layer.out.weight)
+        x = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(0)).to(LOW).requires_grad_()
+        later = WeightGradients()
+        with later:
+            out = layer(x).float().square().sum()
+        if put_off:
+            later.backward([out], [None])
+            assert list(later.held)
+            assert master_of(layer.qkv.weight).grad is None
+            later.add()
+        else:
+            out.backward()
+        assert layer.qkv.weight.grad is None
+        found.append([master_of(p).grad for p in layer.parameters()])
+    for whole, late in zip(*found, strict=True):
+        assert whole.dtype == torch.float32
+        assert torch.equal(whole, late)

@@ -50,6 +50,7 @@ def build_problem(
                 activation_bytes=layer.activation_bytes,
                 output_bytes=layer.output_bytes,
                 workspace_bytes=layer.workspace_bytes,
+                deferred_bytes=layer.deferred_bytes,
             )
             for layer in shape.layers
         ),
@@ -106,6 +107,7 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
         t.signature: t for t in device.timings if t.microbatch_size == shape.microbatch_size
     }
     forward, backward, optimizer = [], [], []
+    weight: list[float | None] = []
     for layer in shape.layers:
         timing = measured.get(layer.signature)
         if timing is None:
@@ -117,11 +119,19 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
         if timing.forward_s is None or timing.backward_s is None:
             forward.append(layer.flops / 3 / device.flops_per_s)
             backward.append(layer.flops * 2 / 3 / device.flops_per_s)
+            weight.append(layer.flops / 3 / device.flops_per_s)
         else:
             forward.append(timing.forward_s)
             backward.append(timing.backward_s)
+            weight.append(timing.weight_s)
         optimizer.append(timing.optimizer_s or 0.0)
-    return LayerTimes(forward_s=tuple(forward), backward_s=tuple(backward), optimizer_s=tuple(optimizer))
+    known = tuple(seconds for seconds in weight if seconds is not None)
+    return LayerTimes(
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        optimizer_s=tuple(optimizer),
+        weight_s=known if len(known) == len(weight) else None,
+    )
 
 
 def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) -> tuple[Link, ...]:

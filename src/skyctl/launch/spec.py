@@ -30,7 +30,8 @@ def check_fits(plan: Plan, cluster: Cluster) -> None:
         MismatchError: names the first device that is not, and the nodes there are.
     """
     flying = [stage.replicas[0].in_flight for stage in plan.stages]
-    fault = check_in_flight(plan.problem.schedule, flying, plan.problem.microbatches)
+    behind = [stage.replicas[0].weights_behind for stage in plan.stages]
+    fault = check_in_flight(plan.problem.schedule, flying, plan.problem.microbatches, behind)
     if fault is not None:
         raise InputError(f"the plan can't be played: {fault}", hint="see what else: skyctl verify PLAN.json")
     names = [node.name for node in cluster.nodes]
@@ -95,6 +96,8 @@ def rank_specs(
             "microbatches": plan.problem.microbatches,
             "schedule": plan.problem.schedule,
             "in_flight": stage.replicas[0].in_flight,
+            "recompute": stage.replicas[0].recompute,
+            "weights_behind": stage.replicas[0].weights_behind,
             "receive_window": plan.problem.receive_window,
             "steps": steps,
             "previous": _peer(index - 1, placed, addresses) if index else None,

@@ -25,7 +25,7 @@ MOST_MICROBATCHES = 1_000_000
 NAMED = 12
 """So many of the devices there are are listed where one is named that is not."""
 
-Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b"]
+Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 

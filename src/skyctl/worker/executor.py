@@ -2,7 +2,7 @@
 
 What makes the contract's model of time true: receives are posted ahead, sends return at once, and between two
 actions there is nothing but waiting for the next one's input. Backwards run in the order 0…M−1 under every
-schedule, so that gradients are summed in one order whatever the plan.
+schedule, and so do weight gradients, so that they are summed in one order whatever the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from skyctl.device.pace import Pace
-from skyctl.schedule.actions import FORWARD, actions
+from skyctl.schedule.actions import BACKWARD, FORWARD, WEIGHTS, actions
 from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
 from skyctl.worker.stage import Stage
@@ -28,11 +28,13 @@ class StepReport:
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
     ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
-    the batch. ``last``: the pipeline ends with this step. ``grad_norm``: where gradients are clipped.
+    the batch. ``last``: the pipeline ends with this step. ``weight_s``: the part of ``backward_s`` that was
+    put off (W of ``zero-bubble``). ``grad_norm``: where gradients are clipped.
     """
 
     forward_s: float = 0.0
     backward_s: float = 0.0
+    weight_s: float = 0.0
     optimizer_s: float = 0.0
     idle_s: float = 0.0
     transfer_s: float = 0.0
@@ -68,6 +70,7 @@ class Executor:
     Args:
         sizes: samples of each microbatch.
         in_flight: how many microbatches the stage keeps between forward and backward.
+        weights_behind: under ``zero-bubble``, how many its weight gradients follow behind.
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
@@ -83,13 +86,15 @@ class Executor:
     optimizer: torch.optim.Optimizer | None
     is_last: bool
     device: torch.device
+    weights_behind: int = 0
     phase: str = "the first step"
     waiting: bool = False
     before_update: Callable[[StepReport], None] | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._actions = actions(self.schedule, len(self.sizes), self.in_flight)
+        order = actions(self.schedule, len(self.sizes), self.in_flight, self.weights_behind)
+        self._actions = [a for a in order if a.kind != WEIGHTS or self.stage.defers_weights]
 
     def step(
         self,
@@ -99,7 +104,7 @@ class Executor:
         ending: Callable[[], bool] = lambda: False,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> StepReport:
-        """One step: every microbatch forward and backward, then the optimizer.
+        """One step: every microbatch forward and backward (with its weight gradients), then the optimizer.
 
         Args:
             batch: gives the whole batch's inputs and targets; asked by the first and the last stage only,
@@ -124,12 +129,15 @@ class Executor:
                 if fed is not None and microbatch == final:
                     report.last = ending()
                 self._forward(step, microbatch, fed, aims, report)
-            else:
+            elif kind == BACKWARD:
                 self.phase = f"step {step}, backward of microbatch {microbatch}"
                 if pending is not None and self.ports.output_gradients is not None:
                     pending()
                     pending = None
                 self._backward(step, microbatch, report)
+            else:
+                self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
+                self._weights(microbatch, report)
             for inbox in self.ports.inboxes:
                 inbox.refill()
         if self.before_update is not None:
@@ -187,10 +195,16 @@ class Executor:
                 self.ports.outputs.confirm(microbatch)
         elif not self.is_last:
             gradients = ()  # nothing this stage gives is differentiable
-        back, seconds, _ = self.pace.run(lambda: self.stage.backward(microbatch, gradients))
+        run = self.stage.backward_inputs if self.stage.defers_weights else self.stage.backward
+        back, seconds, _ = self.pace.run(lambda: run(microbatch, gradients))
         report.backward_s += seconds
         if self.ports.input_gradients is not None:
             report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
+
+    def _weights(self, microbatch: int, report: StepReport) -> None:
+        seconds = self.pace.run(lambda: self.stage.backward_weights(microbatch)).wall_s
+        report.backward_s += seconds
+        report.weight_s += seconds
 
     def _take(self, inbox: Inbox, microbatch: int, report: StepReport) -> Taken:
         self.waiting = True

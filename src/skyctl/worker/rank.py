@@ -7,7 +7,7 @@
     rank → {"event": "ready"}                             built and connected
     → rank {"op": "start"}
     rank → {"event": "step", "step", "iteration_s", "compute_s", "transfer_s", "idle_s", "forward_s",
-            "backward_s", "optimizer_s", "loss", "samples", "peak_memory_bytes"}
+            "backward_s", "weight_s", "optimizer_s", "loss", "samples", "peak_memory_bytes"}
     rank → {"event": "validation", "step", "loss", "wall_s"}    the last one, after a step that "validates"
     rank → {"event": "alive", "phase", "waiting"}         every few seconds, from the start to the end
     → rank {"op": "stop"}                                 an early end: see below

@@ -14,6 +14,7 @@ import torch
 from skyctl.agent.task import AgentGoneError
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError, SkyctlError
+from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport.pair import Pair, PeerLostError, address_towards
 from skyctl.worker.clipping import Clip, Neighbour, clip_tag
 from skyctl.worker.executor import Executor, Ports, StepReport
@@ -76,6 +77,7 @@ class Training:
         self._randomness = Randomness(spec.seed, self.start, self.device)
         self.sizes = sizes(spec.batch_size, self.payload["microbatches"])
         layers = self.workload.build(self.start, self.stop, self.device)
+        recompute = bool(self.payload.get("recompute"))
         stage = Stage(
             layers,
             takes=self._boundary(self.start),
@@ -83,6 +85,8 @@ class Training:
             gives=None if self.payload["next"] is None else self._boundary(self.stop),
             loss=self.workload.loss if self.payload["next"] is None else None,
             before_layer=self._randomness,
+            recompute=recompute,
+            defer_weights=self.payload["schedule"] == ZERO_BUBBLE and not recompute,
         )
         parameters = stage.parameters
         optimizer = self.workload.optimizer(parameters) if parameters else None
@@ -101,6 +105,7 @@ class Training:
             sizes=self.sizes,
             schedule=self.payload["schedule"],
             in_flight=self.payload["in_flight"],
+            weights_behind=int(self.payload.get("weights_behind") or 0),
             optimizer=optimizer,
             is_last=self.payload["next"] is None,
             device=self.device,
@@ -331,6 +336,7 @@ class Training:
                 "idle_s": report.idle_s,
                 "forward_s": report.forward_s,
                 "backward_s": report.backward_s,
+                "weight_s": report.weight_s,
                 "optimizer_s": report.optimizer_s,
                 "loss": report.loss,
                 "grad_norm": report.grad_norm,
