@@ -1,4 +1,4 @@
-# make install | demo | test | check | format | bench | bench-planner | clean. Each does its own set-up; needs
+# make install | demo | test | check | format | bench | bench-planner | bench-runtime | clean. Each does its own set-up; needs
 # Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test), to skyctl
 # (demo) or to benchmarks/planner.py (bench-planner).
 # All paths are relative: the folder's own name may hold blanks.
@@ -10,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test check format bench bench-planner clean
+.PHONY: help install demo test check format bench bench-planner bench-runtime clean
 
 help:
 	@echo "make install        .venv with skyctl in it"
@@ -20,6 +20,7 @@ help:
 	@echo "make format         puts the code into the shape that check asks for"
 	@echo "make bench          benchmarks/*.py"
 	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
+	@echo "make bench-runtime  the runtime against its bounds, over real links and real SSH; needs root (40 minutes)"
 	@echo "make clean          removes .venv and caches"
 
 install: $(STAMP)
@@ -53,6 +54,9 @@ bench: $(STAMP)
 
 bench-planner: $(STAMP)
 	$(BIN)/python benchmarks/planner.py --write $(ARGS)
+
+bench-runtime: $(STAMP)
+	$(BIN)/python benchmarks/runtime.py $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

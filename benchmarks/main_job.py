@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from runs.labs import Bench, lab
 
 LAB = """\
 nodes:
@@ -32,15 +30,6 @@ FULL = {"workload": "gpt:layers=12,hidden=256,heads=8,context=128", "batch": 32,
 SMALL = {"workload": "gpt:layers=4,hidden=128,heads=4,context=64", "batch": 16, "microbatches": 8}
 
 
-def skyctl(*arguments: object, env: dict[str, str], ok: tuple[int, ...] = (0,)) -> Any:
-    """Runs one command with --json and gives its document."""
-    command = [sys.executable, "-m", "skyctl", *map(str, arguments), "--json"]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in ok:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}")
-    return json.loads(done.stdout)
-
-
 def losses(measurement: Path) -> list[float]:
     """A run's loss, step by step."""
     return [step["loss"] for step in json.loads(measurement.read_text())["steps"]]
@@ -52,21 +41,19 @@ def apart(runs: dict[str, list[float]]) -> float:
     return max(abs(a - b) / abs(b) for run in runs.values() for a, b in zip(run, base, strict=True))
 
 
-def measure(
-    folder: Path, env: dict[str, str], job: dict[str, Any], steps: int, long_steps: int
-) -> dict[str, Any]:
+def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int) -> dict[str, Any]:
     """The whole job in a lab that is up."""
-    env = {**env, "SKYCTL_CLUSTER": str(folder / "lab" / "cluster.yaml")}
+    folder, skyctl = bench.folder, bench.skyctl
     sizes = ("--batch-size", job["batch"], "--microbatches", job["microbatches"])
-    skyctl("check", env=env)
-    skyctl("probe", job["workload"], *sizes, env=env)
+    skyctl("check")
+    skyctl("probe", job["workload"], *sizes)
     out = folder / "compared"
-    compared = skyctl("compare", job["workload"], *sizes, "--measure", "--steps", steps, "-o", out, env=env)
+    compared = skyctl("compare", job["workload"], *sizes, "--measure", "--steps", steps, "-o", out)
     plan = folder / "one.plan.json"
     layers = json.loads((out / "even.plan.json").read_text())["stages"][-1]["stop"]
-    skyctl("plan", job["workload"], *sizes, "--assign", f"n1=0:{layers}", "-o", plan, env=env)
+    skyctl("plan", job["workload"], *sizes, "--assign", f"n1=0:{layers}", "-o", plan)
     one = folder / "one.json"
-    skyctl("launch", plan, "--steps", steps, "-o", one, env=env)
+    skyctl("launch", plan, "--steps", steps, "-o", one)
     rows = {row["strategy"]: row for row in compared["rows"]}
     runs = {name: losses(out / f"{name}.measurement.json") for name in rows} | {"one device": losses(one)}
     result: dict[str, Any] = {
@@ -82,7 +69,7 @@ def measure(
         "loss_max_relative_difference": apart(runs),
     }
     if long_steps:
-        trained = skyctl("launch", out / "optimal.plan.json", "--steps", long_steps, env=env)
+        trained = skyctl("launch", out / "optimal.plan.json", "--steps", long_steps)
         curve = [step["loss"] for step in trained["steps"]]
         result["loss"] = {"steps": long_steps, "first": curve[0], "last": curve[-1], "least": min(curve)}
     return result
@@ -98,18 +85,10 @@ def main() -> None:
     given = parser.parse_args()
     steps = given.steps or (5 if given.quick else 30)
     long_steps = given.long_steps if given.long_steps is not None else (0 if given.quick else 150)
-    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
-        folder = Path(name)
-        env = {**os.environ, "SKYCTL_HOME": str(folder / "state")}
-        lab = folder / "lab.yaml"
-        lab.write_text(LAB)
-        skyctl("lab", "up", lab, "-o", folder / "lab", "--name", f"bench-{os.getpid()}", env=env)
-        try:
-            print(json.dumps(measure(folder, env, SMALL if given.quick else FULL, steps, long_steps)))
-            if given.keep is not None:
-                shutil.copytree(folder / "compared", given.keep, dirs_exist_ok=True)
-        finally:
-            skyctl("lab", "down", lab, env=env)
+    with lab(LAB) as bench:
+        print(json.dumps(measure(bench, SMALL if given.quick else FULL, steps, long_steps)))
+        if given.keep is not None:
+            shutil.copytree(bench.folder / "compared", given.keep, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

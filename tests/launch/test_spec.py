@@ -8,7 +8,7 @@ from skyctl.errors import InputError, MismatchError
 from skyctl.launch.spec import check_fits, rank_specs, used_nodes
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage
-from skyctl.records.problem import Device, Layer, Problem
+from skyctl.records.problem import Device, Layer, Link, Problem
 
 
 def make_plan(*devices: str) -> Plan:
@@ -73,6 +73,36 @@ def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
     assert (first["slowdown"], last["threads"]) == (3.0, 2)
     assert first["layers"] == [0, 1]
     assert (first["recompute"], first["weights_behind"]) == (False, 0)
+
+
+def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0", "idle/cpu:0")
+    links = tuple(
+        Link(source=s, target=t, latency_s=0.0, bandwidth_bytes_per_s=1.0, dtype=dtype, sent_share=0.5)
+        for s, t, dtype in (
+            ("b/cpu:0", "a/cpu:0", "int8"),
+            ("a/cpu:0", "b/cpu:0", "bfloat16"),
+            ("idle/cpu:0", "a/cpu:0", "int8"),
+            ("b/cpu:0", "idle/cpu:0", "bfloat16"),  # no neighbours
+        )
+    )
+    specs = rank_specs(
+        plan.model_copy(update={"problem": plan.problem.model_copy(update={"links": links})}),
+        CLUSTER,
+        run_id="r",
+        steps=1,
+        workload={"a": {}, "b": {}, "idle": {}},
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9", "idle": "192.0.2.3"},
+    )
+    first, middle, last = (spec.payload["link_dtypes"] for spec in specs)
+    assert first == {"to_next": "int8", "from_next": "bfloat16", "to_previous": None, "from_previous": None}
+    assert middle == {
+        "to_next": None,
+        "from_next": "int8",
+        "to_previous": "bfloat16",
+        "from_previous": "int8",
+    }
+    assert (last["to_previous"], last["from_previous"], last["to_next"]) == ("int8", None, None)
 
 
 def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> None:

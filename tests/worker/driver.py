@@ -6,13 +6,16 @@ The processes are used for one run after another. Also used by ``benchmarks/exec
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,14 +47,26 @@ class Outcome:
 class Process:
     """One child; ``events`` gets (its number, event)."""
 
-    def __init__(self, number: int, folder: Path, events: queue.Queue[tuple[int, Event]]) -> None:
+    def __init__(
+        self, number: int, folder: Path, events: queue.Queue[tuple[int, Event]], prefix: Sequence[str] = ()
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.number = number
         self.popen = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, str(theirs.fileno()), str(folder)],
+            [
+                *prefix,
+                sys.executable,
+                "-W",
+                "error",
+                __file__,
+                str(theirs.fileno()),
+                str(folder),
+                str(number),
+            ],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
+        self._traces = folder / f"traces-{number}"
         theirs.close()
         self._socket = ours
         self._file = ours.makefile("rwb", buffering=0)
@@ -60,6 +75,12 @@ class Process:
 
     def send(self, message: Event) -> None:
         write_frame(self._file, message)
+
+    def traces(self) -> str:
+        """What every thread of it is at."""
+        self.popen.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        return self._traces.read_text()
 
     def close(self) -> None:
         self.popen.kill()
@@ -77,11 +98,13 @@ class Process:
 
 
 class Pool:
-    """Processes that play ranks."""
+    """Processes that play ranks. ``prefix``: by number, what to put before a process's command."""
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(
+        self, number: int, folder: Path, prefix: Callable[[int], Sequence[str]] = lambda _number: ()
+    ) -> None:
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
-        self.processes = [Process(i, folder, self.events) for i in range(number)]
+        self.processes = [Process(i, folder, self.events, prefix(i)) for i in range(number)]
 
     def run(
         self,
@@ -95,9 +118,7 @@ class Pool:
         open_ranks = set(range(len(payloads)))
         ready: set[int] = set()
         while open_ranks:
-            rank, event = self.events.get(timeout=RUN_S)
-            if rank >= len(payloads) or event["event"] == "alive":
-                continue
+            rank, event = self._next(open_ranks)
             outcome.order.append((rank, event))
             kind = event["event"]
             if kind == "listening":
@@ -121,6 +142,17 @@ class Pool:
                 open_ranks.discard(rank)
             on_event(self, rank, event)
         return outcome
+
+    def _next(self, open_ranks: set[int]) -> tuple[int, Event]:
+        """The next event that is more than a sign of life; a hang is an error with every rank's traces."""
+        deadline = time.monotonic() + RUN_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                rank, event = self.events.get(timeout=left_s)
+                if rank in open_ranks and event["event"] != "alive":
+                    return rank, event
+        traces = "\n".join(f"rank {rank}:\n{self.processes[rank].traces()}" for rank in sorted(open_ranks))
+        raise AssertionError(f"no rank got any further for {RUN_S:.0f} s\n{traces}")
 
     def close(self) -> None:
         for process in self.processes:
@@ -167,7 +199,8 @@ def payloads(
     ]
 
 
-def _child(descriptor: int, folder: Path) -> None:
+def _child(descriptor: int, folder: Path, number: int) -> None:
+    faulthandler.register(signal.SIGUSR1, (folder / f"traces-{number}").open("w"), all_threads=True)
     from skyctl.worker import rank
 
     channel = TaskChannel(socket.socket(fileno=descriptor), folder, folder)
@@ -188,4 +221,4 @@ def _child(descriptor: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(EOFError):
-        _child(int(sys.argv[1]), Path(sys.argv[2]))
+        _child(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -57,7 +57,12 @@ class Lane:
 
 
 def inbox(
-    lane: Lane, *, specs: tuple[TensorSpec, ...] = (X,), ahead: int = 2, latency_s: float = 0.0
+    lane: Lane,
+    *,
+    specs: tuple[TensorSpec, ...] = (X,),
+    ahead: int = 2,
+    latency_s: float = 0.0,
+    dtype: str | None = None,
 ) -> Inbox:
     pair: Any = lane
     return Inbox(
@@ -68,12 +73,15 @@ def inbox(
         window=ahead,
         device=CPU,
         latency_s=latency_s,
+        dtype=dtype,
     )
 
 
-def outbox(lane: Lane, *, specs: tuple[TensorSpec, ...] = (X,), bound: int | None = None) -> Outbox:
+def outbox(
+    lane: Lane, *, specs: tuple[TensorSpec, ...] = (X,), bound: int | None = None, dtype: str | None = None
+) -> Outbox:
     pair: Any = lane
-    return Outbox(pair, lambda _: specs, backward=False, microbatches=4, window=bound)
+    return Outbox(pair, lambda _: specs, backward=False, microbatches=4, window=bound, dtype=dtype)
 
 
 def test_receives_are_posted_ahead_up_to_the_window() -> None:
@@ -150,6 +158,54 @@ def test_what_is_sent_must_be_what_is_expected() -> None:
     box = inbox(lane, specs=(X, empty))
     box.begin(0)
     assert box.take(0).tensors[1].shape == (0, 3)
+
+
+@pytest.mark.parametrize(("dtype", "sent_bytes"), [("bfloat16", 24), ("int8", 16)])
+def test_encoded_messages_arrive_as_they_were_and_their_buffers_are_used_again(
+    dtype: str, sent_bytes: int
+) -> None:
+    wide = TensorSpec((3, 4), "float32", True)
+    empty = TensorSpec((0, 3), "float32", True)
+    lane = Lane()
+    box = inbox(lane, specs=(wide, IDS, empty), ahead=1, dtype=dtype)
+    out = outbox(lane, specs=(wide, IDS, empty), dtype=dtype)
+    kept = []
+    sent_from, received_in = [], []
+    for step in range(2):
+        box.begin(step)
+        for microbatch in range(4):
+            received_in.append(box._posted[0].coming[0].wire.data_ptr())
+            values = torch.full((4, 3), float(10 * step + microbatch)).t()  # not contiguous
+            assert out.send(step, microbatch, [values, torch.tensor([1, 2]), torch.zeros(0, 3)]) > 0
+            sent_from.append(out._under_way[-1].wires[0].data_ptr())
+            assert [t.numel() * t.element_size() for t in lane.sent] == [32, sent_bytes, 16]
+            got = box.take(microbatch)
+            assert got.transfer_s > 0
+            kept.append((values, got.tensors))
+            out.confirm(microbatch)
+    assert len(set(sent_from)) == 1
+    assert len(set(received_in)) == 1
+    for values, (floats, ids, none) in kept:
+        assert torch.allclose(floats, values, rtol=1e-6)
+        assert ids.tolist() == [1, 2]
+        assert none.shape == (0, 3)
+
+
+def test_header_buffers_are_used_again_and_never_while_under_way() -> None:
+    lane = Lane()
+    box, out = inbox(lane, ahead=2), outbox(lane)
+    for step in range(3):
+        box.begin(step)
+        for microbatch in range(4):
+            out.send(step, microbatch, [torch.zeros(2, 3)])
+        used = [id(sent.header) for sent in out._under_way]
+        assert len(set(used)) == 4
+        for microbatch in range(4):
+            box.take(microbatch)
+            box.refill()
+        out.drain()
+    assert len(out._buffers._headers) == 4
+    assert len(box._buffers._headers) == 2
 
 
 def test_window_follows_the_plan_or_the_size() -> None:

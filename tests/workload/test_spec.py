@@ -31,7 +31,7 @@ def test_sizes_and_defaults() -> None:
         ("gpt:hidden=100,heads=8", ["hidden (100)", "heads (8)"]),
         ("bert:context=2", ["context"]),
         ("gtp:layers=8", ["'gtp'", "'gpt'"]),
-        ("hf:model", ["Hugging Face", "not in this version"]),
+        ("hf:model", ["hf:model", "no folder"]),
         ("nowhere.py", ["nowhere.py", "no workload file"]),
         ("  ", ["empty"]),
     ],

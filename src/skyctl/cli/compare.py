@@ -28,6 +28,7 @@ def compare(
     pin_first: training.PinFirstOption = None,
     pin_last: training.PinLastOption = None,
     schedule: training.ScheduleOption = None,
+    link_dtype: training.LinkDtypeOption = None,
     seed: training.SeedOption = 0,
     dtype: training.DtypeOption = "float32",
     learning_rate: training.LearningRateOption = None,
@@ -72,6 +73,7 @@ def compare(
         microbatches=microbatches,
         time_limit_s=time_limit,
         only_nodes=[node.name for node in target.cluster.nodes],
+        link_dtype=training.link_dtypes_of(link_dtype, target.cluster),
     )
     job = Comparing(
         target.cluster, asked, loaded, options, strategies, RunOptions(steps=steps, weights=False)

@@ -44,6 +44,7 @@ def launch(
     microbatches: training.MicrobatchesOption = None,
     seed: training.GivenSeedOption = None,
     dtype: training.GivenDtypeOption = None,
+    link_dtype: training.LinkDtypeOption = None,
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
@@ -105,6 +106,7 @@ def launch(
             microbatches=microbatches,
             first_stage=training.nodes_of(target.cluster, pin_first),
             last_stage=training.nodes_of(target.cluster, pin_last),
+            link_dtype=training.link_dtypes_of(link_dtype, target.cluster),
         )
     else:
         _refuse_given(
@@ -117,12 +119,14 @@ def launch(
                 "--microbatches": microbatches,
                 "--seed": seed,
                 "--dtype": dtype,
+                "--link-dtype": ", ".join(link_dtype) if link_dtype else None,
             },
         )
         choice = PlanOptions()
         check_fits(given, target.cluster)
         request, loaded = _request_of(given, plan, learning_rate, data, random_inputs, recipe)
         nodes = tuple(used_nodes(given, target.cluster))
+    training.say_notes(out, loaded)
     if dry_run:
         _show_dry_run(out, given, target, request, steps)
         return
@@ -264,6 +268,7 @@ def _make_plan(
     choice: PlanOptions,
 ) -> Plan:
     """Probes (nothing older is trusted for a bare workload) and plans."""
+    from skyctl.cli.show_links import show_link_dtypes
     from skyctl.cli.show_plan import show_plan
     from skyctl.control.planning import plan_profile
     from skyctl.control.probing import probe_cluster
@@ -273,4 +278,5 @@ def _make_plan(
     training.warn_left_out(out, profile, target.cluster)
     made = plan_profile(profile, choice, request.ref(loaded))
     show_plan(out, made)
+    show_link_dtypes(out, made)
     return made

@@ -45,6 +45,7 @@ def plan(
     microbatches: training.MicrobatchesOption = None,
     schedule: training.ScheduleOption = None,
     objective: training.ObjectiveOption = None,
+    link_dtype: training.LinkDtypeOption = None,
     dtype: training.DtypeOption = "float32",
     seed: training.SeedOption = 0,
     data: training.DataOption = None,
@@ -75,6 +76,7 @@ def plan(
         assign=parse_assign(assign) if assign is not None else None,
         whole_blocks=whole_blocks,
         named=export is not None,
+        link_dtype=training.link_dtypes_of(link_dtype),
     )
     if export is not None:
         training.one_of("--export", export, training.TRAINERS)
@@ -120,11 +122,13 @@ def plan(
 
 def _show(out: Output, made: Plan, *, time_limit_reached: bool) -> None:
     """The plan, and what would help most; with --json nobody waits for that."""
+    from skyctl.cli.show_links import show_link_dtypes
     from skyctl.cli.show_plan import show_advice, show_plan
     from skyctl.control.planning import unlinked
     from skyctl.planner.advice import advise
 
     show_plan(out, made, time_limit_reached=time_limit_reached)
+    show_link_dtypes(out, made)
     if missing := unlinked(made):
         some = ", ".join(f"{source} → {target}" for source, target in missing[:MOST_PAIRS])
         more = f" and {len(missing) - MOST_PAIRS} more" if len(missing) > MOST_PAIRS else ""
@@ -163,6 +167,7 @@ def _from_profile(
     from skyctl.control.probing import find_profile
 
     asked, loaded = training.make_request(workload, **request)
+    training.say_notes(out, loaded)
     found, path = find_profile(target.cluster, profile, asked, loaded)
     out.detail(f"profile: {path}")
     training.warn_left_out(out, found, target.cluster)

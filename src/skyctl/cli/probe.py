@@ -50,6 +50,7 @@ def probe(
             data=data,
             random_inputs=random_inputs,
         )
+        training.say_notes(out, loaded)
     names = ", ".join(node.name for node in target.cluster.nodes)
     if dry_run:
         sizes = f" at {request.choices()} microbatches" if request is not None else ""

@@ -13,6 +13,7 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.cli.output import Output
+    from skyctl.control.linking import LinkChoice
     from skyctl.control.request import Request
     from skyctl.records.cluster import Cluster
     from skyctl.records.problem import Objective, Schedule
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
-WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | train.py"
+WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | hf:DIR | train.py"
 DEFAULT_BATCH_SIZE = 32  # as in control.request, which imports torch
 VALIDATE_BATCHES = 4  # as in workload.recipe
 UNSTEADY = 1.0
@@ -129,6 +130,16 @@ ExportOption = Annotated[
 WholeBlocksOption = Annotated[
     bool, typer.Option("--whole-blocks", help="Cut between blocks only, not between attention and MLP.")
 ]
+LinkDtypeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--link-dtype",
+        metavar="DTYPE[@WHERE]",
+        help="Send activations and gradients as float32, bfloat16 or int8: over all links, @slow ones (below "
+        "200 Mbit/s as measured), or between two nodes (int8@tower-laptop). Repeatable; the last one that "
+        "names a link counts. Default: as they are.",
+    ),
+]
 
 SCHEDULES = ("1f1b", "gpipe", "sequential", "eager-1f1b")
 OBJECTIVES = ("iteration", "bottleneck")
@@ -172,6 +183,12 @@ def make_request(
     if spec.validated:
         workload.check_validation()
     return Request(workload.spec, microbatches, recipe or Recipe()), workload
+
+
+def say_notes(out: Output, workload: Workload) -> None:
+    """How an ``hf:`` model was taken, where that is not what one would expect."""
+    for note in workload.notes:
+        out.note(note)
 
 
 def one_of(flag: str, value: str, allowed: Sequence[str]) -> str:
@@ -220,6 +237,14 @@ def schedule_of(name: str | None) -> Schedule | None:
 def objective_of(name: str | None) -> Objective | None:
     """The objective that --objective names (InputError where there is none of that name)."""
     return None if name is None else cast("Objective", one_of("--objective", name, OBJECTIVES))
+
+
+def link_dtypes_of(given: Sequence[str] | None, cluster: Cluster | None = None) -> list[LinkChoice]:
+    """What --link-dtype asks for (InputError where that is no dtype, or names no node of the cluster)."""
+    from skyctl.control.linking import parse_link_dtype
+
+    nodes = None if cluster is None else [node.name for node in cluster.nodes]
+    return [parse_link_dtype(text, nodes) for text in given or ()]
 
 
 def nodes_of(cluster: Cluster, pattern: str | None) -> list[str] | None:

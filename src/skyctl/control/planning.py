@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from pydantic import ValidationError
 
+from skyctl.control.linking import LinkChoice, with_link_dtypes
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import assigned, plan
@@ -43,13 +44,15 @@ class PlanOptions:
     assign: Sequence[tuple[str, int, int]] | None = None
     whole_blocks: bool = False
     named: bool = False
+    link_dtype: Sequence[LinkChoice] = ()
 
 
 def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
     """One problem per measured number of microbatches, or the one asked for."""
-    measured = [shape.microbatches for shape in measured_workload(profile).shapes]
+    workload = measured_workload(profile)
+    measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
-    return [
+    made = [
         build_problem(
             profile,
             microbatches,
@@ -61,6 +64,7 @@ def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for microbatches in wanted
     ]
+    return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
 def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef | None = None) -> Plan:
@@ -124,9 +128,10 @@ def override(
     }
     changed = {key: value for key, value in given.items() if value is not None}
     try:
-        return Problem.model_validate({**dict(problem), **changed})
+        made = Problem.model_validate({**dict(problem), **changed})
     except ValidationError as exc:
         raise InputError(describe(exc, Problem)) from exc
+    return with_link_dtypes(made, options.link_dtype, "float32")
 
 
 def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:

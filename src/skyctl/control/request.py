@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from skyctl.agent.store import file_digest
 from skyctl.errors import MismatchError, WorkloadError
+from skyctl.files import home, make_private
 from skyctl.records.plan import WorkloadRef
 from skyctl.remote.session import Session
 from skyctl.workload.corpus import default_corpus
 from skyctl.workload.recipe import Recipe
-from skyctl.workload.spec import WorkloadSpec, make_spec
-from skyctl.workload.workload import Workload, load, ship
+from skyctl.workload.spec import WorkloadSpec, make_spec, source_of
+from skyctl.workload.workload import Workload, encoded, load, ship, shipped, stored_weights
+
+if TYPE_CHECKING:
+    from skyctl.workload.hf.stored import Stored
 
 MOST_CHOICES = 3
 DEFAULT_BATCH_SIZE = 32
@@ -112,25 +118,35 @@ def trained_digest(spec: WorkloadSpec, workload: Workload) -> str:
 
 
 def send_workload(
-    spec: WorkloadSpec, sessions: Mapping[str, Session], with_data: Collection[str]
+    spec: WorkloadSpec,
+    sessions: Mapping[str, Session],
+    with_data: Collection[str],
+    layers: Mapping[str, Collection[int]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Puts the user's code on every node, and the data on those that need it.
+
+    Args:
+        layers: by node, those it will hold: it gets their stored weights, where there are any. None: no node
+            needs any.
 
     Returns:
         By node, the spec as that node is told it: paths are the node's own.
     """
     files = ship(spec)
-    data = _data(spec)
+    data = encoded(spec, _data(spec)) if with_data else None
+    stored = stored_weights(spec) if layers is not None else None
     digest = hashlib.sha256(data).hexdigest() if data is not None else ""
     told = {}
     for name, session in sessions.items():
         there = replace(spec, path=None, data_path=None)
         if spec.path is not None:
-            there = replace(there, path=f"{session.push_tree(files)}/{Path(spec.path).name}")
+            there = replace(there, path=shipped(spec, session.push_tree(files)))
         if data is not None and name in with_data:
             # What is the user's own stays on the node no longer than the session.
             path = session.push(data, digest, keep=spec.data_path is None)
             there = replace(there, data_path=path)
+        if stored is not None and layers is not None:
+            there = replace(there, weights=_push_weights(session, stored, sorted(layers[name])))
         told[name] = there.to_dict()
     return told
 
@@ -145,4 +161,14 @@ def _data(spec: WorkloadSpec) -> bytes | None:
             raise WorkloadError(
                 f"cannot read --data {path}: {exc.strerror or exc}", hint="give a readable text file"
             ) from exc
-    return default_corpus() if spec.path is None else None
+    return default_corpus() if source_of(spec).kind != "file" else None
+
+
+def _push_weights(session: Session, stored: Stored, layers: list[int]) -> str:
+    """The stored weights of those layers as a file on the node, gone when the session ends."""
+    from skyctl.workload.hf.stored import write_part
+
+    with tempfile.TemporaryDirectory(prefix="weights-", dir=make_private(home())) as folder:
+        path = Path(folder) / "part.safetensors"
+        write_part(stored, layers, path)
+        return session.push(path, file_digest(path), keep=False)

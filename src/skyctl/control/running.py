@@ -91,7 +91,11 @@ def prepare(
     used = [node.name for node in used_nodes(plan, cluster)]
     mine = {name: sessions[name] for name in used}
     ends = {split_device_id(plan.stages[i].replicas[0].device)[0] for i in (0, -1)}
-    told = send_workload(request.spec, mine, with_data=ends)
+    holds: dict[str, set[int]] = {name: set() for name in used}
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            holds[split_device_id(replica.device)[0]].update(range(stage.start, stage.stop))
+    told = send_workload(request.spec, mine, with_data=ends, layers=holds)
     return rank_specs(
         plan,
         cluster,

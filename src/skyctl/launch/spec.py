@@ -104,6 +104,7 @@ def rank_specs(
             "next": _peer(index + 1, placed, addresses) if index + 1 < stages else None,
             "weights": weights,
             "recipe": dict(recipe or {}),
+            "link_dtypes": _link_dtypes(plan, index),
         }
         ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
     return ranks
@@ -112,6 +113,21 @@ def rank_specs(
 def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]) -> dict[str, Any]:
     node, local = placed[rank]
     return {"rank": rank, "host": addresses[node], "device": local}
+
+
+def _link_dtypes(plan: Plan, stage: int) -> dict[str, str | None]:
+    """What each of a stage's four streams is sent as (None: as it is); both ends read the same link."""
+    links = {(link.source, link.target): link.dtype for link in plan.problem.links}
+    devices = [s.replicas[0].device for s in plan.stages]
+    here = devices[stage]
+    before = devices[stage - 1] if stage else None
+    after = devices[stage + 1] if stage + 1 < len(devices) else None
+    return {
+        "to_next": links.get((here, after or "")),
+        "from_next": links.get((after or "", here)),
+        "to_previous": links.get((here, before or "")),
+        "from_previous": links.get((before or "", here)),
+    }
 
 
 def used_nodes(plan: Plan, cluster: Cluster) -> list[Node]:

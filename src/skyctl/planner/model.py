@@ -153,14 +153,16 @@ class Model:
 
     def _ways(self) -> None:
         self._way: dict[tuple[int, int], Way] = {}
+        sent: dict[tuple[int, int], float] = {}
         for link in self.problem.links:
             key = (self._index[link.source], self._index[link.target])
-            self._way[key] = Way(link.latency_s, 1 / link.bandwidth_bytes_per_s, ())
+            self._way[key] = Way(link.latency_s, link.sent_share / link.bandwidth_bytes_per_s, ())
+            sent[key] = link.sent_share
         for number, resource in enumerate(self.problem.shared):
             named = {(self._index[source], self._index[target]) for source, target in resource.links}
             for key in sorted(named):
                 way = self._way.get(key, NO_WAY)
-                entry = (number, 1 / resource.bandwidth_bytes_per_s)
+                entry = (number, sent.get(key, 1.0) / resource.bandwidth_bytes_per_s)
                 self._way[key] = way._replace(shared=(*way.shared, entry))
 
     def _pins(self, names: Sequence[str] | None) -> frozenset[int]:

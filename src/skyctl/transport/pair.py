@@ -3,7 +3,7 @@
 A pair is a ``ProcessGroupGloo`` of two, built directly, with a key-value store of its own that the side that
 listens serves on a port bound beforehand. The store's keys stand under the run's secret. Gloo moves a payload
 once its receiver is ready, so receives are best posted ahead. Tensors on the CPU are read and written in
-place; those of another device go through (pinned) host memory, and over NCCL where both ends are CUDA.
+place; those of another device go through host memory (``staging``), and over NCCL where both ends are CUDA.
 
 A peer that is gone shows as ``PeerLostError``, one that is silent too long as ``RunError``; both name it.
 """
@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.transport.nccl import Lanes, lanes_wanted
+from skyctl.transport.staging import Staging, Streams, streams_of
 
 Tensor = torch.Tensor
 _c10d: Any = dist  # what follows is not in torch's type stubs
@@ -128,12 +129,14 @@ class Pair:
     ) -> None:
         self.peer = peer
         self.timeout_s = timeout_s
+        self._limit = timedelta(seconds=timeout_s)
         self._prefix = "pair-" + hashlib.sha256(secret.encode()).hexdigest()[:32]
         self._device = device or torch.device("cpu")
         self._listener: socket.socket | None = None
         self._store: Any = None
         self._group: Any = None
         self._lanes: Lanes | None = None
+        self._staging: Staging | None = None
         self._address = ""
         self._port = 0
         self._rank = 0
@@ -200,20 +203,14 @@ class Pair:
         tensor = tensor.detach()
         if self._lanes is not None and tensor.is_cuda:
             return self._lanes.send(tensor.contiguous())
-        if tensor.device.type != "cpu":
-            host = _staging(tensor)
-            host.copy_(tensor)
-            tensor = host
-        return self._start(tensor.contiguous(), tag, sending=True, target=None)
+        return self._start(tensor.contiguous(), tag, sending=True)
 
     def recv(self, tensor: Tensor, tag: int) -> Work:
         """Starts receiving into a contiguous tensor, which is filled when the work is done."""
         assert tensor.is_contiguous(), "a receive needs a contiguous tensor"
         if self._lanes is not None and tensor.is_cuda:
             return self._lanes.recv(tensor)
-        if tensor.device.type != "cpu":
-            return self._start(_staging(tensor), tag, sending=False, target=tensor)
-        return self._start(tensor, tag, sending=False, target=None)
+        return self._start(tensor, tag, sending=False)
 
     def round_trip_s(self, rounds: int = 5) -> float:
         """The shortest of ``rounds`` round trips of a small message; both ends must call it alike."""
@@ -244,6 +241,9 @@ class Pair:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        if self._staging is not None:
+            self._staging.close(finish=politely)
+            self._staging = None
         group, self._group = self._group, None
         if group is not None:
             word, heard = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
@@ -293,35 +293,46 @@ class Pair:
             "'interface:' in cluster.yaml names the network to use (a VPN's, say)",
         )
 
-    def _start(self, tensor: Tensor, tag: int, *, sending: bool, target: Tensor | None) -> Work:
-        if self._group is None:
+    def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
+        group, staging = self._group, self._staging
+        if group is None:
             raise PeerLostError(f"the connection to {self.peer} is closed")
+        if staging is None and tensor.device.type != "cpu":
+            staging = self._stage(streams_of(tensor.device))
         try:
-            post = self._group.send if sending else self._group.recv
-            return _GlooWork(self, post([tensor], 1 - self._rank, tag), tensor, target)
+            if staging is not None and (sending or staging.stages(tensor)):
+                return _GlooWork(self, (staging.send if sending else staging.recv)(tensor, tag), tensor)
+            post = group.send if sending else group.recv
+            return _GlooWork(self, post([tensor], 1 - self._rank, tag), tensor)
         except RuntimeError as exc:
             raise self.lost(exc, 0.0) from exc
 
+    def _stage(self, streams: Streams) -> Staging:
+        """From now on sends go through a thread, and what is not in host memory through a buffer of it."""
+        group, peer = self._group, 1 - self._rank
+        self._staging = Staging(
+            streams,
+            lambda tensor, tag: group.send([tensor], peer, tag),
+            lambda tensor, tag: group.recv([tensor], peer, tag),
+            self.peer,
+        )
+        return self._staging
+
 
 class _GlooWork:
-    """Holds its buffer until done; ``target``: where, off the host, what was received must go."""
+    """Holds its tensor until it is let go itself."""
 
-    __slots__ = ("_buffer", "_pair", "_target", "_work")
+    __slots__ = ("_pair", "_tensor", "_work")
 
-    def __init__(self, pair: Pair, work: Any, buffer: Tensor, target: Tensor | None) -> None:
-        self._pair, self._work, self._buffer, self._target = pair, work, buffer, target
+    def __init__(self, pair: Pair, work: Any, tensor: Tensor) -> None:
+        self._pair, self._work, self._tensor = pair, work, tensor
 
     def wait(self, timeout_s: float | None = None) -> None:
-        limit_s = self._pair.timeout_s if timeout_s is None else timeout_s
+        if self._work is None:
+            return
+        limit = self._pair._limit if timeout_s is None else timedelta(seconds=timeout_s)
         try:
-            self._work.wait(timedelta(seconds=limit_s))
+            self._work.wait(limit)
         except RuntimeError as exc:
-            raise self._pair.lost(exc, limit_s) from exc
-        if self._target is not None:
-            self._target.copy_(self._buffer, non_blocking=True)
-            self._target = None
-
-
-def _staging(tensor: Tensor) -> Tensor:
-    """A host buffer for a tensor of another device, pinned for CUDA so that its copies need no third one."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+            raise self._pair.lost(exc, limit.total_seconds()) from exc
+        self._work = None  # Gloo's would wait for ever if it were asked again

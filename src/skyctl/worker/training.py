@@ -212,26 +212,35 @@ class Training:
     def _ports(self) -> Ports:
         """The streams to the neighbours."""
         ports = Ports()
+        sent_as = self.payload.get("link_dtypes") or {}
         if "previous" in self._pairs:
             pair, boundary = self._pairs["previous"], self._boundary(self.start)
-            ports.inputs = self._inbox("previous", boundary, backward=False)
+            ports.inputs = self._inbox(
+                "previous", boundary, backward=False, dtype=sent_as.get("from_previous")
+            )
             gradients = _differentiable(boundary)
             if gradients(0):
-                ports.input_gradients = self._outbox(pair, gradients, backward=True, bounded=True)
+                ports.input_gradients = self._outbox(
+                    pair, gradients, backward=True, bounded=True, dtype=sent_as.get("to_previous")
+                )
         if "next" in self._pairs:
             pair, boundary = self._pairs["next"], self._boundary(self.stop)
             gradients = _differentiable(boundary)
             # a gradient that comes back confirms its activation; where none does, the number is bounded
-            ports.outputs = self._outbox(pair, boundary, backward=False, bounded=not gradients(0))
+            ports.outputs = self._outbox(
+                pair, boundary, backward=False, bounded=not gradients(0), dtype=sent_as.get("to_next")
+            )
             if gradients(0):
-                ports.output_gradients = self._inbox("next", gradients, backward=True)
+                ports.output_gradients = self._inbox(
+                    "next", gradients, backward=True, dtype=sent_as.get("from_next")
+                )
         return ports
 
     def _window(self, boundary: Boundary) -> int:
         asked = int(self.payload.get("receive_window") or 0)
         return window(asked, len(self.sizes), message_bytes(boundary(0)))
 
-    def _inbox(self, side: str, boundary: Boundary, *, backward: bool) -> Inbox:
+    def _inbox(self, side: str, boundary: Boundary, *, backward: bool, dtype: str | None) -> Inbox:
         return Inbox(
             self._pairs[side],
             boundary,
@@ -240,15 +249,19 @@ class Training:
             window=self._window(boundary),
             device=self.device,
             latency_s=self._latency_s[side],
+            dtype=dtype,
         )
 
-    def _outbox(self, pair: Pair, boundary: Boundary, *, backward: bool, bounded: bool) -> Outbox:
+    def _outbox(
+        self, pair: Pair, boundary: Boundary, *, backward: bool, bounded: bool, dtype: str | None
+    ) -> Outbox:
         return Outbox(
             pair,
             boundary,
             backward=backward,
             microbatches=len(self.sizes),
             window=self._window(boundary) if bounded else None,
+            dtype=dtype,
         )
 
     def _clipping(self, stage: Stage, executor: Executor) -> Clip | None:

@@ -6,7 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,8 +62,11 @@ HELD_OUT = 0.05
 """The share of a text, at its end, that is kept for validation."""
 
 
-def part_of(text: bytes, *, held_out: bool) -> bytes:
-    """The end of a text, which is validated on, or all that comes before it."""
+T = TypeVar("T", bytes, Tensor)
+
+
+def part_of(text: T, *, held_out: bool) -> T:
+    """The end of a text (bytes, or token ids), which is validated on, or all that comes before it."""
     cut = len(text) - int(len(text) * HELD_OUT)
     return text[cut:] if held_out else text[:cut]
 

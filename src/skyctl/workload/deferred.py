@@ -26,7 +26,7 @@ from skyctl.errors import WorkloadError
 
 
 @dataclass(frozen=True)
-class _Ref:
+class Ref:
     """A tensor of the record: a window into a storage."""
 
     storage: int
@@ -37,19 +37,21 @@ class _Ref:
 
 
 @dataclass(frozen=True)
-class _Op:
-    """One operation: its arguments with _Refs for tensors, and the new storages its outputs bring."""
+class Op:
+    """One operation: its arguments with Refs for tensors, and the new storages its outputs bring."""
 
     func: Any
     args: Any
     kwargs: dict[str, Any]
-    outputs: tuple[tuple[int, _Ref], ...]  # (place among the output's leaves, what it is)
+    outputs: tuple[tuple[int, Ref], ...]  # (place among the output's leaves, what it is)
     reads: frozenset[int]
+    writes: frozenset[int]
 
 
-def _ref(tensor: Tensor) -> _Ref:
+def ref_of(tensor: Tensor) -> Ref:
+    """What a tensor is, as the record knows it."""
     key = tensor.untyped_storage()._cdata
-    return _Ref(key, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+    return Ref(key, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 
 def is_deferred(tensor: Tensor) -> bool:
@@ -62,18 +64,18 @@ class Record:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._ops: list[_Op] = []
+        self._ops: list[Op] = []
         self._writers: dict[int, list[int]] = {}
         self._alive: dict[int, Any] = {}  # meta storages hold no memory; keeping them keeps their ids unique
 
-    def add(self, func: Any, args: Any, kwargs: dict[str, Any], refs: dict[int, _Ref], out: Any) -> None:
+    def add(self, func: Any, args: Any, kwargs: dict[str, Any], refs: dict[int, Ref], out: Any) -> None:
         """Writes one operation down, unless it only gives views of what it was given."""
         known = {ref.storage for ref in refs.values()}
         outputs = []
         writes = {refs[id(t)].storage for t in written(func, args, kwargs) if id(t) in refs}
         for place, tensor in enumerate(tree_leaves(out)):
             if isinstance(tensor, Tensor) and is_deferred(tensor):
-                ref = _ref(tensor)
+                ref = ref_of(tensor)
                 self._alive[ref.storage] = tensor.untyped_storage()
                 if ref.storage not in known:
                     outputs.append((place, ref))
@@ -87,11 +89,14 @@ class Record:
             return refs.get(id(value), value) if isinstance(value, Tensor) else value
 
         index = len(self._ops)
-        self._ops.append(
-            _Op(func, tree_map(freeze, args), tree_map(freeze, kwargs), tuple(outputs), frozenset(known))
-        )
+        frozen = tree_map(freeze, args), tree_map(freeze, kwargs)
+        self._ops.append(Op(func, *frozen, tuple(outputs), frozenset(known), frozenset(writes)))
         for key in writes:
             self._writers.setdefault(key, []).append(index)
+
+    def operations(self) -> Sequence[Op]:
+        """Everything written down, in order."""
+        return self._ops
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether the tensor's values can be made."""
@@ -110,7 +115,7 @@ class Record:
                 values: dict[int, Any] = {}
                 for index in self._needed([t.untyped_storage()._cdata for t in tensors]):
                     self._run(self._ops[index], values)
-                return [self._window(_ref(t), values) for t in tensors]
+                return [self._window(ref_of(t), values) for t in tensors]
         finally:
             torch.default_generator.set_state(state)
 
@@ -131,9 +136,9 @@ class Record:
                     heapq.heappush(heap, -earlier)
         return found[::-1]
 
-    def _run(self, op: _Op, values: dict[int, Any]) -> None:
+    def _run(self, op: Op, values: dict[int, Any]) -> None:
         def thaw(value: Any) -> Any:
-            return self._window(value, values) if isinstance(value, _Ref) else value
+            return self._window(value, values) if isinstance(value, Ref) else value
 
         out = tree_leaves(op.func(*tree_map(thaw, op.args), **tree_map(thaw, op.kwargs)))
         for place, ref in op.outputs:
@@ -146,7 +151,7 @@ class Record:
             values[ref.storage] = made.untyped_storage()
 
     @staticmethod
-    def _window(ref: _Ref, values: Mapping[int, Any]) -> Tensor:
+    def _window(ref: Ref, values: Mapping[int, Any]) -> Tensor:
         if ref.storage not in values:
             return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype)
         return torch.empty(0, dtype=ref.dtype).set_(values[ref.storage], ref.offset, ref.size, ref.stride)
@@ -203,7 +208,7 @@ class _Deferring(Mode):  # type: ignore[no-untyped-call]
         changed = written(func, args, kwargs)
         if not _gives_tensors(func) or any(not is_deferred(t) for t in changed):
             return self._for_real(func, args, replay)
-        refs = {id(t): _ref(t) for t in deferred}  # as they are before the operation: some change the shape
+        refs = {id(t): ref_of(t) for t in deferred}  # as they are before the operation: some change the shape
         on_meta = {**kwargs, "device": torch.device("meta")} if takes_device else kwargs
         if on_meta.get("pin_memory"):
             on_meta["pin_memory"] = replay["pin_memory"] = False

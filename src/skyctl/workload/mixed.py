@@ -33,14 +33,13 @@ def compute_dtype(name: str) -> torch.dtype | None:
 def lowered(layer: nn.Module) -> set[int]:
     """The ids of the layer's parameters and buffers that mixed precision lowers: what ``layer.bfloat16()``
     would, without batch norms, whose running means are moved by less than bfloat16 can tell apart, and
-    without modules that say ``keep_float32 = True``.
+    without modules that say ``keep_float32 = True``, and all in them.
     """
-    low: set[int] = set()
     kept: set[int] = set()
+    low = {id(t) for t in (*layer.parameters(), *layer.buffers()) if t.dtype in _WIDE}
     for module in layer.modules():
-        keeps = isinstance(module, nn.modules.batchnorm._NormBase) or getattr(module, "keep_float32", False)
-        held = (*module._parameters.values(), *module._buffers.values())
-        (kept if keeps else low).update(id(t) for t in held if t is not None and t.dtype in _WIDE)
+        if isinstance(module, nn.modules.batchnorm._NormBase) or getattr(module, "keep_float32", False):
+            kept.update(id(t) for t in (*module.parameters(), *module.buffers()))
     return low - kept
 
 

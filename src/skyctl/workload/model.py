@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from skyctl.workload import builtin, mixed, usercode
 from skyctl.workload.deferred import Record, check_made, deferring, is_deferred, tensors_of
 from skyctl.workload.spec import Source
 
+if TYPE_CHECKING:
+    from skyctl.workload.hf.model import HubModel
+
 FUNCTIONS = ("data", "validation", "example", "loss", "optimizer")
 
 
@@ -28,6 +31,7 @@ class Model:
     """Layers without values, the record that makes the values, and the user's functions by name.
 
     ``dtype``: what the layers compute in where that is another than their own (see ``mixed``).
+    ``hub``: for ``hf:``, what else is known of it.
     """
 
     who: str
@@ -37,6 +41,7 @@ class Model:
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     path: Path | None = None
     dtype: torch.dtype | None = None
+    hub: HubModel | None = None
 
     def label(self, index: int) -> str:
         """``layer 3 (Linear)``, with the layer's own name where it has one, for messages."""
@@ -53,14 +58,17 @@ class Model:
     def build(self, index: int, device: torch.device) -> nn.Module:
         """A fresh copy of one layer with its values, which depend only on the seed and the index."""
         held = self.tensors(index)
-        deferred = [t for t in held if is_deferred(t)]
+        given = self._stored(index) if device.type != "meta" else {}
+        deferred = [t for t in held if is_deferred(t) and id(t) not in given]
         made = self.record.real(deferred, f"layer {index}") if device.type != "meta" else deferred
         low = self.lowered(index)
         memo: dict[int, Any] = {}
         for tensor, values in zip(deferred, made, strict=True):
             memo[id(tensor)] = self._made(tensor, values.detach().to(device), low)
         for tensor in held:
-            if not is_deferred(tensor):
+            if id(tensor) in given:
+                memo[id(tensor)] = self._made(tensor, given[id(tensor)].to(device, tensor.dtype), low)
+            elif not is_deferred(tensor):
                 memo[id(tensor)] = self._made(tensor, tensor.detach().to(device, copy=True), low)
         return self.copy(index, memo)
 
@@ -72,6 +80,13 @@ class Model:
         if self.dtype is not None and id(old) in low:
             return mixed.lower(old, values, self.dtype)
         return _like(old, values)
+
+    def _stored(self, index: int) -> dict[int, Tensor]:
+        """By tensor, the values it has in a file."""
+        if self.hub is None or self.hub.values is None:
+            return {}
+        held = self.layers[index].state_dict(keep_vars=True)
+        return {id(held[name]): values for name, values in self.hub.values(index).items()}
 
     def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
         """A deep copy of one layer with other tensors in place of its own (by id)."""
@@ -91,12 +106,16 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
     return new
 
 
-def make(source: Source, seed: int) -> Model:
+def make(source: Source, seed: int, *, part: str | None = None, count: int | None = None) -> Model:
     """The model of a source.
+
+    ``part`` and ``count``: for ``hf:`` on a node, see ``hf.model.make``.
 
     Raises:
         WorkloadError: the file is missing, raises, or its model() gives no usable layers.
     """
+    if source.kind == "hf":
+        return _hub(source, seed, part, count)
     if source.kind != "file":
         with deferring(seed) as record:
             pairs = builtin.layers(source.kind, source.sizes)
@@ -118,6 +137,18 @@ def make(source: Source, seed: int) -> Model:
     model = Model(who, names, layers, record, functions, source.path)
     for index in range(len(layers)):
         check_made(record, model.tensors(index), f"{who}: {model.label(index)}")
+    _check_untied(model)
+    return model
+
+
+def _hub(source: Source, seed: int, part: str | None, count: int | None) -> Model:
+    from skyctl.workload.hf import model as hf  # late: it needs transformers
+
+    assert source.path is not None
+    made = hf.make(source.path, source.options, seed, part=part, count=count)
+    names, layers = [name for name, _ in made.layers], [layer for _, layer in made.layers]
+    who = f"hf:{source.path.name}"
+    model = Model(who, names, layers, made.record, {"loss": made.losses()}, hub=made)
     _check_untied(model)
     return model
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.hf import source as hub
 
 DTYPES = ("float32", "bfloat16")
 OTHER_DTYPES = {
@@ -24,16 +25,19 @@ KINDS = (*BUILTINS, "hf")
 
 @dataclass(frozen=True)
 class Source:
-    """Which model. ``kind``: ``gpt``, ``bert`` (sizes in ``sizes``) or ``file`` (the user's file in
-    ``path``)."""
+    """Which model. ``kind``: ``gpt``, ``bert`` (sizes in ``sizes``), ``file`` (the user's file in ``path``)
+    or ``hf`` (the folder in ``path``, how it is used in ``options``)."""
 
     kind: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     path: Path | None = None
+    options: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def canonical(self) -> str:
         """The same text for the same model: every key, in one order; a file's name without its folder."""
+        if self.kind == "hf":
+            return hub.canonical(self.options)
         if self.path is not None:
             return self.path.name
         return f"{self.kind}:" + ",".join(f"{key}={self.sizes[key]}" for key in DEFAULTS)
@@ -45,7 +49,7 @@ class WorkloadSpec:
 
     Attributes:
         source: as typed.
-        path: the user's file, rewritten to the shipped copy on a node; None for built-in models.
+        path: the user's file or folder, rewritten to the shipped copy on a node; None for built-in models.
         batch_size: samples a step.
         learning_rate: None means the model's own default.
         data_path: byte-level text; None means the standard library's sources. On a node: the shipped copy.
@@ -55,6 +59,7 @@ class WorkloadSpec:
         boundaries: what passes between layers: both as ``Workload.spec`` gives them, so that a node without
             the data need not ask ``data()`` and no node need run the model on fake tensors. None means: find
             out.
+        weights: on a node, the file with the stored values of its layers; None: all start at random.
     """
 
     source: str
@@ -68,6 +73,7 @@ class WorkloadSpec:
     validated: bool = False
     example: Mapping[str, Any] | None = None
     boundaries: Sequence[Mapping[str, Any]] | None = None
+    weights: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -94,7 +100,7 @@ def make_spec(source: str, **options: Any) -> WorkloadSpec:
     check_options(spec)
     if spec.data_path is not None:
         data = Path(spec.data_path).expanduser()
-        if parsed.path is not None:
+        if parsed.kind == "file":
             raise WorkloadError(
                 f"--data {spec.data_path} is for built-in models; {source} brings its own data()",
                 hint="read the file in data(batch_size, seed)",
@@ -129,10 +135,8 @@ def parse_source(text: str) -> Source:
     kind, colon, rest = text.partition(":")
     if (colon or kind in BUILTINS) and kind in KINDS and not Path(text).is_file():
         if kind == "hf":
-            raise WorkloadError(
-                f"{text}: models from a Hugging Face folder are not in this version of skyctl",
-                hint="write a train.py whose model() gives the layers, or use gpt:… or bert:…",
-            )
+            folder, options = hub.parse(text)
+            return Source(kind="hf", path=hub.check_folder(text, folder), options=options)
         return Source(kind=kind, sizes=_sizes(text, kind, rest))
     path = Path(text).expanduser()
     if path.is_dir():
@@ -149,6 +153,20 @@ def parse_source(text: str) -> Source:
     if path.suffix != ".py":
         raise WorkloadError(f"{text} is no python file: its name must end in .py")
     return Source(kind="file", path=path.resolve())
+
+
+def source_of(spec: WorkloadSpec) -> Source:
+    """The source of a description; its path is where the user's file or folder lies here.
+
+    Raises:
+        WorkloadError: as ``parse_source``.
+    """
+    if spec.path is None:
+        return parse_source(spec.source)
+    path = Path(spec.path)
+    if spec.source.startswith("hf:") and not path.is_file():
+        return Source("hf", path=hub.check_folder(spec.source, path), options=hub.parse(spec.source)[1])
+    return Source("file", path=path)
 
 
 def _sizes(text: str, kind: str, rest: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,16 @@ from skyctl.workload.data import (
     part_of,
 )
 from skyctl.workload.deferred import derived_seed
+from skyctl.workload.hf import source as hub
 from skyctl.workload.losses import cross_entropy
 from skyctl.workload.model import Model, make
 from skyctl.workload.shapes import Shapes, TensorSpec
-from skyctl.workload.spec import Source, WorkloadSpec, check_options, make_spec, parse_source
+from skyctl.workload.shipping import encoded, ship, shipped, stored_weights
+from skyctl.workload.spec import Source, WorkloadSpec, check_options, make_spec, parse_source, source_of
+
+if TYPE_CHECKING:
+    from skyctl.workload.hf.model import HubModel
+    from skyctl.workload.hf.text import HubData
 
 __all__ = [
     "Batch",
@@ -42,10 +48,13 @@ __all__ = [
     "Value",
     "Workload",
     "WorkloadSpec",
+    "encoded",
     "load",
     "make_spec",
     "parse_source",
     "ship",
+    "shipped",
+    "stored_weights",
 ]
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -131,7 +140,7 @@ class Workload:
         """
         self.check_validation()
         batch_size = self._spec.batch_size
-        if self._parts.source.path is None or self._spec.random_inputs:
+        if self._parts.source.kind != "file" or self._spec.random_inputs:
             yield from self._checked(self._data(validation=True).batches(0, 0, batch_size), "validation()")
             return
         function = self._parts.model.functions["validation"]
@@ -143,7 +152,8 @@ class Workload:
         """Raises WorkloadError where there is nothing to validate on."""
         if self._spec.random_inputs:
             return
-        if self._parts.source.path is None:
+        if self._parts.source.kind != "file":
+            self._data()
             self._data(validation=True)
         elif "validation" not in self._parts.model.functions:
             raise WorkloadError(
@@ -222,6 +232,11 @@ class Workload:
         return made
 
     @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the model was taken."""
+        return list(self.model.hub.notes) if self.model.hub is not None else []
+
+    @property
     def model(self) -> Model:
         """The layers without values (for ``costs``)."""
         return self._parts.model
@@ -237,26 +252,40 @@ class Workload:
         return self._parts.example
 
     def _default_rate(self) -> float:
+        if self.model.hub is not None:
+            return self.model.hub.learning_rate
         sizes = self._parts.source.sizes
         return builtin.learning_rate(sizes) if sizes else DEFAULT_LEARNING_RATE
 
     def _user_errors(self, doing: str) -> Any:
         return usercode.user_errors(self._parts.model.path or Path(), doing)
 
-    def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData:
+    def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData | HubData:
         spec, source = self._spec, self._parts.source
         if spec.random_inputs:
             seed = derived_seed(spec.seed, "validation") if validation else spec.seed
             return RandomData(self._parts.example, spec.batch_size, seed)
-        if source.path is None:
-            name = spec.data_path or "of the standard library"
-            text = read_corpus(spec.data_path)
-            if spec.validated or validation:
-                text = part_of(text, held_out=validation)
-                name += ", the part held out for validation," if validation else " without what is held out"
-            builtin.check_text(source.kind, source.sizes, text, name)
-            return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
-        return _user_data(self._parts.model, spec)
+        if source.kind == "file":
+            return _user_data(self._parts.model, spec)
+        name = spec.data_path or "of the standard library"
+        if spec.validated or validation:
+            name += ", the part held out for validation," if validation else " without what is held out"
+        if self.model.hub is not None:
+            return self._hub_data(self.model.hub, name, validation=validation)
+        text = read_corpus(spec.data_path)
+        if spec.validated or validation:
+            text = part_of(text, held_out=validation)
+        builtin.check_text(source.kind, source.sizes, text, name)
+        return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
+
+    def _hub_data(self, made: HubModel, name: str, *, validation: bool) -> HubData:
+        from skyctl.workload.hf import text
+
+        spec = self._spec
+        tokens = text.decode(text.encode(made.folder, read_corpus(spec.data_path)))
+        if spec.validated or validation:
+            tokens = replace(tokens, ids=part_of(tokens.ids, held_out=validation))
+        return text.HubData(made.settings, tokens, spec.batch_size, spec.seed, name)
 
     def _check_batch(self, batch: Batch, what: str, step: int) -> None:
         kinds = (self._parts.example.inputs, self._parts.example.targets)
@@ -291,11 +320,12 @@ def load(spec: WorkloadSpec) -> Workload:
         WorkloadError: names the layer, the shapes, or the line of the user's file.
     """
     check_options(spec)
-    path = Path(spec.path) if spec.path is not None else None
-    source = Source("file", path=path) if path is not None else parse_source(spec.source)
+    source = source_of(spec)
     if source.path is not None and spec.path is None:
         spec = replace(spec, path=str(source.path))
-    model = replace(make(source, spec.seed), dtype=mixed.compute_dtype(spec.dtype))
+    count = len(spec.boundaries) - 1 if spec.boundaries is not None else None
+    made = make(source, spec.seed, part=spec.weights, count=count)
+    model = replace(made, dtype=mixed.compute_dtype(spec.dtype))
     example = _example(model, source, spec)
     shapes = Shapes(model, example, spec.boundaries)
     workload = Workload(Parts(spec, source, model, example, shapes))
@@ -304,17 +334,13 @@ def load(spec: WorkloadSpec) -> Workload:
     return workload
 
 
-def ship(spec: WorkloadSpec) -> dict[str, bytes]:
-    """The user's file and the modules beside it that it imports, by relative name; {} for built-in models.
-
-    On the node: the spec with ``path`` set to ``<folder>/<name of the file>``.
-    """
-    return usercode.files(Path(spec.path)) if spec.path is not None else {}
-
-
 def _example(model: Model, source: Source, spec: WorkloadSpec) -> Example:
     if spec.example is not None:
         return Example.from_dict(spec.example)
+    if model.hub is not None:
+        from skyctl.workload.hf import text as hub_text
+
+        return hub_text.example(model.hub.settings)
     if source.path is None:
         text = bytes(range(256)) * (2 * source.sizes["context"] // 256 + 2)
         batch = builtin.samples(source.kind, source.sizes, text, 1, 0, 0, 0, 1)
@@ -352,7 +378,8 @@ def _user_data(model: Model, spec: WorkloadSpec) -> UserData:
 
 def _digest(source: Source, spec: WorkloadSpec) -> str:
     digest = hashlib.sha256(f"{source.canonical} {spec.dtype}".encode())
-    for name, content in ship(spec).items():
+    known = hub.digested(source.path) if source.kind == "hf" and source.path is not None else ship(spec)
+    for name, content in known.items():
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]

@@ -153,6 +153,7 @@ class _Search:
         size = self.problem.layers[boundary - 1].output_bytes
         ends = (self.problem.devices[a].id, self.problem.devices[b].id)
         link = self._links.get(ends)
+        size *= 1.0 if link is None else link.sent_share
         shared = tuple(
             (number, size / resource.bandwidth_bytes_per_s)
             for number, resource in enumerate(self.problem.shared)

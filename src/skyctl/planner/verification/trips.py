@@ -346,13 +346,15 @@ def _link_costs(facts: Facts) -> dict[tuple[int, int], Range]:
     index = {device.id: d for d, device in enumerate(problem.devices)}
     rate = np.zeros((facts.devices, facts.devices))
     latency = np.zeros_like(rate)
+    sent = np.ones_like(rate)
     for link in problem.links:
         a, b = index[link.source], index[link.target]
-        rate[a, b], latency[a, b] = 1 / link.bandwidth_bytes_per_s, link.latency_s
+        rate[a, b], latency[a, b] = link.sent_share / link.bandwidth_bytes_per_s, link.latency_s
+        sent[a, b] = link.sent_share
     for resource in problem.shared:
         for source, target in resource.links:
             a, b = index[source], index[target]
-            rate[a, b] = max(rate[a, b], 1 / resource.bandwidth_bytes_per_s)
+            rate[a, b] = max(rate[a, b], sent[a, b] / resource.bandwidth_bytes_per_s)
     rate, latency = rate + rate.T, latency + latency.T
     return {
         (a, b): (

@@ -107,8 +107,9 @@ def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
 
     def hop(source: int, target: int, size: float) -> Hop:
         ends = (problem.devices[source].id, problem.devices[target].id)
-        also = tuple((number, size / rate) for number, rate in shared.get(ends, {}).items())
         link = links.get(ends)
+        size *= 1.0 if link is None else link.sent_share
+        also = tuple((number, size / rate) for number, rate in shared.get(ends, {}).items())
         if link is None:
             return Hop(shared=also)
         return Hop(size / link.bandwidth_bytes_per_s, link.latency_s, also)

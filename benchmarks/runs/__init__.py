@@ -1,0 +1,1 @@
+"""What ``benchmarks/runtime.py`` runs, one file a section."""

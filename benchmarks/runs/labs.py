@@ -1,0 +1,47 @@
+"""A lab that is up for a while, and skyctl's commands in it, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder of its own, and the environment in which commands find the lab's cluster."""
+
+    folder: Path
+    env: dict[str, str]
+
+    def skyctl(self, *arguments: object, ok: tuple[int, ...] = (0,)) -> Any:
+        """Runs one command with --json and gives its document."""
+        command = [sys.executable, "-m", "skyctl", *map(str, arguments), "--json"]
+        done = subprocess.run(command, env=self.env, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode not in ok:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}")
+        return json.loads(done.stdout)
+
+
+@contextmanager
+def lab(text: str) -> Iterator[Bench]:
+    """Brings the lab of that lab.yaml up, and takes it down again."""
+    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
+        folder = Path(name)
+        cluster = folder / "lab" / "cluster.yaml"
+        env = {**os.environ, "SKYCTL_HOME": str(folder / "state"), "SKYCTL_CLUSTER": str(cluster)}
+        bench = Bench(folder, env)
+        file = folder / "lab.yaml"
+        file.write_text(text)
+        bench.skyctl("lab", "up", file, "-o", folder / "lab", "--name", f"bench-{os.getpid()}")
+        try:
+            yield bench
+        finally:
+            bench.skyctl("lab", "down", file)

@@ -1,0 +1,1 @@
+"""Models from a folder with a Hugging Face config; ``transformers`` is imported where one is loaded."""

@@ -1,0 +1,97 @@
+"""A run's trained weights → a folder that ``from_pretrained`` reads.
+
+``python -m skyctl.workload.hf.export RUN/weights.safetensors hf:DIR OUT``
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from skyctl.checkpoint import safetensors
+from skyctl.errors import SkyctlError, WorkloadError
+from skyctl.workload.hf import source, stored
+from skyctl.workload.hf.model import make
+
+
+def export(weights: Path, workload: str, out: Path) -> Path:
+    """Writes ``model.safetensors`` under the library's own names, ``config.json``, and the tokenizer's files.
+
+    Args:
+        weights: the file a run ended with.
+        workload: what was trained, as it was typed: ``hf:DIR,…``.
+        out: a folder; made where it is not there.
+
+    Raises:
+        WorkloadError: the file is not of that model, or ``out`` holds a model already.
+        SkyctlError: the disk is full or not writable.
+    """
+    folder, options = source.parse(workload)
+    folder = source.check_folder(workload, folder)
+    made = make(folder, options, 0, part=None, count=None)
+    kept = out / stored.SINGLE[0]
+    if kept.exists() or (out / source.CONFIG).exists():
+        raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
+    try:
+        header = safetensors.read_header(weights)
+        wanted = [{f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(made.names)]
+        _check(header, wanted, weights, workload)
+        out.mkdir(parents=True, exist_ok=True)
+        _rename(weights, wanted, kept)
+        config = made.settings.config
+        config.architectures = [made.architecture]
+        config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
+        config.save_pretrained(str(out))
+        for path in source.tokenizer_files(folder):
+            shutil.copyfile(path, out / path.name)
+    except OSError as exc:
+        raise SkyctlError(f"can't write {out}: {exc.strerror or exc}") from exc
+    return kept
+
+
+def _check(
+    header: safetensors.Header, wanted: Sequence[dict[str, str]], weights: Path, workload: str
+) -> None:
+    names = {name for layer in wanted for name in layer}
+    if odd := sorted(names ^ header.tensors.keys()):
+        raise WorkloadError(
+            f"{weights} is not of {workload}: {odd[0]!r} is in one and not in the other",
+            hint="give the workload as it was typed for the run: its options belong to it",
+        )
+
+
+def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path) -> None:
+    """A layer at a time."""
+    pieces = []
+    try:
+        for index, names in enumerate(wanted):
+            piece = out.with_name(f".{out.name}.{index}")
+            pieces.append(piece)
+            held = safetensors.load(weights, list(names)) if names else {}
+            safetensors.save(piece, {names[own]: t for own, t in held.items()}, {"format": "pt"})
+        safetensors.merge(pieces, out)
+    finally:
+        for piece in pieces:
+            piece.unlink(missing_ok=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m skyctl.workload.hf.export", description=export.__doc__)
+    parser.add_argument("weights", type=Path, help="the run's weights.safetensors")
+    parser.add_argument("workload", help="hf:DIR as it was typed for the run")
+    parser.add_argument("out", type=Path, help="a new folder")
+    given = parser.parse_args(words)
+    try:
+        sys.stdout.write(f"{export(given.weights, given.workload, given.out)}\n")
+    except SkyctlError as exc:
+        sys.stderr.write(f"error: {exc.message}\n" + (f"  next: {exc.hint}\n" if exc.hint else ""))
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

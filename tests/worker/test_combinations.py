@@ -1,0 +1,116 @@
+"""Sixteen ranks, processes reused: no plan, schedule or number of microbatches makes them wait for ever.
+
+A hang fails with the traces of every rank that waits (``driver.Pool``), not with a time-out of the test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from skyctl.schedule.actions import SCHEDULES, in_flight
+from skyctl.workload.spec import WorkloadSpec
+from skyctl.workload.workload import load
+
+RANKS = 16
+LAYERS = 20
+COMBINATIONS = 200
+MOST_MICROBATCHES = 20
+
+WORKLOAD = """
+import time
+import torch
+from torch import nn
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        if not hasattr(x, "fake_mode"):
+            time.sleep(0.0002)
+        return x * weight
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(0.0003)
+        return gradient, gradient.sum()
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.linear = nn.Linear(16, 16)
+    def forward(self, x):
+        return self.linear(Sleep.apply(x, self.weight))
+
+def model():
+    return [Layer() for _ in range(LAYERS)]
+
+def data(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randn(batch_size, 16, generator=generator), torch.zeros(batch_size)
+
+def loss(outputs, targets):
+    return (outputs.mean(1) - targets).square().mean()
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def many(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Sixteen processes."""
+    pool = driver.Pool(RANKS, tmp_path_factory.mktemp("many"))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _random_payloads(driver: ModuleType, known: WorkloadSpec, chance: random.Random) -> list[dict[str, Any]]:
+    stages = chance.randint(2, RANKS)
+    microbatches = chance.randint(1, MOST_MICROBATCHES)
+    schedule = chance.choice(SCHEDULES)
+    cuts = [0, *sorted(chance.sample(range(1, LAYERS), stages - 1)), LAYERS]
+    batch_size = microbatches * chance.randint(1, 2)
+    spec = replace(known, batch_size=batch_size).to_dict()
+    payloads: list[dict[str, Any]] = driver.payloads(spec, cuts, microbatches, schedule, steps=2)
+    deepest = microbatches
+    for stage, payload in enumerate(payloads):
+        payload["receive_window"] = chance.choice((0, 1, 2, 3, microbatches))
+        if schedule in ("eager-1f1b", "zero-bubble"):
+            least = in_flight(schedule, stage, stages, microbatches)
+            deepest = payload["in_flight"] = chance.randint(least, max(least, deepest))
+        if schedule == "zero-bubble":
+            payload["weights_behind"] = chance.randint(0, microbatches - 1)
+        else:
+            payload["recompute"] = chance.random() < 0.3
+    return payloads
+
+
+@pytest.mark.slow
+def test_no_combination_hangs(driver: ModuleType, many: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(WORKLOAD.replace("LAYERS", str(LAYERS)))
+    # with shapes filled in, as the launcher hands it out: no rank has to run the model on fake tensors
+    known = load(WorkloadSpec(source=str(path), path=str(path), seed=3)).spec
+    chance = random.Random(4)
+    for number in range(COMBINATIONS):
+        payloads = _random_payloads(driver, known, chance)
+        told = [
+            {key: p.get(key) for key in ("layers", "in_flight", "receive_window", "weights_behind")}
+            for p in payloads
+        ]
+        what = f"combination {number}: {payloads[0]['schedule']}, {payloads[0]['microbatches']}, {told}"
+        try:
+            outcome = many.run(payloads)
+        except AssertionError as exc:
+            raise AssertionError(f"{what}\n{exc}") from None
+        assert not outcome.errors, f"{what}: {outcome.errors}"
+        assert len(outcome.losses) == 2
