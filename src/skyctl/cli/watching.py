@@ -50,7 +50,7 @@ def watcher(
         phase=lambda text: progress(f"{prefix}{text}"),
         step=step,
         log=log,
-        note=out.note if not title else lambda _text: None,
+        note=lambda text: out.note(f"{prefix}{text}"),
         interrupted=interrupted,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Objective, Problem, Schedule
@@ -41,6 +42,7 @@ def build_problem(
             hint="probe those nodes first: skyctl probe WORKLOAD",
         )
     ids = {d.id for d in devices}
+    message_bytes = median(layer.output_bytes for layer in shape.layers)
     return Problem(
         layers=tuple(
             Layer(
@@ -60,6 +62,7 @@ def build_problem(
                 flops_per_s=d.flops_per_s,
                 memory_bytes=d.memory_bytes,
                 reserved_bytes=d.reserved_bytes,
+                handling_s=d.handling_s + d.handling_byte_s * message_bytes,
             )
             for d in devices
         ),

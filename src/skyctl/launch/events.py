@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from skyctl.launch.parts import measured_parts, predicted_parts
 from skyctl.launch.spec import RankSpec
 from skyctl.records.measurement import (
     Measurement,
@@ -17,6 +18,7 @@ from skyctl.records.measurement import (
     ValidationMeasurement,
 )
 from skyctl.records.plan import Plan
+from skyctl.schedule.playing import Play
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,12 @@ def measurement(
     collected: Collected,
     quantiles: Callable[[list[float]], Quantiles],
     weights: str | None,
+    play: Play | None = None,
 ) -> Measurement:
-    """The run's record. The first step is warm-up and is left out of the medians where there is a second."""
+    """The run's record. The first step is warm-up and is left out of the medians where there is a second.
+
+    ``play``: what the plan's prediction comes from, for the predicted parts of a stage's time.
+    """
     done = collected.reported
     steps = tuple(
         StepMeasurement(
@@ -134,8 +140,12 @@ def measurement(
                 idle_s=median(float(e["idle_s"]) for e in events),
                 peak_memory_bytes=float(peak) or None,
                 predicted=ReplicaPredicted(
-                    compute_s=said.compute_s, idle_s=said.idle_s, memory_bytes=said.memory_bytes
+                    compute_s=said.compute_s,
+                    idle_s=said.idle_s,
+                    memory_bytes=said.memory_bytes,
+                    **predicted_parts(play, rank.rank),
                 ),
+                **measured_parts(events),
             )
         )
     return Measurement(

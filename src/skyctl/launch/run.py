@@ -173,10 +173,17 @@ class Run:
 
     def weights(self) -> dict[int, str]:
         """By rank, where its part of the trained weights lies on its node."""
+        return self._left("weights")
+
+    def traces(self) -> dict[int, str]:
+        """By rank, where what it recorded lies on its node (``trace``)."""
+        return self._left("trace")
+
+    def _left(self, key: str) -> dict[int, str]:
         return {
-            rank.spec.rank: str(rank.result["weights"])
+            rank.spec.rank: str(rank.result[key])
             for rank in self._ranks
-            if rank.result is not None and rank.result.get("weights")
+            if rank.result is not None and rank.result.get(key)
         }
 
     def stop(self) -> None:

@@ -63,6 +63,7 @@ def rank_specs(
     addresses: Mapping[str, str],
     weights: bool = True,
     recipe: Mapping[str, Any] | None = None,
+    trace: bool = False,
 ) -> list[RankSpec]:
     """The ranks of a pipeline, in stage order: rank = stage.
 
@@ -105,6 +106,7 @@ def rank_specs(
             "weights": weights,
             "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, index),
+            "trace": trace,
         }
         ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
     return ranks

@@ -272,6 +272,8 @@ def _device_profile(
         reserved_bytes=float(member.measured["reserved_bytes"]),
         flops_per_s=float(flops_per_s),
         timings=timings,
+        handling_s=float(member.measured.get("handling_s", 0.0)),
+        handling_byte_s=float(member.measured.get("handling_byte_s", 0.0)),
     )
 
 

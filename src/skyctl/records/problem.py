@@ -46,12 +46,16 @@ class Layer(Record):
 
 
 class Device(Record):
-    """One device. ``memory_bytes`` None: unlimited."""
+    """One device. ``memory_bytes`` None: unlimited.
+
+    ``handling_s``: what a microbatch takes there beside its layers, half of it forward and half backward.
+    """
 
     id: Name
     flops_per_s: Positive
     memory_bytes: Bytes | None
     reserved_bytes: Bytes = 0.0
+    handling_s: Seconds = since(2, 0.0)
 
 
 class LayerTimes(Record):
@@ -184,6 +188,7 @@ def _computable(problem: Problem) -> None:
             seconds = flops / device.flops_per_s
         else:
             seconds = sum(times.forward_s) + sum(times.backward_s) + sum(times.optimizer_s)
+        seconds += device.handling_s
         if m * seconds > LARGEST:
             raise ValueError(
                 f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"

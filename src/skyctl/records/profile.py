@@ -45,7 +45,11 @@ class LayerTiming(Record):
 
 
 class DeviceProfile(Record):
-    """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it."""
+    """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it.
+
+    ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here beside its layers (messages,
+    Python), and how much more for each byte of a message.
+    """
 
     id: Name
     node: Name
@@ -57,6 +61,8 @@ class DeviceProfile(Record):
     reserved_bytes: Bytes
     flops_per_s: Positive
     timings: Seq[LayerTiming] = ()
+    handling_s: Seconds = since(2, 0.0)
+    handling_byte_s: Seconds = since(2, 0.0)
 
 
 class LinkProfile(Record):

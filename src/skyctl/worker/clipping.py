@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -20,7 +20,12 @@ from torch import nn
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError
 from skyctl.transport.pair import FIRST_TAG, Pair, Work
+from skyctl.worker.executor import Executor, StepReport
+from skyctl.worker.recorder import CLIP, Recorder
 from skyctl.workload.mixed import collect, master_of
+from skyctl.workload.recipe import Recipe
+
+T = TypeVar("T")
 
 _SLACK = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -33,14 +38,6 @@ class Neighbour:
     latency_s: float
 
 
-class Waited(Protocol):
-    """What a step's report holds of waiting (``executor.StepReport``)."""
-
-    idle_s: float
-    transfer_s: float
-    optimizer_s: float
-
-
 class Clip:
     """One stage's part. ``begin`` before each step, then call it once between backwards and optimizer.
 
@@ -48,6 +45,7 @@ class Clip:
         parameters: the stage's; those without a gradient count nothing.
         max_norm: as in ``torch.nn.utils.clip_grad_norm_`` (2-norm).
         tag: a tag of the pairs that no other message has; the one after it is taken too.
+        recorder: told of the clipping and of the waiting for it, where a trace is wanted.
         layers: what to call the stage's layers in an error.
         on_wait: told True when it begins to wait for a neighbour, False afterwards.
     """
@@ -62,12 +60,14 @@ class Clip:
         tag: int,
         pace: Pace,
         layers: str,
+        recorder: Recorder | None = None,
         on_wait: Callable[[bool], None] = lambda _waits: None,
     ) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._max_norm = max_norm
         self._previous, self._following = previous, following
         self._tag, self._pace, self._layers, self._on_wait = tag, pace, layers, on_wait
+        self._recorder = recorder
         self._step = 0
         self._sent: list[tuple[torch.Tensor, Work]] = []
         self._from_next: tuple[torch.Tensor, Work] | None = None
@@ -81,14 +81,13 @@ class Clip:
         if self._previous is not None:
             self._from_previous = self._post(self._previous, self._tag + 1)
 
-    def __call__(self, report: Waited) -> float:
+    def __call__(self, report: StepReport) -> float:
         """Scales the gradients; gives the norm they had all together, over every stage.
 
         Raises:
             RunError: the norm is not finite; raised by the last stage whose own gradients are not.
         """
-        squared, seconds, _ = self._pace.run(self._squared)
-        report.optimizer_s += seconds
+        squared = self._run(self._squared, report)
         if not math.isfinite(squared):
             raise RunError(
                 f"the gradients of {self._layers} are not finite (their norm is {math.sqrt(abs(squared))}): "
@@ -105,7 +104,7 @@ class Clip:
         norm = math.sqrt(squared)
         if norm + _SLACK > self._max_norm:
             scale = self._max_norm / (norm + _SLACK)
-            report.optimizer_s += self._pace.run(lambda: self._scale(scale)).wall_s
+            self._run(lambda: self._scale(scale), report)
         return norm
 
     def drain(self) -> None:
@@ -113,6 +112,13 @@ class Clip:
         for _, work in self._sent:
             work.wait()
         self._sent.clear()
+
+    def _run(self, action: Callable[[], T], report: StepReport) -> T:
+        result, seconds, _ = self._pace.run(action)
+        report.optimizer_s += seconds
+        if self._recorder is not None:
+            self._recorder.ran(CLIP, 0, seconds)
+        return result
 
     def _gradients(self) -> list[torch.Tensor]:
         found = []
@@ -148,7 +154,9 @@ class Clip:
         message = torch.tensor([self._step, squared], dtype=torch.float64)
         self._sent.append((message, neighbour.pair.send(message, tag)))
 
-    def _take(self, posted: tuple[torch.Tensor, Work] | None, neighbour: Neighbour, report: Waited) -> float:
+    def _take(
+        self, posted: tuple[torch.Tensor, Work] | None, neighbour: Neighbour, report: StepReport
+    ) -> float:
         assert posted is not None, "begin() first"
         buffer, work = posted
         start = time.perf_counter()
@@ -159,6 +167,8 @@ class Clip:
         travelling_s = min(waited_s, neighbour.latency_s)
         report.transfer_s += travelling_s
         report.idle_s += waited_s - travelling_s
+        if self._recorder is not None:
+            self._recorder.waited(0, waited_s - travelling_s, travelling_s)
         step, squared = buffer.tolist()
         if int(step) != self._step:
             raise RunError(
@@ -167,9 +177,30 @@ class Clip:
         return float(squared)
 
 
-def clip_tag(microbatches: int) -> int:
-    """The first tag after those of a step's messages."""
-    return FIRST_TAG + 2 * microbatches
+def clipping(recipe: Recipe, executor: Executor, sides: Mapping[str, Neighbour], layers: str) -> Clip | None:
+    """The stage's part, called between backwards and optimizer; None where nothing is clipped.
+
+    ``sides``: the neighbours there are, ``previous`` and ``next``.
+    """
+    if recipe.clip_norm is None:
+        return None
+    clip = Clip(
+        executor.stage.parameters,
+        recipe.clip_norm,
+        previous=sides.get("previous"),
+        following=sides.get("next"),
+        tag=FIRST_TAG + 2 * len(executor.sizes),  # the first after those of a step's messages
+        pace=executor.pace,
+        layers=layers,
+        recorder=executor.recorder,
+        on_wait=lambda waits: setattr(executor, "waiting", waits),
+    )
+
+    def before_update(report: StepReport) -> None:
+        report.grad_norm = clip(report)
+
+    executor.before_update = before_update
+    return clip
 
 
 def _exact(gradient: torch.Tensor) -> torch.dtype:

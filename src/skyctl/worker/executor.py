@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from skyctl.device.pace import Pace
-from skyctl.schedule.actions import BACKWARD, FORWARD, WEIGHTS, actions
+from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHTS, actions
 from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
+from skyctl.worker.recorder import Recorder
 from skyctl.worker.stage import Stage
 
 Tensor = torch.Tensor
@@ -29,7 +30,8 @@ class StepReport:
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
     ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
     the batch. ``last``: the pipeline ends with this step. ``weight_s``: the part of ``backward_s`` that was
-    put off (W of ``zero-bubble``). ``grad_norm``: where gradients are clipped.
+    put off (W of ``zero-bubble``). ``grad_norm``: where gradients are clipped. ``inputs_s`` and
+    ``gradients_s``: of the messages that were waited for from before their start, the seconds on the way.
     """
 
     forward_s: float = 0.0
@@ -41,6 +43,8 @@ class StepReport:
     loss: float | None = None
     grad_norm: float | None = None
     last: bool = False
+    inputs_s: list[float] = field(default_factory=list)
+    gradients_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Executor:
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
         before_update: called between the last backward and the optimizer's step.
+        recorder: told what was done when, where a trace is wanted.
     """
 
     stage: Stage
@@ -90,6 +95,7 @@ class Executor:
     phase: str = "the first step"
     waiting: bool = False
     before_update: Callable[[StepReport], None] | None = None
+    recorder: Recorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,6 +120,8 @@ class Executor:
         """
         self.phase = f"step {step}"
         report = StepReport()
+        if self.recorder is not None:
+            self.recorder.begin(step)
         for inbox in self.ports.inboxes:
             inbox.begin(step)
         self._losses.clear()
@@ -145,11 +153,15 @@ class Executor:
             self.before_update(report)
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
-            report.optimizer_s += self.pace.run(self._update).wall_s
+            seconds = self.pace.run(self._update).wall_s
+            self._ran(OPTIMIZER, 0, seconds)
+            report.optimizer_s += seconds
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
             pending()
+        if self.recorder is not None:
+            self.recorder.end()
         return report
 
     def drain(self) -> None:
@@ -179,12 +191,15 @@ class Executor:
             loss, seconds, _ = self.pace.run(
                 lambda: self.stage.forward_loss(microbatch, inputs, aims[microbatch], share)
             )
+            self._ran(FORWARD, microbatch, seconds)
             self._losses.append(loss)
         else:
             outputs, seconds, _ = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
+            self._ran(FORWARD, microbatch, seconds)
             assert self.ports.outputs is not None
             flags = LAST_STEP if report.last else 0
             report.transfer_s += self.ports.outputs.send(step, microbatch, outputs, flags)
+            self._sent(microbatch)
         report.forward_s += seconds
 
     def _backward(self, step: int, microbatch: int, report: StepReport) -> None:
@@ -197,12 +212,15 @@ class Executor:
             gradients = ()  # nothing this stage gives is differentiable
         run = self.stage.backward_inputs if self.stage.defers_weights else self.stage.backward
         back, seconds, _ = self.pace.run(lambda: run(microbatch, gradients))
+        self._ran(BACKWARD, microbatch, seconds)
         report.backward_s += seconds
         if self.ports.input_gradients is not None:
             report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
+            self._sent(microbatch)
 
     def _weights(self, microbatch: int, report: StepReport) -> None:
         seconds = self.pace.run(lambda: self.stage.backward_weights(microbatch)).wall_s
+        self._ran(WEIGHTS, microbatch, seconds)
         report.backward_s += seconds
         report.weight_s += seconds
 
@@ -212,7 +230,20 @@ class Executor:
         self.waiting = False
         report.idle_s += taken.idle_s
         report.transfer_s += taken.transfer_s
+        if taken.idle_s > 0.0:
+            seen = report.inputs_s if inbox is self.ports.inputs else report.gradients_s
+            seen.append(taken.transfer_s)
+        if self.recorder is not None:
+            self.recorder.waited(microbatch, taken.idle_s, taken.transfer_s)
         return taken
+
+    def _ran(self, kind: str, microbatch: int, seconds: float) -> None:
+        if self.recorder is not None:
+            self.recorder.ran(kind, microbatch, seconds)
+
+    def _sent(self, microbatch: int) -> None:
+        if self.recorder is not None:
+            self.recorder.sent(microbatch)
 
     def _update(self) -> None:
         assert self.optimizer is not None

@@ -8,7 +8,6 @@ does not keep it for the backward. Nothing here knows of pairs, schedules or clo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ class Stage:
         before_layer: called with (microbatch, position in the stage) before each layer's forward.
         loss: of the last stage: the mean over a microbatch's samples.
         recompute: keep only each layer's input, and run its forward again in the backward.
-        defer_weights: ``backward_inputs`` and ``backward_weights`` may be used in place of ``backward``.
+        defer_weights: ``backward_inputs`` and ``backward_weights`` are to be used in place of ``backward``.
     """
 
     def __init__(
@@ -127,11 +126,10 @@ class Stage:
         The gradients given must not change until then.
         """
         kept = self._kept.pop(microbatch)
-        assert kept.later is not None, "this stage does not put its weight gradients off"
         kept.enter(gradients)
+        later = self._later[microbatch] = WeightGradients()
         if kept.root is not None and kept.root.requires_grad:
-            kept.later.backward([kept.root], [None])
-        self._later[microbatch] = kept.later
+            later.backward([kept.root], [None])
         return kept.input_gradients()
 
     def backward_weights(self, microbatch: int) -> None:
@@ -152,21 +150,19 @@ class Stage:
             )
         value: Any = inputs if self._takes_tuple else inputs[0]
         del inputs
-        later = WeightGradients() if self.defers_weights else None
-        with nullcontext() if later is None else later:
-            for position, call in enumerate(calls):
-                if position < len(self.layers):  # the loss goes on with what the last layer has left
-                    self._before_layer(microbatch, position)
-                value = call(value)
-        kept = self._kept[microbatch] = _Kept(entry, later)
+        for position, call in enumerate(calls):
+            if position < len(self.layers):  # the loss goes on with what the last layer has left
+                self._before_layer(microbatch, position)
+            value = call(value)
+        kept = self._kept[microbatch] = _Kept(entry)
         return kept, _as_value(value)
 
 
 class _Kept:
     """One microbatch between forward and backward. ``root``: what its backward starts from."""
 
-    def __init__(self, entry: _Entry | None, later: WeightGradients | None) -> None:
-        self.entry, self.later = entry, later
+    def __init__(self, entry: _Entry | None) -> None:
+        self.entry = entry
         self.root: Tensor | None = None
         self._exit: _Exit | None = None
 

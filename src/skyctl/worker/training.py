@@ -7,25 +7,29 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import torch
 
 from skyctl.agent.task import AgentGoneError
 from skyctl.device.pace import Pace
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import RunError
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.transport.pair import Pair, PeerLostError, address_towards
-from skyctl.worker.clipping import Clip, Neighbour, clip_tag
+from skyctl.transport import clocks
+from skyctl.transport.pair import Pair, address_towards
+from skyctl.worker.clipping import Neighbour, clipping
 from skyctl.worker.executor import Executor, Ports, StepReport
+from skyctl.worker.failures import explained
 from skyctl.worker.feed import Feed
 from skyctl.worker.machine import peak_memory_bytes, use_device
 from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, window
 from skyctl.worker.optimizing import Rate
 from skyctl.worker.randomness import Randomness
+from skyctl.worker.recorder import Recorder
 from skyctl.worker.saving import save
 from skyctl.worker.stage import Stage
-from skyctl.worker.validating import Validator
+from skyctl.worker.validating import validation
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes
@@ -60,6 +64,7 @@ class Training:
         self._executor: Executor | None = None
         self._stop = False
         self._ended = threading.Event()
+        self._recorder = Recorder() if payload.get("trace") else None
 
     def run(self) -> dict[str, Any]:
         """Everything, in order; what ``rank.main`` returns."""
@@ -109,9 +114,13 @@ class Training:
             optimizer=optimizer,
             is_last=self.payload["next"] is None,
             device=self.device,
+            recorder=self._recorder,
         )
-        self._clip = self._clipping(stage, self._executor)
-        self._validator = self._validation(stage, self._executor)
+        sides = {side: Neighbour(pair, self._latency_s[side]) for side, pair in self._pairs.items()}
+        self._clip = clipping(self.recipe, self._executor, sides, f"layers {self.start}–{self.stop}")
+        self._validator = validation(
+            self.recipe, self.workload, self._executor, self._randomness, self.workload.is_tuple(self.start)
+        )
         self.channel.send({"event": "ready"})
         self._expect("start")
         done = self._steps(self._executor)
@@ -119,13 +128,18 @@ class Training:
         if self._clip is not None:
             self._clip.drain()
         self.phase = "end"
+        self._compare_clocks()
         for pair in self._pairs.values():
             pair.close(politely=True)
         self.phase = "saving the weights"
         path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
         names = self.workload.names
-        weights = save(path, stage.layers, self.start, names) if self.payload.get("weights") else None
-        return {"weights": weights, "peak_memory_bytes": peak_memory_bytes(self.device), "steps": done}
+        return {
+            "weights": save(path, stage.layers, self.start, names) if self.payload.get("weights") else None,
+            "trace": self._save_trace(),
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "steps": done,
+        }
 
     def beat(self) -> None:
         """Says every ``BEAT_S`` that this rank is alive, what it is at, and whether it only waits for a peer.
@@ -152,22 +166,7 @@ class Training:
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        phase = self._doing()
-        if isinstance(exc, PeerLostError):
-            return PeerLostError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
-        if isinstance(exc, RunError):
-            return RunError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
-        if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
-            return exc
-        text = str(exc).strip()
-        if isinstance(exc, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
-            return RunError(
-                f"{phase}: out of memory on {self.payload['device']}: {text or type(exc).__name__}",
-                hint="plan with more microbatches (smaller ones), or a smaller memory_gib for this node",
-            )
-        return RunError(
-            f"{phase}: {type(exc).__name__}: {text}" if text else f"{phase}: {type(exc).__name__}"
-        )
+        return explained(exc, self._doing(), self.payload["device"])
 
     @property
     def _timeout_s(self) -> float:
@@ -201,6 +200,8 @@ class Training:
             own = address_towards(told["host"], interface)
             pair.connect(told["host"], told["port"], own, CONNECT_TIMEOUT_S)
             self._latency_s["previous"] = pair.round_trip_s() / 2
+            if self._recorder is not None:
+                self._recorder.compared("start", clocks.ask(pair))
         if accepted is not None:
             accepted.result()
 
@@ -208,6 +209,19 @@ class Training:
         pair = self._pairs["next"]
         pair.accept(PEERS_TIMEOUT_S)
         self._latency_s["next"] = pair.round_trip_s() / 2
+        if self._recorder is not None:
+            clocks.answer(pair)
+
+    def _compare_clocks(self) -> None:
+        """Once more at the end, so that what the clocks drifted meanwhile is known; all pairs at a time."""
+        if self._recorder is None:
+            return
+        following = self._pairs.get("next")
+        answered = None if following is None else _beside(lambda: clocks.answer(following))
+        if "previous" in self._pairs:
+            self._recorder.compared("end", clocks.ask(self._pairs["previous"]))
+        if answered is not None:
+            answered.result()
 
     def _ports(self) -> Ports:
         """The streams to the neighbours."""
@@ -264,45 +278,6 @@ class Training:
             dtype=dtype,
         )
 
-    def _clipping(self, stage: Stage, executor: Executor) -> Clip | None:
-        if self.recipe.clip_norm is None:
-            return None
-        sides = {s: Neighbour(pair, self._latency_s[s]) for s, pair in self._pairs.items()}
-        clip = Clip(
-            stage.parameters,
-            self.recipe.clip_norm,
-            previous=sides.get("previous"),
-            following=sides.get("next"),
-            tag=clip_tag(len(self.sizes)),
-            pace=executor.pace,
-            layers=f"layers {self.start}–{self.stop}",
-            on_wait=lambda waits: setattr(executor, "waiting", waits),
-        )
-
-        def before_update(report: StepReport) -> None:
-            report.grad_norm = clip(report)
-
-        executor.before_update = before_update
-        return clip
-
-    def _validation(self, stage: Stage, executor: Executor) -> Validator | None:
-        if self.recipe.validate_every is None:
-            return None
-        return Validator(
-            stage.layers,
-            takes_tuple=self.workload.is_tuple(self.start),
-            inputs=executor.ports.inputs,
-            outputs=executor.ports.outputs,
-            sizes=self.sizes,
-            batches=self.workload.validation,
-            number=self.recipe.validate_batches,
-            ahead=executor.in_flight,
-            loss=self.workload.loss,
-            device=self.device,
-            pace=executor.pace,
-            seeding=self._randomness,
-        )
-
     def _steps(self, executor: Executor) -> int:
         self.phase = "steps"
         feed = Feed(iter(self.workload.batches()))
@@ -351,6 +326,8 @@ class Training:
                 "backward_s": report.backward_s,
                 "weight_s": report.weight_s,
                 "optimizer_s": report.optimizer_s,
+                "input_message_s": median(report.inputs_s) if report.inputs_s else None,
+                "gradient_message_s": median(report.gradients_s) if report.gradients_s else None,
                 "loss": report.loss,
                 "grad_norm": report.grad_norm,
                 "learning_rate": self._rate.now,
@@ -373,6 +350,11 @@ class Training:
                 f"expected the launcher to say {op!r} within {PEERS_TIMEOUT_S:.0f} s, it said {said}"
             )
         return got[0]
+
+    def _save_trace(self) -> str | None:
+        if self._recorder is None:
+            return None
+        return self._recorder.save(self.channel.folder / f"trace-{self.payload['rank']}.json")
 
 
 def _differentiable(boundary: Boundary) -> Boundary:

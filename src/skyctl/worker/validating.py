@@ -10,23 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError
+from skyctl.worker.executor import Executor
 from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox
 from skyctl.worker.randomness import Randomness
-
-
-class Player(Protocol):
-    """Who tells the launcher what this rank is at (``executor.Executor``)."""
-
-    phase: str
-    waiting: bool
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload import Workload
 
 
 class Validator:
@@ -63,7 +59,7 @@ class Validator:
         self._batches, self._number, self._ahead = batches, number, ahead
         self._loss, self._device, self._pace, self._seeding = loss, device, pace, seeding
 
-    def run(self, step: int, player: Player) -> float | None:
+    def run(self, step: int, player: Executor) -> float | None:
         """After that step; the loss on the last stage, None elsewhere.
 
         Layers are in ``eval()`` meanwhile, and afterwards each module is as it was.
@@ -98,7 +94,7 @@ class Validator:
     def _has_data(self) -> bool:
         return self._inputs is None or self._outputs is None
 
-    def _batch(self, mark: int, step: int, batch: Any, last: bool, player: Player) -> tuple[float, bool]:
+    def _batch(self, mark: int, step: int, batch: Any, last: bool, player: Executor) -> tuple[float, bool]:
         fed = split(batch[0], self._sizes, self._device) if self._inputs is None else None
         aims = split(batch[1], self._sizes, self._device) if self._outputs is None else None
         if self._inputs is not None:
@@ -161,3 +157,25 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(_copied(item) for item in value)
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def validation(
+    recipe: Recipe, workload: Workload, executor: Executor, seeding: Randomness, takes_tuple: bool
+) -> Validator | None:
+    """The stage's part, through the executor's own streams; None where nothing is validated."""
+    if recipe.validate_every is None:
+        return None
+    return Validator(
+        executor.stage.layers,
+        takes_tuple=takes_tuple,
+        inputs=executor.ports.inputs,
+        outputs=executor.ports.outputs,
+        sizes=executor.sizes,
+        batches=workload.validation,
+        number=recipe.validate_batches,
+        ahead=executor.in_flight,
+        loss=workload.loss,
+        device=executor.device,
+        pace=executor.pace,
+        seeding=seeding,
+    )

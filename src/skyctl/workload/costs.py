@@ -226,8 +226,7 @@ class _Run:
 def _deferred_bytes(workload: Workload, index: int, boundary: Boundary, samples: int) -> int:
     """What a layer's weight gradients hold when its backward leaves them for later."""
     later = WeightGradients()
-    with later:
-        _, _, out = _forward(workload, index, boundary, samples)
+    _, _, out = _forward(workload, index, boundary, samples)
     _backward(workload, index, boundary, out, later.backward)
     own = workload.shapes.layers()[index]
     state = {t.untyped_storage()._cdata for t in (*own.parameters(), *own.buffers())}

@@ -19,7 +19,7 @@ import torch  # noqa: E402 - the filter must come first
 
 from skyctl.device.heap import keep_freed_memory  # noqa: E402
 from skyctl.errors import SkyctlError  # noqa: E402
-from skyctl.probe.node import compute, facts, link  # noqa: E402
+from skyctl.probe.node import compute, facts, handling, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -89,6 +89,9 @@ class _Server:
         budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
         threads = torch.get_num_threads()
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
+        self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
+        beside = handling.measure(self._quota["cpus"] if self._quota else None)
+        result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
         if self._workload is None:
             self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "matrix products"})
             result["flops_per_s"] = self._generic(budget_s / 2, cap_s, told=False)

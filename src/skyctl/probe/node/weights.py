@@ -30,8 +30,7 @@ class SplitSteps:
     def prepare(self) -> None:
         """A forward."""
         self._layer.prepare()
-        with self._later:
-            self._layer.forward()
+        self._layer.forward()
 
     def forward(self) -> None:
         """The first part."""

@@ -1,0 +1,196 @@
+"""What a stage costs its node beside its layers: messages, Python, waking up; seconds of CPU a microbatch.
+
+Under a CPU quota that time is taken from the layers: 1 ms is 10 ms on a tenth of a core. It is measured by
+running the real thing in this process: three stages, each an executor in a thread of its own, over loopback
+pairs, with layers that sleep, so that the stages wait for each other as they do in training. What the
+process's CPU clock shows beyond the layers' own is shared by the three.
+
+Without a quota the transport's threads have another core, and only what the computing thread does itself
+holds its layers up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.device.pace import Pace, Timed
+from skyctl.transport.pair import Pair
+from skyctl.worker.executor import Executor, Ports
+from skyctl.worker.messages import Inbox, Outbox
+from skyctl.worker.stage import Stage
+
+STAGES = 3
+MICROBATCHES = 16
+STEPS = 4
+NAP_S = 0.001
+SMALL_BYTES = 4 << 10
+LARGE_BYTES = 1 << 20
+HOST = "127.0.0.1"
+TIMEOUT_S = 60.0
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Handling:
+    """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``."""
+
+    stage_s: float
+    byte_s: float
+
+
+def measure(cpus: float | None) -> Handling:
+    """On this node, now.
+
+    Args:
+        cpus: the CPU quota that all of this process is held to, None: none.
+
+    Raises:
+        RunError: this node can't connect to itself.
+    """
+    small_s, large_s = (_stage_s(size, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES))
+    byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
+    stretch = 1.0 / cpus if cpus is not None and cpus < 1.0 else 1.0
+    return Handling(max(0.0, small_s - byte_s * SMALL_BYTES) * stretch, byte_s * stretch)
+
+
+@dataclass(frozen=True)
+class _Floats:
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    requires_grad: bool = True
+
+
+class _Nap(nn.Module):
+    """A layer that takes wall time and hardly any of the CPU's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        time.sleep(NAP_S)
+        return values * self.weight
+
+
+class _Counting(Pace):
+    """Adds up what the layers' actions took of their thread's CPU time, and lets each backward sleep too."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, single_thread=True, device=_CPU)
+        self.layers_s = 0.0
+
+    def run(self, action: Any) -> Timed[Any]:
+        timed = super().run(action)
+        self.layers_s += timed.cpu_s
+        time.sleep(NAP_S)
+        return timed
+
+
+class _Rank:
+    """One stage and the thread it runs in."""
+
+    def __init__(self, number: int, before: Pair | None, after: Pair | None, width: int) -> None:
+        boundary = (_Floats((1, width)),)
+        self.pace = _Counting()
+        self.beside_s: list[float] = []
+        self._batch = torch.zeros(MICROBATCHES, width), torch.zeros(MICROBATCHES)
+        stage = Stage(
+            [_Nap()],
+            takes=lambda _microbatch: boundary if before else (_Floats((1, width), requires_grad=False),),
+            takes_tuple=False,
+            gives=(lambda _microbatch: boundary) if after else None,
+            loss=None if after else lambda outputs, _targets: outputs.mean(),
+        )
+        self._executor = Executor(
+            stage=stage,
+            ports=_ports(before, after, boundary),
+            pace=self.pace,
+            sizes=[1] * MICROBATCHES,
+            schedule="eager-1f1b",
+            in_flight=2 * (STAGES - number) - 1,
+            optimizer=None,
+            is_last=after is None,
+            device=_CPU,
+        )
+
+    def steps(self) -> None:
+        """Every step; notes what this thread's CPU time was beside its layers."""
+        for step in range(STEPS):
+            cpu_s, layers_s = time.thread_time(), self.pace.layers_s
+            self._executor.step(step, lambda: self._batch)
+            self.beside_s.append(time.thread_time() - cpu_s - (self.pace.layers_s - layers_s))
+        self._executor.drain()
+
+
+def _ports(before: Pair | None, after: Pair | None, boundary: Sequence[_Floats]) -> Ports:
+    def inbox(pair: Pair | None, *, backward: bool) -> Inbox | None:
+        if pair is None:
+            return None
+        return Inbox(
+            pair,
+            lambda _microbatch: boundary,
+            backward=backward,
+            microbatches=MICROBATCHES,
+            window=2,
+            device=_CPU,
+            latency_s=0.0,
+        )
+
+    def outbox(pair: Pair | None, *, backward: bool, window: int | None) -> Outbox | None:
+        if pair is None:
+            return None
+        return Outbox(
+            pair, lambda _microbatch: boundary, backward=backward, microbatches=MICROBATCHES, window=window
+        )
+
+    return Ports(
+        inputs=inbox(before, backward=False),
+        outputs=outbox(after, backward=False, window=None),
+        output_gradients=inbox(after, backward=True),
+        input_gradients=outbox(before, backward=True, window=2),
+    )
+
+
+def _stage_s(message_bytes: int, *, whole: bool) -> float:
+    """CPU seconds of one microbatch of a stage beside its layers; the first step is warm-up.
+
+    ``whole``: of the process; else of the computing thread.
+    """
+    pairs = [(Pair("itself", TIMEOUT_S), Pair("itself", TIMEOUT_S)) for _ in range(STAGES - 1)]
+    try:
+        for listening, connecting in pairs:
+            port = listening.listen(HOST)
+            accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
+            accepting.start()
+            connecting.connect(HOST, port, HOST, TIMEOUT_S)
+            accepting.join(TIMEOUT_S)
+        ranks = [
+            _Rank(
+                number,
+                pairs[number - 1][1] if number else None,
+                pairs[number][0] if number + 1 < STAGES else None,
+                message_bytes // 4,
+            )
+            for number in range(STAGES)
+        ]
+        threads = [threading.Thread(target=rank.steps, daemon=True) for rank in ranks]
+        cpu_s = time.process_time()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        cpu_s = time.process_time() - cpu_s
+        if whole:
+            return (cpu_s - sum(rank.pace.layers_s for rank in ranks)) / (STAGES * STEPS * MICROBATCHES)
+        return median(median(rank.beside_s[1:]) for rank in ranks) / MICROBATCHES
+    finally:
+        for pair in (one for both in pairs for one in both):
+            pair.close()
