@@ -176,6 +176,8 @@ class RunPaths:
         runs/RUN_ID/            0700
         ├── plan.json           the plan that ran
         ├── measurement.json    what it did
+        ├── metrics.jsonl       a line a step, written as it happens
+        ├── tensorboard/        the same for TensorBoard, where it is installed
         ├── weights.safetensors the trained weights
         ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
         ├── trace.png           a typical step of it as a picture
@@ -187,6 +189,8 @@ class RunPaths:
         self.folder = home() / "runs" / safe_name(run_id)
         self.plan = self.folder / "plan.json"
         self.measurement = self.folder / "measurement.json"
+        self.metrics = self.folder / "metrics.jsonl"
+        self.tensorboard = self.folder / "tensorboard"
         self.weights = self.folder / "weights.safetensors"
         self.trace = self.folder / "trace.json"
         self.trace_picture = self.folder / "trace.png"

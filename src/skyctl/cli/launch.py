@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skyctl.control.request import Request
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
+    from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
 SHORT_STEP_S = 0.1
@@ -48,6 +49,12 @@ def launch(
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    clip_norm: training.ClipNormOption = None,
+    lr_schedule: training.LrScheduleOption = "constant",
+    warmup_steps: training.WarmupStepsOption = 0,
+    min_learning_rate: training.MinLearningRateOption = 0.0,
+    validate_every: training.ValidateEveryOption = None,
+    validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
     trace: training.TraceOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
@@ -58,7 +65,7 @@ def launch(
     """Train on the cluster. A bare workload is probed and planned first.
 
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
-    holds its plan, logs, measurement and trained weights; -o copies measurement.json.
+    holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
     from skyctl.cli.show_off import show_off
     from skyctl.cli.watching import watcher
@@ -67,11 +74,21 @@ def launch(
     from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
     from skyctl.launch.spec import check_fits, used_nodes
+    from skyctl.workload.recipe import Recipe
 
     common.check_output(output)
     target = common.load_target(cluster, limit)
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+    )
+    recipe = Recipe(
+        clip_norm=clip_norm,
+        lr_schedule=lr_schedule,
+        warmup_steps=warmup_steps,
+        min_learning_rate=min_learning_rate,
+        validate_every=validate_every,
+        validate_batches=validate_batches,
+        total_steps=steps,
     )
     given = _read_plan(plan)
     if given is None:
@@ -84,6 +101,7 @@ def launch(
             learning_rate=learning_rate,
             data=data,
             random_inputs=random_inputs,
+            recipe=recipe,
         )
         nodes = target.cluster.nodes
         choice = PlanOptions(
@@ -111,7 +129,7 @@ def launch(
         )
         choice = PlanOptions()
         check_fits(given, target.cluster)
-        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
+        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs, recipe)
         nodes = tuple(used_nodes(given, target.cluster))
     training.say_notes(out, loaded)
     if dry_run:
@@ -155,6 +173,7 @@ def _show_dry_run(
         steps=steps,
         workload={node.name: request.spec.to_dict() for node in nodes},
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
+        recipe=request.recipe.to_dict(),
         trace=trace,
     )
     for spec in specs:
@@ -197,6 +216,10 @@ def show_measurement(out: Output, done: Measurement) -> None:
             "their computing, which the prediction leaves out"
         )
     out.line(f"loss: {done.steps[0].loss:.4f} → {done.final_loss:.4f} in {len(done.steps)} steps")
+    if done.validation:
+        first, last = done.validation[0], done.validation[-1]
+        before = f"{first.loss:.4f} after step {first.step + 1} → " if len(done.validation) > 1 else ""
+        out.line(f"validation loss: {before}{last.loss:.4f} after step {last.step + 1}")
     if done.weights is not None:
         out.line(f"weights: {done.weights}")
 
@@ -222,7 +245,12 @@ def _read_plan(argument: str) -> Plan | None:
 
 
 def _request_of(
-    plan: Plan, name: str, learning_rate: float | None, data: Path | None, random_inputs: bool
+    plan: Plan,
+    name: str,
+    learning_rate: float | None,
+    data: Path | None,
+    random_inputs: bool,
+    recipe: Recipe,
 ) -> tuple[Request, Workload]:
     from skyctl.control.request import request_of_plan
 
@@ -237,6 +265,7 @@ def _request_of(
         learning_rate=learning_rate,
         data_path=str(data) if data is not None else None,
         random_inputs=random_inputs,
+        recipe=recipe,
     )
 
 

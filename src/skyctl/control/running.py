@@ -12,6 +12,7 @@ from skyctl.control.tracing import write_trace
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.launch.events import Watcher, measurement
+from skyctl.launch.metrics import Metrics
 from skyctl.launch.run import Deadlines, Run, gather_weights
 from skyctl.launch.spec import RankSpec, check_fits, rank_specs, used_nodes
 from skyctl.planner.playing import play_of
@@ -50,7 +51,9 @@ def run_plan(
     paths = RunPaths.new()
     write_atomic(paths.plan, plan.to_json())
     run = None
+    metrics = Metrics(paths, watcher.note)
     try:
+        watcher = metrics.beside(watcher)
         specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
         play = play_of(plan)
 
@@ -79,6 +82,7 @@ def run_plan(
             exc.log = str(paths.folder)
         raise
     finally:
+        metrics.close()
         if run is not None:
             run.stop()
 
@@ -110,5 +114,6 @@ def prepare(
         workload=told,
         addresses=peer_addresses(mine),
         weights=options.weights,
+        recipe=request.recipe.to_dict(),
         trace=options.trace,
     )

@@ -62,12 +62,14 @@ def rank_specs(
     workload: Mapping[str, Mapping[str, Any]],
     addresses: Mapping[str, str],
     weights: bool = True,
+    recipe: Mapping[str, Any] | None = None,
     trace: bool = False,
 ) -> list[RankSpec]:
     """The ranks of a pipeline, in stage order: rank = stage.
 
     Args:
         workload: by node, the workload's description with the paths valid on that node.
+        recipe: how to train beside that (``workload.recipe.Recipe``, as a dict); None: plainly.
         addresses: by node, the address at which its peers reach it.
 
     Raises:
@@ -102,6 +104,7 @@ def rank_specs(
             "previous": _peer(index - 1, placed, addresses) if index else None,
             "next": _peer(index + 1, placed, addresses) if index + 1 < stages else None,
             "weights": weights,
+            "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, index),
             "trace": trace,
         }

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from skyctl.device.pace import Pace
-from skyctl.errors import RunError
 from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHTS, actions
+from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
 from skyctl.worker.recorder import Recorder
 from skyctl.worker.stage import Stage
@@ -30,8 +30,8 @@ class StepReport:
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
     ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
     the batch. ``last``: the pipeline ends with this step. ``weight_s``: the part of ``backward_s`` that was
-    put off (W of ``zero-bubble``). ``inputs_s`` and ``gradients_s``: of the messages that were waited for
-    from before their start, the seconds on the way.
+    put off (W of ``zero-bubble``). ``grad_norm``: where gradients are clipped. ``inputs_s`` and
+    ``gradients_s``: of the messages that were waited for from before their start, the seconds on the way.
     """
 
     forward_s: float = 0.0
@@ -41,6 +41,7 @@ class StepReport:
     idle_s: float = 0.0
     transfer_s: float = 0.0
     loss: float | None = None
+    grad_norm: float | None = None
     last: bool = False
     inputs_s: list[float] = field(default_factory=list)
     gradients_s: list[float] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Executor:
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
+        before_update: called between the last backward and the optimizer's step.
         recorder: told what was done when, where a trace is wanted.
     """
 
@@ -92,6 +94,7 @@ class Executor:
     weights_behind: int = 0
     phase: str = "the first step"
     waiting: bool = False
+    before_update: Callable[[StepReport], None] | None = None
     recorder: Recorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
@@ -124,8 +127,8 @@ class Executor:
         self._losses.clear()
         is_first = self.ports.inputs is None
         inputs, targets = batch() if is_first or self.is_last else (None, None)
-        fed = _split(inputs, self.sizes, self.device) if is_first else None
-        aims = _split(targets, self.sizes, self.device) if self.is_last else None
+        fed = split(inputs, self.sizes, self.device) if is_first else None
+        aims = split(targets, self.sizes, self.device) if self.is_last else None
         pending: Callable[[], None] | None = meanwhile
         final = len(self.sizes) - 1
         for kind, microbatch in self._actions:
@@ -145,11 +148,14 @@ class Executor:
                 self._weights(microbatch, report)
             for inbox in self.ports.inboxes:
                 inbox.refill()
+        if self.before_update is not None:
+            self.phase = f"step {step}, the gradients' norm"
+            self.before_update(report)
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
             seconds = self.pace.run(self._update).wall_s
             self._ran(OPTIMIZER, 0, seconds)
-            report.optimizer_s = seconds
+            report.optimizer_s += seconds
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
@@ -173,7 +179,7 @@ class Executor:
         report: StepReport,
     ) -> None:
         if fed is not None:
-            inputs = _as_tuple(fed[microbatch])
+            inputs = as_tuple(fed[microbatch])
             fed[microbatch] = None
         else:
             assert self.ports.inputs is not None
@@ -246,23 +252,3 @@ class Executor:
 
     def _loss(self) -> float:
         return float(sum(loss.item() for loss in self._losses))
-
-
-def _as_tuple(value: Any) -> tuple[Tensor, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
-    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device."""
-    if isinstance(value, (tuple, list)):
-        parts = [_split(item, sizes, device) for item in value]
-        return [tuple(part[m] for part in parts) for m in range(len(sizes))]
-    if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != sum(sizes):
-        found = (
-            f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        )
-        raise RunError(
-            f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
-            hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
-        )
-    return list(torch.split(value.to(device), list(sizes)))

@@ -4,11 +4,12 @@
 that overwrites its input gets a copy, for the second run needs the input of the first; a layer that changes
 its buffers (batch norm's running statistics) finds those of the first run in the second, and keeps the change
 of the first run only. Which layers these are is seen at their first call. Random numbers of torch's own
-generators (dropout) are the same in both runs.
+generators (dropout), and of Python's ``random``, are the same in both runs.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -53,6 +54,7 @@ class Recomputed:
             return run(value)
         before = [(module, name, _copy(module._buffers[name])) for module, name in self._buffers]
         given: list[Tensor] = []
+        numbers = random.getstate()
         versions = [tensor._version for tensor in _tensors(value)]
 
         def forward(value: Any) -> Any:
@@ -63,7 +65,7 @@ class Recomputed:
             return run(value)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _with(before)
+            return nullcontext(), _with(before, numbers)
 
         fresh = not self._known
         out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
@@ -83,14 +85,17 @@ class Recomputed:
 
 
 @contextmanager
-def _with(buffers: list[tuple[nn.Module, str, Tensor | None]]) -> Iterator[None]:
-    """Puts these in the place of the modules' own, for a while."""
+def _with(buffers: list[tuple[nn.Module, str, Tensor | None]], numbers: Any) -> Iterator[None]:
+    """Puts these in the place of the modules' own, and Python's ``random`` where it was, for a while."""
+    own_numbers = random.getstate()
+    random.setstate(numbers)
     own = [module._buffers[name] for module, name, _ in buffers]
     for module, name, tensor in buffers:
         module._buffers[name] = tensor
     try:
         yield
     finally:
+        random.setstate(own_numbers)
         for (module, name, _), tensor in zip(buffers, own, strict=True):
             module._buffers[name] = tensor
 

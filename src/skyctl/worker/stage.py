@@ -31,6 +31,7 @@ class Stage:
         layers: called one after the other, as ``nn.Sequential`` does.
         takes, gives: the tensors at its two ends by microbatch; ``gives`` is None for the last stage.
         takes_tuple: whether its first layer is called with a tuple.
+        before_layer: called with (microbatch, position in the stage) before each layer's forward.
         loss: of the last stage: the mean over a microbatch's samples.
         recompute: keep only each layer's input, and run its forward again in the backward.
         defer_weights: ``backward_inputs`` and ``backward_weights`` are to be used in place of ``backward``.
@@ -46,11 +47,13 @@ class Stage:
         loss: Loss | None,
         recompute: bool = False,
         defer_weights: bool = False,
+        before_layer: Callable[[int, int], None] = lambda _microbatch, _position: None,
     ) -> None:
         self.layers = list(layers)
         self.defers_weights = defer_weights
         self._calls: list[Layer] = [Recomputed(layer) for layer in layers] if recompute else list(layers)
         self._takes, self._takes_tuple, self._gives, self._loss = takes, takes_tuple, gives, loss
+        self._before_layer = before_layer
         self._trigger = torch.zeros((), requires_grad=True)
         self._kept: dict[int, _Kept] = {}
         self._later: dict[int, WeightGradients] = {}
@@ -147,7 +150,9 @@ class Stage:
             )
         value: Any = inputs if self._takes_tuple else inputs[0]
         del inputs
-        for call in calls:
+        for position, call in enumerate(calls):
+            if position < len(self.layers):  # the loss goes on with what the last layer has left
+                self._before_layer(microbatch, position)
             value = call(value)
         kept = self._kept[microbatch] = _Kept(entry)
         return kept, _as_value(value)

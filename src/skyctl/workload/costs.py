@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import usercode
+from skyctl.workload import mixed, usercode
 from skyctl.workload.data import Value, leaves
 from skyctl.workload.deferred import Mode
 from skyctl.workload.shapes import Boundary
@@ -278,10 +278,16 @@ _CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels
 
 
 def state_bytes(workload: Workload, layer: nn.Module) -> int:
-    """Parameters, gradients, buffers, and what the workload's optimizer keeps after a step."""
+    """Parameters, gradients, buffers, and what the workload's optimizer keeps after a step.
+
+    In mixed precision also the masters, and the gradients are the masters' (see ``mixed``).
+    """
     parameters = list(layer.parameters())
-    trained = [p for p in parameters if p.requires_grad]
-    total = sum(_nbytes(t) for t in (*parameters, *trained, *layer.buffers()))
+    trained = [mixed.master_of(p) for p in parameters if p.requires_grad]
+    masters = [
+        m for m, p in zip(trained, (p for p in parameters if p.requires_grad), strict=True) if m is not p
+    ]
+    total = sum(_nbytes(t) for t in (*parameters, *masters, *trained, *layer.buffers()))
     return total + sum(_optimizer_bytes(workload, trained))
 
 

@@ -13,7 +13,7 @@ Source: Qi et al. 2023, section 2 (B and W). Knows nothing of stages, schedules 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.mixed import collect
 
 Node = Any
 """A node of autograd's graph, with what it saved as ``_saved_…``."""
@@ -153,12 +154,17 @@ def _product(node: Node, kind: _Kind, edge: Node, others: bool) -> _Product | No
     if not others or type(edge).__name__ != "AccumulateGrad":
         return None
     weight: Tensor = edge.variable
-    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+    if _hooked(weight):
         return None
     if getattr(getattr(node, f"_raw_saved_{kind.saved}"), "unpack_hook", None) is not None:
         return None  # it lies elsewhere, or is to be computed again, and can be asked for once
     gradient = kind.gradient(node, weight, turned)
     return None if gradient is None else _Product(node, kind.saved, weight, gradient)
+
+
+def _hooked(parameter: Tensor) -> bool:
+    after: Mapping[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return bool(parameter._backward_hooks) or any(hook is not collect for hook in after.values())
 
 
 def _of_turned(g: Tensor, x: Tensor) -> Tensor:
@@ -207,9 +213,10 @@ _KINDS = {
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """What autograd does at a leaf."""
+    """What autograd does at a leaf, with the one hook that is ours (``_hooked``)."""
     gradient = gradient.to(parameter)
     if parameter.grad is None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
+    collect(parameter)
