@@ -14,6 +14,7 @@ from skyctl.planner.found import Found
 from skyctl.planner.grid import grid
 from skyctl.planner.heuristic.even import even
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.steady import steadied
 from skyctl.planner.verification.verify import Check, Verdict, verify
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
@@ -108,7 +109,7 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
 
 def _stated(model: Model, strategy: Strategy, pieces: tuple[Piece, ...], method: str, began: float) -> Plan:
     """A plan that claims no bound."""
-    value, running = refined(model, pieces, *value_s(model, pieces))
+    value, running = steadied(model, pieces, *refined(model, pieces, *value_s(model, pieces)))
     wall_s = time.perf_counter() - began
     proof = certificate(value, None, proved=False, method=method, wall_s=wall_s)
     return make_plan(model, strategy, pieces, running, proof)
@@ -118,6 +119,7 @@ def _proved(model: Model, found: Found, began: float) -> Plan:
     """With the certificate of a search. Where depths are the plan's choice, the stages' are chosen last."""
     little = EXACT if found.proved else LITTLE
     value, running = refined(model, found.pieces, found.value_s, found.running, little=little)
+    value, running = steadied(model, found.pieces, value, running)
     proof = certificate(
         value,
         found.bound_s,
