@@ -82,7 +82,7 @@ def test_no_time_together_is_no_figure() -> None:
 
 
 def test_bytes_grow_with_the_rate_within_bounds() -> None:
-    assert message_bytes(2.5 * MB, 0.1) == pytest.approx(2.5 * MB * 0.45 / MESSAGES, rel=0.01)
+    assert message_bytes(2.5 * MB, 0.1) == pytest.approx(2.5 * MB * 0.4 / MESSAGES, rel=0.01)
     assert message_bytes(1e12, 0.1) * MESSAGES <= MOST_BYTES
     assert message_bytes(1.0, 0.1) == LEAST_MESSAGE_BYTES
 
@@ -268,7 +268,7 @@ def test_latency_lengthens_what_is_left_out() -> None:
     ((triple,),) = [
         triples for triples in triple_rounds(candidates(rates, list("abc")))[0] if triples[0].hub == "a"
     ]
-    assert settle_s(rates, triple) == pytest.approx(0.32)
+    assert settle_s(rates, triple) == pytest.approx(0.2)
 
 
 # The node's side, over real sockets

@@ -25,9 +25,9 @@ SHARED_BELOW = 0.85
 """A line is shared where two flows together get less than this part of what they get one at a time."""
 AS_FAST = 0.8
 """A peer this near to the second fastest serves as well: the two together still ask for more than a line."""
-MEASURE_S = 0.35
+MEASURE_S = 0.3
 SETTLE_S = 0.1
-MOST_SETTLE_S = 0.6
+MOST_SETTLE_S = 0.4
 MESSAGES = 16
 MOST_BYTES = 32 << 20
 LEAST_MESSAGE_BYTES = 512
@@ -106,9 +106,9 @@ def triple_rounds(
 
 
 def settle_s(links: Rates, triple: Triple) -> float:
-    """What is left out at the start: TCP's slow start (eight round trips) and the buckets' bursts."""
+    """What is left out at the start: TCP's slow start (five round trips) and the buckets' bursts."""
     latency_s = max(links[a, b].latency_s or 0.0 for a, b in _ways(triple))
-    return min(MOST_SETTLE_S, max(SETTLE_S, 16 * latency_s))
+    return min(MOST_SETTLE_S, max(SETTLE_S, 10 * latency_s))
 
 
 def message_bytes(rate: float, settle: float) -> int:
