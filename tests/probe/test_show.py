@@ -1,10 +1,12 @@
 """A profile as tables and as plain lines."""
 
 import io
+import json
 
 from rich.console import Console
 
 from skyctl.probe.show import bar, plain_lines, tables
+from skyctl.records.base import parse
 from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
@@ -114,6 +116,16 @@ def test_plain_lines_show_every_fact() -> None:
     assert "failed n3: no torch (install it)" in lines
     assert any("skipped: needs 5.00 GiB" in line for line in lines)
     assert any(line.startswith("  block.0 ×3 × 2: forward 10 ms, backward 20 ms") for line in lines)
+
+
+def test_a_profile_with_lines_is_of_version_2_and_read_back() -> None:
+    whole = profile()
+    text = whole.to_json()
+    assert json.loads(text)["version"] == 2
+    assert parse(Profile, text, "it") == whole
+    without = whole.model_copy(update={"lines": ()}).to_json()
+    assert json.loads(without)["version"] == 1
+    assert parse(Profile, without, "it").lines == ()
 
 
 def test_bars() -> None:
