@@ -176,7 +176,11 @@ class RunPaths:
         runs/RUN_ID/            0700
         ├── plan.json           the plan that ran
         ├── measurement.json    what it did
+        ├── metrics.jsonl       a line a step, written as it happens
+        ├── tensorboard/        the same for TensorBoard, where it is installed
         ├── weights.safetensors the trained weights
+        ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
+        ├── trace.png           a typical step of it as a picture
         └── logs/rank-000.log   all that rank printed
     """
 
@@ -185,7 +189,11 @@ class RunPaths:
         self.folder = home() / "runs" / safe_name(run_id)
         self.plan = self.folder / "plan.json"
         self.measurement = self.folder / "measurement.json"
+        self.metrics = self.folder / "metrics.jsonl"
+        self.tensorboard = self.folder / "tensorboard"
         self.weights = self.folder / "weights.safetensors"
+        self.trace = self.folder / "trace.json"
+        self.trace_picture = self.folder / "trace.png"
         self.logs = self.folder / "logs"
 
     @classmethod
@@ -208,6 +216,10 @@ class RunPaths:
     def weights_part(self, rank: int) -> Path:
         """One rank's share of the weights, while they are gathered."""
         return self.folder / f".weights-{rank}.safetensors"
+
+    def trace_part(self, rank: int) -> Path:
+        """What one rank recorded, while the trace is gathered."""
+        return self.folder / f".trace-{rank}.json"
 
 
 def comparison_folder() -> Path:

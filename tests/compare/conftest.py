@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -127,3 +130,14 @@ def three(outcome: MakeOutcome) -> list[Outcome]:
             steps_s=[9.0, 1.6, 1.5, 1.7],
         ),
     ]
+
+
+@pytest.fixture(scope="session")
+def traces() -> ModuleType:
+    """``traces.py`` beside this file."""
+    spec = importlib.util.spec_from_file_location("compare_traces", Path(__file__).with_name("traces.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -10,7 +10,7 @@ import pytest
 from skyctl.control.comparing import plan_all
 from skyctl.control.planning import PlanOptions, override, parse_assign, plan_profile
 from skyctl.control.probing import left_out, misfit
-from skyctl.control.problem import build_problem
+from skyctl.control.problem import HEAP_SHARE, build_problem
 from skyctl.control.request import Request
 from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.records.cluster import Node
@@ -53,6 +53,7 @@ def costs(name: str, signature: str) -> LayerCosts:
         activation_bytes=1e5,
         output_bytes=1e4,
         workspace_bytes=0.0,
+        deferred_bytes=5e4,
     )
 
 
@@ -126,6 +127,19 @@ def test_a_skipped_layer_takes_the_time_of_its_flops() -> None:
     problem = build_problem(profile(device("a", 1.0, timings=(timing("attention", 0.01), skipped))), 4)
     assert problem.times["a/cpu:0"].forward_s[1] == pytest.approx(0.001)
     assert problem.times["a/cpu:0"].backward_s[1] == pytest.approx(0.002)
+
+
+def test_what_weight_gradients_take_and_hold_is_passed_on() -> None:
+    """A layer without the figure, and it is not known for that device."""
+    known = timing("attention", 0.01).model_copy(update={"weight_s": 0.005})
+    skipped = LayerTiming(signature="mlp", microbatch_size=2, skipped="too large")
+    found = profile(
+        device("a", 1.0, timings=(known, skipped)), device("b", 1.0, timings=(known, timing("mlp", 0.01)))
+    )
+    problem = build_problem(found, 4)
+    assert problem.times["a/cpu:0"].weight_s == pytest.approx((0.005, 0.001) * 3)
+    assert problem.times["b/cpu:0"].weight_s is None
+    assert {layer.deferred_bytes for layer in problem.layers} == {5e4 * HEAP_SHARE}
 
 
 def test_a_pair_that_could_not_be_connected_is_never_planned_over() -> None:

@@ -48,7 +48,7 @@ def wait_for_steps(child: subprocess.Popen[str]) -> None:
 
 
 def test_a_whole_run(planned) -> None:
-    done = planned.run("launch", "plan.json", "--steps", "4", "--json")
+    done = planned.run("launch", "plan.json", "--steps", "4", "--trace", "--json")
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert [step["step"] for step in measured["steps"]] == [0, 1, 2, 3]
@@ -56,6 +56,15 @@ def test_a_whole_run(planned) -> None:
     assert len(measured["replicas"]) == 2
     folder = Path(measured["weights"]).parent
     assert json.loads((folder / "measurement.json").read_text()) == measured
+    for replica in measured["replicas"]:
+        parts_s = sum(replica[name] for name in ("forward_s", "backward_s", "optimizer_s"))
+        assert 0 < parts_s <= 1.5 * replica["compute_s"]  # medians of three steps, one by one
+        assert replica["predicted"]["forward_s"] > 0
+    assert Path(measured["trace"]) == folder / "trace.json"
+    slices = [e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {e["args"]["step"] for e in slices} == {0, 1, 2, 3}
+    assert {(e["pid"], e["tid"]) for e in slices} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    assert not list(folder.glob(".*"))
     assert settled(planned.state) == []
 
 

@@ -72,6 +72,7 @@ def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
     assert first["workload"]["path"] == "/b/train.py"
     assert (first["slowdown"], last["threads"]) == (3.0, 2)
     assert first["layers"] == [0, 1]
+    assert (first["recompute"], first["weights_behind"]) == (False, 0)
 
 
 def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:
@@ -111,6 +112,17 @@ def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> No
     )
     with pytest.raises(InputError, match="stage 0 keeps 4 in flight, 1f1b keeps 2"):
         check_fits(plan.model_copy(update={"stages": (stage, plan.stages[1])}), CLUSTER)
+
+
+def test_weight_gradients_behind_a_schedule_that_has_none_are_refused() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0")
+    replica = Replica(device="b/cpu:0", microbatches=4, in_flight=2, weights_behind=1)
+    stage = plan.stages[0].model_copy(update={"replicas": (replica,)})
+    changed = plan.model_copy(update={"stages": (stage, plan.stages[1])})
+    with pytest.raises(InputError, match="stage 0 has its weight gradients 1 microbatches behind"):
+        check_fits(changed, CLUSTER)
+    problem = plan.problem.model_copy(update={"schedule": "zero-bubble"})
+    check_fits(changed.model_copy(update={"problem": problem}), CLUSTER)
 
 
 def test_only_nodes_that_hold_a_stage_are_used() -> None:

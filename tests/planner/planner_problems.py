@@ -168,6 +168,10 @@ def value_of(problem, order, cuts):
             )
     if problem.objective == "bottleneck":
         return max(x.forward_s + x.backward_s for x in entries)
+    entries = [
+        StageTimes(x.forward_s + d.handling_s / 2, x.backward_s + d.handling_s / 2, x.optimizer_s)
+        for x, d in zip(entries, order, strict=True)
+    ]
 
     def hop(a, b, size):
         link = links.get((a.id, b.id))

@@ -46,6 +46,18 @@ def changed(p, advice):
         return p.model_copy(update={"schedule": re.match(r"--schedule (\S+) would save", advice.text)[1]})
     if advice.kind == "pin":
         return p.model_copy(update={advice.name: None})
+    if advice.kind == "recompute":
+        return p.model_copy(update={"recompute": True})
+    if advice.kind == "link dtype":
+        dtype = re.match(r"--link-dtype (\S+)@slow ", advice.text)[1]
+        share = {"bfloat16": 0.5, "int8": 33 / 128}[dtype]
+        links = (
+            k.model_copy(update={"dtype": dtype, "sent_share": share})
+            if k.bandwidth_bytes_per_s < 25e6
+            else k
+            for k in p.links
+        )
+        return p.model_copy(update={"links": tuple(links)})
     gone = re.match(r"(\S+) \(", advice.text)[1]
     return p.model_copy(
         update={

@@ -10,7 +10,8 @@ import pytest
 from planner_problems import brute_force, layer, problem, random_problem
 
 from skyctl.errors import InfeasibleError, UndecidedError
-from skyctl.planner.evaluate import bottleneck_s, bound_s, value_s
+from skyctl.planner.depths import value_s
+from skyctl.planner.evaluate import bottleneck_s, bound_s
 from skyctl.planner.heuristic.anneal import anneal, best_of, improve, steps
 from skyctl.planner.heuristic.batch import Batch
 from skyctl.planner.heuristic.build import heuristic

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from skyctl.probe.node.layers import LayerBench, LayerSteps, LayerTask
+from skyctl.probe.node.layers import LayerBench, LayerTask
+from skyctl.probe.node.steps import LayerSteps
+from skyctl.probe.node.weights import SplitSteps
 from skyctl.workload.workload import Workload, load, make_spec
 
 
@@ -55,6 +57,8 @@ def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.Mo
         assert row["forward_s"] > 0
         assert row["backward_s"] > 0
         assert row["optimizer_s"] > 0
+        assert 0 <= row["weight_s"] < row["backward_s"]
+        assert (row["weight_s"] > 0) == ("embedding" not in row["signature"])
         assert row["repeats"] >= 3
         assert row["spread"] >= 0
 
@@ -69,6 +73,42 @@ def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
         steps.backward()
         grads.append(next(module.parameters()).grad.clone())
     torch.testing.assert_close(grads[1], 2 * grads[0])
+
+
+def test_a_backward_in_two_parts_gives_the_same_gradients(gpt: Workload) -> None:
+    for index in (1, 2, gpt.layers - 1):
+        module = gpt.build(index, index + 1, "cpu")[0]
+        whole = LayerSteps(gpt, module, index, 2, "cpu")
+        torch.manual_seed(0)  # of the gradients that come back
+        whole.prepare()
+        whole.forward()
+        whole.backward()
+        expected = [parameter.grad for parameter in module.parameters()]
+        module.zero_grad()
+        parts = SplitSteps(gpt, module, index, 2, "cpu")
+        parts._layer._values = whole._values
+        torch.manual_seed(0)
+        parts.prepare()
+        parts.forward()
+        assert any(parameter.grad is None for parameter in module.parameters())
+        parts.backward()
+        for parameter, gradient in zip(module.parameters(), expected, strict=True):
+            assert gradient is not None
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, gradient)
+
+
+def test_no_memory_for_the_parts_alone_leaves_the_rest(
+    gpt: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    monkeypatch.setattr(SplitSteps, "forward", fails)
+    (row,) = measure(bench(gpt), [task(gpt, 1, 2)])
+    assert row["backward_s"] > 0
+    assert row["weight_s"] is None
 
 
 def test_a_layer_that_does_not_fit_is_skipped_and_says_so(

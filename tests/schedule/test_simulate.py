@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyctl.schedule.actions import actions, in_flight
-from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
+from skyctl.schedule.simulate import Boundary, Hop, StageTimes, last_backwards, simulate
 
 
 def numbers(schedule, stages, microbatches):
@@ -74,12 +74,15 @@ def test_bad_shapes_and_deadlock():
             simulate("eager-1f1b", 4, [1, 3], [StageTimes(1, 1)] * 2, [Boundary(hop, hop)])
 
 
-def reference(schedule, microbatches, flying, stages, boundaries):
+def reference(schedule, microbatches, flying, stages, boundaries, behind=None):
     """A slow, literal reading: again and again the earliest possible event, everything in one list."""
     count = len(stages)
-    todo = [list(actions(schedule, microbatches, k)) for k in flying]
+    behind = behind or [0] * count
+    todo = [list(actions(schedule, microbatches, k, w)) for k, w in zip(flying, behind, strict=True)]
+    splits = schedule == "zero-bubble"
     free = [0.0] * count
     arrived = {("F", 0, m): 0.0 for m in range(microbatches)}
+    arrived |= {("W", s, m): 0.0 for s in range(count) for m in range(microbatches)}
     arrived |= {("B", count - 1, m): 0.0 for m in range(microbatches)}
     ready = []  # (time, stage, order, kind, m): messages not taken yet
     busy = {}
@@ -88,7 +91,11 @@ def reference(schedule, microbatches, flying, stages, boundaries):
         for s in range(count):
             if todo[s] and (todo[s][0].kind, s, todo[s][0].microbatch) in arrived:
                 kind, m = todo[s][0]
-                d = stages[s].forward_s if kind == "F" else stages[s].backward_s
+                d = {
+                    "F": stages[s].forward_s,
+                    "B": stages[s].backward_s - (stages[s].weight_s if splits else 0.0),
+                    "W": stages[s].weight_s,
+                }[kind]
                 ends.append((max(free[s], arrived[kind, s, m]) + d, s))
         if ready and (not ends or min(ready)[0] <= min(ends)[0]):
             ready.sort()
@@ -109,12 +116,16 @@ def reference(schedule, microbatches, flying, stages, boundaries):
     return max(f + stage.optimizer_s for f, stage in zip(free, stages, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_agrees_with_a_literal_reading(seed):
+def random_case(seed):
+    """(schedule, microbatches, in flight, stages, boundaries, weights behind); every second one shares."""
     r = random.Random(seed)
     count, microbatches = r.randint(1, 5), r.randint(1, 7)
-    schedule = r.choice(["sequential", "gpipe", "1f1b"])
-    stages = [StageTimes(r.uniform(0.1, 2), r.uniform(0.1, 2), r.uniform(0, 1)) for _ in range(count)]
+    schedule = r.choice(["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "zero-bubble"])
+    stages = []
+    for _ in range(count):
+        backward_s = r.uniform(0.1, 2)
+        weight_s = r.choice([0.0, r.uniform(0, backward_s), backward_s])
+        stages.append(StageTimes(r.uniform(0.1, 2), backward_s, r.uniform(0, 1), weight_s))
 
     def hop():
         shared = tuple((name, r.uniform(0.05, 1)) for name in "ab" if seed % 2 and r.random() < 0.5)
@@ -122,16 +133,95 @@ def test_agrees_with_a_literal_reading(seed):
 
     boundaries = [Boundary(hop(), hop()) for _ in range(count - 1)]
     flying = numbers(schedule, count, microbatches)
-    out = simulate(schedule, microbatches, flying, stages, boundaries)
+    behind = [0] * count
+    if schedule in ("eager-1f1b", "zero-bubble"):
+        flying = sorted((r.randint(least, microbatches) for least in flying), reverse=True)
+    if schedule == "zero-bubble":
+        behind = [r.randrange(microbatches) for _ in range(count)]
+    return schedule, microbatches, flying, stages, boundaries, behind
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_agrees_with_a_literal_reading(seed):
+    schedule, microbatches, flying, stages, boundaries, behind = random_case(seed)
+    out = simulate(schedule, microbatches, flying, stages, boundaries, weights_behind=behind)
     assert out.iteration_s == pytest.approx(
-        reference(schedule, microbatches, flying, stages, boundaries), rel=1e-12
+        reference(schedule, microbatches, flying, stages, boundaries, behind), rel=1e-12
     )
-    traced = simulate(schedule, microbatches, flying, stages, boundaries, trace=True)
+    traced = simulate(schedule, microbatches, flying, stages, boundaries, trace=True, weights_behind=behind)
     assert traced.iteration_s == out.iteration_s
-    for s in range(count):
+    for s, stage in enumerate(stages):
         spans = sorted((x.start_s, x.end_s) for x in traced.trace if x.stage == s)
         assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(spans))
         assert out.compute_s[s] + out.idle_s[s] == pytest.approx(out.iteration_s)
+        assert sum(end - start for start, end in spans) == pytest.approx(out.compute_s[s])
+        weights = [x.microbatch for x in sorted(traced.trace, key=lambda x: x.start_s) if x[:2] == (s, "W")]
+        split = schedule == "zero-bubble" and stage.weight_s > 0
+        assert weights == (list(range(microbatches)) if split else [])
+
+
+def shares_nothing(boundaries, name):
+    """The same boundaries, each hop with a shared resource of its own that takes no time."""
+    names = itertools.count()
+
+    def hop(given):
+        return Hop(given.link_s, given.latency_s, ((f"{name}{next(names)}", 0.0),))
+
+    return [Boundary(hop(b.forward), hop(b.backward)) for b in boundaries]
+
+
+@pytest.mark.parametrize("seed", range(0, 80, 2))
+def test_both_ways_to_play_agree(seed):
+    schedule, microbatches, flying, stages, boundaries, behind = random_case(seed)
+    one = simulate(schedule, microbatches, flying, stages, boundaries, trace=True, weights_behind=behind)
+    other = simulate(
+        schedule, microbatches, flying, stages, shares_nothing(boundaries, "x"), trace=True,
+        weights_behind=behind,
+    )  # fmt: skip
+    assert other.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
+    for a, b in zip(sorted(one.trace), sorted(other.trace), strict=True):
+        assert a[:3] == b[:3]
+        assert a[3:] == pytest.approx(b[3:], rel=1e-12, abs=1e-12)
+    if schedule == "zero-bubble":
+        ends = last_backwards(
+            microbatches, tuple(flying), [s.forward_s for s in stages], [s.backward_s for s in stages],
+            ahead=[(b.forward.link_s, b.forward.latency_s) for b in boundaries],
+            back=[(b.backward.link_s, b.backward.latency_s) for b in boundaries],
+            weight_s=[s.weight_s for s in stages], weights_behind=behind,
+        )  # fmt: skip
+        step = max(end + s.optimizer_s for end, s in zip(ends, stages, strict=True))
+        assert step == pytest.approx(one.iteration_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_zero_bubble_without_weight_gradients_is_eager_1f1b(seed):
+    _, microbatches, _, stages, boundaries, _ = random_case(seed)
+    r = random.Random(seed)
+    flying = numbers("zero-bubble", len(stages), microbatches)
+    flying = sorted((r.randint(least, microbatches) for least in flying), reverse=True)
+    behind = [r.randrange(microbatches) for _ in stages]
+    plain = [StageTimes(s.forward_s, s.backward_s, s.optimizer_s) for s in stages]
+    eager = simulate("eager-1f1b", microbatches, flying, plain, boundaries, trace=True)
+    assert simulate("eager-1f1b", microbatches, flying, stages, boundaries, trace=True) == eager
+    assert eager == simulate(
+        "zero-bubble", microbatches, flying, plain, boundaries, trace=True, weights_behind=behind
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 8), st.booleans(), st.data())
+def test_no_zero_bubble_plan_waits_for_ever(stages, shared, data):
+    """Any numbers in flight that do not grow along the pipeline, below the least too, and any lag."""
+    microbatches = data.draw(st.integers(1, 9))
+    number = st.integers(1, microbatches)
+    flying = sorted(data.draw(st.lists(number, min_size=stages, max_size=stages)), reverse=True)
+    behind = data.draw(st.lists(number.map(lambda n: n - 1), min_size=stages, max_size=stages))
+    hop = Hop(0.5, 0.25, (("up", 0.5),) if shared else ())
+    out = simulate(
+        "zero-bubble", microbatches, flying, [StageTimes(1, 2, 0, 1)] * stages,
+        [Boundary(hop, hop)] * (stages - 1), trace=True, weights_behind=behind,
+    )  # fmt: skip
+    assert len(out.trace) == 3 * stages * microbatches
 
 
 times = st.floats(0.01, 10, allow_nan=False)
@@ -166,3 +256,22 @@ def test_a_link_never_makes_a_step_faster():
 def test_64_stages_of_64_microbatches():
     out = run("1f1b", 64, [StageTimes(1, 2)] * 64, [Boundary()] * 63)
     assert out.iteration_s == 3 * (64 + 63)
+
+
+def test_zero_bubble_fills_the_bubbles_of_equal_stages():
+    """Forward, B and W of one second each, weights enough behind: as Qi et al. say, (S − 1)(f + b − w) is
+    left of 1F1B's (S − 1)(f + b + w)."""
+    stages, microbatches = 4, 8
+    times = [StageTimes(1, 2, 0, 1)] * stages
+    plain = run("1f1b", microbatches, times, [Boundary()] * 3)
+    flying = numbers("zero-bubble", stages, microbatches)
+    assert plain.iteration_s == 3 * microbatches + 3 * 3
+    best = simulate("zero-bubble", microbatches, flying, times, [Boundary()] * 3, weights_behind=[0, 1, 2, 3])
+    assert best.iteration_s == 3 * microbatches + 3
+
+
+def test_wrong_weights_behind():
+    with pytest.raises(ValueError, match="3 weights_behind"):
+        simulate("zero-bubble", 2, [1], [StageTimes(1, 1)], [], weights_behind=[0, 0, 0])
+    with pytest.raises(ValueError, match="1f1b has no weights_behind"):
+        simulate("1f1b", 2, [1], [StageTimes(1, 1)], [], weights_behind=[1])

@@ -35,6 +35,7 @@ class Outcome:
     steps: dict[int, list[Event]] = field(default_factory=dict)
     results: dict[int, Event] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
+    validation: dict[int, float] = field(default_factory=dict)
     order: list[tuple[int, Event]] = field(default_factory=list)
 
     @property
@@ -131,6 +132,8 @@ class Pool:
                         process.send({"op": "start"})
             elif kind == "step":
                 outcome.steps.setdefault(rank, []).append(event)
+            elif kind == "validation":
+                outcome.validation[event["step"]] = event["loss"]
             elif kind == "result":
                 outcome.results[rank] = event
                 open_ranks.discard(rank)

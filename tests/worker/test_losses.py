@@ -27,6 +27,16 @@ PLANS = [
     ([0, 1, 6, 7], 4, "1f1b", 0),
     ([0, 1, 6, 7], 4, "eager-1f1b", 1),
 ]
+LESS = [
+    # the same, then what each rank is told beside it
+    ([0, 7], 4, "zero-bubble", 0, {"weights_behind": 2}),
+    ([0, 3, 7], 3, "zero-bubble", 1, {"weights_behind": 0}),
+    ([0, 2, 5, 7], 4, "zero-bubble", 1, {"weights_behind": 1}),
+    ([0, 1, 6, 7], 4, "zero-bubble", 0, {"weights_behind": 3}),
+    ([0, 2, 5, 7], 4, "zero-bubble", 0, {"recompute": True}),
+    ([0, 2, 5, 7], 4, "1f1b", 0, {"recompute": True}),
+    ([0, 3, 7], 3, "gpipe", 0, {"recompute": True}),
+]
 
 
 def reference(workload: dict[str, Any], microbatches: int) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -62,6 +72,21 @@ def test_losses_do_not_depend_on_cut_and_schedule(
         outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS, depth=depth))
         assert not outcome.errors, (cuts, schedule, outcome.errors)
         assert outcome.losses == pytest.approx(expected[microbatches], rel=1e-5), (cuts, schedule)
+
+
+def test_nor_on_weight_gradients_put_off_or_activations_computed_again(
+    workload: Callable[..., dict[str, Any]], pool: Any, driver: ModuleType
+) -> None:
+    spec = workload("adamw")
+    expected = {microbatches: reference(spec, microbatches)[0] for microbatches in (3, 4)}
+    for cuts, microbatches, schedule, depth, told in LESS:
+        outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS, depth=depth, **told))
+        assert not outcome.errors, (cuts, schedule, told, outcome.errors)
+        assert outcome.losses == expected[microbatches], (cuts, schedule, told)
+        put_off = schedule == "zero-bubble" and "recompute" not in told
+        for events in outcome.steps.values():
+            assert all(0 <= event["weight_s"] <= event["backward_s"] for event in events)
+            assert any(event["weight_s"] > 0 for event in events) == put_off
 
 
 def test_equal_to_the_last_bit_and_the_weights_come_out(

@@ -59,7 +59,7 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "bfloat16"}, "later version"),
+        ({"dtype": "float16"}, "losses would have to be scaled"),
         ({"dtype": "int3"}, "int3"),
         ({"batch_size": 0}, "at least 1 sample"),
         ({"learning_rate": -1.0}, "learning rate"),

@@ -9,6 +9,7 @@ import typer
 
 from skyctl.cli import common, training
 from skyctl.cli.common import Output, command
+from skyctl.errors import InputError
 
 
 @command
@@ -16,6 +17,7 @@ def compare(
     out: Output,
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=training.WORKLOAD_HELP)],
     measure: Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")] = False,
+    trace: training.TraceOption = False,
     steps: training.StepsOption = 10,
     strategy: Annotated[
         str, typer.Option("--strategy", metavar="LIST", help="Which to compare, comma-separated.")
@@ -54,6 +56,8 @@ def compare(
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions
 
+    if trace and not measure:
+        raise InputError("--trace records real runs: it needs --measure")
     target = common.load_target(cluster, limit)
     strategies = [training.one_of("--strategy", s.strip(), training.STRATEGIES) for s in strategy.split(",")]
     asked, loaded = training.make_request(
@@ -76,7 +80,12 @@ def compare(
         link_dtype=training.link_dtypes_of(link_dtype, target.cluster),
     )
     job = Comparing(
-        target.cluster, asked, loaded, options, strategies, RunOptions(steps=steps, weights=False)
+        target.cluster,
+        asked,
+        loaded,
+        options,
+        strategies,
+        RunOptions(steps=steps, weights=False, trace=trace),
     )
     connect = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skyctl.control.request import Request
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
+    from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
 SHORT_STEP_S = 0.1
@@ -41,12 +42,20 @@ def launch(
     pin_last: training.PinLastOption = None,
     batch_size: training.GivenBatchSizeOption = None,
     microbatches: training.MicrobatchesOption = None,
+    schedule: training.ScheduleOption = None,
     seed: training.GivenSeedOption = None,
     dtype: training.GivenDtypeOption = None,
     link_dtype: training.LinkDtypeOption = None,
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    clip_norm: training.ClipNormOption = None,
+    lr_schedule: training.LrScheduleOption = "constant",
+    warmup_steps: training.WarmupStepsOption = 0,
+    min_learning_rate: training.MinLearningRateOption = 0.0,
+    validate_every: training.ValidateEveryOption = None,
+    validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
+    trace: training.TraceOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -56,19 +65,30 @@ def launch(
     """Train on the cluster. A bare workload is probed and planned first.
 
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
-    holds its plan, logs, measurement and trained weights; -o copies measurement.json.
+    holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
+    from skyctl.cli.show_off import show_off
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
     from skyctl.launch.spec import check_fits, used_nodes
+    from skyctl.workload.recipe import Recipe
 
     common.check_output(output)
     target = common.load_target(cluster, limit)
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+    )
+    recipe = Recipe(
+        clip_norm=clip_norm,
+        lr_schedule=lr_schedule,
+        warmup_steps=warmup_steps,
+        min_learning_rate=min_learning_rate,
+        validate_every=validate_every,
+        validate_batches=validate_batches,
+        total_steps=steps,
     )
     given = _read_plan(plan)
     if given is None:
@@ -81,11 +101,13 @@ def launch(
             learning_rate=learning_rate,
             data=data,
             random_inputs=random_inputs,
+            recipe=recipe,
         )
         nodes = target.cluster.nodes
         choice = PlanOptions(
             strategy=training.one_of("--strategy", strategy or "optimal", training.STRATEGIES),
             microbatches=microbatches,
+            schedule=training.schedule_of(schedule),
             first_stage=training.nodes_of(target.cluster, pin_first),
             last_stage=training.nodes_of(target.cluster, pin_last),
             link_dtype=training.link_dtypes_of(link_dtype, target.cluster),
@@ -99,6 +121,7 @@ def launch(
                 "--pin-last": pin_last,
                 "--batch-size": batch_size,
                 "--microbatches": microbatches,
+                "--schedule": schedule,
                 "--seed": seed,
                 "--dtype": dtype,
                 "--link-dtype": ", ".join(link_dtype) if link_dtype else None,
@@ -106,13 +129,13 @@ def launch(
         )
         choice = PlanOptions()
         check_fits(given, target.cluster)
-        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs)
+        request, loaded = _request_of(given, plan, learning_rate, data, random_inputs, recipe)
         nodes = tuple(used_nodes(given, target.cluster))
     training.say_notes(out, loaded)
     if dry_run:
-        _show_dry_run(out, given, target, request, steps)
+        _show_dry_run(out, given, target, request, steps, trace=trace)
         return
-    run = RunOptions(steps=steps)
+    run = RunOptions(steps=steps, trace=trace)
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress) as links,
@@ -124,11 +147,16 @@ def launch(
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
+    show_off(out, done)
+    if done.trace is not None:
+        out.line(f"trace: {done.trace}")
     out.note(f"run: {paths.folder}")
     out.json(done)
 
 
-def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Request, steps: int) -> None:
+def _show_dry_run(
+    out: Output, plan: Plan | None, target: Target, request: Request, steps: int, *, trace: bool
+) -> None:
     """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
     if plan is None:
         names = ", ".join(node.name for node in target.cluster.nodes)
@@ -145,6 +173,8 @@ def _show_dry_run(out: Output, plan: Plan | None, target: Target, request: Reque
         steps=steps,
         workload={node.name: request.spec.to_dict() for node in nodes},
         addresses={node.name: node.host or "127.0.0.1" for node in nodes},
+        recipe=request.recipe.to_dict(),
+        trace=trace,
     )
     for spec in specs:
         start, stop = spec.payload["layers"]
@@ -186,6 +216,10 @@ def show_measurement(out: Output, done: Measurement) -> None:
             "their computing, which the prediction leaves out"
         )
     out.line(f"loss: {done.steps[0].loss:.4f} → {done.final_loss:.4f} in {len(done.steps)} steps")
+    if done.validation:
+        first, last = done.validation[0], done.validation[-1]
+        before = f"{first.loss:.4f} after step {first.step + 1} → " if len(done.validation) > 1 else ""
+        out.line(f"validation loss: {before}{last.loss:.4f} after step {last.step + 1}")
     if done.weights is not None:
         out.line(f"weights: {done.weights}")
 
@@ -211,7 +245,12 @@ def _read_plan(argument: str) -> Plan | None:
 
 
 def _request_of(
-    plan: Plan, name: str, learning_rate: float | None, data: Path | None, random_inputs: bool
+    plan: Plan,
+    name: str,
+    learning_rate: float | None,
+    data: Path | None,
+    random_inputs: bool,
+    recipe: Recipe,
 ) -> tuple[Request, Workload]:
     from skyctl.control.request import request_of_plan
 
@@ -226,6 +265,7 @@ def _request_of(
         learning_rate=learning_rate,
         data_path=str(data) if data is not None else None,
         random_inputs=random_inputs,
+        recipe=recipe,
     )
 
 

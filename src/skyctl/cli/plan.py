@@ -144,14 +144,14 @@ def _offline(
     path: Path, options: PlanOptions, pins: tuple[str | None, str | None], *, forbidden: tuple[Any, ...]
 ) -> Plan:
     """From a problem file; what is given on the command line wins over what it says."""
-    from skyctl.control.planning import override, plan_problem
+    from skyctl.control.planning import override, plan_best
     from skyctl.files import read_record
     from skyctl.records.problem import Problem
 
     for flag, value in zip(("a workload", "--limit", "--profile"), forbidden, strict=True):
         if value is not None:
             raise InputError(f"{flag} does not go with --problem {path}: the file says it all")
-    return plan_problem(override(read_record(Problem, path), options, *pins), options)
+    return plan_best([override(read_record(Problem, path), options, *pins)], options)
 
 
 def _from_profile(

@@ -27,13 +27,19 @@ def show_comparison(
     made = document(compared, cluster=cluster, workload=workload, files=files)
     write_atomic(place / "comparison.json", json.dumps(made, indent=2, ensure_ascii=False) + "\n", mode=None)
     out.show(table(compared), plain(compared))
-    for text in _shared_runs(compared):
+    for text in [*_choice(outcomes), *_shared_runs(compared)]:
         out.line(text)
     for name, path in files.items():
-        if path.endswith(".png"):
+        if path.endswith((".png", "trace.json")):
             out.note(f"{name}: {path}")
     out.json(made)
     return place
+
+
+def _choice(outcomes: list[Outcome]) -> list[str]:
+    """Schedule and number of microbatches, which all rows have in common."""
+    made = {(o.plan.problem.schedule, o.plan.problem.microbatches) for o in outcomes if o.plan is not None}
+    return [f"every row: {schedule}, {microbatches} microbatches" for schedule, microbatches in made][:1]
 
 
 def _shared_runs(compared: list[Row]) -> list[str]:
@@ -61,6 +67,8 @@ def _write_plans(outcomes: list[Outcome], place: Path) -> dict[str, str]:
                 place / f"{outcome.strategy}.measurement.json", outcome.measurement.to_json(), mode=None
             )
             files[f"{outcome.strategy} measurement"] = str(path)
+            if outcome.measurement.trace is not None:
+                files[f"{outcome.strategy} trace"] = outcome.measurement.trace
     return files
 
 

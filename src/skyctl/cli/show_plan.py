@@ -9,6 +9,7 @@ from skyctl.cli.output import Output
 from skyctl.planner.advice import Advice
 from skyctl.planner.explain import binding, stages
 from skyctl.planner.export import Export
+from skyctl.planner.reasons import picked
 from skyctl.records.plan import Plan
 
 BAR = 20
@@ -54,6 +55,8 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
     columns = list(rows[0])
     out.table(columns, [list(row.values()) for row in rows], spare=SPARED, shorten="device")
     _unused(out, plan)
+    for text in picked(plan):
+        out.line(f"picked: {text}", wrap=True)
     binds = binding(plan)
     out.line(f"what binds: {binds.kind} {binds.name}: {binds.detail}", wrap=True)
     for text in _sure(plan):

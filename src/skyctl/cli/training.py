@@ -13,15 +13,18 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.cli.output import Output
+    from skyctl.control.choosing import ScheduleChoice
     from skyctl.control.linking import LinkChoice
     from skyctl.control.request import Request
     from skyctl.records.cluster import Cluster
-    from skyctl.records.problem import Objective, Schedule
+    from skyctl.records.problem import Objective
     from skyctl.records.profile import Profile
+    from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
 WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | hf:DIR | train.py"
 DEFAULT_BATCH_SIZE = 32  # as in control.request, which imports torch
+VALIDATE_BATCHES = 4  # as in workload.recipe
 UNSTEADY = 1.0
 """A layer's (p90 − p10) / median from which on the user is warned."""
 
@@ -47,7 +50,9 @@ MicrobatchesOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Of initial weights and data.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", metavar="NAME", help="Of weights and activations.")]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", metavar="NAME", help="float32, or bfloat16 (mixed precision).")
+]
 LearningRateOption = Annotated[
     float | None, typer.Option("--learning-rate", metavar="RATE", help="Default: the workload's own.")
 ]
@@ -58,7 +63,36 @@ DataOption = Annotated[
 RandomInputsOption = Annotated[
     bool, typer.Option("--random-inputs", help="Random inputs, for a train.py without data().")
 ]
+ClipNormOption = Annotated[
+    float | None,
+    typer.Option("--clip-norm", metavar="NORM", help="Scale gradients down to this global norm."),
+]
+LrScheduleOption = Annotated[
+    str,
+    typer.Option(
+        "--lr-schedule", metavar="NAME", help="How the learning rate falls: constant, linear or cosine."
+    ),
+]
+WarmupStepsOption = Annotated[
+    int, typer.Option("--warmup-steps", min=0, metavar="N", help="Steps in which the learning rate rises.")
+]
+MinLearningRateOption = Annotated[
+    float, typer.Option("--min-learning-rate", metavar="RATE", help="Where a falling learning rate ends.")
+]
+ValidateEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--validate-every", min=1, metavar="N", help="Loss over held-out data every N steps, and at the end."
+    ),
+]
+ValidateBatchesOption = Annotated[
+    int, typer.Option("--validate-batches", min=1, metavar="K", help="Held-out batches of one validation.")
+]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Training steps.")]
+TraceOption = Annotated[
+    bool,
+    typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
 ]
@@ -76,7 +110,12 @@ PinLastOption = Annotated[
 ]
 ScheduleOption = Annotated[
     str | None,
-    typer.Option("--schedule", metavar="NAME", help="1f1b (default), gpipe, sequential or eager-1f1b."),
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        help="auto, 1f1b, eager-1f1b, zero-bubble, gpipe or sequential (default: auto; with --problem what "
+        "the file says).",
+    ),
 ]
 ObjectiveOption = Annotated[
     str | None,
@@ -112,7 +151,7 @@ LinkDtypeOption = Annotated[
     ),
 ]
 
-SCHEDULES = ("1f1b", "gpipe", "sequential", "eager-1f1b")
+SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "heuristic", "optimal")
 TRAINERS = ("torchtitan", "megatron")
@@ -128,6 +167,7 @@ def make_request(
     learning_rate: float | None = None,
     data: Path | None = None,
     random_inputs: bool = False,
+    recipe: Recipe | None = None,
 ) -> tuple[Request, Workload]:
     """The request, and its workload loaded and looked through (on the meta device: nothing is computed).
 
@@ -135,6 +175,7 @@ def make_request(
         WorkloadError: anything wrong with the source, the options, or how they fit together.
     """
     from skyctl.control.request import Request
+    from skyctl.workload.recipe import Recipe
     from skyctl.workload.spec import make_spec
     from skyctl.workload.workload import load
 
@@ -146,9 +187,12 @@ def make_request(
         learning_rate=learning_rate,
         data_path=str(data) if data is not None else None,
         random_inputs=random_inputs,
+        validated=recipe is not None and recipe.validate_every is not None,
     )
     workload = load(spec)
-    return Request(workload.spec, microbatches), workload
+    if spec.validated:
+        workload.check_validation()
+    return Request(workload.spec, microbatches, recipe or Recipe()), workload
 
 
 def say_notes(out: Output, workload: Workload) -> None:
@@ -195,9 +239,9 @@ def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:
         out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
 
 
-def schedule_of(name: str | None) -> Schedule | None:
+def schedule_of(name: str | None) -> ScheduleChoice | None:
     """The schedule that --schedule names (InputError where there is none of that name)."""
-    return None if name is None else cast("Schedule", one_of("--schedule", name, SCHEDULES))
+    return None if name is None else cast("ScheduleChoice", one_of("--schedule", name, SCHEDULES))
 
 
 def objective_of(name: str | None) -> Objective | None:

@@ -23,8 +23,8 @@ def watcher(
     def step(done: Progress) -> None:
         left = "" if done.left_s is None else f" · {_clock(done.left_s)} left"
         progress(
-            f"{prefix}step {done.step + 1} · loss {done.loss:.4f} · {done.iteration_s:.3f} s "
-            f"· {done.samples_per_s:.1f} samples/s{left}",
+            f"{prefix}step {done.step + 1} · loss {done.loss:.4f}{_validation(done)} "
+            f"· {done.iteration_s:.3f} s · {done.samples_per_s:.1f} samples/s{left}",
             done.step + 1,
             done.steps,
         )
@@ -47,8 +47,16 @@ def watcher(
                 return "stop"
 
     return Watcher(
-        phase=lambda text: progress(f"{prefix}{text}"), step=step, log=log, interrupted=interrupted
+        phase=lambda text: progress(f"{prefix}{text}"),
+        step=step,
+        log=log,
+        note=lambda text: out.note(f"{prefix}{text}"),
+        interrupted=interrupted,
     )
+
+
+def _validation(done: Progress) -> str:
+    return "" if done.validation_loss is None else f" · validation {done.validation_loss:.4f}"
 
 
 def _clock(seconds: float) -> str:

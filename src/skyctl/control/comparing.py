@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from skyctl.compare.rows import Outcome
+from skyctl.control.choosing import AUTO
 from skyctl.control.connect import Connected
 from skyctl.control.planning import PlanOptions, plan_profile
 from skyctl.control.probing import find_profile, probe_cluster
@@ -65,16 +66,21 @@ def plan_all(
 ) -> list[Outcome]:
     """One outcome per strategy, in the order given; one that does not fit says why.
 
-    Where the number of microbatches is left to the planner, the best strategy's choice is used for all, so
-    that the rows answer the same problem.
+    Where the number of microbatches or the schedule is left to the planner, the best strategy's choice is
+    used for all, so that the rows answer the same problem.
     """
     outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
     made = [outcome.plan for outcome in outcomes if outcome.plan is not None]
-    if options.microbatches is None and made:
-        chosen = min(made, key=lambda plan: plan.predicted.iteration_s).problem.microbatches
+    if (options.microbatches is None or options.schedule in (None, AUTO)) and made:
+        chosen = min(made, key=lambda plan: plan.predicted.iteration_s).problem
         for i, outcome in enumerate(outcomes):
-            if outcome.plan is None or outcome.plan.problem.microbatches != chosen:
-                alike = replace(options, strategy=outcome.strategy, microbatches=chosen)
+            if outcome.plan is None or outcome.plan.problem != chosen:
+                alike = replace(
+                    options,
+                    strategy=outcome.strategy,
+                    microbatches=chosen.microbatches,
+                    schedule=chosen.schedule,
+                )
                 outcomes[i] = _outcome(profile, alike, ref)
     if all(outcome.plan is None for outcome in outcomes):
         proved = not any(outcome.undecided for outcome in outcomes)

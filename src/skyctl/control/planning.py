@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pydantic import ValidationError
 
+from skyctl.control.choosing import AUTO, Chooser, ScheduleChoice, promising_first
 from skyctl.control.linking import LinkChoice, with_link_dtypes
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
@@ -18,7 +18,7 @@ from skyctl.planner.blocks import parts, whole_blocks
 from skyctl.planner.unused import PROVED
 from skyctl.records.base import describe
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import Objective, Problem, Schedule
+from skyctl.records.problem import Objective, Problem
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
@@ -27,14 +27,15 @@ PROVED_OF_BLOCKS = "proved: the best plan of whole blocks does without it"
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How to plan. None: the default, or with a problem file what that says.
+    """How to plan. None: the default, or with a problem file what that says. ``schedule``: the default for
+    what was measured is ``auto`` (see ``choosing``).
 
     ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order. ``whole_blocks``: cut
     between blocks only. ``named``: the layers' names must say what each is, before any search.
     """
 
     strategy: str = "optimal"
-    schedule: Schedule | None = None
+    schedule: ScheduleChoice | None = None
     objective: Objective | None = None
     microbatches: int | None = None
     first_stage: Sequence[str] | None = None
@@ -48,15 +49,16 @@ class PlanOptions:
 
 
 def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
-    """One problem per measured number of microbatches, or the one asked for."""
+    """One problem per measured number of microbatches, or the one asked for; stages may recompute."""
     workload = measured_workload(profile)
     measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
+    schedule = None if options.schedule == AUTO else options.schedule
     made = [
         build_problem(
             profile,
             microbatches,
-            schedule=options.schedule or "1f1b",
+            schedule=schedule or "1f1b",
             objective=options.objective or "iteration",
             first_stage=options.first_stage,
             last_stage=options.last_stage,
@@ -64,48 +66,65 @@ def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for microbatches in wanted
     ]
+    made = [problem.model_copy(update={"recompute": True}) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
 def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef | None = None) -> Plan:
-    """The best plan of the strategy over the numbers of microbatches that may be chosen.
+    """The best plan of the strategy over the schedules and numbers of microbatches that may be chosen.
 
     Raises:
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    best: Plan | None = None
-    failures: list[InfeasibleError | UndecidedError] = []
-    candidates = _promising_first(problems(profile, options), options)
+    if options.schedule is None:
+        options = replace(options, schedule=AUTO)
+    best = plan_best(problems(profile, options), options)
+    return best.model_copy(update={"workload": workload}) if workload is not None else best
+
+
+def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
+    """The best plan of problems that differ in their number of microbatches, with ``auto`` also in schedule.
+
+    Raises: see ``plan_profile``.
+    """
     deadline = time.perf_counter() + options.time_limit_s
+    searched = options.strategy == "optimal" and options.assign is None
+    quick = replace(options, strategy="heuristic") if searched else options
+    chooser = Chooser(lambda problem, limit_s: plan_problem(problem, quick, limit_s), options.time_limit_s)
+    if options.schedule == AUTO:
+        chosen = chooser.choose(candidates)
+        if chosen is None:
+            raise _failure(chooser.failures)
+        if not searched:
+            return chosen
+        schedule = chosen.problem.schedule
+        candidates = [problem.model_copy(update={"schedule": schedule}) for problem in candidates]
+    elif searched and len(candidates) > 1:
+        chooser.try_all(candidates)
+    return _plan_each(promising_first(candidates, chooser.made), options, deadline)
+
+
+def _plan_each(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
+    """The best of all, half of what is left of the time for each but the last."""
+    made: list[Plan] = []
+    failures: list[InfeasibleError | UndecidedError] = []
     for number, problem in enumerate(candidates):
         left_s = max(0.0, deadline - time.perf_counter())
         share = 1.0 if number + 1 == len(candidates) else 0.5
         try:
-            found = plan_problem(problem, options, share * left_s)
+            made.append(plan_problem(problem, options, share * left_s))
         except (InfeasibleError, UndecidedError) as exc:
             failures.append(exc)
-            continue
-        if best is None or found.predicted.iteration_s < best.predicted.iteration_s:
-            best = found
-    if best is None:
-        undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
-        raise (undecided or failures)[-1]
-    return best.model_copy(update={"workload": workload}) if workload is not None else best
+    if not made:
+        raise _failure(failures)
+    return min(made, key=lambda found: found.predicted.iteration_s)
 
 
-def _promising_first(candidates: list[Problem], options: PlanOptions) -> list[Problem]:
-    """By the heuristic's step: where the search is limited in time, most of it goes to the best of them."""
-    if len(candidates) == 1 or options.strategy != "optimal" or options.assign is not None:
-        return candidates
-
-    def step_s(problem: Problem) -> float:
-        try:
-            return plan(problem, "heuristic").predicted.iteration_s
-        except (InfeasibleError, UndecidedError):
-            return math.inf
-
-    return sorted(candidates, key=step_s)
+def _failure(failures: Sequence[InfeasibleError | UndecidedError]) -> InfeasibleError | UndecidedError:
+    """What to say of several: proved only where all are."""
+    undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
+    return undecided[-1] if undecided else failures[-1]
 
 
 def override(
@@ -120,7 +139,7 @@ def override(
         InputError: a pin names no device of the problem.
     """
     given = {
-        "schedule": options.schedule,
+        "schedule": None if options.schedule == AUTO else options.schedule,
         "objective": options.objective,
         "microbatches": options.microbatches,
         "first_stage": _pins(problem, "--pin-first", pin_first),

@@ -22,6 +22,11 @@ RECEIVE_WINDOW = 2
 """Receives the worker posts ahead, in microbatches per direction; their buffers count in the memory."""
 
 
+HEAP_SHARE = 1.2
+"""What a process holds for activations on a CPU, for what is in use of it: a heap has gaps (measured with
+glibc: 1.12 to 1.24, docs/decisions.md)."""
+
+
 def build_problem(
     profile: Profile,
     microbatches: int,
@@ -51,6 +56,7 @@ def build_problem(
             hint="probe those nodes first: skyctl probe WORKLOAD",
         )
     ids = {d.id for d in devices}
+    heap = HEAP_SHARE if any("/cpu:" in name for name in ids) else 1.0
     message_bytes = median(layer.output_bytes for layer in shape.layers)
     return Problem(
         layers=tuple(
@@ -58,9 +64,10 @@ def build_problem(
                 name=layer.name,
                 flops=layer.flops,
                 state_bytes=layer.state_bytes,
-                activation_bytes=layer.activation_bytes,
+                activation_bytes=layer.activation_bytes * heap,
                 output_bytes=layer.output_bytes,
                 workspace_bytes=layer.workspace_bytes,
+                deferred_bytes=layer.deferred_bytes * heap,
             )
             for layer in shape.layers
         ),
@@ -119,6 +126,7 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
         t.signature: t for t in device.timings if t.microbatch_size == shape.microbatch_size
     }
     forward, backward, optimizer = [], [], []
+    weight: list[float | None] = []
     for layer in shape.layers:
         timing = measured.get(layer.signature)
         if timing is None:
@@ -130,11 +138,19 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
         if timing.forward_s is None or timing.backward_s is None:
             forward.append(layer.flops / 3 / device.flops_per_s)
             backward.append(layer.flops * 2 / 3 / device.flops_per_s)
+            weight.append(layer.flops / 3 / device.flops_per_s)
         else:
             forward.append(timing.forward_s)
             backward.append(timing.backward_s)
+            weight.append(timing.weight_s)
         optimizer.append(timing.optimizer_s or 0.0)
-    return LayerTimes(forward_s=tuple(forward), backward_s=tuple(backward), optimizer_s=tuple(optimizer))
+    known = tuple(seconds for seconds in weight if seconds is not None)
+    return LayerTimes(
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        optimizer_s=tuple(optimizer),
+        weight_s=known if len(known) == len(weight) else None,
+    )
 
 
 def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) -> tuple[Link, ...]:

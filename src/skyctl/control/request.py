@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from skyctl.files import home, make_private
 from skyctl.records.plan import WorkloadRef
 from skyctl.remote.session import Session
 from skyctl.workload.corpus import default_corpus
+from skyctl.workload.recipe import Recipe
 from skyctl.workload.spec import WorkloadSpec, make_spec, source_of
 from skyctl.workload.workload import Workload, encoded, load, ship, shipped, stored_weights
 
@@ -31,6 +32,7 @@ class Request:
 
     spec: WorkloadSpec
     microbatches: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
         if self.microbatches is not None and self.microbatches > self.spec.batch_size:
@@ -74,12 +76,15 @@ def request_of_plan(
     learning_rate: float | None = None,
     data_path: str | None = None,
     random_inputs: bool = False,
+    recipe: Recipe | None = None,
 ) -> tuple[Request, Workload]:
     """The request a plan was made for, and its workload, loaded again.
 
     Raises:
         MismatchError: the workload has changed since.
+        WorkloadError: the recipe validates, and there is nothing to validate on.
     """
+    recipe = recipe or Recipe()
     spec = make_spec(
         ref.source,
         batch_size=ref.batch_size,
@@ -88,8 +93,11 @@ def request_of_plan(
         learning_rate=learning_rate,
         data_path=data_path,
         random_inputs=random_inputs,
+        validated=recipe.validate_every is not None,
     )
     workload = load(spec)
+    if spec.validated:
+        workload.check_validation()
     digest = trained_digest(workload.spec, workload)
     if digest != ref.digest:
         data = f" with --data {data_path}" if data_path is not None else ""
@@ -98,7 +106,7 @@ def request_of_plan(
             f"the plan's {ref.digest[:12]})",
             hint=f"give the --data that the plan was made with, or plan again: skyctl plan {ref.source}",
         )
-    return Request(workload.spec, microbatches), workload
+    return Request(workload.spec, microbatches, recipe), workload
 
 
 def trained_digest(spec: WorkloadSpec, workload: Workload) -> str:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skyctl.compare.stats import quantiles
+from skyctl.control.explaining import explained, with_early_word
 from skyctl.control.request import Request, send_workload
+from skyctl.control.tracing import write_trace
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.launch.events import Watcher, measurement
+from skyctl.launch.metrics import Metrics
 from skyctl.launch.run import Deadlines, Run, gather_weights
 from skyctl.launch.spec import RankSpec, check_fits, rank_specs, used_nodes
+from skyctl.planner.playing import play_of
 from skyctl.records.cluster import Cluster, split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
@@ -21,10 +25,11 @@ from skyctl.remote.session import Session
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long to train and what to keep."""
+    """How long to train and what to keep. ``trace``: record what every rank does when."""
 
     steps: int = 10
     weights: bool = True
+    trace: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 
@@ -46,16 +51,24 @@ def run_plan(
     paths = RunPaths.new()
     write_atomic(paths.plan, plan.to_json())
     run = None
+    metrics = Metrics(paths, watcher.note)
     try:
+        watcher = metrics.beside(watcher)
         specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
-        run = Run(paths, specs, sessions, watcher, options.deadlines)
+        play = play_of(plan)
+
+        def figures(weights: str | None = None) -> Measurement:
+            assert run is not None
+            done = measurement(paths.run_id, plan, specs, run.collected, quantiles, weights, play)
+            return explained(play, done)
+
+        run = Run(paths, specs, sessions, with_early_word(watcher, figures), options.deadlines)
         run.start()
         run.watch(plan.predicted.iteration_s)
         watcher.phase("gathering the trained weights")
         weights = gather_weights(run, sessions) if options.weights else None
-        done = measurement(
-            paths.run_id, plan, specs, run.collected, quantiles, str(weights) if weights else None
-        )
+        trace = write_trace(run, sessions, play, watcher) if options.trace else None
+        done = figures(str(weights) if weights else None).model_copy(update={"trace": trace})
         write_atomic(paths.measurement, done.to_json())
         return done, paths
     except KeyboardInterrupt as exc:
@@ -69,6 +82,7 @@ def run_plan(
             exc.log = str(paths.folder)
         raise
     finally:
+        metrics.close()
         if run is not None:
             run.stop()
 
@@ -100,4 +114,6 @@ def prepare(
         workload=told,
         addresses=peer_addresses(mine),
         weights=options.weights,
+        recipe=request.recipe.to_dict(),
+        trace=options.trace,
     )

@@ -5,6 +5,7 @@ Used by the processes that become a lab's nodes and its network; they import not
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 
@@ -26,6 +27,8 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
 _SYS_MOUNT_SETATTR = 442  # the same on every architecture
+
+_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,3 +88,17 @@ def set_readonly(target: str, readonly: bool, *, recursive: bool = False) -> Non
 def set_timer_slack(nanoseconds: int) -> None:
     """How late this process's timers may be (the default, 50 µs, is much for a delay of 1 ms)."""
     _libc.prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(nanoseconds), 0, 0, 0)
+
+
+def control_congestion_by_loss() -> None:
+    """In this network namespace, TCP goes by loss, as on most machines, and not by a model of the path.
+
+    BBR takes a link's shortest round trip, which here is some microseconds, for its size: as soon as traffic
+    goes both ways it sends four packets at a time and waits (docs/decisions.md). Where neither kind may be
+    chosen, things stay as they are.
+    """
+    for name in ("cubic", "reno"):
+        with contextlib.suppress(OSError), open(_CONGESTION, "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write(name)
+            file.flush()
+            return

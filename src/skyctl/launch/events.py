@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from skyctl.launch.parts import measured_parts, predicted_parts
 from skyctl.launch.spec import RankSpec
 from skyctl.records.measurement import (
     Measurement,
@@ -14,13 +15,19 @@ from skyctl.records.measurement import (
     ReplicaMeasurement,
     ReplicaPredicted,
     StepMeasurement,
+    ValidationMeasurement,
 )
 from skyctl.records.plan import Plan
+from skyctl.schedule.playing import Play
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One finished step. ``left_s``: the steps that remain at the pace so far (None on the first)."""
+    """One finished step, with the validation that followed it where there was one.
+
+    ``left_s``: the steps that remain at the pace so far (None on the first). ``learning_rate``: of the first
+    rank that trains anything. ``grad_norm``: over all stages, before clipping; None without clipping.
+    """
 
     step: int
     steps: int
@@ -28,6 +35,9 @@ class Progress:
     iteration_s: float
     samples_per_s: float
     left_s: float | None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    validation_loss: float | None = None
 
 
 @dataclass
@@ -37,16 +47,18 @@ class Watcher:
     phase: Callable[[str], None] = lambda _text: None
     step: Callable[[Progress], None] = lambda _progress: None
     log: Callable[[RankSpec, str], None] = lambda _rank, _text: None
+    note: Callable[[str], None] = lambda _text: None
     interrupted: Callable[[], str] = lambda: "stop"
 
 
 @dataclass
 class Collected:
-    """Step events by rank, in the order they came."""
+    """Step events by rank, in the order they came; ``validation``: the losses, by the step before."""
 
     ranks: int
     steps: int
     by_rank: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    validation: dict[int, float] = field(default_factory=dict)
     reported: int = 0
 
     def add(self, rank: int, event: dict[str, Any]) -> None:
@@ -54,14 +66,22 @@ class Collected:
         self.by_rank.setdefault(rank, {})[int(event["step"])] = event
 
     def complete(self) -> list[Progress]:
-        """The steps that every rank has finished and that were not handed out yet, in order."""
+        """The steps that every rank has finished and that were not handed out yet, in order.
+
+        A step that is validated has ended when the validation has.
+        """
         out = []
-        while self.reported < self.steps and all(
-            self.reported in self.by_rank.get(rank, {}) for rank in range(self.ranks)
-        ):
+        while self.reported < self.steps and self._ended(self.reported):
             out.append(self._progress(self.reported))
             self.reported += 1
         return out
+
+    def _ended(self, step: int) -> bool:
+        events = [self.by_rank.get(rank, {}).get(step) for rank in range(self.ranks)]
+        if None in events:
+            return False
+        last = events[-1] or {}
+        return not last.get("validates") or step in self.validation
 
     def _progress(self, step: int) -> Progress:
         first = self.by_rank[0][step]
@@ -69,6 +89,7 @@ class Collected:
         times = [self.by_rank[0][i]["iteration_s"] for i in range(1, step + 1)]
         pace = median(times) if times else None
         iteration_s = float(first["iteration_s"])
+        rates = (self.by_rank[rank][step].get("learning_rate") for rank in range(self.ranks))
         return Progress(
             step=step,
             steps=self.steps,
@@ -76,6 +97,9 @@ class Collected:
             iteration_s=iteration_s,
             samples_per_s=float(first["samples"]) / iteration_s if iteration_s else 0.0,
             left_s=pace * (self.steps - step - 1) if pace is not None else None,
+            learning_rate=next((rate for rate in rates if rate is not None), None),
+            grad_norm=first.get("grad_norm"),
+            validation_loss=self.validation.get(step),
         )
 
 
@@ -86,8 +110,12 @@ def measurement(
     collected: Collected,
     quantiles: Callable[[list[float]], Quantiles],
     weights: str | None,
+    play: Play | None = None,
 ) -> Measurement:
-    """The run's record. The first step is warm-up and is left out of the medians where there is a second."""
+    """The run's record. The first step is warm-up and is left out of the medians where there is a second.
+
+    ``play``: what the plan's prediction comes from, for the predicted parts of a stage's time.
+    """
     done = collected.reported
     steps = tuple(
         StepMeasurement(
@@ -112,8 +140,12 @@ def measurement(
                 idle_s=median(float(e["idle_s"]) for e in events),
                 peak_memory_bytes=float(peak) or None,
                 predicted=ReplicaPredicted(
-                    compute_s=said.compute_s, idle_s=said.idle_s, memory_bytes=said.memory_bytes
+                    compute_s=said.compute_s,
+                    idle_s=said.idle_s,
+                    memory_bytes=said.memory_bytes,
+                    **predicted_parts(play, rank.rank),
                 ),
+                **measured_parts(events),
             )
         )
     return Measurement(
@@ -126,4 +158,9 @@ def measurement(
         final_loss=steps[-1].loss,
         attempts=1,
         weights=weights,
+        validation=tuple(
+            ValidationMeasurement(step=step, loss=loss)
+            for step, loss in sorted(collected.validation.items())
+            if step < done
+        ),
     )

@@ -139,12 +139,28 @@ class Run:
                 rank, event = self._next()
                 if event.get("event") == "step":
                     self._step(rank, event)
+                elif event.get("event") == "validation":
+                    self._validated(int(event["step"]), float(event["loss"]))
                 elif event.get("event") == "result":
                     rank.result = event
 
     def _step(self, rank: _Rank, event: dict[str, Any]) -> None:
         self.collected.add(rank.spec.rank, event)
         rank.at(f"step {int(event['step']) + 1}")
+        self._tell()
+
+    def _validated(self, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise RunError(
+                f"the validation loss after step {step + 1} is {loss}",
+                hint="the training loss is finite: look at what validation() gives, and at layers that "
+                "behave differently in eval()",
+            )
+        self.collected.validation[step] = loss
+        self._tell()
+
+    def _tell(self) -> None:
+        """Hands out the steps that have ended."""
         for progress in self.collected.complete():
             if not math.isfinite(progress.loss):
                 raise RunError(
@@ -157,10 +173,17 @@ class Run:
 
     def weights(self) -> dict[int, str]:
         """By rank, where its part of the trained weights lies on its node."""
+        return self._left("weights")
+
+    def traces(self) -> dict[int, str]:
+        """By rank, where what it recorded lies on its node (``trace``)."""
+        return self._left("trace")
+
+    def _left(self, key: str) -> dict[int, str]:
         return {
-            rank.spec.rank: str(rank.result["weights"])
+            rank.spec.rank: str(rank.result[key])
             for rank in self._ranks
-            if rank.result is not None and rank.result.get("weights")
+            if rank.result is not None and rank.result.get(key)
         }
 
     def stop(self) -> None:

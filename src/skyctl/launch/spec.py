@@ -30,7 +30,8 @@ def check_fits(plan: Plan, cluster: Cluster) -> None:
         MismatchError: names the first device that is not, and the nodes there are.
     """
     flying = [stage.replicas[0].in_flight for stage in plan.stages]
-    fault = check_in_flight(plan.problem.schedule, flying, plan.problem.microbatches)
+    behind = [stage.replicas[0].weights_behind for stage in plan.stages]
+    fault = check_in_flight(plan.problem.schedule, flying, plan.problem.microbatches, behind)
     if fault is not None:
         raise InputError(f"the plan can't be played: {fault}", hint="see what else: skyctl verify PLAN.json")
     names = [node.name for node in cluster.nodes]
@@ -61,11 +62,14 @@ def rank_specs(
     workload: Mapping[str, Mapping[str, Any]],
     addresses: Mapping[str, str],
     weights: bool = True,
+    recipe: Mapping[str, Any] | None = None,
+    trace: bool = False,
 ) -> list[RankSpec]:
     """The ranks of a pipeline, in stage order: rank = stage.
 
     Args:
         workload: by node, the workload's description with the paths valid on that node.
+        recipe: how to train beside that (``workload.recipe.Recipe``, as a dict); None: plainly.
         addresses: by node, the address at which its peers reach it.
 
     Raises:
@@ -93,12 +97,16 @@ def rank_specs(
             "microbatches": plan.problem.microbatches,
             "schedule": plan.problem.schedule,
             "in_flight": stage.replicas[0].in_flight,
+            "recompute": stage.replicas[0].recompute,
+            "weights_behind": stage.replicas[0].weights_behind,
             "receive_window": plan.problem.receive_window,
             "steps": steps,
             "previous": _peer(index - 1, placed, addresses) if index else None,
             "next": _peer(index + 1, placed, addresses) if index + 1 < stages else None,
             "weights": weights,
+            "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, index),
+            "trace": trace,
         }
         ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
     return ranks

@@ -13,18 +13,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import get_args
 
 from skyctl.errors import SkyctlError
-from skyctl.planner.evaluate import bound_s, value_s
+from skyctl.planner.depths import value_s
+from skyctl.planner.evaluate import bound_s
 from skyctl.planner.explain import stages
 from skyctl.planner.grid import grid
-from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.memory import human
 from skyctl.planner.model import Model, Piece
 from skyctl.planner.neighbours import moves
+from skyctl.planner.offers import Change, free
+from skyctl.planner.recompute import good_plan
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Problem, Schedule
+from skyctl.records.problem import Problem
 
 LINES = 3
 WORTH = 0.01
@@ -53,8 +54,8 @@ Pieces = tuple[Piece, ...]
 class Advice:
     """One change, and the share of the objective it saves at least (negative: what it costs at most).
 
-    ``kind``: strategy, schedule, pin (these cost nothing), memory, link, shared, or device (one that is
-    hardly missed); ``name``: which; ``plan_value_s``: the found plan's objective.
+    ``kind``: strategy, schedule, pin, recompute, link dtype (these cost nothing), memory, link, shared, or
+    device (one that is hardly missed); ``name``: which; ``plan_value_s``: the found plan's objective.
     """
 
     kind: str
@@ -62,14 +63,6 @@ class Advice:
     saves: float
     plan_value_s: float
     text: str
-
-
-@dataclass(frozen=True)
-class _Change:
-    kind: str
-    name: str
-    what: str
-    problem: Problem
 
 
 def advise(plan: Plan, budget_s: float = 1.5) -> tuple[Advice, ...]:
@@ -88,7 +81,7 @@ def advise(plan: Plan, budget_s: float = 1.5) -> tuple[Advice, ...]:
     if plan.strategy not in ("heuristic", "optimal"):
         return _searched(plan, size)
     search = _Search(plan, time.perf_counter() + (budget_s if size <= SMALL else budget_s / 3))
-    tried: list[tuple[_Change, Pieces, float]] = []
+    tried: list[tuple[Change, Pieces, float]] = []
     for change in search.changes():
         if search.late():
             break
@@ -106,21 +99,27 @@ def advise(plan: Plan, budget_s: float = 1.5) -> tuple[Advice, ...]:
 
 
 def _ranked(given: Sequence[Advice]) -> tuple[Advice, ...]:
-    """The best schedule, the pins, the changes to machines: three in all; then three devices."""
+    """The best schedule, the pins, the fewest bits lost, the changes to machines: three in all; then three
+    devices."""
     ranked = sorted(given, key=lambda advice: -advice.saves)
     schedules = [advice for advice in ranked if advice.kind == "schedule"][:1]
     pins = [advice for advice in ranked if advice.kind == "pin"]
     devices = [advice for advice in ranked if advice.kind == "device"]
-    others = [advice for advice in ranked if advice.kind not in ("schedule", "pin", "device")]
-    free = sorted([*schedules, *pins], key=lambda advice: -advice.saves)
-    return tuple([*free, *others][:LINES] + devices[:LINES])
+    dtypes = [advice for advice in ranked if advice.kind == "link dtype"]
+    if dtypes:  # the one that rounds least and saves about as much
+        dtypes = [min(dtypes, key=lambda advice: (advice.saves < dtypes[0].saves - WORTH, advice.name))]
+    sorts = ("schedule", "pin", "device", "link dtype")
+    others = [*dtypes, *(advice for advice in ranked if advice.kind not in sorts)]
+    gratis = sorted([*schedules, *pins], key=lambda advice: -advice.saves)
+    others.sort(key=lambda advice: -advice.saves)
+    return tuple([*gratis, *others][:LINES] + devices[:LINES])
 
 
 def _searched(plan: Plan, size: int) -> tuple[Advice, ...]:
     """What the heuristic finds instead of a plan that was not searched for."""
     model = Model(plan.problem)
     try:
-        value = value_s(model, heuristic(model, plays=150 if size <= SMALL else 50))[0]
+        value = value_s(model, good_plan(model, plays=150 if size <= SMALL else 50))[0]
     except SkyctlError:
         return ()
     saves = 1 - value / plan.certificate.value_s
@@ -134,7 +133,7 @@ def _at_least(share: float) -> str:
     return f"{math.floor(share * 100 + ROUNDING)}%"
 
 
-def _text(change: _Change, ratio: float, objective: str) -> str:
+def _text(change: Change, ratio: float, objective: str) -> str:
     if change.kind != "device":
         return f"{change.what} would save {_at_least(1 - ratio)}" if 1 - ratio >= WORTH else ""
     if ratio < 1 + NOTHING:
@@ -176,7 +175,7 @@ class _Search:
         if self.small and not self.late():
             began = time.perf_counter()
             try:
-                pieces = heuristic(model)
+                pieces = good_plan(model)
                 options.append((pieces, value_s(model, pieces)[0]))
             except SkyctlError:
                 pass
@@ -238,39 +237,24 @@ class _Search:
                     break
         return pieces, value
 
-    def changes(self) -> Iterator[_Change]:
+    def changes(self) -> Iterator[Change]:
         """What to try: first what costs nothing, then the most promising of each sort in turn."""
-        yield from self._schedules()
-        yield from self._unpinned()
+        full = any(v.memory_share is not None and v.memory_share >= FULL for v in stages(self.plan))
+        yield from free(self.plan, full=full)
         sorts = [list(make()) for make in (self._memory, self._links, self._shared, self._devices)]
         for row in range(EACH):
             for sort in sorts:
                 if row < len(sort):
                     yield sort[row]
 
-    def _schedules(self) -> Iterator[_Change]:
-        """Each other one. For ``bottleneck`` a schedule that makes steps longer may look better: none."""
-        if not self.model.by_iteration or len(self.plan.problem.devices) < 2:
-            return
-        for schedule in get_args(Schedule):
-            if schedule != self.model.schedule:
-                changed = self.plan.problem.model_copy(update={"schedule": schedule})
-                yield _Change("schedule", schedule, f"--schedule {schedule}", changed)
-
-    def _unpinned(self) -> Iterator[_Change]:
-        for field, where in (("first_stage", "first"), ("last_stage", "last")):
-            if getattr(self.plan.problem, field) is not None:
-                changed = self.plan.problem.model_copy(update={field: None})
-                yield _Change("pin", field, f"no pin of the {where} stage", changed)
-
-    def _memory(self) -> Iterator[_Change]:
+    def _memory(self) -> Iterator[Change]:
         """No limit at all on a full device, the least loaded first; see ``enough_memory``."""
         full = [v for v in stages(self.plan) if v.memory_share is not None and v.memory_share >= FULL]
         idle = {u.device for u in self.plan.unused}
         names = [v.device for v in sorted(full, key=lambda v: (v.load, v.device))]
         names += [d.id for d in self.plan.problem.devices if d.id in idle and d.memory_bytes is not None]
         for name in names[:EACH]:
-            yield _Change("memory", name, f"more memory on {name}", self._sized(name, None))
+            yield Change("memory", name, f"more memory on {name}", self._sized(name, None))
 
     def _sized(self, name: str, more_bytes: float | None) -> Problem:
         def sized(has: float | None) -> float | None:
@@ -282,10 +266,10 @@ class _Search:
         )
         return self.plan.problem.model_copy(update={"devices": devices})
 
-    def enough_memory(self, change: _Change, pieces: Pieces, value: float) -> tuple[_Change, float]:
+    def enough_memory(self, change: Change, pieces: Pieces, value: float) -> tuple[Change, float]:
         """A size that is sold with which most of it is saved: at most what the found plan takes."""
         unlimited = Model(change.problem)
-        flying = value_s(unlimited, pieces)[1]
+        flying = value_s(unlimited, pieces)[1].flying
         need = next(
             unlimited.need_bytes(p, q, k)
             for (d, p, q), k in zip(pieces, flying, strict=True)
@@ -300,7 +284,7 @@ class _Search:
                 break
         return replace(change, what=f"{human(most)} more on {change.name}"), value
 
-    def _links(self) -> Iterator[_Change]:
+    def _links(self) -> Iterator[Change]:
         """Twice the bandwidth, there and back, between stages whose messages take long."""
         if not self.model.by_iteration:
             return
@@ -321,9 +305,9 @@ class _Search:
                 )
                 changed = self.plan.problem.model_copy(update={"links": links})
                 name = f"{a_name} ↔ {b_name}"
-                yield _Change("link", name, f"twice the bandwidth of {name}", changed)
+                yield Change("link", name, f"twice the bandwidth of {name}", changed)
 
-    def _shared(self) -> Iterator[_Change]:
+    def _shared(self) -> Iterator[Change]:
         if not self.model.by_iteration:
             return
         resources = self.plan.problem.shared
@@ -332,9 +316,9 @@ class _Search:
             changed = self.plan.problem.model_copy(
                 update={"shared": (*resources[:number], faster, *resources[number + 1 :])}
             )
-            yield _Change("shared", resource.name, f"twice the bandwidth of {resource.name}", changed)
+            yield Change("shared", resource.name, f"twice the bandwidth of {resource.name}", changed)
 
-    def _devices(self) -> Iterator[_Change]:
+    def _devices(self) -> Iterator[Change]:
         """Without one of the devices in use, first those that do least of the work."""
         if len(self.pieces) < 2:
             return
@@ -342,7 +326,7 @@ class _Search:
         for name in sorted(layers, key=lambda name: layers[name])[:EACH]:
             changed = _without(self.plan.problem, name)
             if changed is not None:
-                yield _Change("device", name, f"without {name}", changed)
+                yield Change("device", name, f"without {name}", changed)
 
 
 def _without(problem: Problem, name: str) -> Problem | None:

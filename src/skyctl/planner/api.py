@@ -8,16 +8,20 @@ from typing import get_args
 
 from skyctl.errors import InputError
 from skyctl.planner.assemble import certificate, make_plan, prediction, require_allowed
-from skyctl.planner.evaluate import least_flying, value_s
+from skyctl.planner.depths import LITTLE, refined, value_s
+from skyctl.planner.evaluate import least_running
+from skyctl.planner.found import Found
 from skyctl.planner.grid import grid
 from skyctl.planner.heuristic.even import even
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.steady import steadied
 from skyctl.planner.verification.verify import Check, Verdict, verify
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 
 __all__ = ["Check", "Verdict", "assigned", "plan", "predict", "verify"]
 
+EXACT = 1e-12
 STRATEGIES = tuple(name for name in get_args(Strategy) if name != "assigned")
 
 
@@ -46,24 +50,17 @@ def plan(
     model = Model(problem)
     if strategy == "even":
         pieces = even(model)
-        require_allowed(model, pieces, least_flying(model, len(pieces)), "an even split")
+        require_allowed(model, pieces, least_running(model, pieces), "an even split")
         return _stated(model, "even", pieces, "equal layer counts", began)
     if strategy == "heuristic":
-        from skyctl.planner.heuristic.build import heuristic
+        from skyctl.planner.recompute import good_plan
 
-        return _stated(model, "heuristic", heuristic(model), "allocate by memory, level, local search", began)
+        return _stated(model, "heuristic", good_plan(model), "allocate by memory, level, local search", began)
     if strategy == "optimal":
         from skyctl.planner.optimal import optimal
+        from skyctl.planner.recompute import best
 
-        found = optimal(model, time_limit_s)
-        proof = certificate(
-            found.value_s,
-            found.bound_s,
-            proved=found.proved,
-            method=found.method,
-            wall_s=time.perf_counter() - began,
-        )
-        return make_plan(model, "optimal", found.pieces, found.flying, proof)
+        return _proved(model, (best if model.mixed else optimal)(model, time_limit_s), began)
     raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
 
 
@@ -95,7 +92,7 @@ def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Pl
         at = stop
     if at != model.layers:
         raise InputError(f"the assignment covers {at} layers, the problem has {model.layers}")
-    require_allowed(model, pieces, least_flying(model, len(pieces)), "the assignment")
+    require_allowed(model, pieces, least_running(model, pieces), "the assignment")
     return _stated(model, "assigned", tuple(pieces), "as assigned", began)
 
 
@@ -107,13 +104,27 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
             stage.
     """
     model = Model(problem)
-    pieces, flying = grid(model, plan)
-    return prediction(model, pieces, flying)
+    return prediction(model, *grid(model, plan))
 
 
 def _stated(model: Model, strategy: Strategy, pieces: tuple[Piece, ...], method: str, began: float) -> Plan:
     """A plan that claims no bound."""
-    value, flying = value_s(model, pieces)
+    value, running = steadied(model, pieces, *refined(model, pieces, *value_s(model, pieces)))
     wall_s = time.perf_counter() - began
     proof = certificate(value, None, proved=False, method=method, wall_s=wall_s)
-    return make_plan(model, strategy, pieces, flying, proof)
+    return make_plan(model, strategy, pieces, running, proof)
+
+
+def _proved(model: Model, found: Found, began: float) -> Plan:
+    """With the certificate of a search. Where depths are the plan's choice, the stages' are chosen last."""
+    little = EXACT if found.proved else LITTLE
+    value, running = refined(model, found.pieces, found.value_s, found.running, little=little)
+    value, running = steadied(model, found.pieces, value, running)
+    proof = certificate(
+        value,
+        found.bound_s,
+        proved=found.proved,
+        method=found.method,
+        wall_s=time.perf_counter() - began,
+    )
+    return make_plan(model, "optimal", found.pieces, running, proof)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner import memory
-from skyctl.planner.evaluate import play
+from skyctl.planner.evaluate import bottleneck_s, play
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.running import Running
 from skyctl.planner.unused import unused
 from skyctl.records.plan import (
     Certificate,
@@ -20,31 +21,38 @@ from skyctl.records.plan import (
 )
 
 
-def prediction(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> Prediction:
+def prediction(model: Model, pieces: Sequence[Piece], running: Running) -> Prediction:
     """What the simulator and the memory formula say of one step."""
-    step = play(model, pieces, flying)
+    step = play(model, pieces, running)
     replicas = []
-    for s, (d, p, q) in enumerate(pieces):
+    needs = _needs(model, pieces, running)
+    for s, (d, _, _) in enumerate(pieces):
         device = model.problem.devices[d]
-        need = memory.device_bytes(model.problem, device, p, q, flying[s])
         replicas.append(
             ReplicaPrediction(
-                device=device.id, compute_s=step.compute_s[s], idle_s=step.idle_s[s], memory_bytes=need
+                device=device.id, compute_s=step.compute_s[s], idle_s=step.idle_s[s], memory_bytes=needs[s]
             )
         )
     return Prediction(
         iteration_s=step.iteration_s,
-        bottleneck_s=max(model.work.of(pieces)),
+        bottleneck_s=bottleneck_s(model, pieces, running),
         replicas=tuple(replicas),
     )
 
 
-def require_allowed(model: Model, pieces: Sequence[Piece], flying: Sequence[int], what: str) -> None:
+def _needs(model: Model, pieces: Sequence[Piece], running: Running) -> list[float]:
+    """Bytes of each stage."""
+    return [
+        memory.device_bytes(model.problem, model.problem.devices[d], p, q, k, behind, recompute=again)
+        for (d, p, q), k, behind, again in zip(pieces, *running, strict=True)
+    ]
+
+
+def require_allowed(model: Model, pieces: Sequence[Piece], running: Running, what: str) -> None:
     """Raises InfeasibleError naming the device that is too small, or in a place it may not have."""
     problem = model.problem
-    for s, (d, p, q) in enumerate(pieces):
+    for (d, p, q), need in zip(pieces, _needs(model, pieces, running), strict=True):
         device = problem.devices[d]
-        need = memory.device_bytes(problem, device, p, q, flying[s])
         if not memory.fits(need, device):
             assert device.memory_bytes is not None
             raise InfeasibleError(
@@ -93,7 +101,7 @@ def make_plan(
     model: Model,
     strategy: Strategy,
     pieces: Sequence[Piece],
-    flying: Sequence[int],
+    running: Running,
     proof: Certificate,
 ) -> Plan:
     """The record."""
@@ -101,9 +109,17 @@ def make_plan(
         Stage(
             start=p,
             stop=q,
-            replicas=(Replica(device=model.ids[d], microbatches=model.microbatches, in_flight=flying[s]),),
+            replicas=(
+                Replica(
+                    device=model.ids[d],
+                    microbatches=model.microbatches,
+                    in_flight=flying,
+                    recompute=again,
+                    weights_behind=behind,
+                ),
+            ),
         )
-        for s, (d, p, q) in enumerate(pieces)
+        for (d, p, q), flying, behind, again in zip(pieces, *running, strict=True)
     )
     busy_s = model.work.of(pieces)
     return Plan(
@@ -111,6 +127,6 @@ def make_plan(
         problem=model.problem,
         stages=stages,
         unused=unused(model, strategy, pieces, busy_s, proof),
-        predicted=prediction(model, pieces, flying),
+        predicted=prediction(model, pieces, running),
         certificate=proof,
     )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.planner.assemble import certificate, prediction
+from skyctl.planner.grid import grid
 from skyctl.planner.model import Model, Piece
 from skyctl.records.plan import Plan, Stage
 from skyctl.records.problem import Layer, LayerTimes, Problem
@@ -95,8 +96,9 @@ def whole_blocks(problem: Problem, plan: Callable[[Problem], Plan]) -> Plan:
     """``plan``'s answer among the plans that cut between blocks only, as a plan for ``problem``.
 
     A block is planned as one layer: times, flops, state and activations summed, the largest workspace, the
-    last output; so memory and times are those of the whole problem. The bound holds among such plans only:
-    the certificate says ``feasible``, and its method what is proved of them.
+    last output; so memory and times are those of the whole problem (nobody recomputes: that keeps the
+    inputs of layers, not of blocks). The bound holds among such plans only: the certificate says
+    ``feasible``, and its method what is proved of them.
 
     Raises:
         InputError: see ``parts``; and what ``plan`` raises.
@@ -108,8 +110,7 @@ def whole_blocks(problem: Problem, plan: Callable[[Problem], Plan]) -> Plan:
         Piece(model.index(stage.replicas[0].device), starts[stage.start], starts[stage.stop])
         for stage in found.stages
     ]
-    flying = [stage.replicas[0].in_flight for stage in found.stages]
-    said = prediction(model, pieces, flying)
+    said = prediction(model, pieces, grid(Model(coarse), found)[1])
     proof = found.certificate
     bound = "" if proof.lower_bound_s is None else f", bound {proof.lower_bound_s:.6g} s"
     return Plan(
@@ -145,10 +146,11 @@ def _merged(problem: Problem) -> tuple[Problem, list[int]]:
             forward_s=total(known.forward_s),
             backward_s=total(known.backward_s),
             optimizer_s=total(known.optimizer_s),
+            weight_s=None if known.weight_s is None else total(known.weight_s),
         )
         for device, known in problem.times.items()
     }
-    coarse = problem.model_copy(update={"layers": layers, "times": times})
+    coarse = problem.model_copy(update={"layers": layers, "times": times, "recompute": False})
     return coarse, [*(group[0] for group in groups), len(problem.layers)]
 
 
@@ -160,4 +162,5 @@ def _one(layers: list[Layer], part: Part) -> Layer:
         activation_bytes=sum(layer.activation_bytes for layer in layers),
         output_bytes=layers[-1].output_bytes,
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        deferred_bytes=sum(layer.deferred_bytes for layer in layers),
     )

@@ -6,41 +6,73 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from skyctl.planner.model import Model, Piece
-from skyctl.schedule.actions import check_in_flight
+from skyctl.planner.running import Running
 from skyctl.schedule.simulate import Boundary, Simulation, StageTimes, last_backwards, simulate
 
 
-def bottleneck_s(model: Model, pieces: Sequence[Piece]) -> float:
-    """The largest stage's forward and backward."""
-    return max(model.work.of(pieces))
+def bottleneck_s(model: Model, pieces: Sequence[Piece], running: Running | None = None) -> float:
+    """The largest stage's forward and backward (what it computes again included)."""
+    work = model.work.of(pieces)
+    if running is not None and any(running.recompute):
+        again = model.forward.of(pieces)
+        work = [w + f if r else w for w, f, r in zip(work, again, running.recompute, strict=True)]
+    return max(work)
 
 
-def play(model: Model, pieces: Sequence[Piece], flying: Sequence[int], trace: bool = False) -> Simulation:
+def play(model: Model, pieces: Sequence[Piece], running: Running, trace: bool = False) -> Simulation:
     """Simulates one step."""
-    columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer))
-    stages = [StageTimes(*times) for times in zip(*columns, strict=True)]
+    columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer, model.weight))
+    beside = [model.handling[piece.device] for piece in pieces]
+    stages = [
+        StageTimes(f + h, b + f + h, o) if again else StageTimes(f + h, b + h, o, min(w, b))
+        for f, b, o, w, h, again in zip(*columns, beside, running.recompute, strict=True)
+    ]
     boundaries = [
         Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
         for a, b in pairwise(pieces)
     ]
-    return simulate(model.schedule, model.microbatches, flying, stages, boundaries, trace=trace)
+    behind = running.behind if model.zero else None
+    return simulate(
+        model.schedule,
+        model.microbatches,
+        running.flying,
+        stages,
+        boundaries,
+        trace=trace,
+        weights_behind=behind,
+    )
 
 
-def step_s(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> float:
+def step_s(model: Model, pieces: Sequence[Piece], running: Running) -> float:
     """Seconds of one step; the simulator's fast path where nothing is shared."""
     ways = [
         (a.stop, model.way(a.device, b.device), model.way(b.device, a.device)) for a, b in pairwise(pieces)
     ]
     if any(ahead.shared or back.shared for _, ahead, back in ways):
-        return play(model, pieces, flying).iteration_s
+        return play(model, pieces, running).iteration_s
     size = model.output
+    forward = [model.forward[d][q] - model.forward[d][p] for d, p, q in pieces]
+    backward = [model.backward[d][q] - model.backward[d][p] for d, p, q in pieces]
+    if any(running.recompute):
+        backward = [b + f if r else b for f, b, r in zip(forward, backward, running.recompute, strict=True)]
+    if model.handled:
+        forward = [f + model.handling[piece.device] for f, piece in zip(forward, pieces, strict=True)]
+        backward = [b + model.handling[piece.device] for b, piece in zip(backward, pieces, strict=True)]
+    weight = None
+    if model.zero:
+        weight = [
+            0.0 if r else min(b, model.weight[d][q] - model.weight[d][p])
+            for (d, p, q), b, r in zip(pieces, backward, running.recompute, strict=True)
+        ]
     done = last_backwards(
         model.microbatches,
-        tuple(flying),
-        [model.forward[d][q] - model.forward[d][p] for d, p, q in pieces],
-        [model.backward[d][q] - model.backward[d][p] for d, p, q in pieces],
+        running.flying,
+        forward,
+        backward,
         ahead=[(size[cut - 1] * w.seconds_per_byte, w.latency_s) for cut, w, _ in ways],
         back=[(size[cut - 1] * w.seconds_per_byte, w.latency_s) for cut, _, w in ways],
+        weight_s=weight,
+        weights_behind=running.behind if model.zero else None,
     )
     ends = (
         at + model.optimizer[d][q] - model.optimizer[d][p] for at, (d, p, q) in zip(done, pieces, strict=True)
@@ -48,59 +80,45 @@ def step_s(model: Model, pieces: Sequence[Piece], flying: Sequence[int]) -> floa
     return max(ends)
 
 
-def value_s(model: Model, pieces: Sequence[Piece]) -> tuple[float, tuple[int, ...]]:
-    """(the objective, the in-flight numbers chosen) of an allowed plan."""
-    if not model.by_iteration:
-        return bottleneck_s(model, pieces), least_flying(model, len(pieces))
-    best: tuple[float, tuple[int, ...]] | None = None
-    for flying in flying_choices(model, pieces):
-        value = step_s(model, pieces, flying)
-        if best is None or value < best[0]:
-            best = (value, flying)
-    assert best is not None
-    return best
+def objective_s(model: Model, pieces: Sequence[Piece], running: Running) -> float:
+    """Seconds of the problem's objective."""
+    return step_s(model, pieces, running) if model.by_iteration else bottleneck_s(model, pieces, running)
 
 
-def least_flying(model: Model, stages: int) -> tuple[int, ...]:
-    """The schedule's own numbers (for eager 1F1B, the least)."""
-    return tuple(model.flying(s, stages) for s in range(stages))
-
-
-def flying_choices(model: Model, pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
-    """In-flight numbers to try, the least first: one for a static schedule, a few depths for eager 1F1B."""
+def least_running(model: Model, pieces: Sequence[Piece]) -> Running:
+    """The schedule's own numbers, the least where a plan may choose; recomputing where it does not fit
+    otherwise."""
     count = len(pieces)
-    least = least_flying(model, count)
-    if not model.eager:
-        return [least]
-    most = most_flying(model, pieces)
-    choices = [least]
-    for depth in (1.5, 2.0, 3.0, 4.0, float(model.microbatches)):
-        wanted: list[int] = []
-        for s in range(count):
-            number = min(most[s], int(depth * (count - s - 1)) + 1)
-            wanted.append(max(least[s], min(number, wanted[-1]) if wanted else number))
-        if (
-            tuple(wanted) not in choices
-            and check_in_flight(model.schedule, wanted, model.microbatches) is None
-        ):
-            choices.append(tuple(wanted))
-    return choices
+    flying = tuple(model.flying(s, count) for s in range(count))
+    again = (False,) * count
+    if model.mixed:
+        again = tuple(
+            not model.fits(d, p, q, k, recompute=False) for (d, p, q), k in zip(pieces, flying, strict=True)
+        )
+    return Running(flying, (0,) * count, again)
 
 
 def most_flying(model: Model, pieces: Sequence[Piece]) -> tuple[int, ...]:
-    """The most that memory allows each stage, and no more than the stage before it (eager 1F1B)."""
+    """The most that memory allows each stage, however it runs, and no more than the stage before it."""
     out: list[int] = []
     for s, (d, p, q) in enumerate(pieces):
         low = model.flying(s, len(pieces))
-        high = max(low, out[-1] if out else model.microbatches)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if model.fits(d, p, q, middle):
-                low = middle
-            else:
-                high = middle - 1
-        out.append(low)
+        out.append(most_within(model, (d, p, q), low, max(low, out[-1] if out else model.microbatches)))
     return tuple(out)
+
+
+def most_within(
+    model: Model, piece: tuple[int, int, int], low: int, high: int, recompute: bool | None = None
+) -> int:
+    """The most in flight from ``low`` (which is taken to fit) to ``high`` that fits."""
+    d, p, q = piece
+    while low < high:
+        middle = (low + high + 1) // 2
+        if model.fits(d, p, q, middle, 0, recompute):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def bound_s(model: Model, pieces: Sequence[Piece]) -> float:
@@ -108,14 +126,19 @@ def bound_s(model: Model, pieces: Sequence[Piece]) -> float:
 
     For every stage: fill up to it, all its own work with the wait for its first gradient, drain after it,
     optimizers. For every link: fill, all its messages, the way back. For every shared resource: all that
-    must pass it.
+    must pass it. Weight gradients that may be put off are on no path but their own stage's, and stages count
+    as not recomputing.
     """
     count = len(pieces)
     m = model.microbatches
-    most = most_flying(model, pieces) if model.eager else least_flying(model, count)
-    f = [model.forward[d][q] - model.forward[d][p] for d, p, q in pieces]
-    b = [model.backward[d][q] - model.backward[d][p] for d, p, q in pieces]
+    most = most_flying(model, pieces) if model.eager else least_running(model, pieces).flying
+    f = [model.forward[d][q] - model.forward[d][p] + model.handling[d] for d, p, q in pieces]
+    b = [model.backward[d][q] - model.backward[d][p] + model.handling[d] for d, p, q in pieces]
     o = [model.optimizer[d][q] - model.optimizer[d][p] for d, p, q in pieces]
+    w = [0.0] * count
+    if model.zero:
+        w = [model.weight[d][q] - model.weight[d][p] for d, p, q in pieces]
+        b = [max(0.0, whole - part) for whole, part in zip(b, w, strict=True)]
     hops = [
         (model.occupancy_s(x.device, y.device, x.stop), model.occupancy_s(y.device, x.device, x.stop))
         for x, y in pairwise(pieces)
@@ -139,7 +162,10 @@ def bound_s(model: Model, pieces: Sequence[Piece]) -> float:
         end = max(own, through)
         trip = f[s] + b[s] + beyond
         fill = sum(f[j] + hops[j][0][0] + hops[j][0][1] for j in range(s))
-        out = max(out, fill + end + o[s])
+        last = end + w[s]
+        if w[s]:  # put off until any time after their backward, but not before the first one
+            last = max(last, m * (f[s] + b[s] + w[s]) + max(0.0, beyond - (most[s] - 1) * f[s]))
+        out = max(out, fill + last + o[s])
     return max(out, _shared_s(model, pieces))
 
 

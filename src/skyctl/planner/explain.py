@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from skyctl.planner import memory
 from skyctl.planner.evaluate import play
 from skyctl.planner.grid import grid
 from skyctl.planner.model import Model
@@ -52,13 +51,14 @@ class Binding:
 def stages(plan: Plan) -> tuple[StageView, ...]:
     """One view a stage, in pipeline order."""
     model = Model(plan.problem)
-    pieces, flying = grid(model, plan)
-    busy_s = model.work.of(pieces)
+    pieces, running = grid(model, plan)
+    again = zip(model.work.of(pieces), model.forward.of(pieces), running.recompute, strict=True)
+    busy_s = [work + (forward if twice else 0.0) for work, forward, twice in again]
     largest = max(busy_s)
     views = []
     for s, (d, p, q) in enumerate(pieces):
         device = plan.problem.devices[d]
-        need = memory.device_bytes(plan.problem, device, p, q, flying[s])
+        need = plan.predicted.replicas[s].memory_bytes
         link_s = 0.0
         if s + 1 < len(pieces):
             e = pieces[s + 1].device
@@ -126,7 +126,7 @@ def _much_is_idle(plan: Plan, busiest: StageView) -> bool:
 def _rest(plan: Plan, stage: int) -> str:
     """What the step consists of while its busiest stage does nothing."""
     model = Model(plan.problem)
-    pieces, flying = grid(model, plan)
+    pieces, running = grid(model, plan)
     trip_s = sum(
         seconds + latency_s
         for a, b in pairwise(pieces)
@@ -139,7 +139,7 @@ def _rest(plan: Plan, stage: int) -> str:
     name = model.ids[pieces[stage].device]
     if plan.problem.schedule == "sequential":
         return f"; sequential passes one microbatch at a time: the rest, {name} waits for the others{links}"
-    spans_of = [span for span in play(model, pieces, flying, trace=True).trace if span.stage == stage]
+    spans_of = [span for span in play(model, pieces, running, trace=True).trace if span.stage == stage]
     work = [span for span in spans_of if span.kind != "O"]
     step_s = plan.predicted.iteration_s
     ends_s = max(span.end_s for span in spans_of)
@@ -153,13 +153,14 @@ def _rest(plan: Plan, stage: int) -> str:
 
 def _held_back(model: Model, plan: Plan) -> list[int]:
     """The stages whose devices have no memory for one more layer of a neighbour."""
-    pieces, flying = grid(model, plan)
+    pieces, running = grid(model, plan)
+    runs = list(zip(*running, strict=True))
     return [
         s
         for s, (d, p, q) in enumerate(pieces)
         if len(pieces) > 1
-        and not (p > 0 and model.fits(d, p - 1, q, flying[s]))
-        and not (q < model.layers and model.fits(d, p, q + 1, flying[s]))
+        and not (p > 0 and model.fits(d, p - 1, q, *runs[s]))
+        and not (q < model.layers and model.fits(d, p, q + 1, *runs[s]))
     ]
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from skyctl.planner.model import Piece
+from skyctl.planner.running import Running
+
+NOTHING = Running((), (), ())
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Found:
     """
 
     pieces: tuple[Piece, ...]
-    flying: tuple[int, ...]
+    running: Running
     value_s: float
     bound_s: float | None
     proved: bool

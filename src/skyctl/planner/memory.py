@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from skyctl.records.problem import Device, Problem
+from skyctl.records.problem import Device, Layer, Problem
+from skyctl.schedule.actions import ZERO_BUBBLE
 
 ROUNDING = 1e-12
 """A need within this (relative) of what there is fits: sums in another order round differently."""
@@ -17,20 +19,42 @@ def received_bytes(problem: Problem, start: int, stop: int) -> float:
     return ahead + back
 
 
-def stage_bytes(problem: Problem, start: int, stop: int, in_flight: int) -> float:
+def kept_bytes(layers: Sequence[Layer]) -> list[float]:
+    """Per layer and microbatch in flight, what a stage keeps that recomputes: the layer's input."""
+    return [
+        min(layer.activation_bytes, layers[i - 1].output_bytes) if i else layer.activation_bytes
+        for i, layer in enumerate(layers)
+    ]
+
+
+def stage_bytes(
+    problem: Problem, start: int, stop: int, in_flight: int, behind: int = 0, *, recompute: bool = False
+) -> float:
     """What layers [start, stop) need on any device, without what that device has reserved."""
     layers = problem.layers[start:stop]
-    return (
-        math.fsum(layer.state_bytes for layer in layers)
-        + in_flight * math.fsum(layer.activation_bytes for layer in layers)
-        + max(layer.workspace_bytes for layer in layers)
-        + problem.receive_window * received_bytes(problem, start, stop)
-    )
+    need = math.fsum(layer.state_bytes for layer in layers)
+    need += problem.receive_window * received_bytes(problem, start, stop)
+    if recompute:
+        kept = math.fsum(kept_bytes(problem.layers[:stop])[start:])
+        return need + in_flight * kept + max(x.activation_bytes + x.workspace_bytes for x in layers)
+    if problem.schedule == ZERO_BUBBLE:
+        need += (behind + 1) * math.fsum(layer.deferred_bytes for layer in layers)
+    need += in_flight * math.fsum(layer.activation_bytes for layer in layers)
+    return need + max(layer.workspace_bytes for layer in layers)
 
 
-def device_bytes(problem: Problem, device: Device, start: int, stop: int, in_flight: int) -> float:
+def device_bytes(
+    problem: Problem,
+    device: Device,
+    start: int,
+    stop: int,
+    in_flight: int,
+    behind: int = 0,
+    *,
+    recompute: bool = False,
+) -> float:
     """What ``device`` needs to hold layers [start, stop)."""
-    return device.reserved_bytes + stage_bytes(problem, start, stop, in_flight)
+    return device.reserved_bytes + stage_bytes(problem, start, stop, in_flight, behind, recompute=recompute)
 
 
 def fits(need_bytes: float, device: Device) -> bool:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from skyctl.planner.memory import ROUNDING
-from skyctl.records.problem import Problem
-from skyctl.schedule.actions import in_flight
+from skyctl.planner.memory import ROUNDING, kept_bytes
+from skyctl.records.problem import Layer, LayerTimes, Problem
+from skyctl.schedule.actions import EAGER, ZERO_BUBBLE, in_flight
 from skyctl.schedule.simulate import Hop
 
 Array = npt.NDArray[np.float64]
@@ -81,10 +81,41 @@ class Sums:
         return out
 
 
+def _maxima(values: Sequence[float]) -> list[list[float]]:
+    """Sparse table of range maxima: level l, entry i is the largest of [i, i + 2^l)."""
+    tables = [list(values)]
+    while 2 ** len(tables) <= len(values):
+        below, half = tables[-1], 2 ** (len(tables) - 1)
+        tables.append([max(below[i], below[i + half]) for i in range(len(below) - half)])
+    return tables
+
+
+def _largest(tables: list[list[float]], start: int, stop: int) -> float:
+    level = (stop - start).bit_length() - 1
+    table = tables[level]
+    return max(table[start], table[stop - (1 << level)])
+
+
+class _Recomputed:
+    """What stages need that keep their layers' inputs only."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
+        self.kept = [0.0, *accumulate(kept_bytes(layers))]
+        self.peak = _maxima([layer.activation_bytes + layer.workspace_bytes for layer in layers])
+
+    def need_bytes(self, start: int, stop: int, flying: int) -> float:
+        """Without a receive window."""
+        need = self.state[stop] - self.state[start] + flying * (self.kept[stop] - self.kept[start])
+        return need + _largest(self.peak, start, stop)
+
+
 class Model:
     """Prefix sums and limits of one problem. Read only.
 
-    ``time_kind``: per device a number, the same for devices whose layers all take the same time.
+    ``time_kind``: per device a number, the same for devices whose layers all take the same time. ``eager``:
+    the numbers in flight are the plan's choice. ``zero``: weight gradients are put off; ``state`` holds then
+    what that keeps at least. ``mixed``: each stage may recompute, and ``fits`` says whether it fits so or so.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -93,10 +124,15 @@ class Model:
         self.devices = len(problem.devices)
         self.microbatches = problem.microbatches
         self.schedule = problem.schedule
-        self.eager = problem.schedule == "eager-1f1b"
+        self.zero = problem.schedule == ZERO_BUBBLE
+        self.eager = self.zero or problem.schedule == EAGER
+        self.mixed = problem.recompute
         self.by_iteration = problem.objective == "iteration"
         self.ids = [device.id for device in problem.devices]
         self._index = {name: i for i, name in enumerate(self.ids)}
+        self.handling = [device.handling_s / 2 for device in problem.devices]
+        """Seconds that each forward and each backward takes beside its layers, by device."""
+        self.handled = any(self.handling)
         self._times()
         self._sizes()
         self._ways()
@@ -124,15 +160,29 @@ class Model:
         self.backward = Sums(self.devices, self.layers, backward)
         self.optimizer = Sums(self.devices, self.layers, optimizer)
         self.work = Sums(self.devices, self.layers, lambda d: forward(d) + backward(d))
+        self.weight = Sums(self.devices, self.layers, self._weight_of(times))
         kinds: dict[object, int] = {}
         self.time_kind = [
             kinds.setdefault(device.flops_per_s if known is None else known, len(kinds))
             for device, known in zip(self.problem.devices, times, strict=True)
         ]
 
+    def _weight_of(self, times: Sequence[LayerTimes | None]) -> Callable[[int], Array]:
+        """Seconds of weight gradients that may be put off: none but under zero-bubble, where known."""
+
+        def of(d: int) -> Array:
+            known = times[d]
+            if not self.zero or known is None or known.weight_s is None:
+                return np.zeros(self.layers)
+            return np.array(known.weight_s)
+
+        return of
+
     def _sizes(self) -> None:
         layers = self.problem.layers
-        self.state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
+        put_off = [layer.deferred_bytes if self.zero else 0.0 for layer in layers]
+        self.deferred = [0.0, *accumulate(put_off)]
+        self.state = [0.0, *accumulate(x.state_bytes + y for x, y in zip(layers, put_off, strict=True))]
         self.activation = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
         self.output = [layer.output_bytes for layer in layers]
         self.window = self.problem.receive_window
@@ -145,11 +195,9 @@ class Model:
             for d in self.problem.devices
         ]
         self.unlimited = all(x == math.inf for x in self.available)
-        tables = [[layer.workspace_bytes for layer in layers]]
-        while 2 ** len(tables) <= len(layers):
-            below, half = tables[-1], 2 ** (len(tables) - 1)
-            tables.append([max(below[i], below[i + half]) for i in range(len(below) - half)])
-        self._workspace = tables
+        self._workspace = _maxima([layer.workspace_bytes for layer in layers])
+        if self.mixed:
+            self._recomputed = _Recomputed(layers)
 
     def _ways(self) -> None:
         self._way: dict[tuple[int, int], Way] = {}
@@ -191,25 +239,46 @@ class Model:
 
     def workspace_bytes(self, start: int, stop: int) -> float:
         """The largest workspace of layers [start, stop)."""
-        level = (stop - start).bit_length() - 1
-        table = self._workspace[level]
-        return max(table[start], table[stop - (1 << level)])
+        return _largest(self._workspace, start, stop)
 
-    def need_bytes(self, start: int, stop: int, flying: int) -> float:
-        """What [start, stop) needs on any device with that many in flight; reserved bytes left out."""
-        need = self.state[stop] - self.state[start]
-        need += flying * (self.activation[stop] - self.activation[start])
-        need += self.workspace_bytes(start, stop)
+    def need_bytes(
+        self, start: int, stop: int, flying: int, behind: int = 0, *, recompute: bool = False
+    ) -> float:
+        """What [start, stop) needs on any device with that many in flight and that many weight gradients
+        behind; reserved bytes left out."""
+        if recompute:
+            need = self._recomputed.need_bytes(start, stop, flying)
+        else:
+            need = self.state[stop] - self.state[start]
+            need += flying * (self.activation[stop] - self.activation[start])
+            need += self.workspace_bytes(start, stop)
+            if behind:
+                need += behind * (self.deferred[stop] - self.deferred[start])
         if self.window:
             ahead = self.output[start - 1] if start else 0.0
             back = self.output[stop - 1] if stop < self.layers else 0.0
             need += self.window * (ahead + back)
         return need
 
-    def fits(self, device: int, start: int, stop: int, flying: int) -> bool:
-        """Whether that range fits on that device."""
+    def tables(self, *, recompute: bool) -> tuple[list[float], list[float], list[float]]:
+        """(prefix sums of what a stage always has, and has per microbatch in flight; what each layer adds
+        while it runs)."""
+        if recompute:
+            return self._recomputed.state, self._recomputed.kept, self._recomputed.peak[0]
+        return self.state, self.activation, self._workspace[0]
+
+    def fits(
+        self, device: int, start: int, stop: int, flying: int, behind: int = 0, recompute: bool | None = None
+    ) -> bool:
+        """Whether that range fits on that device; ``recompute`` None: in whichever way is allowed."""
         limit = self.available[device]
-        return limit == math.inf or self.need_bytes(start, stop, flying) <= limit
+        if limit == math.inf:
+            return True
+        if not recompute and self.need_bytes(start, stop, flying, behind) <= limit:
+            return True
+        if recompute is False or not self.mixed:
+            return False
+        return self.need_bytes(start, stop, flying, recompute=True) <= limit
 
     def flying(self, stage: int, stages: int) -> int:
         """The (least) number in flight of a stage."""

@@ -6,8 +6,8 @@ import time
 
 from skyctl.errors import UndecidedError
 from skyctl.planner.bottleneck.solve import least_bottleneck
-from skyctl.planner.evaluate import bottleneck_s, least_flying
-from skyctl.planner.found import Found
+from skyctl.planner.evaluate import bottleneck_s, least_running
+from skyctl.planner.found import NOTHING, Found
 from skyctl.planner.heuristic.build import heuristic
 from skyctl.planner.infeasible import raise_infeasible
 from skyctl.planner.iteration.solve import least_iteration
@@ -58,5 +58,5 @@ def _bottleneck(model: Model, deadline: float) -> Found | None:
         plans = [plan for plan in (best, _start(model)) if plan is not None]
         best = min(plans, key=lambda plan: bottleneck_s(model, plan), default=None)
     if best is None:
-        return Found((), (), bound, bound, True, method) if proved else None
-    return Found(best, least_flying(model, len(best)), bottleneck_s(model, best), bound, proved, method)
+        return Found((), NOTHING, bound, bound, True, method) if proved else None
+    return Found(best, least_running(model, best), bottleneck_s(model, best), bound, proved, method)

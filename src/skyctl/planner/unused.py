@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from skyctl.planner.evaluate import value_s
+from skyctl.planner.depths import value_s
 from skyctl.planner.memory import human
 from skyctl.planner.model import Model, Piece
 from skyctl.records.plan import Certificate, Strategy, Unused

@@ -233,6 +233,7 @@ def _shapes(workload: Workload, spec: WorkloadSpec, choices: Sequence[int]) -> l
                     activation_bytes=float(cost.activation_bytes),
                     output_bytes=float(cost.output_bytes),
                     workspace_bytes=float(cost.workspace_bytes),
+                    deferred_bytes=float(cost.deferred_bytes),
                 )
                 for cost in costs(workload, size)
             )

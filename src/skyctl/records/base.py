@@ -55,6 +55,8 @@ class Record(BaseModel):
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         out: dict[str, Any] = handler(self)
+        if not isinstance(self, Record):  # a copy that was made without validation may hold anything
+            return out
         for name, (_, default) in _newer(type(self)).items():
             if getattr(self, name) == default:
                 out.pop(name, None)

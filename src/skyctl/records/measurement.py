@@ -24,7 +24,10 @@ class Quantiles(Record):
 
 
 class ReplicaPredicted(Record):
-    """The plan's own figures for one device; forward and backward are of the whole step."""
+    """The plan's own figures for one device; forward and backward are of the whole step.
+
+    ``input_message_s``, ``gradient_message_s``: one message's way from the stage before, from the one after.
+    """
 
     compute_s: Seconds
     idle_s: Seconds
@@ -32,12 +35,16 @@ class ReplicaPredicted(Record):
     forward_s: Seconds | None = since(2, None)
     backward_s: Seconds | None = since(2, None)
     optimizer_s: Seconds | None = since(2, None)
+    input_message_s: Seconds | None = since(2, None)
+    gradient_message_s: Seconds | None = since(2, None)
 
 
 class ReplicaMeasurement(Record):
     """One device's median step. ``transfer_s``: waiting for the network; ``idle_s``: for other stages.
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own part of ``compute_s``.
+    ``input_message_s``, ``gradient_message_s``: the median way of those messages that were waited for from
+    before their start.
     """
 
     device: Name
@@ -49,6 +56,24 @@ class ReplicaMeasurement(Record):
     forward_s: Seconds | None = since(2, None)
     backward_s: Seconds | None = since(2, None)
     optimizer_s: Seconds | None = since(2, None)
+    input_message_s: Seconds | None = since(2, None)
+    gradient_message_s: Seconds | None = since(2, None)
+
+
+class Difference(Record):
+    """Something that was not as predicted, and what that does to a step.
+
+    ``cause``: ``compute`` (``device``'s layers, seconds a step), ``overhead`` (what ``device`` does beside
+    its layers, seconds a step), ``message`` (one message from ``device`` to ``target``), ``all`` (all of it
+    together: predicted and measured step). ``step_s``: the simulated step with only this as measured.
+    """
+
+    cause: Literal["compute", "overhead", "message", "all"]
+    device: Name | None = None
+    target: Name | None = None
+    predicted_s: Seconds
+    measured_s: Seconds
+    step_s: Seconds
 
 
 class ValidationMeasurement(Record):
@@ -74,3 +99,4 @@ class Measurement(FileRecord):
     weights: str | None
     validation: Seq[ValidationMeasurement] = since(2, ())
     trace: str | None = since(2, None)
+    differences: Seq[Difference] = since(2, ())

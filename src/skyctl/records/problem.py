@@ -25,7 +25,7 @@ MOST_MICROBATCHES = 1_000_000
 NAMED = 12
 """So many of the devices there are are listed where one is named that is not."""
 
-Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b"]
+Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 
@@ -188,6 +188,7 @@ def _computable(problem: Problem) -> None:
             seconds = flops / device.flops_per_s
         else:
             seconds = sum(times.forward_s) + sum(times.backward_s) + sum(times.optimizer_s)
+        seconds += device.handling_s
         if m * seconds > LARGEST:
             raise ValueError(
                 f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"

@@ -13,28 +13,43 @@ later. A link that is not given is free and instant, but a shared resource namin
 
 Without shared resources every directed link serves one boundary in one direction, in microbatch order, so
 the whole play is one pass over an order that depends on no time (max-plus recurrence, cached per shape).
-With shared resources it is a discrete-event simulation.
+With shared resources it is a discrete-event simulation. Weight gradients (``zero-bubble``) send nothing and
+wait for nothing: they only keep their device busy for longer after a backward, or at the end.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
-from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, Action, actions
+from skyctl.schedule.actions import (
+    BACKWARD,
+    EAGER,
+    FORWARD,
+    OPTIMIZER,
+    WEIGHTS,
+    ZERO_BUBBLE,
+    Action,
+    actions,
+)
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds on one stage's device: forward and backward per microbatch, optimizer once a step."""
+    """Seconds on one stage's device: forward and backward per microbatch, optimizer once a step.
+
+    ``weight_s``: the part of ``backward_s`` that ``zero-bubble`` puts off: there B takes ``backward_s −
+    weight_s`` and W ``weight_s``; under other schedules B takes ``backward_s``.
+    """
 
     forward_s: float
     backward_s: float
     optimizer_s: float = 0.0
+    weight_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,8 @@ class Boundary:
 
 
 class Span(NamedTuple):
-    """One action of the play. ``kind`` F, B or O (optimizer, microbatch 0)."""
+    """One action of the play. ``kind`` F, B, W or O (optimizer, microbatch 0); W and O only where they take
+    time."""
 
     stage: int
     kind: str
@@ -88,6 +104,7 @@ def simulate(
     boundaries: Sequence[Boundary],
     *,
     trace: bool = False,
+    weights_behind: Sequence[int] | None = None,
 ) -> Simulation:
     """Plays one step.
 
@@ -96,19 +113,26 @@ def simulate(
         stages: one entry a stage.
         boundaries: one entry between each two neighbours, so one less.
         trace: also return every action's start and end.
+        weights_behind: of ``zero-bubble``, one number a stage (default: 0 each).
 
     Raises:
         ValueError: lengths that do not match, or orders that wait for each other for ever.
     """
     count = len(stages)
-    if len(in_flight) != count or len(boundaries) != count - 1:
-        raise ValueError(f"{count} stages, {len(in_flight)} in-flight numbers, {len(boundaries)} boundaries")
-    orders = [actions(schedule, microbatches, number) for number in in_flight]
+    behind = [0] * count if weights_behind is None else list(weights_behind)
+    if len(in_flight) != count or len(boundaries) != count - 1 or len(behind) != count:
+        raise ValueError(
+            f"{count} stages, {len(in_flight)} in-flight numbers, {len(boundaries)} boundaries"
+            f"{'' if weights_behind is None else f', {len(behind)} weights_behind'}"
+        )
+    orders = [actions(schedule, microbatches, *numbers) for numbers in zip(in_flight, behind, strict=True)]
+    if schedule != ZERO_BUBBLE:
+        stages = [stage if not stage.weight_s else replace(stage, weight_s=0.0) for stage in stages]
     spans: list[Span] | None = [] if trace else None
     if any(hop.shared for boundary in boundaries for hop in (boundary.forward, boundary.backward)):
         done = _play_events(orders, stages, boundaries, microbatches, spans)
     else:
-        done = _play_recurrence(tuple(in_flight), stages, boundaries, microbatches, spans)
+        done = _play_recurrence(orders, tuple(in_flight), behind, stages, boundaries, spans)
     ends = [at + stage.optimizer_s for at, stage in zip(done, stages, strict=True)]
     iteration_s = max(ends)
     if spans is not None:
@@ -129,13 +153,23 @@ def last_backwards(
     *,
     ahead: Sequence[tuple[float, float]],
     back: Sequence[tuple[float, float]],
+    weight_s: Sequence[float] | None = None,
+    weights_behind: Sequence[int] | None = None,
 ) -> list[float]:
-    """When each stage's last backward ends, without shared resources: the fast path, for searches.
+    """When each stage's last action but the optimizer ends, without shared resources: the fast path, for
+    searches.
 
     Args:
         ahead: per boundary (link seconds, latency seconds) of a forward message; ``back``: of a backward.
+        weight_s: under ``zero-bubble``: the part of ``backward_s`` that its W takes. None: no W.
+        weights_behind: under ``zero-bubble`` (default: 0 each).
     """
-    return _recurrence(microbatches, in_flight, forward_s, backward_s, ahead, back)[0]
+    if weight_s is None:
+        return _recurrence(microbatches, in_flight, forward_s, backward_s, None, ahead, back)[0]
+    input_s = [whole - part for whole, part in zip(backward_s, weight_s, strict=True)]
+    behind = [0] * len(in_flight) if weights_behind is None else weights_behind
+    weights = weight_s, behind
+    return _recurrence(microbatches, in_flight, forward_s, input_s, weights, ahead, back)[0]
 
 
 def _recurrence(
@@ -143,12 +177,19 @@ def _recurrence(
     in_flight: tuple[int, ...],
     forward_s: Sequence[float],
     backward_s: Sequence[float],
+    weights: tuple[Sequence[float], Sequence[int]] | None,
     ahead: Sequence[tuple[float, float]],
     back: Sequence[tuple[float, float]],
 ) -> tuple[list[float], list[float], list[float]]:
     """(each stage's end, when inputs arrive, when gradients arrive at the stage before): the last two by
-    stage · microbatches + microbatch, with an input and a gradient of time 0 at the ends."""
+    stage · microbatches + microbatch, with an input and a gradient of time 0 at the ends.
+
+    ``weights``: seconds of a W and how far behind, by stage; ``backward_s`` is then of B alone.
+    """
     count = len(forward_s)
+    after: list[float] = []  # from a backward's end until the device is free
+    for seconds, behind in zip(*weights, strict=True) if weights is not None else ():
+        after += [0.0] * behind + [seconds] * (microbatches - behind)
     free = [0.0] * count
     sent_ahead = [0.0] * count
     sent_back = [0.0] * count
@@ -171,22 +212,24 @@ def _recurrence(
         else:
             arrived = gradients[i + microbatches]
             at = (arrived if arrived > at else at) + backward_s[s]
-            free[s] = at
+            free[s] = at + after[i] if after else at
             sent = sent_back[s]
             sent = (at if at > sent else sent) + back_s[s]
             sent_back[s] = sent
             gradients[i] = sent + back_latency[s]
+    if weights is not None:
+        free = [at + seconds * behind for at, seconds, behind in zip(free, *weights, strict=True)]
     return free, inputs, gradients
 
 
 @lru_cache(maxsize=128)
 def _order(microbatches: int, in_flight: tuple[int, ...]) -> tuple[tuple[bool, int, int], ...]:
-    """All stages' actions in one order in which every input comes before its use.
+    """All stages' forwards and backwards in one order in which every input comes before its use.
 
     Entries: (is forward, stage, stage · microbatches + microbatch).
     """
     count = len(in_flight)
-    orders = [actions("eager-1f1b", microbatches, number) for number in in_flight]
+    orders = [actions(EAGER, microbatches, number) for number in in_flight]
     at = [0] * count
     forwards = [0] * count  # done, per stage
     backwards = [0] * count
@@ -216,31 +259,39 @@ def _order(microbatches: int, in_flight: tuple[int, ...]) -> tuple[tuple[bool, i
 
 
 def _play_recurrence(
+    orders: list[list[Action]],
     in_flight: tuple[int, ...],
+    behind: Sequence[int],
     stages: Sequence[StageTimes],
     boundaries: Sequence[Boundary],
-    microbatches: int,
     spans: list[Span] | None,
 ) -> list[float]:
+    microbatches = sum(kind == FORWARD for kind, _ in orders[0])
+    weight_s = [stage.weight_s for stage in stages]
     done, inputs, gradients = _recurrence(
         microbatches,
         in_flight,
         [stage.forward_s for stage in stages],
-        [stage.backward_s for stage in stages],
+        [stage.backward_s - stage.weight_s for stage in stages],
+        (weight_s, behind) if any(weight_s) else None,
         [(boundary.forward.link_s, boundary.forward.latency_s) for boundary in boundaries],
         [(boundary.backward.link_s, boundary.backward.latency_s) for boundary in boundaries],
     )
     if spans is not None:
         for s, stage in enumerate(stages):
             free = 0.0
-            for kind, m in actions("eager-1f1b", microbatches, in_flight[s]):
+            for kind, m in orders[s]:
                 if kind == FORWARD:
                     arrived, seconds = inputs[s * microbatches + m], stage.forward_s
+                elif kind == BACKWARD:
+                    arrived = gradients[(s + 1) * microbatches + m]
+                    seconds = stage.backward_s - stage.weight_s
                 else:
-                    arrived, seconds = gradients[(s + 1) * microbatches + m], stage.backward_s
+                    arrived, seconds = free, stage.weight_s
                 begin = arrived if arrived > free else free
                 free = begin + seconds
-                spans.append(Span(s, kind, m, begin, free))
+                if kind != WEIGHTS or seconds > 0:
+                    spans.append(Span(s, kind, m, begin, free))
     return done
 
 
@@ -285,8 +336,7 @@ def _play_events(
     count = len(stages)
     last = count - 1
     wires = _Wires(boundaries)
-    turns = [[(kind == BACKWARD, m) for kind, m in order] for order in orders]
-    seconds = [(stage.forward_s, stage.backward_s) for stage in stages]
+    seconds = [(stage.forward_s, stage.backward_s - stage.weight_s) for stage in stages]
     at = [0] * count
     free = [0.0] * count
     running = [False] * count
@@ -298,9 +348,13 @@ def _play_events(
     waiting = list(range(count))
     while True:
         for s in waiting:
-            if running[s] or at[s] == len(turns[s]):
+            if running[s]:
                 continue
-            backward, m = turns[s][at[s]]
+            at[s], free[s] = _weights(s, orders[s], at[s], free[s], stages[s].weight_s, spans)
+            if at[s] == len(orders[s]):
+                continue
+            kind, m = orders[s][at[s]]
+            backward = kind == BACKWARD
             arrived = arrivals[s][backward][m]
             if arrived is None:
                 continue
@@ -311,7 +365,7 @@ def _play_events(
             at[s] += 1
             heapq.heappush(heap, (end, 2 * s + backward, m))
             if spans is not None:
-                spans.append(Span(s, BACKWARD if backward else FORWARD, m, begin, end))
+                spans.append(Span(s, kind, m, begin, end))
         if not heap:
             break
         end, key, m = heapq.heappop(heap)
@@ -328,3 +382,15 @@ def _play_events(
     if any(position < len(order) for position, order in zip(at, orders, strict=True)):
         raise ValueError("the stages' orders wait for each other for ever")
     return free
+
+
+def _weights(
+    s: int, order: list[Action], at: int, free: float, seconds: float, spans: list[Span] | None
+) -> tuple[int, float]:
+    """Plays the Ws that come next on a device: (the place after them, when the device is free)."""
+    while at < len(order) and order[at].kind == WEIGHTS:
+        begin, free = free, free + seconds
+        if spans is not None and seconds > 0:
+            spans.append(Span(s, WEIGHTS, order[at].microbatch, begin, free))
+        at += 1
+    return at, free

@@ -2,7 +2,7 @@
 
 What makes the contract's model of time true: receives are posted ahead, sends return at once, and between two
 actions there is nothing but waiting for the next one's input. Backwards run in the order 0…M−1 under every
-schedule, so that gradients are summed in one order whatever the plan.
+schedule, and so do weight gradients, so that they are summed in one order whatever the plan.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from skyctl.device.pace import Pace
-from skyctl.errors import RunError
-from skyctl.schedule.actions import FORWARD, actions
+from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHTS, actions
+from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
+from skyctl.worker.recorder import Recorder
 from skyctl.worker.stage import Stage
 
 Tensor = torch.Tensor
@@ -28,16 +29,22 @@ class StepReport:
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
     ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
-    the batch. ``last``: the pipeline ends with this step.
+    the batch. ``last``: the pipeline ends with this step. ``weight_s``: the part of ``backward_s`` that was
+    put off (W of ``zero-bubble``). ``grad_norm``: where gradients are clipped. ``inputs_s`` and
+    ``gradients_s``: of the messages that were waited for from before their start, the seconds on the way.
     """
 
     forward_s: float = 0.0
     backward_s: float = 0.0
+    weight_s: float = 0.0
     optimizer_s: float = 0.0
     idle_s: float = 0.0
     transfer_s: float = 0.0
     loss: float | None = None
+    grad_norm: float | None = None
     last: bool = False
+    inputs_s: list[float] = field(default_factory=list)
+    gradients_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -67,9 +74,12 @@ class Executor:
     Args:
         sizes: samples of each microbatch.
         in_flight: how many microbatches the stage keeps between forward and backward.
+        weights_behind: under ``zero-bubble``, how many its weight gradients follow behind.
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
+        before_update: called between the last backward and the optimizer's step.
+        recorder: told what was done when, where a trace is wanted.
     """
 
     stage: Stage
@@ -81,12 +91,16 @@ class Executor:
     optimizer: torch.optim.Optimizer | None
     is_last: bool
     device: torch.device
+    weights_behind: int = 0
     phase: str = "the first step"
     waiting: bool = False
+    before_update: Callable[[StepReport], None] | None = None
+    recorder: Recorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._actions = actions(self.schedule, len(self.sizes), self.in_flight)
+        order = actions(self.schedule, len(self.sizes), self.in_flight, self.weights_behind)
+        self._actions = [a for a in order if a.kind != WEIGHTS or self.stage.defers_weights]
 
     def step(
         self,
@@ -96,7 +110,7 @@ class Executor:
         ending: Callable[[], bool] = lambda: False,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> StepReport:
-        """One step: every microbatch forward and backward, then the optimizer.
+        """One step: every microbatch forward and backward (with its weight gradients), then the optimizer.
 
         Args:
             batch: gives the whole batch's inputs and targets; asked by the first and the last stage only,
@@ -106,13 +120,15 @@ class Executor:
         """
         self.phase = f"step {step}"
         report = StepReport()
+        if self.recorder is not None:
+            self.recorder.begin(step)
         for inbox in self.ports.inboxes:
             inbox.begin(step)
         self._losses.clear()
         is_first = self.ports.inputs is None
         inputs, targets = batch() if is_first or self.is_last else (None, None)
-        fed = _split(inputs, self.sizes, self.device) if is_first else None
-        aims = _split(targets, self.sizes, self.device) if self.is_last else None
+        fed = split(inputs, self.sizes, self.device) if is_first else None
+        aims = split(targets, self.sizes, self.device) if self.is_last else None
         pending: Callable[[], None] | None = meanwhile
         final = len(self.sizes) - 1
         for kind, microbatch in self._actions:
@@ -121,21 +137,31 @@ class Executor:
                 if fed is not None and microbatch == final:
                     report.last = ending()
                 self._forward(step, microbatch, fed, aims, report)
-            else:
+            elif kind == BACKWARD:
                 self.phase = f"step {step}, backward of microbatch {microbatch}"
                 if pending is not None and self.ports.output_gradients is not None:
                     pending()
                     pending = None
                 self._backward(step, microbatch, report)
+            else:
+                self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
+                self._weights(microbatch, report)
             for inbox in self.ports.inboxes:
                 inbox.refill()
+        if self.before_update is not None:
+            self.phase = f"step {step}, the gradients' norm"
+            self.before_update(report)
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
-            report.optimizer_s = self.pace.run(self._update).wall_s
+            seconds = self.pace.run(self._update).wall_s
+            self._ran(OPTIMIZER, 0, seconds)
+            report.optimizer_s += seconds
         if self.is_last:
             report.loss = self._loss()
         if pending is not None:
             pending()
+        if self.recorder is not None:
+            self.recorder.end()
         return report
 
     def drain(self) -> None:
@@ -153,7 +179,7 @@ class Executor:
         report: StepReport,
     ) -> None:
         if fed is not None:
-            inputs = _as_tuple(fed[microbatch])
+            inputs = as_tuple(fed[microbatch])
             fed[microbatch] = None
         else:
             assert self.ports.inputs is not None
@@ -165,12 +191,15 @@ class Executor:
             loss, seconds, _ = self.pace.run(
                 lambda: self.stage.forward_loss(microbatch, inputs, aims[microbatch], share)
             )
+            self._ran(FORWARD, microbatch, seconds)
             self._losses.append(loss)
         else:
             outputs, seconds, _ = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
+            self._ran(FORWARD, microbatch, seconds)
             assert self.ports.outputs is not None
             flags = LAST_STEP if report.last else 0
             report.transfer_s += self.ports.outputs.send(step, microbatch, outputs, flags)
+            self._sent(microbatch)
         report.forward_s += seconds
 
     def _backward(self, step: int, microbatch: int, report: StepReport) -> None:
@@ -181,10 +210,19 @@ class Executor:
                 self.ports.outputs.confirm(microbatch)
         elif not self.is_last:
             gradients = ()  # nothing this stage gives is differentiable
-        back, seconds, _ = self.pace.run(lambda: self.stage.backward(microbatch, gradients))
+        run = self.stage.backward_inputs if self.stage.defers_weights else self.stage.backward
+        back, seconds, _ = self.pace.run(lambda: run(microbatch, gradients))
+        self._ran(BACKWARD, microbatch, seconds)
         report.backward_s += seconds
         if self.ports.input_gradients is not None:
             report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
+            self._sent(microbatch)
+
+    def _weights(self, microbatch: int, report: StepReport) -> None:
+        seconds = self.pace.run(lambda: self.stage.backward_weights(microbatch)).wall_s
+        self._ran(WEIGHTS, microbatch, seconds)
+        report.backward_s += seconds
+        report.weight_s += seconds
 
     def _take(self, inbox: Inbox, microbatch: int, report: StepReport) -> Taken:
         self.waiting = True
@@ -192,7 +230,20 @@ class Executor:
         self.waiting = False
         report.idle_s += taken.idle_s
         report.transfer_s += taken.transfer_s
+        if taken.idle_s > 0.0:
+            seen = report.inputs_s if inbox is self.ports.inputs else report.gradients_s
+            seen.append(taken.transfer_s)
+        if self.recorder is not None:
+            self.recorder.waited(microbatch, taken.idle_s, taken.transfer_s)
         return taken
+
+    def _ran(self, kind: str, microbatch: int, seconds: float) -> None:
+        if self.recorder is not None:
+            self.recorder.ran(kind, microbatch, seconds)
+
+    def _sent(self, microbatch: int) -> None:
+        if self.recorder is not None:
+            self.recorder.sent(microbatch)
 
     def _update(self) -> None:
         assert self.optimizer is not None
@@ -201,23 +252,3 @@ class Executor:
 
     def _loss(self) -> float:
         return float(sum(loss.item() for loss in self._losses))
-
-
-def _as_tuple(value: Any) -> tuple[Tensor, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
-    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device."""
-    if isinstance(value, (tuple, list)):
-        parts = [_split(item, sizes, device) for item in value]
-        return [tuple(part[m] for part in parts) for m in range(len(sizes))]
-    if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != sum(sizes):
-        found = (
-            f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        )
-        raise RunError(
-            f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
-            hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
-        )
-    return list(torch.split(value.to(device), list(sizes)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from skyctl.errors import WorkloadError
+from skyctl.errors import RunError, WorkloadError
 
 
 class Feed:
@@ -55,3 +55,26 @@ def _storages(value: Any) -> set[int]:
     if isinstance(value, (tuple, list)):
         return set().union(*(_storages(item) for item in value)) if value else set()
     return set()
+
+
+def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    """One tensor or several as a tuple."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
+    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device."""
+    if isinstance(value, (tuple, list)):
+        parts = [split(item, sizes, device) for item in value]
+        return [tuple(part[m] for part in parts) for m in range(len(sizes))]
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] != sum(sizes):
+        found = (
+            f"a tensor of shape {list(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else type(value).__name__
+        )
+        raise RunError(
+            f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
+            hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
+        )
+    return list(torch.split(value.to(device), list(sizes)))

@@ -7,18 +7,27 @@
     rank → {"event": "ready"}                             built and connected
     → rank {"op": "start"}
     rank → {"event": "step", "step", "iteration_s", "compute_s", "transfer_s", "idle_s", "forward_s",
-            "backward_s", "optimizer_s", "loss", "samples", "peak_memory_bytes"}
+            "backward_s", "weight_s", "optimizer_s", "input_message_s", "gradient_message_s", "loss",
+            "samples", "peak_memory_bytes"}
+    rank → {"event": "validation", "step", "loss", "wall_s"}    the last one, after a step that "validates"
     rank → {"event": "alive", "phase", "waiting"}         every few seconds, from the start to the end
     → rank {"op": "stop"}                                 an early end: see below
 
-``iteration_s`` is the time from the step's start to the next one's (the last step: to its end), and
+A step's event also has ``grad_norm`` (None without clipping), ``learning_rate`` (None for a stage that trains
+nothing) and ``validates``.
+
+``iteration_s`` is the time from the step's start to the next one's (the last step: to its end), validation
+left out, and
 ``compute_s + transfer_s + idle_s`` of it: ``compute_s`` is all that is not waiting, so it also holds what the
-rank does beside its layers. ``idle_s`` and ``transfer_s``: see ``messages``. ``loss`` is None but on the last
+rank does beside its layers. ``idle_s`` and ``transfer_s``: see ``messages``. ``input_message_s`` and
+``gradient_message_s``: median seconds on the way of those messages that were waited for from before their
+start (None: none was). ``loss`` is None but on the last
 stage. An early end is rank 0's to decide: told to stop, it marks the last activation of the step under way,
 or of the next one, and every rank ends after that same step; other ranks need not be told.
 
 Payload beside what the launcher's ``rank_specs`` gives: ``secret`` (default: ``run_id``), shared by the run's
-ranks; ``timeout_s`` (default 1800), the longest a rank waits for a peer.
+ranks; ``timeout_s`` (default 1800), the longest a rank waits for a peer. With ``trace`` the result names a
+file with what this rank did when, on its own clock (``recorder.document``).
 """
 
 from __future__ import annotations

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import torch
 
 from skyctl.agent.task import AgentGoneError
-from skyctl.checkpoint import safetensors
 from skyctl.device.pace import Pace
-from skyctl.errors import MismatchError, RunError, SkyctlError
-from skyctl.transport.pair import Pair, PeerLostError, address_towards
+from skyctl.errors import RunError
+from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.transport import clocks
+from skyctl.transport.pair import Pair, address_towards
+from skyctl.worker.clipping import Neighbour, clipping
 from skyctl.worker.executor import Executor, Ports, StepReport
+from skyctl.worker.failures import explained
 from skyctl.worker.feed import Feed
+from skyctl.worker.machine import peak_memory_bytes, use_device
 from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, window
+from skyctl.worker.optimizing import Rate
+from skyctl.worker.randomness import Randomness
+from skyctl.worker.recorder import Recorder
+from skyctl.worker.saving import save
 from skyctl.worker.stage import Stage
+from skyctl.worker.validating import validation
+from skyctl.workload.recipe import Recipe
 from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes
 from skyctl.workload.workload import load
@@ -55,28 +64,39 @@ class Training:
         self._executor: Executor | None = None
         self._stop = False
         self._ended = threading.Event()
+        self._recorder = Recorder() if payload.get("trace") else None
 
     def run(self) -> dict[str, Any]:
         """Everything, in order; what ``rank.main`` returns."""
         threading.Thread(target=self.beat, daemon=True, name="beat").start()
-        self.device = _device(self.payload["device"])
+        self.device = use_device(self.payload["device"])
         if self.payload.get("threads"):
             torch.set_num_threads(int(self.payload["threads"]))
         spec = WorkloadSpec.from_dict(self.payload["workload"])
         torch.manual_seed(spec.seed)
+        self.recipe = Recipe.from_dict(
+            self.payload.get("recipe") or {"total_steps": int(self.payload["steps"])}
+        )
         self.workload = load(spec)
         self.start, self.stop = self.payload["layers"]
+        self._randomness = Randomness(spec.seed, self.start, self.device)
         self.sizes = sizes(spec.batch_size, self.payload["microbatches"])
         layers = self.workload.build(self.start, self.stop, self.device)
+        recompute = bool(self.payload.get("recompute"))
         stage = Stage(
             layers,
             takes=self._boundary(self.start),
             takes_tuple=self.workload.is_tuple(self.start),
             gives=None if self.payload["next"] is None else self._boundary(self.stop),
             loss=self.workload.loss if self.payload["next"] is None else None,
+            before_layer=self._randomness,
+            recompute=recompute,
+            defer_weights=self.payload["schedule"] == ZERO_BUBBLE and not recompute,
         )
         parameters = stage.parameters
         optimizer = self.workload.optimizer(parameters) if parameters else None
+        trained = any(parameter.requires_grad for parameter in parameters)
+        self._rate = Rate(optimizer if trained else None, self.recipe)
         self.phase = "connect"
         self._connect()
         self._executor = Executor(
@@ -90,20 +110,36 @@ class Training:
             sizes=self.sizes,
             schedule=self.payload["schedule"],
             in_flight=self.payload["in_flight"],
+            weights_behind=int(self.payload.get("weights_behind") or 0),
             optimizer=optimizer,
             is_last=self.payload["next"] is None,
             device=self.device,
+            recorder=self._recorder,
+        )
+        sides = {side: Neighbour(pair, self._latency_s[side]) for side, pair in self._pairs.items()}
+        self._clip = clipping(self.recipe, self._executor, sides, f"layers {self.start}–{self.stop}")
+        self._validator = validation(
+            self.recipe, self.workload, self._executor, self._randomness, self.workload.is_tuple(self.start)
         )
         self.channel.send({"event": "ready"})
         self._expect("start")
         done = self._steps(self._executor)
         self._executor.drain()
+        if self._clip is not None:
+            self._clip.drain()
         self.phase = "end"
+        self._compare_clocks()
         for pair in self._pairs.values():
             pair.close(politely=True)
         self.phase = "saving the weights"
-        weights = self._save(stage) if self.payload.get("weights") else None
-        return {"weights": weights, "peak_memory_bytes": peak_memory_bytes(self.device), "steps": done}
+        path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
+        names = self.workload.names
+        return {
+            "weights": save(path, stage.layers, self.start, names) if self.payload.get("weights") else None,
+            "trace": self._save_trace(),
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "steps": done,
+        }
 
     def beat(self) -> None:
         """Says every ``BEAT_S`` that this rank is alive, what it is at, and whether it only waits for a peer.
@@ -130,22 +166,7 @@ class Training:
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
-        phase = self._doing()
-        if isinstance(exc, PeerLostError):
-            return PeerLostError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
-        if isinstance(exc, RunError):
-            return RunError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
-        if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
-            return exc
-        text = str(exc).strip()
-        if isinstance(exc, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
-            return RunError(
-                f"{phase}: out of memory on {self.payload['device']}: {text or type(exc).__name__}",
-                hint="plan with more microbatches (smaller ones), or a smaller memory_gib for this node",
-            )
-        return RunError(
-            f"{phase}: {type(exc).__name__}: {text}" if text else f"{phase}: {type(exc).__name__}"
-        )
+        return explained(exc, self._doing(), self.payload["device"])
 
     @property
     def _timeout_s(self) -> float:
@@ -179,6 +200,8 @@ class Training:
             own = address_towards(told["host"], interface)
             pair.connect(told["host"], told["port"], own, CONNECT_TIMEOUT_S)
             self._latency_s["previous"] = pair.round_trip_s() / 2
+            if self._recorder is not None:
+                self._recorder.compared("start", clocks.ask(pair))
         if accepted is not None:
             accepted.result()
 
@@ -186,6 +209,19 @@ class Training:
         pair = self._pairs["next"]
         pair.accept(PEERS_TIMEOUT_S)
         self._latency_s["next"] = pair.round_trip_s() / 2
+        if self._recorder is not None:
+            clocks.answer(pair)
+
+    def _compare_clocks(self) -> None:
+        """Once more at the end, so that what the clocks drifted meanwhile is known; all pairs at a time."""
+        if self._recorder is None:
+            return
+        following = self._pairs.get("next")
+        answered = None if following is None else _beside(lambda: clocks.answer(following))
+        if "previous" in self._pairs:
+            self._recorder.compared("end", clocks.ask(self._pairs["previous"]))
+        if answered is not None:
+            answered.result()
 
     def _ports(self) -> Ports:
         """The streams to the neighbours."""
@@ -249,6 +285,9 @@ class Training:
         first = self.payload["previous"] is None
         began = time.perf_counter()
         for step in range(steps):
+            self._randomness.step = step
+            if self._clip is not None:
+                self._clip.begin(step)
             report = executor.step(
                 step,
                 feed.get,
@@ -256,13 +295,25 @@ class Training:
                 meanwhile=feed.ahead if step + 1 < steps else lambda: None,
             )
             ended = time.perf_counter()
-            self._report(step, ended - began, report)
-            began = ended
+            validates = self.recipe.validates(step, last=step + 1 == steps) and not report.last
+            self._report(step, ended - began, report, validates=validates)
+            self._rate.advance()
+            if validates:
+                self._validate(step, executor)
+            began = time.perf_counter() if validates else ended
             if report.last:
                 return step + 1
         return steps
 
-    def _report(self, step: int, iteration_s: float, report: StepReport) -> None:
+    def _validate(self, step: int, executor: Executor) -> None:
+        assert self._validator is not None
+        began = time.perf_counter()
+        loss = self._validator.run(step, executor)
+        if loss is not None:
+            wall_s = time.perf_counter() - began
+            self.channel.send({"event": "validation", "step": step, "loss": loss, "wall_s": wall_s})
+
+    def _report(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
         self.channel.send(
             {
                 "event": "step",
@@ -273,8 +324,14 @@ class Training:
                 "idle_s": report.idle_s,
                 "forward_s": report.forward_s,
                 "backward_s": report.backward_s,
+                "weight_s": report.weight_s,
                 "optimizer_s": report.optimizer_s,
+                "input_message_s": median(report.inputs_s) if report.inputs_s else None,
+                "gradient_message_s": median(report.gradients_s) if report.gradients_s else None,
                 "loss": report.loss,
+                "grad_norm": report.grad_norm,
+                "learning_rate": self._rate.now,
+                "validates": validates,
                 "samples": sum(self.sizes),
                 "peak_memory_bytes": peak_memory_bytes(self.device),
             }
@@ -294,48 +351,10 @@ class Training:
             )
         return got[0]
 
-    def _save(self, stage: Stage) -> str:
-        path = self.channel.folder / f"weights-{self.payload['rank']}.safetensors"
-        tensors = {
-            f"{index}.{name}": tensor.detach().cpu()
-            for index, layer in enumerate(stage.layers, self.start)
-            for name, tensor in layer.state_dict().items()
-        }
-        names = self.workload.names
-        metadata = {f"layer.{index}": names[index] for index in range(self.start, self.stop)}
-        safetensors.save(path, tensors, metadata)
-        return str(path)
-
-
-def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most this process has held so far: resident memory on a CPU, allocated memory on CUDA."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if device.type != "cpu":
-        return None
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _device(name: str) -> torch.device:
-    """``cpu:0`` or ``cuda:1`` as torch's device, made the current one."""
-    device = torch.device("cpu" if name.startswith("cpu") else name)
-    if device.type != "cpu":
-        try:
-            torch.empty(1, device=device)
-            torch.accelerator.set_device_index(device.index or 0)
-        except Exception as exc:
-            raise MismatchError(
-                f"device {name} of the plan can't be used here: {type(exc).__name__}: {exc}",
-                hint="see 'skyctl check'; 'devices:' in cluster.yaml says which devices of a node to use",
-            ) from exc
-    return device
+    def _save_trace(self) -> str | None:
+        if self._recorder is None:
+            return None
+        return self._recorder.save(self.channel.folder / f"trace-{self.payload['rank']}.json")
 
 
 def _differentiable(boundary: Boundary) -> Boundary:

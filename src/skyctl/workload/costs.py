@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import usercode
+from skyctl.workload import mixed, usercode
 from skyctl.workload.data import Value, leaves
 from skyctl.workload.deferred import Mode
 from skyctl.workload.shapes import Boundary
+from skyctl.workload.weightgrad import WeightGradients
 from skyctl.workload.workload import Workload
 
 
@@ -39,6 +40,7 @@ class LayerCost:
             without parameters and without the layer's output (the next layer counts that as its input).
         output_bytes: what goes on to the next layer.
         workspace_bytes: the most that lives beyond that while forward or backward run, gradients included.
+        deferred_bytes: kept from a backward until its weight gradients, where these are put off.
     """
 
     name: str
@@ -48,6 +50,7 @@ class LayerCost:
     activation_bytes: float
     output_bytes: float
     workspace_bytes: float
+    deferred_bytes: float = 0.0
 
 
 def costs(workload: Workload, samples: int) -> list[LayerCost]:
@@ -71,6 +74,7 @@ def costs(workload: Workload, samples: int) -> list[LayerCost]:
                 activation_bytes=float(run.activation_bytes),
                 output_bytes=float(sum(t.nbytes for t in boundaries[index + 1].tensors)),
                 workspace_bytes=float(run.workspace_bytes),
+                deferred_bytes=float(_deferred_bytes(workload, index, boundaries[index], samples)),
             )
         found.append(replace(known[signature], name=name))
     return found
@@ -214,25 +218,37 @@ class _Run:
             self.activation_bytes = sum({**kept, **received}.values())
             forward_most = live.most
             live.most = live.now
-            self._backward(workload, index, boundary, out, layer)
+            _backward(workload, index, boundary, out, torch.autograd.backward)
         self.flops = live.flops
         self.workspace_bytes = max(0, forward_most - self.activation_bytes, live.most - self.activation_bytes)
 
-    @staticmethod
-    def _backward(workload: Workload, index: int, boundary: Boundary, out: Value, layer: nn.Module) -> None:
-        ends = [t for t in leaves(out) if t.requires_grad]
-        if not ends:
-            return
-        try:
-            with workload.shapes.mode:
-                gradients = [torch.empty_like(t) for t in ends]
-                torch.autograd.backward(ends, gradients)
-        except Exception as exc:
-            who = f"{workload.model.who}: {workload.model.label(index)}"
-            raise WorkloadError(f"{who} can't run backward on {boundary}: {usercode.in_words(exc)}") from exc
-        finally:
-            for parameter in layer.parameters():
-                parameter.grad = None
+
+def _deferred_bytes(workload: Workload, index: int, boundary: Boundary, samples: int) -> int:
+    """What a layer's weight gradients hold when its backward leaves them for later."""
+    later = WeightGradients()
+    _, _, out = _forward(workload, index, boundary, samples)
+    _backward(workload, index, boundary, out, later.backward)
+    own = workload.shapes.layers()[index]
+    state = {t.untyped_storage()._cdata for t in (*own.parameters(), *own.buffers())}
+    return sum(nbytes for key, nbytes in _storages(later.held).items() if key not in state)
+
+
+def _backward(
+    workload: Workload, index: int, boundary: Boundary, out: Value, run: Callable[..., None]
+) -> None:
+    """``run`` on the outputs and gradients for them; the parameters' gradients are dropped."""
+    ends = [t for t in leaves(out) if t.requires_grad]
+    if not ends:
+        return
+    try:
+        with workload.shapes.mode:
+            run(ends, [torch.empty_like(t) for t in ends])
+    except Exception as exc:
+        who = f"{workload.model.who}: {workload.model.label(index)}"
+        raise WorkloadError(f"{who} can't run backward on {boundary}: {usercode.in_words(exc)}") from exc
+    finally:
+        for parameter in workload.shapes.layers()[index].parameters():
+            parameter.grad = None
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -262,10 +278,16 @@ _CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels
 
 
 def state_bytes(workload: Workload, layer: nn.Module) -> int:
-    """Parameters, gradients, buffers, and what the workload's optimizer keeps after a step."""
+    """Parameters, gradients, buffers, and what the workload's optimizer keeps after a step.
+
+    In mixed precision also the masters, and the gradients are the masters' (see ``mixed``).
+    """
     parameters = list(layer.parameters())
-    trained = [p for p in parameters if p.requires_grad]
-    total = sum(_nbytes(t) for t in (*parameters, *trained, *layer.buffers()))
+    trained = [mixed.master_of(p) for p in parameters if p.requires_grad]
+    masters = [
+        m for m, p in zip(trained, (p for p in parameters if p.requires_grad), strict=True) if m is not p
+    ]
+    total = sum(_nbytes(t) for t in (*parameters, *masters, *trained, *layer.buffers()))
     return total + sum(_optimizer_bytes(workload, trained))
 
 

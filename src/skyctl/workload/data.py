@@ -6,7 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,19 @@ def as_batch(value: Any, who: str) -> Batch:
     return inputs, targets
 
 
+HELD_OUT = 0.05
+"""The share of a text, at its end, that is kept for validation."""
+
+
+T = TypeVar("T", bytes, Tensor)
+
+
+def part_of(text: T, *, held_out: bool) -> T:
+    """The end of a text (bytes, or token ids), which is validated on, or all that comes before it."""
+    cut = len(text) - int(len(text) * HELD_OUT)
+    return text[cut:] if held_out else text[:cut]
+
+
 class TextData:
     """The built-in models' batches out of a text."""
 
@@ -88,26 +101,33 @@ class UserData:
         epoch = 0
         want = stop - start if self.takes_range else self.batch_size
         while True:
-            full = 0
-            for raw in self._epoch(self.seed + epoch, start, stop):
-                inputs, targets = as_batch(raw, self.name)
-                have = leaves(inputs)[0].shape[0]
-                if have > want:
-                    raise WorkloadError(f"{self.name} gave a batch of {have} samples when asked for {want}")
-                if have < want:
-                    continue
-                full += 1
+            for inputs, targets in self._full(self.seed + epoch, start, stop, want):
                 step += 1
                 if step > step0:
                     yield (inputs, targets) if self.takes_range else (
                         cut(inputs, start, stop), cut(targets, start, stop)
                     )  # fmt: skip
-            if not full:
-                raise WorkloadError(
-                    f"{self.name} with seed {self.seed + epoch} gives no batch of {want} samples",
-                    hint="a smaller --batch-size, or more data",
-                )
             epoch += 1
+
+    def once(self) -> Iterator[Batch]:
+        """The whole batches of one epoch."""
+        return self._full(self.seed, 0, self.batch_size, self.batch_size)
+
+    def _full(self, seed: int, start: int, stop: int, want: int) -> Iterator[Batch]:
+        full = 0
+        for raw in self._epoch(seed, start, stop):
+            inputs, targets = as_batch(raw, self.name)
+            have = leaves(inputs)[0].shape[0]
+            if have > want:
+                raise WorkloadError(f"{self.name} gave a batch of {have} samples when asked for {want}")
+            if have == want:
+                full += 1
+                yield inputs, targets
+        if not full:
+            raise WorkloadError(
+                f"{self.name} with seed {seed} gives no batch of {want} samples",
+                hint="a smaller --batch-size, or more data",
+            )
 
     def _epoch(self, seed: int, start: int, stop: int) -> Any:
         """One epoch's iterable; the global generators are seeded, so that plain shuffling is alike

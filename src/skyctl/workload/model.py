@@ -16,20 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin, usercode
+from skyctl.workload import builtin, mixed, usercode
 from skyctl.workload.deferred import Record, check_made, deferring, is_deferred, tensors_of
 from skyctl.workload.spec import Source
 
 if TYPE_CHECKING:
     from skyctl.workload.hf.model import HubModel
 
-FUNCTIONS = ("data", "example", "loss", "optimizer")
+FUNCTIONS = ("data", "validation", "example", "loss", "optimizer")
 
 
 @dataclass(frozen=True)
 class Model:
     """Layers without values, the record that makes the values, and the user's functions by name.
 
+    ``dtype``: what the layers compute in where that is another than their own (see ``mixed``).
     ``hub``: for ``hf:``, what else is known of it.
     """
 
@@ -39,6 +40,7 @@ class Model:
     record: Record
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     path: Path | None = None
+    dtype: torch.dtype | None = None
     hub: HubModel | None = None
 
     def label(self, index: int) -> str:
@@ -59,15 +61,25 @@ class Model:
         given = self._stored(index) if device.type != "meta" else {}
         deferred = [t for t in held if is_deferred(t) and id(t) not in given]
         made = self.record.real(deferred, f"layer {index}") if device.type != "meta" else deferred
+        low = self.lowered(index)
         memo: dict[int, Any] = {}
         for tensor, values in zip(deferred, made, strict=True):
-            memo[id(tensor)] = _like(tensor, values.detach().to(device))
+            memo[id(tensor)] = self._made(tensor, values.detach().to(device), low)
         for tensor in held:
             if id(tensor) in given:
-                memo[id(tensor)] = _like(tensor, given[id(tensor)].to(device, tensor.dtype))
+                memo[id(tensor)] = self._made(tensor, given[id(tensor)].to(device, tensor.dtype), low)
             elif not is_deferred(tensor):
-                memo[id(tensor)] = _like(tensor, tensor.detach().to(device, copy=True))
+                memo[id(tensor)] = self._made(tensor, tensor.detach().to(device, copy=True), low)
         return self.copy(index, memo)
+
+    def lowered(self, index: int) -> set[int]:
+        """The ids of the tensors of one layer that are held in ``dtype``."""
+        return mixed.lowered(self.layers[index]) if self.dtype is not None else set()
+
+    def _made(self, old: Tensor, values: Tensor, low: set[int]) -> Tensor:
+        if self.dtype is not None and id(old) in low:
+            return mixed.lower(old, values, self.dtype)
+        return _like(old, values)
 
     def _stored(self, index: int) -> dict[int, Tensor]:
         """By tensor, the values it has in a file."""

@@ -7,8 +7,9 @@ tensor of its own works, and attention takes the kernel that a CPU takes.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import usercode
+from skyctl.workload import mixed, usercode
 from skyctl.workload.data import Example, Value, leaves
 from skyctl.workload.model import Model
 
@@ -153,7 +154,8 @@ class Shapes:
         """Fake inputs and targets."""
         with self.mode:
             meta_inputs, meta_targets = self.example.make(samples, None)
-            return self._on_cpu(meta_inputs), self._on_cpu(meta_targets)
+            inputs = mixed.cast(self._on_cpu(meta_inputs), self.model.dtype)
+            return inputs, self._on_cpu(meta_targets)
 
     def give(self, boundary: Boundary) -> Value:
         """Fake tensors as a layer receives them at that boundary."""
@@ -192,10 +194,10 @@ class Shapes:
     def call(self, index: int, value: Value, boundary: Boundary) -> Value:
         """Layer ``index`` on fake tensors, its errors named."""
         try:
-            with self.mode, _quiet():
+            with self.mode, _quiet(), self._strict():
                 out: Any = self.layers()[index](value)
         except Exception as exc:
-            raise WorkloadError(self._misfit(index, boundary, exc)) from exc
+            raise WorkloadError(self._misfit(index, boundary, exc), hint=self._dtype_hint(exc)) from exc
         if isinstance(out, list):
             out = tuple(out)
         parts: Sequence[Any] = out if isinstance(out, tuple) else (out,)
@@ -227,12 +229,26 @@ class Shapes:
             f"{usercode.in_words(exc)}{place}"
         )
 
+    def _strict(self) -> Any:
+        return nullcontext() if self.model.dtype is None else mixed.SameDtype()  # type: ignore[no-untyped-call]
+
+    def _dtype_hint(self, exc: Exception) -> str | None:
+        if self.model.dtype is None or not re.search("dtype|scalar type", str(exc)):
+            return None
+        return (
+            "with --dtype bfloat16 a layer gets bfloat16: let it make tensors in its input's dtype "
+            "(dtype=x.dtype), or train with --dtype float32"
+        )
+
     def _fake(self, index: int) -> nn.Module:
+        low = self.model.lowered(index)
         memo: dict[int, Any] = {}
         with self.mode:
             for tensor in self.model.tensors(index):
                 made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-                if isinstance(tensor, nn.Parameter):
+                if self.model.dtype is not None and id(tensor) in low:
+                    made = mixed.lower(tensor, made, self.model.dtype, real=False)
+                elif isinstance(tensor, nn.Parameter):
                     made = nn.Parameter(made, requires_grad=tensor.requires_grad)
                 memo[id(tensor)] = made
         return self.model.copy(index, memo)

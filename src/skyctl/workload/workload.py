@@ -15,20 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the field's name
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin, usercode
+from skyctl.workload import builtin, mixed, usercode
 from skyctl.workload.corpus import read_corpus
-from skyctl.workload.data import Batch, Example, RandomData, TextData, UserData, Value, as_batch, leaves
+from skyctl.workload.data import (
+    Batch,
+    Example,
+    RandomData,
+    TextData,
+    UserData,
+    Value,
+    as_batch,
+    leaves,
+    part_of,
+)
+from skyctl.workload.deferred import derived_seed
 from skyctl.workload.hf import source as hub
+from skyctl.workload.losses import cross_entropy
 from skyctl.workload.model import Model, make
 from skyctl.workload.shapes import Shapes, TensorSpec
+from skyctl.workload.shipping import encoded, ship, shipped, stored_weights
 from skyctl.workload.spec import Source, WorkloadSpec, check_options, make_spec, parse_source, source_of
 
 if TYPE_CHECKING:
     from skyctl.workload.hf.model import HubModel
-    from skyctl.workload.hf.stored import Stored
     from skyctl.workload.hf.text import HubData
 
 __all__ = [
@@ -37,11 +48,13 @@ __all__ = [
     "Value",
     "Workload",
     "WorkloadSpec",
+    "encoded",
     "load",
     "make_spec",
     "parse_source",
     "ship",
     "shipped",
+    "stored_weights",
 ]
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -117,23 +130,61 @@ class Workload:
             raise WorkloadError(
                 f"samples [{start}, {stop}) are not within the batch's {self._spec.batch_size}"
             )
-        inner = self._data().batches(step0, start, stop)
-        step = step0
+        yield from self._checked(self._data().batches(step0, start, stop), "data()", step0)
+
+    def validation(self) -> Iterator[Batch]:
+        """Held-out batches, the same ones at each call; without end, but for a user's validation().
+
+        Raises:
+            WorkloadError: there is no held-out data, or the user's validation() is wrong.
+        """
+        self.check_validation()
+        batch_size = self._spec.batch_size
+        if self._parts.source.kind != "file" or self._spec.random_inputs:
+            yield from self._checked(self._data(validation=True).batches(0, 0, batch_size), "validation()")
+            return
+        function = self._parts.model.functions["validation"]
+        name = f"{self._parts.model.who}: validation()"
+        data = UserData(function, name, batch_size, self._spec.seed)
+        yield from self._checked(data.once(), "validation()")
+
+    def check_validation(self) -> None:
+        """Raises WorkloadError where there is nothing to validate on."""
+        if self._spec.random_inputs:
+            return
+        if self._parts.source.kind != "file":
+            self._data()
+            self._data(validation=True)
+        elif "validation" not in self._parts.model.functions:
+            raise WorkloadError(
+                f"{self._parts.model.who} defines no validation(), so there is nothing to validate on",
+                hint="def validation(batch_size, seed): yield inputs, targets that data() does not give",
+            )
+
+    def _checked(self, batches: Iterator[Batch], what: str, step: int = 0) -> Iterator[Batch]:
+        """The batches with the user's errors named, their shapes looked at, inputs in the layers' dtype."""
         while True:
-            with self._user_errors("data()"):
-                batch = next(inner)
+            with self._user_errors(what):
+                batch = next(batches, None)
+            if batch is None:
+                return
             if self._spec.path is not None:
-                self._check_batch(batch, step)
-            yield batch
+                self._check_batch(batch, what, step)
+            inputs, targets = batch
+            yield mixed.cast(inputs, self._parts.model.dtype), targets
             step += 1
 
     def loss(self, outputs: Value, targets: Value) -> Tensor:
         """The mean loss over the samples given, a scalar: the user's, or cross-entropy.
 
+        Outputs in bfloat16 are given to it in float32.
+
         Raises:
             WorkloadError: the user's loss() raised, or gave something else than one number.
         """
         function = self._parts.model.functions.get("loss")
+        if self._parts.model.dtype is not None:
+            outputs = mixed.widened(outputs)
         if function is None:
             return cross_entropy(outputs, targets)
         with self._user_errors("loss()"):
@@ -152,9 +203,15 @@ class Workload:
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The user's optimizer, or AdamW, over those parameters; one that does nothing where there are none.
 
-        ``--learning-rate`` wins over the user's own rate.
+        ``--learning-rate`` wins over the user's own rate. In mixed precision it works on the masters, and
+        the parameters follow (see ``mixed``).
         """
-        wanted = [p for p in parameters if p.requires_grad]
+        trained = [p for p in parameters if p.requires_grad]
+        made = self._optimizer([mixed.master_of(p) for p in trained])
+        mixed.follow(made, trained)
+        return made
+
+    def _optimizer(self, wanted: list[nn.Parameter]) -> torch.optim.Optimizer:
         if not wanted:
             return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
         function = self._parts.model.functions.get("optimizer")
@@ -203,35 +260,42 @@ class Workload:
     def _user_errors(self, doing: str) -> Any:
         return usercode.user_errors(self._parts.model.path or Path(), doing)
 
-    def _data(self) -> TextData | UserData | RandomData | HubData:
+    def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData | HubData:
         spec, source = self._spec, self._parts.source
         if spec.random_inputs:
-            return RandomData(self._parts.example, spec.batch_size, spec.seed)
+            seed = derived_seed(spec.seed, "validation") if validation else spec.seed
+            return RandomData(self._parts.example, spec.batch_size, seed)
+        if source.kind == "file":
+            return _user_data(self._parts.model, spec)
+        name = spec.data_path or "of the standard library"
+        if spec.validated or validation:
+            name += ", the part held out for validation," if validation else " without what is held out"
         if self.model.hub is not None:
-            return self._hub_data(self.model.hub)
-        if source.path is None:
-            text = read_corpus(spec.data_path)
-            builtin.check_text(source.kind, source.sizes, text, spec.data_path or "of the standard library")
-            return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
-        return _user_data(self._parts.model, spec)
+            return self._hub_data(self.model.hub, name, validation=validation)
+        text = read_corpus(spec.data_path)
+        if spec.validated or validation:
+            text = part_of(text, held_out=validation)
+        builtin.check_text(source.kind, source.sizes, text, name)
+        return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
 
-    def _hub_data(self, made: HubModel) -> HubData:
+    def _hub_data(self, made: HubModel, name: str, *, validation: bool) -> HubData:
         from skyctl.workload.hf import text
 
         spec = self._spec
         tokens = text.decode(text.encode(made.folder, read_corpus(spec.data_path)))
-        name = spec.data_path or "of the standard library"
+        if spec.validated or validation:
+            tokens = replace(tokens, ids=part_of(tokens.ids, held_out=validation))
         return text.HubData(made.settings, tokens, spec.batch_size, spec.seed, name)
 
-    def _check_batch(self, batch: Batch, step: int) -> None:
+    def _check_batch(self, batch: Batch, what: str, step: int) -> None:
         kinds = (self._parts.example.inputs, self._parts.example.targets)
-        for what, value, likes in zip(("inputs", "targets"), batch, kinds, strict=True):
+        for side, value, likes in zip(("inputs", "targets"), batch, kinds, strict=True):
             have = [(tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in leaves(value)]
             want = [(like.shape, like.dtype) for like in likes]
             if have != want:
                 raise WorkloadError(
-                    f"{self._parts.model.who}: data() gives {what} of {_shapes(have)} a sample "
-                    f"in step {step}, of {_shapes(want)} in its first batch",
+                    f"{self._parts.model.who}: {what} gives {side} of {_shapes(have)} a sample "
+                    f"in step {step}, of {_shapes(want)} in the first batch of data()",
                     hint="every batch must have the same shapes: pad, or cut to one length",
                 )
 
@@ -246,6 +310,8 @@ def load(spec: WorkloadSpec) -> Workload:
       of tensors. Called under deferred initialisation: make the layers inside it, not while importing.
     - ``data(batch_size, seed) -> iterable of (inputs, targets)``, optional; dimension 0 is the samples. With
       ``start`` and ``stop`` in its signature it is asked for those samples of each batch only.
+    - ``validation(batch_size, seed) -> iterable of (inputs, targets)``, optional: what ``--validate-every``
+      looks at; read from its start each time.
     - ``example(batch_size) -> (inputs, targets)``, optional: a batch to take shapes from where ``data`` must
       not be called (``--random-inputs`` without data, or data that is only on the nodes).
     - ``loss(outputs, targets)``: mean over the samples; ``optimizer(parameters)``. Optional both.
@@ -258,70 +324,14 @@ def load(spec: WorkloadSpec) -> Workload:
     if source.path is not None and spec.path is None:
         spec = replace(spec, path=str(source.path))
     count = len(spec.boundaries) - 1 if spec.boundaries is not None else None
-    model = make(source, spec.seed, part=spec.weights, count=count)
+    made = make(source, spec.seed, part=spec.weights, count=count)
+    model = replace(made, dtype=mixed.compute_dtype(spec.dtype))
     example = _example(model, source, spec)
     shapes = Shapes(model, example, spec.boundaries)
     workload = Workload(Parts(spec, source, model, example, shapes))
     if spec.boundaries is None:
         shapes.check(spec.batch_size, workload.loss)
     return workload
-
-
-def ship(spec: WorkloadSpec) -> dict[str, bytes]:
-    """The user's file and the modules beside it that it imports, by relative name; the config of an
-    ``hf:`` folder; {} for built-in models.
-
-    On the node: the spec with ``path`` set to what ``shipped`` gives.
-    """
-    source = source_of(spec)
-    if source.path is None:
-        return {}
-    return hub.ship(source.path) if source.kind == "hf" else usercode.files(source.path)
-
-
-def shipped(spec: WorkloadSpec, folder: str) -> str:
-    """The spec's ``path`` on a node where ``ship``'s files lie in ``folder``."""
-    source = source_of(spec)
-    return folder if source.kind == "hf" or source.path is None else f"{folder}/{source.path.name}"
-
-
-def encoded(spec: WorkloadSpec, text: bytes | None) -> bytes | None:
-    """A text as nodes are sent it: token ids where the folder of ``hf:`` has a tokenizer."""
-    source = source_of(spec)
-    if text is None or source.kind != "hf" or source.path is None:
-        return text
-    from skyctl.workload.hf.text import encode
-
-    return encode(source.path, text)
-
-
-def stored_weights(spec: WorkloadSpec) -> Stored | None:
-    """The weights that lie in the folder of ``hf:``, by layer; None where all start at random."""
-    source = source_of(spec)
-    if source.kind != "hf":
-        return None
-    made = make(source, spec.seed).hub
-    return made.stored if made is not None else None
-
-
-def cross_entropy(outputs: Value, targets: Value) -> Tensor:
-    """The default loss: mean cross-entropy of scores and classes.
-
-    Classes lie in the last dimension (scores [samples, …, classes], targets [samples, …]) or, as torch has
-    it, in dimension 1. Targets of the scores' own shape are probabilities.
-    """
-    if isinstance(outputs, tuple) and len(outputs) == 1:
-        outputs = outputs[0]
-    if isinstance(targets, tuple) and len(targets) == 1:
-        targets = targets[0]
-    if isinstance(outputs, tuple) or isinstance(targets, tuple):
-        raise WorkloadError(
-            "the default loss takes one tensor of scores and one of targets, the model gives a tuple",
-            hint="define loss(outputs, targets) in the file",
-        )
-    if not targets.dtype.is_floating_point and outputs.shape[:-1] == targets.shape:
-        return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
-    return F.cross_entropy(outputs, targets)
 
 
 def _example(model: Model, source: Source, spec: WorkloadSpec) -> Example:

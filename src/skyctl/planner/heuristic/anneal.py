@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skyctl.planner.evaluate import value_s
+from skyctl.planner.depths import refined, value_s
 from skyctl.planner.heuristic.batch import Batch
 from skyctl.planner.heuristic.blocks import reordered
 from skyctl.planner.heuristic.moves import Moves
@@ -62,6 +62,9 @@ TAKEN_OVER = 0.25
 MOST_CHAINS, LEAST_CHAINS = 128, 16
 FINALISTS = 6
 MAX_CELLS = 1 << 23
+LOOKED_AT = 40
+ACTIONS = 50_000
+"""Depths played for one of the last plans, and forwards and backwards of all of them together."""
 
 
 def improve(model: Model, pieces: Pieces, deadline: float, seed: int = 0) -> Pieces:
@@ -88,16 +91,22 @@ def steps(count: int) -> Progress:
 def best_of(model: Model, plans: Sequence[Pieces], deadline: float = float("inf")) -> Pieces:
     """The one that the simulator finds best; ties go to the first. The first is always looked at."""
     best = plans[0]
-    least = value_s(model, best)[0]
+    least = _value_s(model, best)
     for plan in dict.fromkeys(plans[1:]):
         if time.perf_counter() > deadline:
             break
         if not model.allowed(plan):
             continue
-        value = value_s(model, plan)[0]
+        value = _value_s(model, plan)
         if value < least:
             best, least = plan, value
     return best
+
+
+def _value_s(model: Model, plan: Pieces) -> float:
+    """With depths that are chosen with some care where they are a choice."""
+    plays = min(LOOKED_AT, ACTIONS // (2 * model.microbatches * len(plan)))
+    return refined(model, plan, *value_s(model, plan), plays=plays, little=0.0)[0]
 
 
 def anneal(

@@ -31,8 +31,10 @@ class Batch:
         n, self.width = model.devices, model.layers + 1
         self.forward = np.array([model.forward.array(d) for d in range(n)])
         self.backward = np.array([model.backward.array(d) for d in range(n)])
+        self.weight = np.array([model.weight.array(d) for d in range(n)]) if model.zero else None
         timed = bool(model.problem.times)
         self.optimizer = np.array([model.optimizer.array(d) for d in range(n)]) if timed else None
+        self.handling = np.array(model.handling)
         self.output = np.array([0.0, *model.output])
         self.latency = np.zeros((n, n))
         self.rate = np.zeros((n, n))  # seconds a byte on the slowest resource
@@ -86,6 +88,9 @@ class Batch:
         low, high = base + start, base + stop
         forward = self.forward.take(high) - self.forward.take(low)
         backward = self.backward.take(high) - self.backward.take(low)
+        if self.model.handled:
+            beside = self.handling.take(order) * (sizes > 0)
+            forward, backward = forward + beside, backward + beside
         optimizer = None
         if self.optimizer is not None:
             optimizer = self.optimizer.take(high) - self.optimizer.take(low)
@@ -99,13 +104,18 @@ class Batch:
             np.multiply(self.rate.take(fro), size, out=back[1:])
             np.multiply(self.latency.take(to), used, out=there[1:])
             np.multiply(self.latency.take(fro), used, out=home[1:])
-        return Rows(start, stop, forward, backward, optimizer, ahead, back, there, home)
+        weight = None
+        if self.weight is not None:
+            weight = self.weight.take(high) - self.weight.take(low)
+            backward = np.maximum(backward - weight, 0.0)
+        return Rows(start, stop, forward, backward, optimizer, ahead, back, there, home, weight)
 
     def cost_s(self, order: Ints, sizes: Ints) -> Array:
         """What each plan costs by the closed form; infinite where it is not allowed.
 
-        Exact for ``bottleneck``, sequential and GPipe, a lower bound for 1F1B, for eager 1F1B an estimate
-        with as many microbatches in flight as memory allows; shared resources count by their load alone.
+        Exact for ``bottleneck``, sequential and GPipe, a lower bound for 1F1B, for eager 1F1B and zero-bubble
+        an estimate with as many microbatches in flight as memory allows; shared resources count by their
+        load alone.
         """
         rows = self.rows(order, sizes)
         flying, barred = self.least, None
@@ -134,7 +144,10 @@ class Batch:
         return out
 
     def _largest_s(self, rows: Rows) -> Array:
-        out: Array = (rows.forward + rows.backward).max(axis=0)
+        busy = rows.forward + rows.backward
+        if rows.weight is not None:
+            busy += rows.weight
+        out: Array = busy.max(axis=0)
         return out
 
     def _step_s(self, rows: Rows, flying: Array) -> Array:
@@ -150,7 +163,7 @@ class Batch:
         filled = np.cumsum(fill, axis=0)
         if self.model.schedule == SEQUENTIAL:
             end = trip + filled[-1] - filled + (m - 1) * trip[-1]
-        elif self.model.schedule == GPIPE or (self.model.eager and bool((flying >= m).all())):
+        elif self.model.schedule == GPIPE:
             slow = np.maximum(f, rows.ahead).max(axis=0)
             end = np.maximum.accumulate(np.maximum(b, rows.back), axis=0)
             end += slow
@@ -167,6 +180,10 @@ class Batch:
             np.maximum.accumulate(end, axis=0, out=end)
             end += trip
             end += filled[-1] - filled
+        if rows.weight is not None:
+            # put off at will, but not before the first backward: see ``evaluate.bound_s``
+            idle = np.maximum(0.0, trip - busy - (flying - 1) * f)
+            np.maximum(end + rows.weight, filled[-1] - filled + m * (busy + rows.weight) + idle, out=end)
         if rows.optimizer is not None:
             end += rows.optimizer
         out: Array = end.max(axis=0)

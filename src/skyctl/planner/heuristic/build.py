@@ -19,6 +19,7 @@ from skyctl.planner.heuristic.level import level
 from skyctl.planner.heuristic.sweep import Sweep
 from skyctl.planner.infeasible import raise_infeasible
 from skyctl.planner.model import Model, Piece
+from skyctl.schedule.actions import ONE_F_ONE_B
 
 Pieces = tuple[Piece, ...]
 FEW = 24
@@ -46,8 +47,14 @@ def heuristic(model: Model, plays: int = 150) -> Pieces:
         cost = batch.cost_s(*batch.encode(plans))
         ranked = [plans[i] for i in cost.argsort(kind="stable")[:KEPT]]
         effort = SMALL if model.devices <= SMALL_FLEET else QUICK
-        found = anneal(batch, ranked, steps(_steps(model, plays)), seed=0, effort=effort)
-        plans = [ranked[0], *found, *(plan for plan in plans if plan == even(model))]
+        count = _steps(model, plays)
+        played: list[Pieces] = []
+        if model.eager:  # where nothing is gained by depth, what is played as 1F1B is better known
+            plain = Model(model.problem.model_copy(update={"schedule": ONE_F_ONE_B}))
+            count = count if model.devices <= SMALL_FLEET else count // 2
+            played = anneal(Batch(plain), ranked, steps(count), seed=0, effort=effort)[:KEPT]
+        found = anneal(batch, ranked, steps(count), seed=0, effort=effort)
+        plans = [ranked[0], *found, *played, *(plan for plan in plans if plan == even(model))]
     return best_of(model, plans)
 
 

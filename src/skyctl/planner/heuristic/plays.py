@@ -23,7 +23,8 @@ WIDE = 150
 @dataclass
 class Rows:
     """Per stage and plan, shape (devices, plans): layers [start, stop), seconds, and the messages to and
-    from the next stage (``ahead``, ``back``: seconds on the slowest resource)."""
+    from the next stage (``ahead``, ``back``: seconds on the slowest resource). ``weight``: seconds of weight
+    gradients that may be put off, which ``backward`` is without then."""
 
     start: Ints
     stop: Ints
@@ -34,6 +35,7 @@ class Rows:
     back: Array
     ahead_latency: Array
     back_latency: Array
+    weight: Array | None = None
 
 
 def step_s(rows: Rows, microbatches: int, linked: bool) -> Array:

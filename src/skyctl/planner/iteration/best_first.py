@@ -12,14 +12,19 @@ import time
 
 import numpy as np
 
-from skyctl.planner.evaluate import bound_s, value_s
-from skyctl.planner.found import Found
+from skyctl.planner.depths import refined, value_s
+from skyctl.planner.evaluate import bound_s
+from skyctl.planner.found import NOTHING, Found
 from skyctl.planner.iteration.relax import Array, Relaxation, own
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.running import Running
 
 EXACT = 1e-11
 """Relative: a bound this close to the best value can't hide a better plan but for rounding."""
 MAX_HEAP = 1_500_000
+NEAR = 0.02
+"""Plans within this of the best are tried with more depths than a few, where the plan chooses them."""
+PLAYS = 60
 
 Pieces = tuple[Piece, ...]
 
@@ -33,12 +38,8 @@ def twins(model: Model) -> list[int]:
 
 
 def _same(model: Model, a: int, b: int) -> bool:
-    if (model.forward[a], model.backward[a], model.optimizer[a], model.available[a]) != (
-        model.forward[b],
-        model.backward[b],
-        model.optimizer[b],
-        model.available[b],
-    ):
+    tables = model.forward, model.backward, model.optimizer, model.available, model.handling
+    if any(table[a] != table[b] for table in tables):
         return False
     if (a in model.first) != (b in model.first) or (a in model.last) != (b in model.last):
         return False
@@ -51,11 +52,15 @@ def _same(model: Model, a: int, b: int) -> bool:
 class BestFirst:
     """One search. ``best`` holds the incumbent."""
 
-    def __init__(self, model: Model, start: Pieces, deadline: float) -> None:
+    def __init__(self, model: Model, start: Pieces | None, deadline: float) -> None:
         self.model = model
         self.deadline = deadline
-        value, flying = value_s(model, start)
-        self.best = (value, start, flying)
+        self.best: tuple[float, Pieces, Running] = (float("inf"), (), NOTHING)
+        if start is not None:
+            value, running = value_s(model, start)
+            self.best = (value, start, running)
+        # depths, and who recomputes where messages queue for what they share, are not enumerated
+        self.open = model.eager or (model.mixed and bool(model.problem.shared))
         self.relaxation = Relaxation(model)
         self.twins = twins(model)
         self.heap: list[tuple[float, int, Pieces, int, int, int]] = []
@@ -78,13 +83,13 @@ class BestFirst:
                 self._play(pieces, bound)
             else:
                 self._expand(pieces, device, start, subset)
-        value, pieces, flying = self.best
+        value, pieces, running = self.best
         left = self.heap[0][0] if stopped else value
         bound = min(left, self.floor, value)
         proved = not stopped and self.floor >= self._cut()
-        why = "" if proved else (", time out" if stopped else ", eager depths not enumerated")
+        why = "" if proved else (", time out" if stopped else ", not every depth tried")
         method = f"best first over orders and cuts: {self.count} nodes, {self.plays} simulated{why}"
-        return Found(pieces, flying, value, value if proved else bound, proved, method)
+        return Found(pieces, running, value, value if proved else bound, proved, method)
 
     def _cut(self) -> float:
         return self.best[0] * (1 - EXACT)
@@ -116,10 +121,12 @@ class BestFirst:
 
     def _play(self, pieces: Pieces, bound: float) -> None:
         self.plays += 1
-        value, flying = value_s(self.model, pieces)
+        value, running = value_s(self.model, pieces)
+        if self.model.eager and value < self.best[0] * (1 + NEAR):
+            value, running = refined(self.model, pieces, value, running, plays=PLAYS, little=0.0)
         if value < self.best[0]:
-            self.best = (value, pieces, flying)
-        if self.model.eager:
+            self.best = (value, pieces, running)
+        if self.open:
             self.floor = min(self.floor, bound)
 
     def _whole(self, pieces: Pieces) -> None:
@@ -136,7 +143,7 @@ class BestFirst:
         stages = subset.bit_count()
         k, least = relaxation.flying(stages)
         stops = slice(start + 1, model.layers - stages + 2)
-        f, b = relaxation.forward[d][start, stops], relaxation.backward[d][start, stops]
+        f, b = relaxation.forward[d][start, stops], relaxation.backwards(d, least)[start, stops]
         o = relaxation.optimizer[d][start, stops]
         barred = relaxation.barred(d, least)[start, stops]
         for e in range(model.devices):
@@ -164,8 +171,8 @@ class BestFirst:
             there, back, latency = relaxation.ways[a][following]
             both = float(there[q] + back[q]) + latency
             loaded = both + (model.microbatches - 1) * float(max(there[q], back[q]))
-            f, b = float(relaxation.forward[a][p, q]), float(relaxation.backward[a][p, q])
-            k, _ = relaxation.flying(stages + total - s)
+            k, least = relaxation.flying(stages + total - s)
+            f, b = float(relaxation.forward[a][p, q]), float(relaxation.backwards(a, least)[p, q])
             through = f + b + np.maximum(both + end, loaded + trip)
             beyond = both + trip
             end = np.maximum(own(model.microbatches, k, f, b, beyond), through)

@@ -37,11 +37,16 @@ class Relaxation:
     def __init__(self, model: Model) -> None:
         self.model = model
         n, layers = model.devices, model.layers
-        self.forward = [_differences(x) for x in model.forward]
-        self.backward = [_differences(x) for x in model.backward]
+        self.forward = [_differences(x) + h for x, h in zip(model.forward, model.handling, strict=True)]
+        self.backward = [_differences(x) + h for x, h in zip(model.backward, model.handling, strict=True)]
+        if model.zero:  # what the stage before waits for
+            self.weight = [_differences(x) for x in model.weight]
+            pairs = zip(self.backward, self.weight, strict=True)
+            self.backward = [np.maximum(0.0, whole - part) for whole, part in pairs]
         self.optimizer = [_differences(x) for x in model.optimizer]
         self.ways = [[self._way(a, b) for b in range(n)] for a in range(n)]
         self._barred: dict[tuple[int, int], Array] = {}
+        self._again: dict[tuple[int, int], Array] = {}
         self.end: list[Array] = [np.full((n, layers + 1), INF) for _ in range(1 << n)]
         self.trip: list[Array] = [np.full((n, layers + 1), INF) for _ in range(1 << n)]
         for subset in sorted(range(1, 1 << n), key=lambda s: (s.bit_count(), s)):
@@ -70,29 +75,41 @@ class Relaxation:
         """0 where [start, stop) is a range that fits, infinity elsewhere."""
         key = (device, flying)
         if key not in self._barred:
-            model = self.model
-            layers = model.layers
-            state = _differences(model.state) + flying * _differences(model.activation)
-            work = np.zeros((layers + 1, layers + 1))
-            for start in range(layers):
-                work[start, start + 1 :] = np.maximum.accumulate(
-                    [layer.workspace_bytes for layer in model.problem.layers[start:]]
-                )
-            received = np.array([0.0, *model.output])
-            ahead, back = received.copy(), received.copy()
-            back[layers] = 0.0
-            need = state + work + model.window * (ahead[:, None] + back[None, :])
-            rows = np.arange(layers + 1)
-            ok = (rows[:, None] < rows[None, :]) & (need <= model.available[device])
-            self._barred[key] = np.where(ok, 0.0, INF)
+            fits = self._fits(device, flying, recompute=False)
+            if self.model.mixed:
+                so = self._fits(device, flying, recompute=True)
+                self._again[key] = np.where(fits, 0.0, self.forward[device] - self.model.handling[device])
+                fits |= so
+            self._barred[key] = np.where(fits, 0.0, INF)
         return self._barred[key]
+
+    def backwards(self, device: int, flying: int) -> Array:
+        """Seconds of a backward: with another forward where a stage fits only if it recomputes."""
+        if not self.model.mixed:
+            return self.backward[device]
+        self.barred(device, flying)
+        return self.backward[device] + self._again[device, flying]
+
+    def _fits(self, device: int, flying: int, *, recompute: bool) -> npt.NDArray[np.bool_]:
+        model, layers = self.model, self.model.layers
+        state, kept, peak = model.tables(recompute=recompute)
+        need = _differences(state) + flying * _differences(kept)
+        for start in range(layers):
+            need[start, start + 1 :] += np.maximum.accumulate(peak[start:])
+        received = np.array([0.0, *model.output])
+        ahead, back = received.copy(), received.copy()
+        back[layers] = 0.0
+        need += model.window * (ahead[:, None] + back[None, :])
+        rows = np.arange(layers + 1)
+        out: npt.NDArray[np.bool_] = (rows[:, None] < rows[None, :]) & (need <= model.available[device])
+        return out
 
     def _fill(self, subset: int, d: int) -> None:
         model = self.model
         stages = subset.bit_count()
         k, least = self.flying(stages)
         barred = self.barred(d, least)
-        f, b = self.forward[d], self.backward[d]
+        f, b = self.forward[d], self.backwards(d, least)
         if stages == 1:
             if d in model.last:
                 last = model.layers

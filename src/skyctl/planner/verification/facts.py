@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skyctl.records.problem import Problem
-from skyctl.schedule.actions import in_flight
+from skyctl.schedule.actions import ZERO_BUBBLE, in_flight
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,12 @@ class Kind(NamedTuple):
 
 
 class Facts:
-    """One problem as arrays. Read only."""
+    """One problem as arrays. Read only.
+
+    Memory is what a stage needs at least: under zero-bubble with no weight gradients behind; where stages may
+    recompute, with their layers' inputs kept only and nothing put off, at the times of those that do not. So
+    what has no place here has none at all; what has one may have none (``loose``).
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -48,8 +53,18 @@ class Facts:
         self.microbatches = problem.microbatches
         self.most_stages = min(self.layers, self.devices)
         self._flops = np.array([layer.flops for layer in problem.layers])
-        self.state = sums(np.array([layer.state_bytes for layer in problem.layers]))
-        self.activation = sums(np.array([layer.activation_bytes for layer in problem.layers]))
+        self.loose = problem.recompute
+        self.split = problem.schedule == ZERO_BUBBLE
+        state = np.array([layer.state_bytes for layer in problem.layers])
+        if self.split and not self.loose:
+            state += np.array([layer.deferred_bytes for layer in problem.layers])
+        self.state = sums(state)
+        activation = np.array([layer.activation_bytes for layer in problem.layers])
+        if self.loose:
+            before = [layer.output_bytes for layer in problem.layers[:-1]]
+            activation[1:] = np.minimum(activation[1:], before)
+        self.kept = activation
+        self.activation = sums(activation)
         self.workspace = np.array([layer.workspace_bytes for layer in problem.layers])
         self.received = np.array([0.0, *(layer.output_bytes for layer in problem.layers)])
         self.received[[0, -1]] = 0.0  # per boundary, one way
@@ -100,6 +115,32 @@ class Facts:
         with np.errstate(over="ignore"):  # see ``finite``
             whole = self._flops / entry.flops_per_s
         return whole / 3, whole - whole / 3, np.zeros_like(whole)
+
+    def beside(self, device: int) -> float:
+        """Seconds that each forward and each backward takes there beside its layers."""
+        return self.problem.devices[device].handling_s / 2
+
+    def separate(self) -> tuple[Facts, Facts]:
+        """The problem where nobody recomputes; and where everybody does, as far as memory goes."""
+        layers = tuple(
+            layer.model_copy(
+                update={
+                    "activation_bytes": float(kept),
+                    "workspace_bytes": layer.activation_bytes + layer.workspace_bytes,
+                    "deferred_bytes": 0.0,
+                }
+            )
+            for layer, kept in zip(self.problem.layers, self.kept, strict=True)
+        )
+        plain = self.problem.model_copy(update={"recompute": False})
+        return Facts(plain), Facts(plain.model_copy(update={"layers": layers}))
+
+    def weights(self, device: int) -> Array:
+        """Seconds of every layer's weight gradients that may be put off (part of its backward)."""
+        known = self.problem.times.get(self.problem.devices[device].id)
+        if not self.split or known is None or known.weight_s is None:
+            return np.zeros(self.layers)
+        return np.array(known.weight_s)
 
     def seconds(self, device: int) -> Array:
         """Forward and backward of every layer, together."""

@@ -7,7 +7,9 @@ the first of them, the least seconds over all their orders and cuts
 Both are made from the last stage on, from what every play of a schedule has to wait for (``_least_span``). A
 depth-first search then places stages from the first one on, and leaves a branch where the stages placed,
 with the tables for the rest, make a path as long as the limit. Shared resources count as one more limit on
-a message. For eager 1F1B, whose depth is the plan's choice, the paths allow any depth.
+a message. For eager 1F1B, whose depth is the plan's choice, the paths allow any depth. Where stages may
+recompute, one does if it does not fit otherwise; where messages queue for what they share, one that need not
+might all the same, and then only paths count.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from skyctl.planner.verification.facts import Array, Facts, sums
+from skyctl.planner.verification.facts import Array, Bools, Facts, sums
 from skyctl.planner.verification.found import Proof
 from skyctl.schedule.actions import EAGER
 from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
@@ -89,13 +91,15 @@ class _Search:
         self.steps = 0
         self.columns = [facts.columns(d) for d in range(facts.devices)]
         tables = [[_between(sums(column)) for column in columns] for columns in self.columns]
-        self.forward = [t[0] for t in tables]
-        self.backward = [t[1] for t in tables]
+        self.forward = [t[0] + facts.beside(d) for d, t in enumerate(tables)]
+        self.backward = [t[1] + facts.beside(d) for d, t in enumerate(tables)]
         self.optimizer = [t[2] for t in tables]
         self._links = {(link.source, link.target): link for link in self.problem.links}
         n = facts.devices
         self.ways = {(a, b): self._way(a, b) for a in range(n) for b in range(n) if a != b}
         self._bars: dict[tuple[int, int], Array] = {}
+        self.strict, self.frugal = facts.separate() if facts.loose else (facts, facts)
+        self._slower: dict[tuple[int, int], Array] = {}
         self.span: dict[tuple[int, int], Array] = {}
         self.trip: dict[tuple[int, int], Array] = {}
         for chosen in sorted(range(1, 1 << n), key=int.bit_count):
@@ -129,6 +133,7 @@ class _Search:
             for members in same
             for a, b in itertools.pairwise(members)
             if np.array_equal(self.columns[a], self.columns[b])
+            and self.facts.beside(a) == self.facts.beside(b)
         ]
 
     def flying(self, stages: int) -> int:
@@ -137,17 +142,32 @@ class _Search:
 
     def barred(self, device: int, stages: int) -> Array:
         """[start, stop] → 0 where that stage fits, infinity elsewhere."""
-        flying = self.facts.flying(stages)
-        key = (device, flying)
+        key = (device, self.facts.flying(stages))
         if key not in self._bars:
-            kind = next(kind for kind in self.facts.kinds if device in kind.members)
-            anywhere = kind._replace(may_be_first=True, may_be_last=True)
-            work = self.facts.work(device)
-            most = self.below_s / self.m
-            fits = [self.facts.stops(anywhere, q, flying, most, work) for q in range(self.facts.layers)]
-            fits.append(np.zeros(self.facts.layers + 1, dtype=bool))
-            self._bars[key] = np.where(np.array(fits), 0.0, INF)
+            fits = self._fits(self.strict, *key)
+            if self.facts.loose:
+                fits |= self._fits(self.frugal, *key)
+            self._bars[key] = np.where(fits, 0.0, INF)
         return self._bars[key]
+
+    def backwards(self, device: int, stages: int) -> Array:
+        """[start, stop] → seconds of a backward, with another forward where the stage must recompute."""
+        if not self.facts.loose:
+            return self.backward[device]
+        key = (device, self.facts.flying(stages))
+        if key not in self._slower:
+            again = self.forward[device] - self.facts.beside(device)
+            more = np.where(self._fits(self.strict, *key), 0.0, again)
+            self._slower[key] = self.backward[device] + more
+        return self._slower[key]
+
+    def _fits(self, facts: Facts, device: int, flying: int) -> Bools:
+        kind = next(kind for kind in facts.kinds if device in kind.members)
+        anywhere = kind._replace(may_be_first=True, may_be_last=True)
+        work = facts.work(device)
+        most = self.below_s / self.m
+        fits = [facts.stops(anywhere, q, flying, most, work) for q in range(facts.layers)]
+        return np.array([*fits, np.zeros(facts.layers + 1, dtype=bool)])
 
     def _hop(self, a: int, b: int, boundary: int) -> Hop:
         size = self.problem.layers[boundary - 1].output_bytes
@@ -177,7 +197,7 @@ class _Search:
     def _tail(self, chosen: int, d: int) -> None:
         stages = chosen.bit_count()
         layers, barred = self.facts.layers, self.barred(d, stages)
-        f, b = self.forward[d], self.backward[d]
+        f, b = self.forward[d], self.backwards(d, stages)
         if stages == 1:
             bar = barred[:, layers] if self.facts.may_be_last(d) else np.full(layers + 1, INF)
             alone = np.zeros(layers + 1)
@@ -211,7 +231,7 @@ class _Search:
         if not rest:
             return self._play((*placed, Stage(d, start, facts.layers)))
         stops = slice(start + 1, facts.layers - stages + 2)
-        f, b = self.forward[d][start, stops], self.backward[d][start, stops]
+        f, b = self.forward[d][start, stops], self.backwards(d, stages)[start, stops]
         o, bar = self.optimizer[d][start, stops], self.barred(d, stages)[start, stops]
         for e in range(facts.devices):
             if not rest >> e & 1:
@@ -246,7 +266,7 @@ class _Search:
         for s in range(len(placed) - 1, -1, -1):
             a, p, q = placed[s]
             both, more = (float(x[q]) for x in self.ways[a, following])
-            f, b = self.forward[a][p, q], self.backward[a][p, q]
+            f, b = self.forward[a][p, q], self.backwards(a, stages + len(placed) - s)[p, q]
             after = both + np.maximum(span, more + trip)
             beyond = both + trip
             own = _least_span(self.m, self.flying(stages + len(placed) - s), f, b, beyond)
@@ -260,9 +280,18 @@ class _Search:
             return None
         self.plans += 1
         if self.plans > MAX_PLANS or self.problem.schedule == EAGER:
-            raise _TooManyError  # eager 1F1B: depths are a decision too, and they are not enumerated here
+            raise _TooManyError  # depths are a decision too, and not enumerated here
+        if self.facts.loose and self.problem.shared:
+            raise _TooManyError
         count = len(plan)
-        stages = [StageTimes(*(float(c[p:q].sum()) for c in self.columns[d])) for d, p, q in plan]
+        stages = [
+            StageTimes(
+                float(self.columns[d][0][p:q].sum()) + self.facts.beside(d),
+                float(self.backwards(d, count - s)[p, q]),
+                float(self.columns[d][2][p:q].sum()),
+            )
+            for s, (d, p, q) in enumerate(plan)
+        ]
         boundaries = [
             Boundary(self._hop(a.device, b.device, a.stop), self._hop(b.device, a.device, a.stop))
             for a, b in itertools.pairwise(plan)
@@ -273,7 +302,7 @@ class _Search:
 
     def _last(self, stage: Stage) -> tuple[Array, Array, Array]:
         d, p, q = stage
-        f, b = self.forward[d][p, q : q + 1], self.backward[d][p, q : q + 1]
+        f, b = self.forward[d][p, q : q + 1], self.backwards(d, 1)[p, q : q + 1]
         span = _least_span(self.m, self.flying(1), f, b, np.zeros(1))
         return span, f + b, self.optimizer[d][p, q : q + 1]
 

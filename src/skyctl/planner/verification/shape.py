@@ -11,12 +11,15 @@ from skyctl.records.problem import Problem
 
 
 class Held(NamedTuple):
-    """Layers [start, stop) on a device (its index in the problem), with that many microbatches in flight."""
+    """Layers [start, stop) on a device (its index in the problem), with that many microbatches in flight,
+    weight gradients that many behind, and recomputing or not."""
 
     device: int
     start: int
     stop: int
     in_flight: int
+    weights_behind: int = 0
+    recompute: bool = False
 
 
 def read_stages(problem: Problem, plan: Plan) -> tuple[Held, ...]:
@@ -42,7 +45,9 @@ def read_stages(problem: Problem, plan: Plan) -> tuple[Held, ...]:
             raise InputError(
                 f"stage {number} keeps {replica.in_flight} in flight, it may be 1 to {microbatches}"
             )
-        out.append(Held(index[replica.device], stage.start, stage.stop, replica.in_flight))
+        device = index[replica.device]
+        running = (replica.in_flight, replica.weights_behind, replica.recompute)
+        out.append(Held(device, stage.start, stage.stop, *running))
     if out[-1].stop != len(problem.layers):
         raise InputError(f"the plan covers {out[-1].stop} layers, the problem has {len(problem.layers)}")
     if any(later.in_flight > earlier.in_flight for earlier, later in itertools.pairwise(out)):

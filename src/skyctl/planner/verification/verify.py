@@ -57,8 +57,12 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
         return Verdict(ok=False, checks=tuple(checks))
     checks.append(Check(name="stages", ok=True, detail=f"{len(held)} stages cover {facts.layers} layers"))
     flying = [stage.in_flight for stage in held]
-    wrong = check_in_flight(problem.schedule, flying, problem.microbatches)
+    behind = [stage.weights_behind for stage in held]
+    wrong = check_in_flight(problem.schedule, flying, problem.microbatches, behind)
     checks.append(Check(name="in flight", ok=wrong is None, detail=wrong or f"as {problem.schedule} has it"))
+    if wrong is not None:
+        return Verdict(ok=False, checks=tuple(checks))
+    checks.append(_recompute(problem, held))
     needs = [_need_bytes(facts, stage) for stage in held]
     step, largest = _play(facts, held)
     checks.append(_unused(problem, plan))
@@ -76,18 +80,30 @@ def _close(a: float, b: float) -> bool:
 
 
 def _need_bytes(facts: Facts, stage: Held) -> float:
-    """The contract's formula: reserved, state, activations in flight, the largest workspace, the window."""
+    """The contract's formula: reserved, state, activations in flight, the largest workspace, the window;
+    weight gradients put off; with recomputation inputs in place of activations, which one layer has then."""
     layers = facts.problem.layers[stage.start : stage.stop]
     received = 0.0
     if stage.start > 0:
         received += facts.problem.layers[stage.start - 1].output_bytes
     if stage.stop < facts.layers:
         received += layers[-1].output_bytes
+    kept = [layer.activation_bytes for layer in layers]
+    once = [layer.workspace_bytes for layer in layers]
+    put_off = 0.0
+    if stage.recompute:
+        once = [layer.activation_bytes + layer.workspace_bytes for layer in layers]
+        for i in range(max(1, stage.start), stage.stop):
+            entering = facts.problem.layers[i - 1].output_bytes
+            kept[i - stage.start] = min(kept[i - stage.start], entering)
+    elif facts.split:
+        put_off = (stage.weights_behind + 1) * math.fsum(layer.deferred_bytes for layer in layers)
     return (
         facts.problem.devices[stage.device].reserved_bytes
         + math.fsum(layer.state_bytes for layer in layers)
-        + stage.in_flight * math.fsum(layer.activation_bytes for layer in layers)
-        + max(layer.workspace_bytes for layer in layers)
+        + stage.in_flight * math.fsum(kept)
+        + put_off
+        + max(once)
         + facts.problem.receive_window * received
     )
 
@@ -95,10 +111,17 @@ def _need_bytes(facts: Facts, stage: Held) -> float:
 def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
     """(the step, simulated; the largest stage's forward and backward in seconds)."""
     problem = facts.problem
-    stages = []
+    stages, layers_s = [], []
     for stage in held:
-        columns = (column[stage.start : stage.stop].tolist() for column in facts.columns(stage.device))
-        stages.append(StageTimes(*(math.fsum(column) for column in columns)))
+        part = slice(stage.start, stage.stop)
+        forward, backward, optimizer = (math.fsum(x[part].tolist()) for x in facts.columns(stage.device))
+        weight = min(backward, math.fsum(facts.weights(stage.device)[part].tolist()))
+        beside = facts.beside(stage.device)
+        if stage.recompute:
+            stages.append(StageTimes(forward + beside, backward + forward + beside, optimizer))
+        else:
+            stages.append(StageTimes(forward + beside, backward + beside, optimizer, weight))
+        layers_s.append(forward + backward + (forward if stage.recompute else 0.0))
     links = {(link.source, link.target): link for link in problem.links}
     shared: dict[tuple[str, str], dict[int, float]] = {}
     for number, resource in enumerate(problem.shared):
@@ -119,8 +142,22 @@ def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
         size = problem.layers[a.stop - 1].output_bytes
         boundaries.append(Boundary(hop(a.device, b.device, size), hop(b.device, a.device, size)))
     flying = [stage.in_flight for stage in held]
-    step = simulate(problem.schedule, problem.microbatches, flying, stages, boundaries)
-    return step, max(stage.forward_s + stage.backward_s for stage in stages)
+    behind = [stage.weights_behind for stage in held]
+    step = simulate(problem.schedule, problem.microbatches, flying, stages, boundaries, weights_behind=behind)
+    return step, max(layers_s)
+
+
+def _recompute(problem: Problem, held: tuple[Held, ...]) -> Check:
+    """Stages recompute only where the problem lets them, and put nothing off then."""
+    for number, stage in enumerate(held):
+        if stage.recompute and not problem.recompute:
+            detail = f"stage {number} recomputes, the problem does not allow it"
+            return Check(name="recompute", ok=False, detail=detail)
+        if stage.recompute and stage.weights_behind:
+            detail = f"stage {number} recomputes, and its weight gradients are {stage.weights_behind} behind"
+            return Check(name="recompute", ok=False, detail=detail)
+    count = sum(stage.recompute for stage in held)
+    return Check(name="recompute", ok=True, detail=f"{count} of {len(held)} stages recompute")
 
 
 def _unused(problem: Problem, plan: Plan) -> Check:

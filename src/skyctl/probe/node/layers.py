@@ -1,8 +1,7 @@
 """Seconds of every distinct layer of a workload on one device, done as the worker does it.
 
-One layer is built at a time. Its inputs are detached tensors that require a gradient where the worker's
-would; gradients accumulate over repetitions as they do over microbatches; the last layer's part includes the
-loss.
+One layer is built at a time; what is done with it stands in ``steps``. Gradients accumulate over repetitions
+as they do over microbatches.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from skyctl.probe.node.clock import (
     Meter,
@@ -22,6 +21,8 @@ from skyctl.probe.node.clock import (
     estimate,
     pooled_stretch,
 )
+from skyctl.probe.node.steps import LayerSteps, OptimizerSteps
+from skyctl.probe.node.weights import SplitSteps, share, split
 from skyctl.workload.workload import Workload
 
 OPTIMIZER_SHARE = 0.25
@@ -30,8 +31,6 @@ OPTIMIZER_SHARE = 0.25
 MIN_TOTAL_S = 1.0
 MIN_PERIODS = 25
 """A device is measured at least so long and over so many quota periods, for the stretch to be right."""
-
-LayerValue = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,13 @@ class LayerTask:
 
 @dataclass
 class Tally:
-    """All repetitions so far, by layer index and microbatch size; size 0 is the optimizer's step."""
+    """All repetitions so far, by layer index and microbatch size; size 0 is the optimizer's step.
+
+    ``splits``: of the backward alone, cut in two (see ``weights``).
+    """
 
     samples: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
+    splits: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
     skipped: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def add(self, index: int, size: int, samples: Sequence[Sample]) -> None:
@@ -68,115 +71,6 @@ class Tally:
     def everything(self) -> list[Sample]:
         """Every repetition of every layer."""
         return [sample for samples in self.samples.values() for sample in samples]
-
-
-class LayerSteps:
-    """One layer at one microbatch size: forward, then backward, as the worker's executor does it."""
-
-    def __init__(self, workload: Workload, module: nn.Module, index: int, samples: int, device: str) -> None:
-        self._module = module
-        self._as_tuple = workload.is_tuple(index)
-        self._last = index == workload.layers - 1
-        self._loss = workload.loss
-        self._values, self._wants_grad = layer_inputs(workload, index, samples, device)
-        self._targets: Any = layer_targets(workload, samples, device) if self._last else None
-        self._trigger = torch.zeros((), requires_grad=True)
-        self._fresh: list[Tensor] = []
-        self._grads: list[Tensor] | None = None
-        self._outputs: list[Tensor] = []
-
-    def prepare(self) -> None:
-        """A copy of the inputs, as a message would leave them: a layer may overwrite it."""
-        self._fresh = [value.clone() for value in self._values]
-
-    def forward(self) -> None:
-        """The layer, and on the last layer the loss, with a gradient asked for where the worker asks."""
-        entered = [
-            _Enter.apply(self._trigger, value) if wants else value  # type: ignore[no-untyped-call]
-            for value, wants in zip(self._fresh, self._wants_grad, strict=True)
-        ]
-        given: LayerValue = tuple(entered) if self._as_tuple else entered[0]
-        self._fresh = []
-        result = self._module(given)
-        if self._last:
-            self._outputs = [self._loss(result, self._targets)]
-        else:
-            outputs = list(result) if isinstance(result, tuple) else [result]
-            self._outputs = [out for out in outputs if out.requires_grad]
-
-    def backward(self) -> None:
-        """With random gradients of the outputs' shapes, the same ones each time."""
-        if self._outputs and not self._last:
-            if self._grads is None:
-                self._grads = [torch.randn_like(out) for out in self._outputs]
-            torch.autograd.backward(self._outputs, self._grads)
-        elif self._outputs and self._outputs[0].requires_grad:
-            torch.autograd.backward(self._outputs)
-        self._outputs = []
-
-
-class _Enter(torch.autograd.Function):
-    """Gives a tensor a history, neither leaf nor view, so that a layer may change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, value: Tensor) -> Tensor:  # noqa: ARG004 - trigger makes the graph
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
-        return None, None
-
-
-class OptimizerSteps:
-    """One layer's optimizer step, as the forward part; gradients are there already."""
-
-    def __init__(self, workload: Workload, module: nn.Module) -> None:
-        self._optimizer = workload.optimizer(list(module.parameters()))
-
-    def prepare(self) -> None:
-        """Nothing is used up."""
-
-    def forward(self) -> None:
-        """Updates every parameter."""
-        self._optimizer.step()
-
-    def backward(self) -> None:
-        """Nothing: the worker's zero_grad only drops references."""
-
-
-def layer_inputs(
-    workload: Workload, index: int, samples: int, device: str
-) -> tuple[list[Tensor], list[bool]]:
-    """Inputs of that layer for that many samples: the workload's own for layer 0, else random floats."""
-    specs = workload.boundary(index, samples)
-    if index == 0:
-        values = _tensors(_batch(workload, samples)[0])
-        return [value.to(device) for value in values], [False] * len(values)
-    values = []
-    for spec in specs:
-        dtype = getattr(torch, spec.dtype.removeprefix("torch."))
-        if dtype.is_floating_point or dtype.is_complex:
-            values.append(torch.randn(spec.shape, dtype=dtype, device=device))
-        else:
-            values.append(torch.ones(spec.shape, dtype=dtype, device=device))
-    return values, [spec.requires_grad for spec in specs]
-
-
-def layer_targets(workload: Workload, samples: int, device: str) -> Any:
-    """Targets of that many samples, on the device."""
-    targets = _batch(workload, samples)[1]
-    if isinstance(targets, Tensor):
-        return targets.to(device)
-    return tuple(target.to(device) for target in targets)
-
-
-def _batch(workload: Workload, samples: int) -> tuple[Any, Any]:
-    inputs, targets = next(iter(workload.batches(0, start=0, stop=samples)))
-    return inputs, targets
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else list(value)
 
 
 class LayerBench:
@@ -275,10 +169,22 @@ class LayerBench:
                 warm_up_repeats=2 if first else 1,
             )
             self.tally.add(task.index, size, samples)
+            self._measure_split(task, module, size, slice_s)
         except (RuntimeError, MemoryError) as exc:
             if not _out_of_memory(exc):
                 raise
             self._skip(task, [size], f"out of memory at {size} samples: {_short(exc)}")
+
+    def _measure_split(self, task: LayerTask, module: nn.Module, size: int, slice_s: float) -> None:
+        """A layer that has no room for this is not left out: what is not known is then its weights' part."""
+        steps = SplitSteps(self._workload, module, task.index, size, self._device)
+        try:
+            samples = split(self.meter, steps, slice_s)
+        except (RuntimeError, MemoryError) as exc:
+            if not _out_of_memory(exc):
+                raise
+        else:
+            self.tally.splits.setdefault((task.index, size), []).extend(samples)
 
     def _measure_optimizer(self, task: LayerTask, module: nn.Module, slice_s: float) -> None:
         parameters = list(module.parameters())
@@ -327,12 +233,14 @@ class LayerBench:
             for size in sorted(task.needs_bytes):
                 row: dict[str, Any] = {"signature": task.signatures[size], "microbatch_size": size}
                 samples = self.tally.samples.get((task.index, size))
+                parts = self.tally.splits.get((task.index, size))
                 if samples:
                     found = estimate(samples, stretch)
                     row |= {
                         "forward_s": found.forward_s,
                         "backward_s": found.backward_s,
                         "optimizer_s": optimizer_s,
+                        "weight_s": found.backward_s * share(parts, self.meter.on_cpu) if parts else None,
                         "spread": found.spread,
                         "repeats": found.repeats,
                     }

@@ -92,9 +92,6 @@ class _Server:
         budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
         threads = torch.get_num_threads()
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
-        self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
-        beside = handling.measure(self._quota["cpus"] if self._quota else None)
-        result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
         if self._workload is None:
             self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "matrix products"})
             result["flops_per_s"] = self._generic(budget_s / 2, cap_s, told=False)
@@ -117,7 +114,10 @@ class _Server:
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._generic(0.5, cap_s, told=True)
-        self._channel.send(result | facts.device_memory(self._device))
+        result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
+        self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
+        beside = handling.measure(self._quota["cpus"] if self._quota else None)
+        self._channel.send(result | {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s})
         while not self._stop_came(None):  # past the cap, the order to stop is still to come
             pass
 

@@ -18,8 +18,11 @@ class Around(nn.Module):
     """What the library's model hands to every block beside the hidden states.
 
     Positions are plain 0, 1, 2, …, so the mask is asked for without them: the library would only look in
-    them for several sequences in one sample.
+    them for several sequences in one sample. Rotary frequencies are float32 also where layers compute in
+    bfloat16, which cannot tell far places apart.
     """
+
+    keep_float32 = True
 
     def __init__(self, config: Any, mask: Callable[..., Any], rotary: nn.Module | None) -> None:
         super().__init__()

@@ -1,0 +1,249 @@
+"""What was not as predicted, and which of it explains the step: the plan played again with measured times.
+
+One cause at a time: with one device's layers, its time beside them, or one link as measured and all else as
+predicted, the simulator says how long a step would take; then with all of them together. What remains to the
+measured step the model of time does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from skyctl.compare.words import UNKNOWN, percent, seconds, times
+from skyctl.records.measurement import Difference, Measurement, ReplicaMeasurement
+from skyctl.schedule.playing import Play
+from skyctl.schedule.simulate import Boundary, Hop, StageTimes
+
+MOST = 12
+"""So many causes are played, the largest first."""
+LEAST = 0.003
+"""Of a step: what can change it by less is left out."""
+SAID = 0.01
+"""Of a step: what changes it by less gets no sentence."""
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """``size_s``: about so much of a step at most; ``stages``, ``boundaries``: what is not as planned."""
+
+    kind: str
+    device: str
+    target: str | None
+    predicted_s: float
+    measured_s: float
+    size_s: float
+    stages: dict[int, StageTimes]
+    boundaries: dict[int, Boundary]
+
+
+def differences(play: Play, done: Measurement) -> tuple[Difference, ...]:
+    """Causes by how much they change the step, the largest first; ``all`` of them together comes last.
+
+    Nothing where the ranks reported no parts, or no part is off by more than ``LEAST`` of a step.
+    """
+    planned_s = play.simulate().iteration_s
+    causes = [cause for stage in range(len(play.stages)) for cause in _of_stage(play, done.replicas, stage)]
+    causes = [cause for cause in causes if cause.size_s > LEAST * planned_s]
+    causes = sorted(causes, key=lambda cause: -cause.size_s)[:MOST]
+    if not causes:
+        return ()
+    found = [
+        Difference(
+            cause=cause.kind,  # type: ignore[arg-type]
+            device=cause.device,
+            target=cause.target,
+            predicted_s=cause.predicted_s,
+            measured_s=cause.measured_s,
+            step_s=_with(play, [cause]).simulate().iteration_s,
+        )
+        for cause in causes
+    ]
+    found.sort(key=lambda one: -abs(one.step_s - planned_s))
+    together = Difference(
+        cause="all",
+        predicted_s=planned_s,
+        measured_s=done.iteration_s.median,
+        step_s=_as_measured(play, done).simulate().iteration_s,
+    )
+    return (*found, together)
+
+
+def _as_measured(play: Play, done: Measurement) -> Play:
+    """All parts as measured, small ones too."""
+    return _with(
+        play, [c for stage in range(len(play.stages)) for c in _of_stage(play, done.replicas, stage)]
+    )
+
+
+def _of_stage(play: Play, replicas: Sequence[ReplicaMeasurement], stage: int) -> list[_Cause]:
+    """What was measured of one stage: its layers, the rest of its time, the messages it waited for."""
+    replica, planned, count = replicas[stage], play.stages[stage], play.microbatches
+    out: list[_Cause] = []
+    forward_s, backward_s, optimizer_s = replica.forward_s, replica.backward_s, replica.optimizer_s
+    if forward_s is not None and backward_s is not None:
+        layers_s = forward_s + backward_s + (optimizer_s or 0.0)
+        expected_s = count * (planned.forward_s + planned.backward_s) + planned.optimizer_s
+        scale = backward_s / (count * planned.backward_s) if planned.backward_s else 1.0
+        real = StageTimes(forward_s / count, backward_s / count, optimizer_s or 0.0, planned.weight_s * scale)
+        size_s = (
+            abs(forward_s - count * planned.forward_s)
+            + abs(backward_s - count * planned.backward_s)
+            + abs((optimizer_s or 0.0) - planned.optimizer_s)
+        )
+        device = replica.device
+        out.append(_Cause("compute", device, None, expected_s, layers_s, size_s, {stage: real}, {}))
+        beside_s = max(0.0, replica.compute_s - layers_s)
+        each_s = beside_s / (2 * count)  # spread evenly: it is not known where it was spent
+        slower = replace(
+            planned, forward_s=planned.forward_s + each_s, backward_s=planned.backward_s + each_s
+        )
+        out.append(_Cause("overhead", device, None, 0.0, beside_s, beside_s, {stage: slower}, {}))
+    if stage and replica.input_message_s is not None:
+        boundary = play.boundaries[stage - 1]
+        changed = replace(boundary, forward=_hop(boundary.forward, replica.input_message_s))
+        expected_s = replica.predicted.input_message_s or 0.0
+        out.append(_message(replicas, stage - 1, stage, expected_s, replica.input_message_s, count, changed))
+    if stage + 1 < len(play.stages) and replica.gradient_message_s is not None:
+        boundary = play.boundaries[stage]
+        changed = replace(boundary, backward=_hop(boundary.backward, replica.gradient_message_s))
+        expected_s = replica.predicted.gradient_message_s or 0.0
+        out.append(
+            _message(replicas, stage + 1, stage, expected_s, replica.gradient_message_s, count, changed)
+        )
+    return out
+
+
+def _message(
+    replicas: Sequence[ReplicaMeasurement],
+    source: int,
+    target: int,
+    expected_s: float,
+    took_s: float,
+    count: int,
+    changed: Boundary,
+) -> _Cause:
+    size_s = count * abs(took_s - expected_s)
+    names = replicas[source].device, replicas[target].device
+    return _Cause("message", *names, expected_s, took_s, size_s, {}, {min(source, target): changed})
+
+
+def _hop(planned: Hop, took_s: float) -> Hop:
+    """The same way with another total, its parts in proportion; a way that was free becomes a link."""
+    total_s = max([planned.link_s, *(seconds for _, seconds in planned.shared)]) + planned.latency_s
+    if total_s <= 0:
+        return Hop(link_s=took_s)
+    scale = took_s / total_s
+    shared = tuple((name, seconds * scale) for name, seconds in planned.shared)
+    return Hop(planned.link_s * scale, planned.latency_s * scale, shared)
+
+
+def _with(play: Play, causes: Sequence[_Cause]) -> Play:
+    """The plan with these parts as measured. Changes to one stage or boundary add up."""
+    stages, boundaries = list(play.stages), list(play.boundaries)
+    for cause in causes:
+        for at, real in cause.stages.items():
+            planned, now = play.stages[at], stages[at]
+            stages[at] = StageTimes(
+                max(0.0, now.forward_s + real.forward_s - planned.forward_s),
+                max(0.0, now.backward_s + real.backward_s - planned.backward_s),
+                max(0.0, now.optimizer_s + real.optimizer_s - planned.optimizer_s),
+                max(0.0, now.weight_s + real.weight_s - planned.weight_s),
+            )
+        for at, changed in cause.boundaries.items():
+            boundary = play.boundaries[at]
+            if changed.forward is not boundary.forward:
+                boundaries[at] = replace(boundaries[at], forward=changed.forward)
+            if changed.backward is not boundary.backward:
+                boundaries[at] = replace(boundaries[at], backward=changed.backward)
+    return replace(play, stages=tuple(stages), boundaries=tuple(boundaries))
+
+
+COLUMNS = (
+    "rank", "device", "forward", "backward", "optimizer", "beside", "message in", "message back", "waits",
+)  # fmt: skip
+"""Headings of ``rows``."""
+
+
+def rows(done: Measurement) -> list[tuple[str, ...]]:
+    """A row a stage: measured, and how many times the predicted that is.
+
+    ``beside``: what it does a step beside its layers. ``waits``: for the network and for other stages.
+    """
+    return [
+        (
+            str(rank),
+            r.device,
+            _against(r.forward_s, r.predicted.forward_s),
+            _against(r.backward_s, r.predicted.backward_s),
+            _against(r.optimizer_s, r.predicted.optimizer_s),
+            UNKNOWN if r.forward_s is None else seconds(max(0.0, r.compute_s - _layers_s(r))),
+            _against(r.input_message_s, r.predicted.input_message_s),
+            _against(r.gradient_message_s, r.predicted.gradient_message_s),
+            _against(r.transfer_s + r.idle_s, r.predicted.idle_s),
+        )
+        for rank, r in enumerate(done.replicas)
+    ]
+
+
+def sentences(done: Measurement) -> list[str]:
+    """Which of the differences explain the step, in words; empty where there is nothing to say."""
+    if not done.differences:
+        return []
+    *causes, together = done.differences
+    planned_s, measured_s = together.predicted_s, together.measured_s
+    by_device = {replica.device: replica for replica in done.replicas}
+    said = []
+    for cause in causes:
+        change = cause.step_s / planned_s - 1 if planned_s else 0.0
+        if abs(change) >= SAID:
+            effect = f"with that alone a step takes {seconds(cause.step_s)} ({percent(change)})"
+            said.append(f"{_what(cause, by_device)}: {effect}")
+    rest_s = measured_s - together.step_s
+    whole = f"with all parts as measured a step takes {seconds(together.step_s)}"
+    if abs(rest_s) < SAID * measured_s:
+        whole += f", and {seconds(measured_s)} was measured"
+        return [*said, whole] if said else []
+    share = percent(abs(rest_s) / measured_s, sign=False)
+    side = "more than" if rest_s > 0 else "less than"
+    whole += (
+        f"; {seconds(measured_s)} was measured, {seconds(abs(rest_s))} ({share}) {side} the parts explain"
+    )
+    return [*said, whole]
+
+
+def _what(cause: Difference, by_device: dict[str, ReplicaMeasurement]) -> str:
+    if cause.cause == "message":
+        return (
+            f"a message {cause.device} → {cause.target} takes {seconds(cause.measured_s)}, predicted "
+            f"{seconds(cause.predicted_s)}"
+        )
+    if cause.cause == "overhead":
+        return f"{cause.device} takes {seconds(cause.measured_s)} a step beside its layers"
+    replica = by_device[str(cause.device)]
+    parts = [
+        f"{name} {_ratio(measured, planned)}"
+        for name, measured, planned in (
+            ("forward", replica.forward_s, replica.predicted.forward_s),
+            ("backward", replica.backward_s, replica.predicted.backward_s),
+            ("optimizer", replica.optimizer_s, replica.predicted.optimizer_s),
+        )
+        if measured and planned
+    ]
+    ratio = _ratio(cause.measured_s, cause.predicted_s)
+    return f"{cause.device} computes {ratio} as long as predicted ({', '.join(parts)})"
+
+
+def _layers_s(replica: ReplicaMeasurement) -> float:
+    return (replica.forward_s or 0.0) + (replica.backward_s or 0.0) + (replica.optimizer_s or 0.0)
+
+
+def _ratio(measured_s: float | None, planned_s: float | None) -> str:
+    return times(measured_s / planned_s) if measured_s is not None and planned_s else UNKNOWN
+
+
+def _against(measured_s: float | None, planned_s: float | None) -> str:
+    """``0.62 s 1.08×``; the ratio only where something was predicted."""
+    if measured_s is None:
+        return UNKNOWN
+    return f"{seconds(measured_s)} {_ratio(measured_s, planned_s)}" if planned_s else seconds(measured_s)

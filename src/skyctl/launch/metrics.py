@@ -1,0 +1,80 @@
+"""A run's figures as they happen: ``metrics.jsonl``, and TensorBoard's events where it is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TextIO
+
+from skyctl.errors import SkyctlError
+from skyctl.files import RunPaths
+from skyctl.launch.events import Progress, Watcher
+
+_SCALARS = ("loss", "validation_loss", "learning_rate", "grad_norm", "iteration_s", "samples_per_s")
+
+
+class Metrics:
+    """Writes each finished step. Files are made with the first one.
+
+    Args:
+        note: told once where TensorBoard is not installed.
+    """
+
+    def __init__(self, paths: RunPaths, note: Callable[[str], None]) -> None:
+        self._paths, self._note = paths, note
+        self._lines: TextIO | None = None
+        self._writer: Any = None
+        self._board: Any = None
+
+    def beside(self, watcher: Watcher) -> Watcher:
+        """The watcher, its steps written down before it is told."""
+
+        def step(progress: Progress) -> None:
+            self.step(progress)
+            told(progress)
+
+        self._writer = self._tensorboard()
+        told = watcher.step
+        return replace(watcher, step=step)
+
+    def step(self, progress: Progress) -> None:
+        """One line, flushed, so that it can be read while the run goes on.
+
+        Raises:
+            SkyctlError: the disk is full, or the folder is gone.
+        """
+        line = {"step": progress.step, **{name: getattr(progress, name) for name in _SCALARS}}
+        try:
+            if self._lines is None:
+                self._lines = self._paths.metrics.open("x", encoding="utf-8")
+                self._board = self._writer and self._writer(log_dir=str(self._paths.tensorboard))
+            self._lines.write(json.dumps({k: v for k, v in line.items() if v is not None}) + "\n")
+            self._lines.flush()
+            if self._board is not None:
+                for name in _SCALARS:
+                    if line[name] is not None:
+                        self._board.add_scalar(name, line[name], progress.step)
+                self._board.flush()
+        except OSError as exc:
+            raise SkyctlError(
+                f"cannot write the run's figures to {self._paths.metrics}: {exc.strerror or exc}",
+                hint="free some space, or set SKYCTL_HOME to another disk",
+            ) from exc
+
+    def close(self) -> None:
+        """Idempotent."""
+        lines, self._lines = self._lines, None
+        board, self._board = self._board, None
+        if lines is not None:
+            lines.close()
+        if board is not None:
+            board.close()
+
+    def _tensorboard(self) -> Any:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._note("no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')")
+            return None
+        return SummaryWriter

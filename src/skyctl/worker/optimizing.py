@@ -1,0 +1,47 @@
+"""A stage's optimizer with the learning rate's course over the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from skyctl.errors import WorkloadError
+from skyctl.workload.recipe import Recipe
+
+
+class Rate:
+    """Moves the rates of an optimizer's groups, each in proportion to its own.
+
+    Raises:
+        WorkloadError: the rate would end higher than every group's own.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None, recipe: Recipe) -> None:
+        self._optimizer = optimizer
+        self._course: torch.optim.lr_scheduler.LambdaLR | None = None
+        if optimizer is None or not recipe.moves_rate:
+            return
+        own = [float(group["lr"]) for group in optimizer.param_groups]
+        if recipe.min_learning_rate > max(own):
+            raise WorkloadError(
+                f"--min-learning-rate {recipe.min_learning_rate} is more than the optimizer's own learning "
+                f"rate, {max(own)}",
+                hint="give a smaller one, or a larger --learning-rate",
+            )
+        floors = [min(1.0, recipe.min_learning_rate / rate) if rate > 0 else 0.0 for rate in own]
+        factors: list[Callable[[int], float]] = [partial(recipe.factor, floor=floor) for floor in floors]
+        self._course = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+
+    @property
+    def now(self) -> float | None:
+        """The first group's rate in the step that comes next; None for a stage that trains nothing."""
+        if self._optimizer is None:
+            return None
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def advance(self) -> None:
+        """After a step of the optimizer."""
+        if self._course is not None:
+            self._course.step()

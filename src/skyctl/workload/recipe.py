@@ -1,0 +1,95 @@
+"""How a run trains beside what it trains: clipping, the learning rate's course, validation. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skyctl.errors import InputError
+
+LR_SCHEDULES = ("constant", "linear", "cosine")
+VALIDATE_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """JSON-able; launcher and nodes share it.
+
+    Attributes:
+        clip_norm: the most the global norm of a step's gradients may be; None: no clipping.
+        lr_schedule: how the rate falls after the warm-up, ``LR_SCHEDULES``.
+        warmup_steps: steps in which the rate rises to its full value.
+        min_learning_rate: where ``linear`` and ``cosine`` end.
+        validate_every: steps from one validation to the next; None: none.
+        validate_batches: held-out batches of one validation.
+        total_steps: the run's steps, over which the rate falls.
+
+    Raises:
+        InputError: a value that can't be, named by its flag.
+    """
+
+    clip_norm: float | None = None
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    min_learning_rate: float = 0.0
+    validate_every: int | None = None
+    validate_batches: int = VALIDATE_BATCHES
+    total_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise InputError(f"--clip-norm must be a positive number, not {self.clip_norm}")
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise InputError(f"--lr-schedule {self.lr_schedule!r} is not one of {', '.join(LR_SCHEDULES)}")
+        if self.total_steps < 1:
+            raise InputError(f"a run has at least 1 step, not {self.total_steps}")
+        if not 0 <= self.warmup_steps <= self.total_steps:
+            raise InputError(
+                f"--warmup-steps {self.warmup_steps} does not fit into the run's {self.total_steps} steps",
+                hint="use fewer, or more --steps",
+            )
+        if not 0 <= self.min_learning_rate < math.inf:
+            raise InputError(f"--min-learning-rate must not be negative, it is {self.min_learning_rate}")
+        if self.min_learning_rate and self.lr_schedule == "constant":
+            raise InputError(
+                "--min-learning-rate is where a falling rate ends, and --lr-schedule constant does not fall",
+                hint="add --lr-schedule linear or --lr-schedule cosine",
+            )
+        if self.validate_every is not None and self.validate_every < 1:
+            raise InputError(f"--validate-every must be at least 1, not {self.validate_every}")
+        if self.validate_batches < 1:
+            raise InputError(f"--validate-batches must be at least 1, not {self.validate_batches}")
+
+    @property
+    def moves_rate(self) -> bool:
+        """Whether the learning rate is ever other than the optimizer's own."""
+        return self.lr_schedule != "constant" or self.warmup_steps > 0
+
+    def factor(self, step: int, floor: float = 0.0) -> float:
+        """What the rate is multiplied by in that step, counted from 0.
+
+        It rises in equal parts from 1 / (warm-up + 1) to 1 in step ``warmup_steps``, then falls towards
+        ``floor``, which it would reach in step ``total_steps``: no step is made with a rate of nothing.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.lr_schedule == "constant":
+            return 1.0
+        passed = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        shape = 1 - passed if self.lr_schedule == "linear" else (1 + math.cos(math.pi * passed)) / 2
+        return floor + (1 - floor) * shape
+
+    def validates(self, step: int, *, last: bool) -> bool:
+        """Whether a validation follows that step: every so many, and after the run's last."""
+        return self.validate_every is not None and (last or (step + 1) % self.validate_every == 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """What ``to_dict`` was made from; {} means the defaults."""
+        return cls(**dict(values))

@@ -1,0 +1,222 @@
+"""Weight gradients put off: a backward that gives the inputs' gradients now, and the weights' when asked.
+
+The forward is as always. Before the backward its graph is walked, and of the products with a weight (linear
+layers, ``addmm``, ``mm``, convolutions) the weight's side is left out: the engine computes only what it is
+asked for, and a hook at each of these nodes keeps the output's gradient and the saved input. All else
+(biases, norms, embeddings, weights that have another use, hooks, or are computed from others, what lies
+inside a checkpoint or a function of the user's) has its gradients in the backward, as always. So they are
+right whatever the layers are; only how much can be put off depends on them.
+
+Source: Qi et al. 2023, section 2 (B and W). Knows nothing of stages, schedules or clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skyctl.errors import WorkloadError
+from skyctl.workload.mixed import collect
+
+Node = Any
+"""A node of autograd's graph, with what it saved as ``_saved_…``."""
+Gradient = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Product(NamedTuple):
+    """A node that multiplies by a weight. ``gradient``: the weight's, of the output's and the input."""
+
+    node: Node
+    saved: str
+    weight: Tensor
+    gradient: Gradient
+
+
+class _PutOff(NamedTuple):
+    """A weight's gradient to be. The versions are those of the two when it was put off."""
+
+    gradient: Gradient
+    weight: Tensor
+    g: Tensor
+    x: Tensor
+    versions: tuple[int, int]
+
+
+class WeightGradients:
+    """One microbatch's: ``backward``, and later ``add``."""
+
+    def __init__(self) -> None:
+        self._put_off: deque[_PutOff] = deque()
+        self._passed = 0
+
+    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """As ``torch.autograd.backward``, but for what can be put off until ``add``.
+
+        The gradients given must not change until then.
+        """
+        products, leaves = _find(outputs)
+        if not products:
+            torch.autograd.backward(outputs, gradients)
+            return
+        self._passed = 0
+        hooks = [one.node.register_prehook(partial(self._keep, one)) for one in products]
+        try:
+            torch.autograd.backward(outputs, gradients, inputs=leaves)
+        finally:
+            for hook in hooks:  # they hold their nodes
+                hook.remove()
+        if self._passed < len(products):
+            raise WorkloadError(
+                f"the backward has not come by {len(products) - self._passed} of {len(products)} weights",
+                hint="use another schedule than zero-bubble",
+            )
+
+    def add(self) -> None:
+        """Computes what was put off, and adds it to the weights' gradients.
+
+        Raises:
+            WorkloadError: a layer has changed in place what is needed for that.
+        """
+        with torch.no_grad():
+            while self._put_off:
+                gradient, weight, g, x, versions = self._put_off.popleft()
+                if versions != (g._version, x._version):
+                    raise WorkloadError(
+                        f"what the gradient of a weight of {list(weight.shape)} is computed from (its "
+                        "layer's input, or its output's gradient) was changed in place before that",
+                        hint="let the layers not do that, or use another schedule than zero-bubble",
+                    )
+                _accumulate(weight, gradient(g, x))
+
+    @property
+    def held(self) -> Iterator[Tensor]:
+        """What is kept until ``add``; a storage may come several times."""
+        for entry in self._put_off:
+            yield entry.x
+            yield entry.g
+
+    def _keep(self, product: _Product, gradients: Sequence[Tensor | None]) -> None:
+        self._passed += 1
+        g = gradients[0]
+        if g is None:
+            return
+        x: Tensor = getattr(product.node, f"_saved_{product.saved}")
+        versions = g._version, x._version
+        self._put_off.append(_PutOff(product.gradient, product.weight, g.detach(), x.detach(), versions))
+
+
+def _find(outputs: Sequence[Tensor]) -> tuple[list[_Product], list[Tensor]]:
+    """(the products whose weight's side can be left out, all leaves but these weights) behind the outputs."""
+    seen: set[Node] = set()
+    found: list[_Product] = []
+    leaves: list[Tensor] = []
+    stack: list[Node] = [output.grad_fn for output in outputs]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kind = type(node).__name__
+        if kind == "AccumulateGrad":
+            leaves.append(node.variable)
+            continue
+        edges = [edge for edge, _ in node.next_functions]
+        if kind in _KINDS:
+            place = _KINDS[kind].weight
+            product = _product(node, _KINDS[kind], edges[place], any(edges[:place] + edges[place + 1 :]))
+            if product is not None:
+                found.append(product)
+                del edges[place]
+        stack += edges
+    reached = {id(leaf) for leaf in leaves}  # a weight with another use: its gradient is computed whole
+    return [product for product in found if id(product.weight) not in reached], leaves
+
+
+class _Kind(NamedTuple):
+    """A kind of node: which input is the weight, as what the other is saved, and the weight's gradient."""
+
+    weight: int
+    saved: str
+    gradient: Callable[[Node, Tensor, bool], Gradient | None]
+
+
+def _product(node: Node, kind: _Kind, edge: Node, others: bool) -> _Product | None:
+    """None: its weight's gradient can't be left out. ``others``: the backward passes here all the same."""
+    turned = False
+    while type(edge).__name__ in ("TBackward0", "ToCopyBackward0"):
+        turned ^= type(edge).__name__ == "TBackward0"
+        edge = edge.next_functions[0][0]
+    if not others or type(edge).__name__ != "AccumulateGrad":
+        return None
+    weight: Tensor = edge.variable
+    if _hooked(weight):
+        return None
+    if getattr(getattr(node, f"_raw_saved_{kind.saved}"), "unpack_hook", None) is not None:
+        return None  # it lies elsewhere, or is to be computed again, and can be asked for once
+    gradient = kind.gradient(node, weight, turned)
+    return None if gradient is None else _Product(node, kind.saved, weight, gradient)
+
+
+def _hooked(parameter: Tensor) -> bool:
+    after: Mapping[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return bool(parameter._backward_hooks) or any(hook is not collect for hook in after.values())
+
+
+def _of_turned(g: Tensor, x: Tensor) -> Tensor:
+    return g.t().mm(x)
+
+
+def _of_straight(g: Tensor, x: Tensor) -> Tensor:
+    return x.t().mm(g)
+
+
+def _addmm(node: Node, weight: Tensor, turned: bool) -> Gradient | None:  # noqa: ARG001
+    if node._saved_alpha != 1:
+        return None
+    return _of_turned if turned else _of_straight
+
+
+def _mm(node: Node, weight: Tensor, turned: bool) -> Gradient | None:  # noqa: ARG001
+    return _of_turned if turned else _of_straight
+
+
+def _convolution(node: Node, weight: Tensor, turned: bool) -> Gradient | None:
+    if turned:
+        return None
+    how = (
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_dilation,
+        node._saved_transposed,
+        node._saved_output_padding,
+        node._saved_groups,
+    )
+
+    def gradient(g: Tensor, x: Tensor) -> Tensor:
+        like = weight.to(x.dtype)
+        found: Tensor = torch.ops.aten.convolution_backward(g, x, like, None, *how, (False, True, False))[1]
+        return found
+
+    return gradient
+
+
+_KINDS = {
+    "AddmmBackward0": _Kind(2, "mat1", _addmm),
+    "MmBackward0": _Kind(1, "self", _mm),
+    "ConvolutionBackward0": _Kind(1, "input", _convolution),
+}
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """What autograd does at a leaf, with the one hook that is ours (``_hooked``)."""
+    gradient = gradient.to(parameter)
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)
+    collect(parameter)

@@ -1,0 +1,152 @@
+"""Which cause explains a step that was not as predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from skyctl.compare.off import COLUMNS, differences, rows, sentences
+from skyctl.compare.stats import quantiles
+from skyctl.launch.parts import predicted_parts
+from skyctl.records.base import parse
+from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted, StepMeasurement
+from skyctl.schedule.playing import Play
+from skyctl.schedule.simulate import Boundary, Hop, StageTimes
+
+HOP = Hop(link_s=0.04, latency_s=0.01)
+PLAY = Play("1f1b", 4, (3, 2, 1), (0, 0, 0), (StageTimes(0.1, 0.2, 0.05),) * 3, (Boundary(HOP, HOP),) * 2)
+DEVICES = ("n1/cpu:0", "n2/cpu:0", "n3/cpu:0")
+
+
+def run(real: Play, step_s: float | None = None, beside_s: Sequence[float] = (0.0, 0.0, 0.0)) -> Measurement:
+    """A run of ``PLAY`` whose parts were as in ``real``; its step is what those give, or ``step_s``."""
+    done = real.simulate()
+    took_s = done.iteration_s if step_s is None else step_s
+    planned = PLAY.simulate()
+    replicas = []
+    for stage, device in enumerate(DEVICES):
+        parts = predicted_parts(real, stage)
+        layers_s = sum(parts[name] or 0.0 for name in ("forward_s", "backward_s", "optimizer_s"))
+        replicas.append(
+            ReplicaMeasurement(
+                device=device,
+                compute_s=layers_s + beside_s[stage],
+                transfer_s=0.0,
+                idle_s=max(0.0, took_s - layers_s),
+                peak_memory_bytes=None,
+                predicted=ReplicaPredicted(
+                    compute_s=planned.compute_s[stage],
+                    idle_s=planned.idle_s[stage],
+                    memory_bytes=0.0,
+                    **predicted_parts(PLAY, stage),
+                ),
+                **parts,
+            )
+        )
+    measured = Measurement(
+        run_id="r",
+        strategy="optimal",
+        steps=tuple(StepMeasurement(step=i, loss=1.0, iteration_s=took_s) for i in range(3)),
+        iteration_s=quantiles([took_s]),
+        predicted_iteration_s=planned.iteration_s,
+        replicas=tuple(replicas),
+        final_loss=1.0,
+        attempts=1,
+        weights=None,
+    )
+    return measured.model_copy(update={"differences": differences(PLAY, measured)})
+
+
+def slowed(stage: int, factor: float) -> Play:
+    times = PLAY.stages[stage]
+    real = StageTimes(times.forward_s * factor, times.backward_s * factor, times.optimizer_s)
+    stages = tuple(real if s == stage else times for s in range(3))
+    return replace(PLAY, stages=stages)
+
+
+def test_as_predicted_there_is_nothing_to_say() -> None:
+    done = run(PLAY)
+    assert done.differences == ()
+    assert sentences(done) == []
+    assert parse(Measurement, done.to_json(), "m") == done
+
+
+def test_a_slow_device_explains_the_step() -> None:
+    real = slowed(2, 1.5)
+    done = run(real)
+    cause, together = done.differences
+    assert (cause.cause, cause.device) == ("compute", "n3/cpu:0")
+    assert cause.step_s == pytest.approx(real.simulate().iteration_s)
+    assert together.cause == "all"
+    assert together.predicted_s == pytest.approx(PLAY.simulate().iteration_s)
+    assert together.step_s == pytest.approx(together.measured_s)
+    first, whole = sentences(done)
+    assert first.startswith(
+        "n3/cpu:0 computes 1.48× as long as predicted (forward 1.50×, backward 1.50×, opt"
+    )
+    assert whole == "with all parts as measured a step takes 2.65 s, and 2.65 s was measured"
+    assert parse(Measurement, done.to_json(), "m") == done
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_slow_link_explains_the_step(ahead: bool) -> None:
+    slow = replace(HOP, link_s=0.4)
+    boundary = Boundary(slow, HOP) if ahead else Boundary(HOP, slow)
+    real = replace(PLAY, boundaries=(PLAY.boundaries[0], boundary))
+    done = run(real)
+    cause = done.differences[0]
+    ends = ("n2/cpu:0", "n3/cpu:0") if ahead else ("n3/cpu:0", "n2/cpu:0")
+    assert (cause.cause, cause.device, cause.target) == ("message", *ends)
+    assert (cause.predicted_s, cause.measured_s) == pytest.approx((0.05, 0.41))
+    # The measured way is split as the planned one is: four fifths link, one fifth latency.
+    assert cause.step_s > PLAY.simulate().iteration_s * 1.1
+    assert sentences(done)[0].startswith(
+        f"a message {ends[0]} → {ends[1]} takes 410 ms, predicted 50.0 ms: with that alone"
+    )
+
+
+def test_time_beside_the_layers_and_what_remains() -> None:
+    done = run(PLAY, step_s=3.0, beside_s=(0.0, 0.4, 0.0))
+    cause, together = done.differences
+    assert (cause.cause, cause.device, cause.measured_s) == ("overhead", "n2/cpu:0", pytest.approx(0.4))
+    assert PLAY.simulate().iteration_s < cause.step_s < 3.0
+    first, whole = sentences(done)
+    assert first.startswith("n2/cpu:0 takes 400 ms a step beside its layers: with that alone a step takes ")
+    assert whole.startswith("with all parts as measured a step takes ")
+    assert "; 3.00 s was measured, " in whole
+    assert whole.endswith("more than the parts explain")
+    assert together.step_s == cause.step_s
+
+
+def test_causes_come_by_what_they_do_to_the_step() -> None:
+    real = replace(slowed(1, 1.6), boundaries=(Boundary(replace(HOP, link_s=0.06), HOP), PLAY.boundaries[1]))
+    *causes, together = run(real).differences
+    effects = [abs(cause.step_s - together.predicted_s) for cause in causes]
+    assert effects == sorted(effects, reverse=True)
+    assert [cause.cause for cause in causes] == ["compute", "message"]
+
+
+def test_a_run_whose_ranks_reported_no_parts() -> None:
+    done = run(slowed(2, 1.5))
+    bare = [
+        r.model_copy(
+            update=dict.fromkeys(
+                ("forward_s", "backward_s", "optimizer_s", "input_message_s", "gradient_message_s")
+            )
+        )
+        for r in done.replicas
+    ]
+    done = done.model_copy(update={"replicas": tuple(bare)})
+    assert differences(PLAY, done) == ()
+    assert all(len(row) == len(COLUMNS) for row in rows(done))
+
+
+def test_the_table_says_how_many_times_the_predicted() -> None:
+    row = dict(zip(COLUMNS, rows(run(slowed(2, 1.5), beside_s=(0.0, 0.0, 0.012)))[2], strict=True))
+    assert row["forward"] == "600 ms 1.50×"
+    assert row["backward"] == "1.20 s 1.50×"
+    assert row["beside"] == "12.0 ms"
+    assert row["message in"] == "50.0 ms 1.00×"
+    assert row["message back"] == "–"

@@ -1,0 +1,41 @@
+"""Traces made by hand: two stages, two microbatches, clocks that differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyctl.compare.timeline import Timeline, measured, simulated
+from skyctl.schedule.playing import Play
+from skyctl.schedule.simulate import Boundary, Hop, StageTimes
+
+DEVICES = ("n1/cpu:0", "n2/cpu:0")
+HOP = Hop(link_s=0.2, latency_s=0.1)
+PLAY = Play("1f1b", 2, (2, 1), (0, 0), (StageTimes(1, 2, 0.5), StageTimes(1, 2, 0.5)), (Boundary(HOP, HOP),))
+AHEAD_S = 1000.0
+"""How far the second rank's clock is ahead of the first one's."""
+
+
+def documents(steps: int = 3) -> list[dict[str, Any]]:
+    """What two ranks recorded while they did just what ``PLAY`` says, 20 s a step, on their own clocks."""
+    from_simulator = simulated(PLAY, DEVICES).steps[0]
+    out: list[dict[str, Any]] = []
+    for row, ahead_s in enumerate((50.0, 50.0 + AHEAD_S)):
+        made = []
+        for number in range(steps):
+            base_s = ahead_s + 20.0 * number
+            spans = [
+                [bar.kind, bar.microbatch, base_s + bar.start_s, base_s + bar.end_s]
+                for bar in sorted(from_simulator.bars, key=lambda bar: bar.start_s)
+                if bar.row == row
+            ]
+            end_s = base_s + from_simulator.seconds if number == steps - 1 else base_s + 20.0
+            made.append({"step": number, "start_s": base_s, "end_s": end_s, "spans": spans})
+        reading = {"offset_s": -AHEAD_S, "error_s": 0.001}
+        clocks = {"start": {"at_s": ahead_s, **reading}, "end": {"at_s": ahead_s + 60.0, **reading}}
+        out.append({"clocks": clocks if row else {}, "steps": made})
+    return out
+
+
+def two_timelines(steps: int = 3) -> tuple[Timeline, Timeline]:
+    """(measured, simulated)."""
+    return measured(documents(steps), DEVICES), simulated(PLAY, DEVICES)

@@ -1,0 +1,88 @@
+"""The plain loop in one process that a pipeline must equal, with all that a recipe can ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from skyctl.worker.randomness import Randomness
+from skyctl.workload.mixed import collect, master_of
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.spec import WorkloadSpec
+from skyctl.workload.split import sizes
+from skyctl.workload.workload import Workload, load
+
+
+@dataclass
+class Reference:
+    """What the loop saw, a value a step."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    validation: dict[int, float] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Reference:
+    """``recipe.total_steps`` steps with torch's own tools for clipping."""
+    torch.set_num_threads(1)
+    loaded = load(WorkloadSpec.from_dict(workload))
+    layers = loaded.build(0, loaded.layers, "cpu")
+    parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    masters = [master_of(p) for p in parameters]
+    optimizer = loaded.optimizer(parameters)
+    own = [group["lr"] for group in optimizer.param_groups]
+    randomness = Randomness(loaded._spec.seed, 0, torch.device("cpu"))
+    split = sizes(workload["batch_size"], microbatches)
+    batches, found = loaded.batches(), Reference()
+    for step in range(recipe.total_steps):
+        randomness.step = step
+        for group, rate in zip(optimizer.param_groups, own, strict=True):
+            group["lr"] = rate * recipe.factor(step, recipe.min_learning_rate / rate)
+        found.rates.append(optimizer.param_groups[0]["lr"])
+        inputs, targets = next(batches)
+        total = 0.0
+        parts = zip(split, inputs.split(split), targets.split(split), strict=True)
+        for microbatch, (n, x, y) in enumerate(parts):
+            value = x
+            for position, layer in enumerate(layers):
+                randomness(microbatch, position)
+                value = layer(value)
+            loss = loaded.loss(value, y) * (n / sum(split))
+            loss.backward()
+            total += loss.item()
+        found.losses.append(total)
+        for parameter in parameters:
+            collect(parameter)
+        if recipe.clip_norm is not None:
+            found.norms.append(torch.nn.utils.clip_grad_norm_(masters, recipe.clip_norm).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if recipe.validates(step, last=step + 1 == recipe.total_steps):
+            found.validation[step] = validate(loaded, layers, split, recipe.validate_batches)
+    found.weights = {
+        f"{i}.{name}": master_of(p).detach()
+        for i, layer in enumerate(layers)
+        for name, p in layer.named_parameters()
+    }
+    return found
+
+
+def validate(loaded: Workload, layers: list[torch.nn.Module], split: list[int], number: int) -> float:
+    """The mean loss over the first ``number`` held-out batches, layers in eval()."""
+    losses = []
+    for layer in layers:
+        layer.eval()
+    with torch.no_grad():
+        for _, (inputs, targets) in zip(range(number), loaded.validation(), strict=False):
+            for n, x, y in zip(split, inputs.split(split), targets.split(split), strict=True):
+                value = x
+                for layer in layers:
+                    value = layer(value)
+                losses.append((n, loaded.loss(value, y).item()))
+    for layer in layers:
+        layer.train()
+    return sum(n * loss for n, loss in losses) / sum(n for n, _ in losses)
