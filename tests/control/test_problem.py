@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
     LayerTiming,
+    LineProfile,
     LinkProfile,
     NodeFailure,
     Profile,
@@ -147,6 +148,44 @@ def test_a_pair_that_could_not_be_connected_is_never_planned_over() -> None:
     assert len(found.stages) == 1
     with pytest.raises(InfeasibleError, match="could not be connected"):
         plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions(strategy="even"))
+
+
+def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:
+    return LineProfile(node=node, direction=direction, bandwidth_bytes_per_s=rate, peers=("x", "y"))
+
+
+def test_a_nodes_line_is_shared_by_all_its_devices_links_with_other_nodes() -> None:
+    second = device("m", 1.0).model_copy(update={"id": "m/cpu:1"})
+    measured = profile(device("a", 1.0), device("m", 1.0), second, device("b", 1.0))
+    measured = measured.model_copy(update={"lines": (line("m", "in", 2e6), line("b", "out", 3e6))})
+    into, out = build_problem(measured, 4).shared
+    assert (into.name, into.bandwidth_bytes_per_s) == ("m in", 2e6)
+    assert set(into.links) == {(other, f"m/cpu:{i}") for other in ("a/cpu:0", "b/cpu:0") for i in (0, 1)}
+    assert (out.name, out.bandwidth_bytes_per_s) == ("b out", 3e6)
+    assert set(out.links) == {("b/cpu:0", "a/cpu:0"), ("b/cpu:0", "m/cpu:0"), ("b/cpu:0", "m/cpu:1")}
+
+
+def test_a_line_that_no_two_links_can_share_is_left_out() -> None:
+    measured = profile(device("a", 1.0), device("m", 1.0), device("b", 1.0))
+    measured = measured.model_copy(update={"lines": (line("m", "in", 2e6), line("gone", "in", 2e6))})
+    assert [s.name for s in build_problem(measured, 4).shared] == ["m in"]
+    assert build_problem(measured, 4, only_nodes=["a", "m"]).shared == ()
+    assert build_problem(measured, 4, only_nodes=["a", "b"]).shared == ()
+
+
+def test_a_line_makes_the_middle_of_the_pipeline_slower() -> None:
+    rates = {"a": 1e7, "m": 1e6, "b": 1e7}
+    links = tuple(
+        LinkProfile(source=s, target=t, latency_s=0.0, bandwidth_bytes_per_s=min(rates[s], rates[t]))
+        for s in rates
+        for t in rates
+        if s != t
+    )
+    free = profile(*(device(n, 0.1) for n in rates), links=links)
+    held = free.model_copy(update={"lines": (line("m", "in", 5e5), line("m", "out", 5e5))})
+    options = PlanOptions(microbatches=4, strategy="even")
+    order = [plan_profile(p, options).predicted.iteration_s for p in (free, held)]
+    assert order[1] > 1.05 * order[0]
 
 
 def test_a_plan_prefers_the_fast_device() -> None:

@@ -1,14 +1,17 @@
 """A profile as tables and as plain lines."""
 
 import io
+import json
 
 from rich.console import Console
 
 from skyctl.probe.show import bar, plain_lines, tables
+from skyctl.records.base import parse
 from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
     LayerTiming,
+    LineProfile,
     LinkProfile,
     NodeFailure,
     NodeProfile,
@@ -88,6 +91,9 @@ def profile() -> Profile:
             shapes=[ShapeProfile(microbatch_size=2, microbatches=2, layers=costs)],
         ),
         failures=[NodeFailure(node="n3", error="no torch", hint="install it")],
+        lines=[
+            LineProfile(node="n[2]", direction="in", bandwidth_bytes_per_s=2.5e6, peers=["n1", "n3"]),
+        ],
     )
 
 
@@ -97,7 +103,7 @@ def test_tables_show_every_fact() -> None:
     text = out.getvalue()
     for word in ("n1/cpu:0", "n[2]/cpu:0", "slowed 2×", "block.0 ×3", "10 + 20 ±2%", "skipped"):
         assert word in text
-    for word in ("5.00 ms, 100 Mbit/s", "✗", "no torch", "install it"):
+    for word in ("5.00 ms, 100 Mbit/s", "✗", "no torch", "install it", "n[2] in: 20 Mbit/s for all"):
         assert word in text
 
 
@@ -105,9 +111,21 @@ def test_plain_lines_show_every_fact() -> None:
     lines = plain_lines(profile())
     assert "link n1 -> n[2]: 5.00 ms, 100 Mbit/s" in lines
     assert "link n[2] -> n1: no figures: no connection" in lines
+    together = "20 Mbit/s for all its links together (measured with n1 and n3 at once)"
+    assert f"line n[2] in: {together}" in lines
     assert "failed n3: no torch (install it)" in lines
     assert any("skipped: needs 5.00 GiB" in line for line in lines)
     assert any(line.startswith("  block.0 ×3 × 2: forward 10 ms, backward 20 ms") for line in lines)
+
+
+def test_a_profile_with_lines_is_of_version_2_and_read_back() -> None:
+    whole = profile()
+    text = whole.to_json()
+    assert json.loads(text)["version"] == 2
+    assert parse(Profile, text, "it") == whole
+    without = whole.model_copy(update={"lines": ()}).to_json()
+    assert json.loads(without)["version"] == 1
+    assert parse(Profile, without, "it").lines == ()
 
 
 def test_bars() -> None:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from statistics import median
 
 from skyctl.errors import InputError, MismatchError
-from skyctl.records.problem import Device, Layer, LayerTimes, Link, Objective, Problem, Schedule
+from skyctl.records.problem import (
+    Device,
+    Layer,
+    LayerTimes,
+    Link,
+    Objective,
+    Problem,
+    Schedule,
+    SharedResource,
+)
 from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
 
 RECEIVE_WINDOW = 2
@@ -74,6 +83,7 @@ def build_problem(
         ),
         times={d.id: _times(d, shape) for d in devices},
         links=_links(profile, devices, ids),
+        shared=_lines(profile, devices),
         first_stage=_pinned(first_stage, devices, "--pin-first"),
         last_stage=_pinned(last_stage, devices, "--pin-last"),
         microbatches=microbatches,
@@ -166,6 +176,30 @@ def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) ->
                     )
                 )
     return tuple(links)
+
+
+def _lines(profile: Profile, devices: Sequence[DeviceProfile]) -> tuple[SharedResource, ...]:
+    """A resource for each node's shared line and direction, over all its devices' links with other nodes.
+
+    Left out where only one other device is there: no two links are left that could share.
+    """
+    found = []
+    for line in profile.lines:
+        own = [d.id for d in devices if d.node == line.node]
+        others = [d.id for d in devices if d.node != line.node]
+        if not own or len(others) < 2:
+            continue
+        pairs = [
+            (other, mine) if line.direction == "in" else (mine, other) for mine in own for other in others
+        ]
+        found.append(
+            SharedResource(
+                name=f"{line.node} {line.direction}",
+                bandwidth_bytes_per_s=line.bandwidth_bytes_per_s,
+                links=tuple(pairs),
+            )
+        )
+    return tuple(found)
 
 
 BROKEN_LATENCY_S = 3600.0

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from skyctl.errors import InputError, SkyctlError
 from skyctl.probe.fleet import Fleet, Member, SessionLike
+from skyctl.probe.lines import measure_lines
 from skyctl.probe.links import measure_links
 from skyctl.probe.memory import GIB, Seen, Usable, usable
 from skyctl.records.cluster import Cluster, device_id
@@ -19,6 +21,7 @@ from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
     LayerTiming,
+    LineProfile,
     LinkProfile,
     NodeFailure,
     NodeProfile,
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload, WorkloadSpec
 
 Progress = Callable[[str, str, float], None]
-"""Called with a node's name (or ``links``), what it is at, and how much of that is done (0 to 1)."""
+"""Called with a node's name (or ``links``, ``lines``), what it is at, and how much is done (0 to 1)."""
 
 START_S = 180.0
 BUDGET_S = 4.0
@@ -85,6 +88,7 @@ def probe(
         _start(fleet, cluster, sessions, specs, start_s, on_progress)
         _measure(fleet, shapes, budget_s, cap_s, on_progress)
         links, addresses = _links(fleet, sessions, on_progress)
+        lines = _lines(fleet, addresses, links, on_progress)
         devices = _device_profiles(fleet, shapes)
         nodes = _node_profiles(fleet, sessions, addresses)
     finally:
@@ -100,6 +104,7 @@ def probe(
         if workload is not None and spec is not None
         else None,
         failures=_failures(fleet, cluster),
+        lines=tuple(line for line in lines if line.node not in fleet.failures),
     )
 
 
@@ -192,6 +197,21 @@ def _links(
     links = measure_links(fleet, addresses, round_done)
     on_progress("links", "measured", 1.0)
     return [link for link in links if not {link.source, link.target} & set(fleet.failures)], addresses
+
+
+def _lines(
+    fleet: Fleet, addresses: Mapping[str, str], links: Sequence[LinkProfile], on_progress: Progress
+) -> list[LineProfile]:
+    """The nodes' own lines. What is on one machine, by loopback, has no line in between."""
+
+    def round_done(done: int, of: int) -> None:
+        on_progress("lines", f"round {done + 1} of {of}", done / max(1, of))
+
+    apart = {name: address for name, address in addresses.items() if not ip_address(address).is_loopback}
+    lines, reasons = measure_lines(fleet, apart, links, round_done)
+    for name, reason in reasons.items():
+        on_progress("lines", f"{name} left out: {reason}", 0.0)
+    return lines
 
 
 def _shapes(workload: Workload, spec: WorkloadSpec, choices: Sequence[int]) -> list[ShapeProfile]:

@@ -123,10 +123,13 @@ class Fleet:
         kind: str | Collection[str],
         deadline_s: float,
         handler: Handler,
+        *,
+        fatal: bool = True,
     ) -> None:
         """Until each of them has sent an event of that kind; who has not by then has failed.
 
         Args:
+            fatal: False: who has not is only waited for no longer.
             handler: called with every event of every member, except log lines and endings.
         """
         kinds = {kind} if isinstance(kind, str) else set(kind)
@@ -135,7 +138,7 @@ class Fleet:
         while pending := [m for m in waiting.values() if m.node.name not in self.failures]:
             left_s = end - time.monotonic()
             if left_s <= 0:
-                for member in pending:
+                for member in pending if fatal else ():
                     self.fail(member.node.name, _late(member, deadline_s))
                 return
             with suppress(queue.Empty):

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile
+from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
 
 GIB = 2**30
 BAR = 12
@@ -30,6 +30,7 @@ def plain_lines(profile: Profile) -> list[str]:
             lines.append(f"  {label}: {_timing_words(timing)}")
     for link in profile.links:
         lines.append(f"link {link.source} -> {link.target}: {link_words(link)}")
+    lines += [f"line {line.node} {line.direction}: {line_words(line)}" for line in profile.lines]
     for failure in profile.failures:
         lines.append(
             f"failed {failure.node}: {failure.error}" + (f" ({failure.hint})" if failure.hint else "")
@@ -43,6 +44,7 @@ def tables(profile: Profile) -> RenderableType:
     parts += [layer_table(profile, size) for size in _sizes(profile)]
     if profile.links:
         parts.append(link_table(profile))
+    parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
     for failure in profile.failures:
         line = Text.assemble(("✗ ", "bold red"), (failure.node, "bold"), f": {failure.error}")
         if failure.hint:
@@ -148,9 +150,18 @@ def link_words(link: LinkProfile) -> str:
     """``5.12 ms, 98.4 Mbit/s``, or why there are no figures."""
     if link.error is not None or link.latency_s is None or link.bandwidth_bytes_per_s is None:
         return f"no figures: {link.error or 'not measured'}"
-    mbit = link.bandwidth_bytes_per_s * 8 / 1e6
-    rate = f"{mbit / 1000:.1f} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
-    return f"{link.latency_s * 1e3:.2f} ms, {rate}"
+    return f"{link.latency_s * 1e3:.2f} ms, {_rate(link.bandwidth_bytes_per_s)}"
+
+
+def line_words(line: LineProfile) -> str:
+    """``20 Mbit/s for all its links together (with n1 and n2 at once)``."""
+    rate = _rate(line.bandwidth_bytes_per_s)
+    return f"{rate} for all its links together (measured with {' and '.join(line.peers)} at once)"
+
+
+def _rate(bytes_per_s: float) -> str:
+    mbit = bytes_per_s * 8 / 1e6
+    return f"{mbit / 1000:.1f} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
 
 
 def _sizes(profile: Profile) -> Sequence[int]:

@@ -75,6 +75,18 @@ class LinkProfile(Record):
     error: str | None = None
 
 
+class LineProfile(Record):
+    """What one node receives ("in") or sends ("out") with two peers at once, where they share one line.
+
+    ``peers``: with whom it was measured. A node that is not listed was not seen to share a line.
+    """
+
+    node: Name
+    direction: Literal["in", "out"]
+    bandwidth_bytes_per_s: Positive
+    peers: Seq[Name]
+
+
 class LayerCosts(Record):
     """One layer at one microbatch size, counted from the real thing (see ``workload/costs.py``)."""
 
@@ -127,3 +139,4 @@ class Profile(FileRecord):
     links: Seq[LinkProfile]
     workload: WorkloadProfile | None = None
     failures: Seq[NodeFailure] = ()
+    lines: Seq[LineProfile] = since(2, ())

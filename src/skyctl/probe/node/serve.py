@@ -5,6 +5,7 @@ One process for everything, because importing torch costs seconds where CPU time
 
 * ``measure`` → ``progress``…, ``measured``, then goes on until ``stop`` → ``timings``;
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
+* ``line`` → ``line-listening`` (role ``hub``), then ``line`` with times of arrival or an ``error``;
 * ``quit``.
 """
 
@@ -19,7 +20,7 @@ import torch  # noqa: E402 - the filter must come first
 
 from skyctl.device.heap import keep_freed_memory  # noqa: E402
 from skyctl.errors import SkyctlError  # noqa: E402
-from skyctl.probe.node import compute, facts, handling, link  # noqa: E402
+from skyctl.probe.node import compute, facts, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -64,6 +65,8 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
             server.measure(order)
         elif order["op"] == "link":
             server.link(order)
+        elif order["op"] == "line":
+            server.line(order)
 
 
 class _Server:
@@ -145,29 +148,63 @@ class _Server:
     def link(self, order: dict[str, Any]) -> None:
         """One pair; whatever goes wrong is its figure's ``error`` and ends nothing else."""
         timeout_s = float(order["timeout_s"])
-        line = Pair(
-            str(order["peer"]), timeout_s=30.0, secret=str(order["secret"]), device=torch.device(self._device)
-        )
+        pair = self._pair(order, 30.0)
         answer: dict[str, Any] = {"event": "link", "peer": order["peer"]}
         try:
             address = str(order["address"])
             if order["role"] == "listen":
-                port = line.listen(address)
+                port = pair.listen(address)
                 self._channel.send({"event": "listening", "address": address, "port": port})
-                line.accept(timeout_s)
+                pair.accept(timeout_s)
             else:
-                line.connect(str(order["host"]), int(order["port"]), address, timeout_s)
-            figures = link.measure(line, order["role"] == "listen", self._message_device())
-            line.close(politely=True)
+                pair.connect(str(order["host"]), int(order["port"]), address, timeout_s)
+            figures = link.measure(pair, order["role"] == "listen", self._message_device())
+            pair.close(politely=True)
             answer |= {
                 "latency_s": figures.latency_s,
                 "bandwidth_bytes_per_s": figures.bandwidth_bytes_per_s,
             }
         except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
-            answer["error"] = exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
+            answer["error"] = _words(exc)
         finally:
-            line.close()
+            pair.close()
         self._channel.send(answer)
+
+    def line(self, order: dict[str, Any]) -> None:
+        """One hub's line, as the hub or as one of its peers; what goes wrong is its ``error``."""
+        timeout_s, address = float(order["timeout_s"]), str(order["address"])
+        pairs = [(self._pair(entry, float(order["transfer_s"])), _flows(entry)) for entry in order["pairs"]]
+        answer: dict[str, Any] = {"event": "line", "hub": order["hub"]}
+        try:
+            if order["role"] == "hub":
+                ports = [pair.listen(address) for pair, _ in pairs]
+                said = {"event": "line-listening", "hub": order["hub"], "address": address, "ports": ports}
+                self._channel.send(said)
+                answer["arrivals"] = line.as_hub(pairs, timeout_s, self._message_device())
+            else:
+                ((pair, flows),) = pairs
+                pair.connect(str(order["host"]), int(order["port"]), address, timeout_s)
+                arrivals = line.exchange(pair, flows, None, self._message_device())
+                answer["arrivals"] = {pair.peer: arrivals}
+                pair.close(politely=True)
+        except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
+            answer["error"] = _words(exc)
+        finally:
+            for pair, _ in pairs:
+                pair.close()
+        self._channel.send(answer)
+
+    def _pair(self, order: dict[str, Any], timeout_s: float) -> Pair:
+        device = torch.device(self._device)
+        return Pair(str(order["peer"]), timeout_s, secret=str(order["secret"]), device=device)
 
     def _message_device(self) -> str:
         return self._device if torch.device(self._device).type == "cuda" else "cpu"
+
+
+def _flows(entry: dict[str, Any]) -> line.Flows:
+    return line.Flows(int(entry["messages"]), int(entry["send_bytes"]), int(entry["receive_bytes"]))
+
+
+def _words(exc: Exception) -> str:
+    return exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
