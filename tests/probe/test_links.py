@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from skyctl.errors import SkyctlError
-from skyctl.probe.links import rounds
+from skyctl.probe.links import again, rounds
 from skyctl.probe.node import link
 from skyctl.probe.node.link import LinkFigures, fit_bandwidth, measure
+from skyctl.records.profile import LinkProfile
 from skyctl.transport.pair import Pair
 
 
@@ -70,3 +71,24 @@ def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> No
         assert isinstance(figures, LinkFigures), figures
         assert figures.latency_s > 0
         assert figures.bandwidth_bytes_per_s > 0
+
+
+def _link(source: str, target: str, mbit: float | None) -> LinkProfile:
+    if mbit is None:
+        return LinkProfile(source=source, target=target, error="refused")
+    return LinkProfile(source=source, target=target, latency_s=0.001, bandwidth_bytes_per_s=mbit * 125_000)
+
+
+def test_pairs_that_may_have_shared_an_uplink_are_measured_again() -> None:
+    """a, b in one site, c, d in another; both crossings of a round got half of 20 Mbit/s."""
+    rates = {("a", "b"): 100, ("c", "d"): 100, ("a", "c"): 20, ("b", "d"): 20, ("a", "d"): 10, ("b", "c"): 10}
+    links = [_link(*ends, rate) for pair, rate in rates.items() for ends in (pair, pair[::-1])]
+    found = again(links)
+    assert set(found) == {("a", "c"), ("b", "d"), ("a", "d"), ("b", "c")}
+    assert set(found[:2]) == {("a", "d"), ("b", "c")}
+
+
+def test_a_slow_node_is_slow_with_everybody_and_is_not_measured_again() -> None:
+    links = [_link(*ends, 20) for ends in (("a", "s"), ("s", "a"), ("b", "s"), ("s", "b"))]
+    links += [_link("a", "b", 100), _link("b", "a", 100), _link("s", "s", 1), _link("b", "x", None)]
+    assert again(links) == []

@@ -18,9 +18,11 @@ from skyctl.records.problem import (
 )
 from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
 
-RECEIVE_WINDOW = 2
-"""Receives the worker posts ahead, in microbatches per direction; their buffers count in the memory."""
-
+RECEIVE_WINDOW = 8
+RECEIVE_WINDOW_BYTES = 64 * 2**20
+"""Receives the worker posts ahead, in microbatches per direction, of messages that are not too large; at
+least 2. Their buffers count in the memory. With 2 a link that is busy both ways runs dry at times: the word
+that a receive is posted queues behind the data that goes the other way."""
 
 HEAP_SHARE = 1.2
 """What a process holds for activations on a CPU, for what is in use of it: a heap has gaps (measured with
@@ -87,10 +89,16 @@ def build_problem(
         first_stage=_pinned(first_stage, devices, "--pin-first"),
         last_stage=_pinned(last_stage, devices, "--pin-last"),
         microbatches=microbatches,
-        receive_window=RECEIVE_WINDOW,
+        receive_window=_receive_window(shape),
         schedule=schedule,
         objective=objective,
     )
+
+
+def _receive_window(shape: ShapeProfile) -> int:
+    largest = max(layer.output_bytes for layer in shape.layers)
+    fitting = int(RECEIVE_WINDOW_BYTES // max(largest, 1.0))
+    return min(shape.microbatches, max(2, min(RECEIVE_WINDOW, fitting)))
 
 
 def measured_workload(profile: Profile) -> WorkloadProfile:
