@@ -160,6 +160,16 @@ def test_nothing_is_recomputed_where_memory_does_not_bind():
     assert found.certificate.status == "optimal"
 
 
+def test_too_little_time_for_the_exact_search():
+    """The tables of 7 devices and 60 layers are too many for 0.3 s, and few enough for 1 s."""
+    base = problem(flops=[1.0 + i % 3 for i in range(60)], speeds=range(3, 10), memory=[130.0] * 7)
+    layers = tuple(x.model_copy(update={"activation_bytes": 5.0, "output_bytes": 1.0}) for x in base.layers)
+    fixed = {"layers": layers, "recompute": True, "objective": "iteration", "schedule": "1f1b"}
+    given = base.model_copy(update=fixed)
+    found = plan(given, time_limit_s=0.3)
+    assert verify(given, found).ok
+
+
 def test_verify_refuses_what_is_not_allowed():
     given = tight(recompute=True)
     found = plan(given)

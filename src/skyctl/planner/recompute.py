@@ -152,7 +152,7 @@ def best(model: Model, time_limit_s: float) -> Found:
     words = "best found of plans whose stages may recompute"
     if found is None or found.bound_s is None:
         return _stated(model, pieces, None, words)
-    if model.by_iteration and relax.can(model, SPLIT_S):
+    if model.zero and model.by_iteration and relax.can(model, SPLIT_S):
         low = split.least_step_s(model) * (1 - MARGIN)
         found = replace(found, bound_s=max(found.bound_s, low))
     return _stated(model, pieces, found, f"{words}; bound: nobody needs to recompute ({found.method})")
