@@ -44,10 +44,12 @@ def run_plan(
     """Trains ``options.steps`` steps and writes the run's folder.
 
     Raises:
+        InputError: the plan's stages don't fit its problem.
         MismatchError: the plan names devices that the cluster does not have.
         RunError: a rank failed; its logs stay in the run's folder.
     """
     check_fits(plan, cluster)
+    play = play_of(plan)
     paths = RunPaths.new()
     write_atomic(paths.plan, plan.to_json())
     run = None
@@ -55,7 +57,6 @@ def run_plan(
     try:
         watcher = metrics.beside(watcher)
         specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
-        play = play_of(plan)
 
         def figures(weights: str | None = None) -> Measurement:
             assert run is not None
