@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 from every_run import Run as StageRun
@@ -168,6 +169,25 @@ def test_too_little_time_for_the_exact_search():
     given = base.model_copy(update=fixed)
     found = plan(given, time_limit_s=0.3)
     assert verify(given, found).ok
+
+
+@pytest.mark.parametrize("seed", [74, 135, 365])
+def test_what_is_said_of_unused_devices_counts_recomputing(seed):
+    r = random.Random(seed)
+    flops = [r.uniform(1, 3) for _ in range(r.randint(3, 6))]
+    count = r.randint(2, 3)
+    speeds = [r.choice([4, 2, 1, 0.5, 0.2]) for _ in range(count)]
+    memory = [r.choice([None, r.uniform(8, 40)]) for _ in range(count)]
+    given = problem(flops=flops, speeds=speeds, memory=memory, recompute=True)
+    sizes = {"activation_bytes": 6.0, "output_bytes": 0.5}
+    layers = tuple(x.model_copy(update=sizes) for x in given.layers)
+    given = given.model_copy(update={"layers": layers})
+    found = plan(given, "heuristic")
+    best = best_s(given) / found.certificate.value_s
+    assert found.unused
+    for one in found.unused:
+        told = re.search(r"([0-9.]+)% faster", one.reason)
+        assert told is None or 1 - float(told[1]) / 100 >= best - 0.005, one.reason
 
 
 def test_verify_refuses_what_is_not_allowed():
