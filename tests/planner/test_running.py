@@ -184,7 +184,7 @@ def test_what_is_said_of_unused_devices_counts_recomputing(seed):
     given = given.model_copy(update={"layers": layers})
     found = plan(given, "heuristic")
     best = best_s(given) / found.certificate.value_s
-    assert found.unused
+    assert best > 1 - CLOSE
     for one in found.unused:
         told = re.search(r"([0-9.]+)% faster", one.reason)
         assert told is None or 1 - float(told[1]) / 100 >= best - 0.005, one.reason
