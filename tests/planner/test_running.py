@@ -214,6 +214,29 @@ def test_a_slow_link_is_named_as_the_reason_for_a_depth():
         assert "the link n" in said[0]
 
 
+def test_memory_that_is_offered_counts_what_is_put_off():
+    r = random.Random(29)
+    given = chain(29, "zero-bubble")
+    layers = [x.model_copy(update={"deferred_bytes": r.choice([1.0, 4.0, 10.0])}) for x in given.layers]
+    devices = [
+        d if d.memory_bytes is None else d.model_copy(update={"memory_bytes": d.memory_bytes + 4})
+        for d in given.devices
+    ]
+    given = given.model_copy(update={"layers": tuple(layers), "devices": tuple(devices)})
+    found = plan(given, "heuristic")
+    for advice in advise(found):
+        if advice.kind == "memory":
+            told = re.match(r"(\d+) B more on (\S+) would save", advice.text)
+            assert told is not None
+            more = [
+                d.model_copy(update={"memory_bytes": d.memory_bytes + int(told[1])}) if d.id == told[2] else d
+                for d in given.devices
+            ]
+            then = plan(given.model_copy(update={"devices": tuple(more)}), "heuristic")
+            limit = found.certificate.value_s * (1 - advice.saves) * 1.002
+            assert then.certificate.value_s <= limit
+
+
 def test_fewer_bytes_on_slow_links_are_offered():
     given = chain(1, "1f1b", 8)
     found = plan(given)
