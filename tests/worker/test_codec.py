@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyctl.control import linking
-from skyctl.planner import offers
 from skyctl.errors import RunError
+from skyctl.planner import offers
 from skyctl.worker import codec
 from skyctl.worker.codec import BLOCK, LINK_DTYPES, SMALLEST_SCALE, Code, Int8, code_for
 
