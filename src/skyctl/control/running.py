@@ -83,9 +83,9 @@ def run_plan(
             exc.log = str(paths.folder)
         raise
     finally:
-        metrics.close()
         if run is not None:
             run.stop()
+        metrics.close()
 
 
 def prepare(
