@@ -68,9 +68,11 @@ def run_plan(
         run.watch(plan.predicted.iteration_s)
         watcher.phase("gathering the trained weights")
         weights = gather_weights(run, sessions) if options.weights else None
-        trace = write_trace(run, sessions, play, watcher) if options.trace else None
-        done = figures(str(weights) if weights else None).model_copy(update={"trace": trace})
+        done = figures(str(weights) if weights else None)
         write_atomic(paths.measurement, done.to_json())
+        if options.trace:  # whatever becomes of it, the figures are kept
+            done = done.model_copy(update={"trace": write_trace(run, sessions, play, watcher)})
+            write_atomic(paths.measurement, done.to_json())
         return done, paths
     except KeyboardInterrupt as exc:
         done_steps = run.collected.reported if run is not None else 0
