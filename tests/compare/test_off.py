@@ -20,11 +20,16 @@ PLAY = Play("1f1b", 4, (3, 2, 1), (0, 0, 0), (StageTimes(0.1, 0.2, 0.05),) * 3, 
 DEVICES = ("n1/cpu:0", "n2/cpu:0", "n3/cpu:0")
 
 
-def run(real: Play, step_s: float | None = None, beside_s: Sequence[float] = (0.0, 0.0, 0.0)) -> Measurement:
-    """A run of ``PLAY`` whose parts were as in ``real``; its step is what those give, or ``step_s``."""
+def run(
+    real: Play,
+    step_s: float | None = None,
+    beside_s: Sequence[float] = (0.0, 0.0, 0.0),
+    planned_as: Play = PLAY,
+) -> Measurement:
+    """A run of ``planned_as`` whose parts were as in ``real``; its step is what those give, or ``step_s``."""
     done = real.simulate()
     took_s = done.iteration_s if step_s is None else step_s
-    planned = PLAY.simulate()
+    planned = planned_as.simulate()
     replicas = []
     for stage, device in enumerate(DEVICES):
         parts = predicted_parts(real, stage)
@@ -40,7 +45,7 @@ def run(real: Play, step_s: float | None = None, beside_s: Sequence[float] = (0.
                     compute_s=planned.compute_s[stage],
                     idle_s=planned.idle_s[stage],
                     memory_bytes=0.0,
-                    **predicted_parts(PLAY, stage),
+                    **predicted_parts(planned_as, stage),
                 ),
                 **parts,
             )
@@ -56,7 +61,7 @@ def run(real: Play, step_s: float | None = None, beside_s: Sequence[float] = (0.
         attempts=1,
         weights=None,
     )
-    return measured.model_copy(update={"differences": differences(PLAY, measured)})
+    return measured.model_copy(update={"differences": differences(planned_as, measured)})
 
 
 def slowed(stage: int, factor: float) -> Play:
@@ -118,6 +123,36 @@ def test_time_beside_the_layers_and_what_remains() -> None:
     assert "; 3.00 s was measured, " in whole
     assert whole.endswith("more than the parts explain")
     assert together.step_s == cause.step_s
+
+
+def handled(each_s: float) -> Play:
+    """``PLAY`` with so much in each forward and backward beside the layers."""
+    stages = tuple(
+        replace(x, forward_s=x.forward_s + each_s, backward_s=x.backward_s + each_s) for x in PLAY.stages
+    )
+    return replace(PLAY, stages=stages, beside_s=(each_s,) * 3)
+
+
+def test_what_was_predicted_beside_the_layers_is_no_difference() -> None:
+    planned = handled(0.05)
+    done = run(planned, beside_s=(0.4,) * 3, planned_as=planned)  # 4 microbatches, there and back
+    assert done.differences == ()
+    assert [r.predicted.forward_s for r in done.replicas] == pytest.approx([0.4] * 3)
+    row = dict(zip(COLUMNS, rows(done)[0], strict=True))
+    assert (row["forward"], row["beside"]) == ("400 ms 1.00×", "400 ms 1.00×")
+
+
+def test_more_beside_the_layers_than_predicted_counts_once() -> None:
+    planned = handled(0.05)
+    done = run(planned, beside_s=(0.4, 0.8, 0.4), planned_as=planned)
+    cause, together = done.differences
+    assert (cause.cause, cause.device) == ("overhead", "n2/cpu:0")
+    assert (cause.predicted_s, cause.measured_s) == pytest.approx((0.4, 0.8))
+    slower = replace(planned.stages[1], forward_s=0.2, backward_s=0.3)
+    real = replace(planned, stages=(planned.stages[0], slower, planned.stages[2]))
+    assert cause.step_s == pytest.approx(real.simulate().iteration_s)
+    assert together.step_s == cause.step_s
+    assert sentences(done)[0].startswith("n2/cpu:0 takes 800 ms a step beside its layers, predicted 400 ms: ")
 
 
 def test_causes_come_by_what_they_do_to_the_step() -> None:

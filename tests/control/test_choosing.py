@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyctl.control.planning import PlanOptions, plan_best
-from skyctl.errors import InfeasibleError
+from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 
 
@@ -60,6 +60,18 @@ def test_sequential_only_where_nothing_else_fits():
     assert picked(made(memory=8.5)).problem.schedule == "sequential"
     with pytest.raises(InfeasibleError):
         picked(made(memory=7.5))
+
+
+def test_what_no_quick_plan_settles_is_searched_for():
+    """Every layer but the first is too large while it runs, so that keeping inputs only is of no use."""
+    given = made(memory=8.0, microbatches=2)
+    small, large = ({"activation_bytes": x, "output_bytes": 0.1} for x in (0.1, 10.0))
+    layers = tuple(x.model_copy(update=large if i else small) for i, x in enumerate(given.layers))
+    given = given.model_copy(update={"layers": layers, "recompute": True})
+    with pytest.raises(UndecidedError):
+        picked(given, strategy="heuristic")
+    with pytest.raises(InfeasibleError):
+        picked(given)
 
 
 def test_the_number_of_microbatches_is_picked_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -226,6 +227,16 @@ def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
 def test_a_node_that_has_changed_must_be_measured_again(changed: dict[str, Any], words: str) -> None:
     request, workload = ask(4)
     assert words in str(misfit(profile(device("a", 1.0)), request, workload, nodes("a", **changed)))
+
+
+def test_what_is_typed_to_ask_for_it_again(tmp_path: Path) -> None:
+    assert ask()[0].words() == ["gpt:layers=3", "--batch-size", "8"]
+    (tmp_path / "book.txt").write_text("text")
+    spec = make_spec("gpt:layers=3", dtype="bfloat16", seed=3, data_path=str(tmp_path / "book.txt"))
+    data = ["--data", str((tmp_path / "book.txt").resolve())]
+    flags = ["--microbatches", "4", "--dtype", "bfloat16", "--seed", "3", *data]
+    assert Request(spec, 4).words() == ["gpt:layers=3", *flags]
+    assert Request(make_spec("gpt:layers=3", random_inputs=True)).words()[1:] == ["--random-inputs"]
 
 
 def test_what_was_measured_is_said_where_it_does_not_fit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,16 @@ def test_a_file_that_cannot_be_written_is_said() -> None:
     with pytest.raises(SkyctlError, match=r"cannot write the run's figures to .*metrics\.jsonl"):
         metrics.step(progress(0))
     metrics.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_said_once() -> None:
+    metrics = Metrics(RunPaths.new(), lambda _text: None)
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        metrics._lines = full
+        with pytest.raises(SkyctlError, match="No space left on device"):
+            metrics.step(progress(0))
+        metrics.close()
 
 
 def event(step: int, **more: object) -> dict[str, object]:

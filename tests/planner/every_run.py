@@ -64,14 +64,18 @@ def need_bytes(problem, run):
     return need + run.flying * sum(x.activation_bytes for x in part) + max(x.workspace_bytes for x in part)
 
 
+def _columns(problem, device):
+    if device.id in problem.times:
+        times = problem.times[device.id]
+        return times.forward_s, times.backward_s, times.optimizer_s, times.weight_s
+    seconds = [x.flops / device.flops_per_s for x in problem.layers]
+    return [x / 3 for x in seconds], [x * 2 / 3 for x in seconds], [0.0] * len(seconds), [0.0] * len(seconds)
+
+
 def value_s(problem, runs):
     entries = []
     for run in runs:
-        times = problem.times[problem.devices[run.device].id]
-        f, b, o, w = (
-            sum(x[run.start : run.stop])
-            for x in (times.forward_s, times.backward_s, times.optimizer_s, times.weight_s)
-        )
+        f, b, o, w = (sum(x[run.start : run.stop]) for x in _columns(problem, problem.devices[run.device]))
         entries.append(StageTimes(f, b + f, o) if run.recompute else StageTimes(f, b, o, w))
     if problem.objective == "bottleneck":
         return max(x.forward_s + x.backward_s for x in entries)

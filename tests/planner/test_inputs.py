@@ -136,6 +136,8 @@ FAULTS = {
     "a step of too many seconds": (document(layers=layers(flops=1e308)), "too large"),
     "a speed too small": (document(devices=devices(flops_per_s=1e-320)), "too large"),
     "a bandwidth too small": (document(links=links(bandwidth_bytes_per_s=1e-320)), "too large"),
+    "a share too large": (document(links=links(sent_share=1e306)), "link", "too large"),
+    "put off too large": (document(layers=layers(deferred_bytes=1e308)), "more than can be computed with"),
     "bytes too large": (document(layers=layers(state_bytes=1.7e308)), "more than can be computed with"),
     "too many microbatches": (document(microbatches=10**400), "at most 1000000"),
     "too wide a window": (document(receive_window=10**400), "at most 1000000"),

@@ -55,3 +55,14 @@ def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
     changed = play_of(made.model_copy(update={"stages": (again, *made.stages[1:])}))
     assert changed.stages[0].backward_s == pytest.approx(play.stages[0].backward_s + play.stages[0].forward_s)
     assert changed.stages[1:] == play.stages[1:]
+
+
+def test_what_is_beside_the_layers_is_told_apart() -> None:
+    given = _problem("1f1b", shared=False)
+    devices = [d.model_copy(update={"handling_s": 0.006}) for d in given.devices]
+    made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
+    play, plain = play_of(made), play_of(plan(given, "even"))
+    assert play.stages[0].forward_s == pytest.approx(plain.stages[0].forward_s + 0.003)
+    for stage, times in enumerate(plain.stages):
+        alone = play.layers(stage)
+        assert (alone.forward_s, alone.backward_s) == pytest.approx((times.forward_s, times.backward_s))

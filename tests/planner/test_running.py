@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 from every_run import Run as StageRun
@@ -160,6 +161,35 @@ def test_nothing_is_recomputed_where_memory_does_not_bind():
     assert found.certificate.status == "optimal"
 
 
+def test_too_little_time_for_the_exact_search():
+    """The tables of 7 devices and 60 layers are too many for 0.3 s, and few enough for 1 s."""
+    base = problem(flops=[1.0 + i % 3 for i in range(60)], speeds=range(3, 10), memory=[130.0] * 7)
+    layers = tuple(x.model_copy(update={"activation_bytes": 5.0, "output_bytes": 1.0}) for x in base.layers)
+    fixed = {"layers": layers, "recompute": True, "objective": "iteration", "schedule": "1f1b"}
+    given = base.model_copy(update=fixed)
+    found = plan(given, time_limit_s=0.3)
+    assert verify(given, found).ok
+
+
+@pytest.mark.parametrize("seed", [74, 135, 365])
+def test_what_is_said_of_unused_devices_counts_recomputing(seed):
+    r = random.Random(seed)
+    flops = [r.uniform(1, 3) for _ in range(r.randint(3, 6))]
+    count = r.randint(2, 3)
+    speeds = [r.choice([4, 2, 1, 0.5, 0.2]) for _ in range(count)]
+    memory = [r.choice([None, r.uniform(8, 40)]) for _ in range(count)]
+    given = problem(flops=flops, speeds=speeds, memory=memory, recompute=True)
+    sizes = {"activation_bytes": 6.0, "output_bytes": 0.5}
+    layers = tuple(x.model_copy(update=sizes) for x in given.layers)
+    given = given.model_copy(update={"layers": layers})
+    found = plan(given, "heuristic")
+    best = best_s(given) / found.certificate.value_s
+    assert best > 1 - CLOSE
+    for one in found.unused:
+        told = re.search(r"([0-9.]+)% faster", one.reason)
+        assert told is None or 1 - float(told[1]) / 100 >= best - 0.005, one.reason
+
+
 def test_verify_refuses_what_is_not_allowed():
     given = tight(recompute=True)
     found = plan(given)
@@ -182,6 +212,29 @@ def test_a_slow_link_is_named_as_the_reason_for_a_depth():
     if len(found.stages) > 1:
         assert said[0].startswith("eager 1F1B, in flight ")
         assert "the link n" in said[0]
+
+
+def test_memory_that_is_offered_counts_what_is_put_off():
+    r = random.Random(29)
+    given = chain(29, "zero-bubble")
+    layers = [x.model_copy(update={"deferred_bytes": r.choice([1.0, 4.0, 10.0])}) for x in given.layers]
+    devices = [
+        d if d.memory_bytes is None else d.model_copy(update={"memory_bytes": d.memory_bytes + 4})
+        for d in given.devices
+    ]
+    given = given.model_copy(update={"layers": tuple(layers), "devices": tuple(devices)})
+    found = plan(given, "heuristic")
+    for advice in advise(found):
+        if advice.kind == "memory":
+            told = re.match(r"(\d+) B more on (\S+) would save", advice.text)
+            assert told is not None
+            more = [
+                d.model_copy(update={"memory_bytes": d.memory_bytes + int(told[1])}) if d.id == told[2] else d
+                for d in given.devices
+            ]
+            then = plan(given.model_copy(update={"devices": tuple(more)}), "heuristic")
+            limit = found.certificate.value_s * (1 - advice.saves) * 1.002
+            assert then.certificate.value_s <= limit
 
 
 def test_fewer_bytes_on_slow_links_are_offered():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from skyctl.control import linking
 from skyctl.errors import RunError
+from skyctl.planner import offers
 from skyctl.worker import codec
 from skyctl.worker.codec import BLOCK, LINK_DTYPES, SMALLEST_SCALE, Code, Int8, code_for
 
@@ -115,12 +116,12 @@ def test_unknown_link_dtype() -> None:
 
 
 def test_the_planner_counts_the_bytes_that_are_sent() -> None:
-    assert codec.BLOCK == linking.INT8_BLOCK
+    assert codec.BLOCK == offers.INT8_BLOCK
     assert linking.LINK_DTYPES == LINK_DTYPES
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float64", torch.float64)):
         for link_dtype in linking.LINK_DTYPES:
             code = code_for(link_dtype, (3, 4 * BLOCK), dtype)
             full = 12 * BLOCK * dtype.itemsize
             sent = full if code is None else math.prod(code.shape) * code.dtype.itemsize
-            assert linking.sent_share(link_dtype, name) == sent / full
+            assert offers.sent_share(link_dtype, name) == sent / full
     assert isinstance(code_for("int8", (BLOCK,), torch.float32), Int8)

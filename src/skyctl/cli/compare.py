@@ -70,6 +70,7 @@ def compare(
         data=data,
         random_inputs=random_inputs,
     )
+    training.say_notes(out, loaded)
     options = PlanOptions(
         schedule=training.schedule_of(schedule),
         first_stage=training.nodes_of(target.cluster, pin_first),

@@ -213,7 +213,7 @@ def show_measurement(out: Output, done: Measurement) -> None:
     if took.median < SHORT_STEP_S and abs(error) > 0.25:
         out.line(
             f"note: a step under {SHORT_STEP_S * 1000:.0f} ms is mostly what messages and layers cost beside "
-            "their computing, which the prediction leaves out"
+            "their computing, which the prediction knows only roughly"
         )
     out.line(f"loss: {done.steps[0].loss:.4f} → {done.final_loss:.4f} in {len(done.steps)} steps")
     if done.validation:

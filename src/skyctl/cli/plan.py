@@ -115,7 +115,8 @@ def plan(
     if output is not None:
         out.note(f"plan: {output}" + (" (not written: --dry-run)" if dry_run else ""))
     if workload is not None and exported is None:
-        flags = training.again([str(output)], cluster)
+        words = [str(output)] if data is None else [str(output), "--data", str(data)]
+        flags = training.again([*words, "--random-inputs"] if random_inputs else words, cluster)
         out.note("next: add -o plan.json to keep it" if output is None else f"next: skyctl launch {flags}")
     out.json(made if exported is None else exported.document())
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from skyctl.compare.words import UNKNOWN, percent, seconds, times
-from skyctl.records.measurement import Difference, Measurement, ReplicaMeasurement
+from skyctl.records.measurement import Difference, Measurement, ReplicaMeasurement, ReplicaPredicted
 from skyctl.schedule.playing import Play
 from skyctl.schedule.simulate import Boundary, Hop, StageTimes
 
@@ -21,6 +21,8 @@ LEAST = 0.003
 """Of a step: what can change it by less is left out."""
 SAID = 0.01
 """Of a step: what changes it by less gets no sentence."""
+ROUNDING = 1e-9
+"""Of a stage's computing: what sums may be off by."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +80,8 @@ def _as_measured(play: Play, done: Measurement) -> Play:
 
 def _of_stage(play: Play, replicas: Sequence[ReplicaMeasurement], stage: int) -> list[_Cause]:
     """What was measured of one stage: its layers, the rest of its time, the messages it waited for."""
-    replica, planned, count = replicas[stage], play.stages[stage], play.microbatches
-    out: list[_Cause] = []
-    forward_s, backward_s, optimizer_s = replica.forward_s, replica.backward_s, replica.optimizer_s
-    if forward_s is not None and backward_s is not None:
-        layers_s = forward_s + backward_s + (optimizer_s or 0.0)
-        expected_s = count * (planned.forward_s + planned.backward_s) + planned.optimizer_s
-        scale = backward_s / (count * planned.backward_s) if planned.backward_s else 1.0
-        real = StageTimes(forward_s / count, backward_s / count, optimizer_s or 0.0, planned.weight_s * scale)
-        size_s = (
-            abs(forward_s - count * planned.forward_s)
-            + abs(backward_s - count * planned.backward_s)
-            + abs((optimizer_s or 0.0) - planned.optimizer_s)
-        )
-        device = replica.device
-        out.append(_Cause("compute", device, None, expected_s, layers_s, size_s, {stage: real}, {}))
-        beside_s = max(0.0, replica.compute_s - layers_s)
-        each_s = beside_s / (2 * count)  # spread evenly: it is not known where it was spent
-        slower = replace(
-            planned, forward_s=planned.forward_s + each_s, backward_s=planned.backward_s + each_s
-        )
-        out.append(_Cause("overhead", device, None, 0.0, beside_s, beside_s, {stage: slower}, {}))
+    replica, count = replicas[stage], play.microbatches
+    out = _of_device(play, replica, stage)
     if stage and replica.input_message_s is not None:
         boundary = play.boundaries[stage - 1]
         changed = replace(boundary, forward=_hop(boundary.forward, replica.input_message_s))
@@ -112,6 +95,34 @@ def _of_stage(play: Play, replicas: Sequence[ReplicaMeasurement], stage: int) ->
             _message(replicas, stage + 1, stage, expected_s, replica.gradient_message_s, count, changed)
         )
     return out
+
+
+def _of_device(play: Play, replica: ReplicaMeasurement, stage: int) -> list[_Cause]:
+    """Its layers with the rest as planned, and the rest with its layers as planned."""
+    forward_s, backward_s, optimizer_s = replica.forward_s, replica.backward_s, replica.optimizer_s or 0.0
+    if forward_s is None or backward_s is None:
+        return []
+    planned, layers, count = play.stages[stage], play.layers(stage), play.microbatches
+    more = (
+        forward_s / count - layers.forward_s,
+        backward_s / count - layers.backward_s,
+        optimizer_s - layers.optimizer_s,
+    )
+    scale = backward_s / (count * layers.backward_s) if layers.backward_s > 0 else 1.0
+    real = StageTimes(
+        planned.forward_s + more[0], planned.backward_s + more[1], optimizer_s, planned.weight_s * scale
+    )
+    layers_s = forward_s + backward_s + optimizer_s
+    expected_s = count * (layers.forward_s + layers.backward_s) + layers.optimizer_s
+    size_s = count * (abs(more[0]) + abs(more[1])) + abs(more[2])
+    beside_s, planned_s = max(0.0, replica.compute_s - layers_s), 2 * count * play.beside(stage)
+    each_s = (beside_s - planned_s) / (2 * count)  # spread evenly: it is not known where it was spent
+    other = replace(planned, forward_s=planned.forward_s + each_s, backward_s=planned.backward_s + each_s)
+    off_s, device = abs(beside_s - planned_s), replica.device
+    return [
+        _Cause("compute", device, None, expected_s, layers_s, size_s, {stage: real}, {}),
+        _Cause("overhead", device, None, planned_s, beside_s, off_s, {stage: other}, {}),
+    ]
 
 
 def _message(
@@ -177,7 +188,7 @@ def rows(done: Measurement) -> list[tuple[str, ...]]:
             _against(r.forward_s, r.predicted.forward_s),
             _against(r.backward_s, r.predicted.backward_s),
             _against(r.optimizer_s, r.predicted.optimizer_s),
-            UNKNOWN if r.forward_s is None else seconds(max(0.0, r.compute_s - _layers_s(r))),
+            UNKNOWN if r.forward_s is None else _against(_beside_s(r), _beside_s(r.predicted)),
             _against(r.input_message_s, r.predicted.input_message_s),
             _against(r.gradient_message_s, r.predicted.gradient_message_s),
             _against(r.transfer_s + r.idle_s, r.predicted.idle_s),
@@ -219,7 +230,8 @@ def _what(cause: Difference, by_device: dict[str, ReplicaMeasurement]) -> str:
             f"{seconds(cause.predicted_s)}"
         )
     if cause.cause == "overhead":
-        return f"{cause.device} takes {seconds(cause.measured_s)} a step beside its layers"
+        planned = f", predicted {seconds(cause.predicted_s)}" if cause.predicted_s > 0 else ""
+        return f"{cause.device} takes {seconds(cause.measured_s)} a step beside its layers{planned}"
     replica = by_device[str(cause.device)]
     parts = [
         f"{name} {_ratio(measured, planned)}"
@@ -234,8 +246,11 @@ def _what(cause: Difference, by_device: dict[str, ReplicaMeasurement]) -> str:
     return f"{cause.device} computes {ratio} as long as predicted ({', '.join(parts)})"
 
 
-def _layers_s(replica: ReplicaMeasurement) -> float:
-    return (replica.forward_s or 0.0) + (replica.backward_s or 0.0) + (replica.optimizer_s or 0.0)
+def _beside_s(figures: ReplicaMeasurement | ReplicaPredicted) -> float:
+    """Of a step's computing what is not the layers'; not what rounding leaves."""
+    layers_s = (figures.forward_s or 0.0) + (figures.backward_s or 0.0) + (figures.optimizer_s or 0.0)
+    beside_s = figures.compute_s - layers_s
+    return beside_s if beside_s > ROUNDING * figures.compute_s else 0.0
 
 
 def _ratio(measured_s: float | None, planned_s: float | None) -> str:

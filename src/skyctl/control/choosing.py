@@ -56,15 +56,15 @@ class Chooser:
 
     def choose(self, problems: Sequence[Problem]) -> Plan | None:
         """The quick plan to go by, with any of the schedules; None: nothing fits."""
-        with_schedule = _as("eager-1f1b")
-        deep = sorted(self.try_all([with_schedule(p) for p in problems]), key=value_s)
+        deep = sorted(self.try_all([with_schedule(p, "eager-1f1b") for p in problems]), key=value_s)
         for plan in deep[:CLOSER]:
-            others = [_as("1f1b")(plan.problem)]
+            others = [with_schedule(plan.problem, "1f1b")]
             if _split(plan.problem):
-                others.append(_as("zero-bubble")(plan.problem))
+                others.append(with_schedule(plan.problem, "zero-bubble"))
             self.try_all(others)
         if not self.made:
-            self.try_all([_as("sequential")(p) for p in problems])
+            self.failures = []  # nothing needs less memory: what is proved for sequential holds for all
+            self.try_all([with_schedule(p, "sequential") for p in problems])
         return preferred(self.made)
 
 
@@ -88,8 +88,9 @@ def value_s(plan: Plan) -> float:
     return plan.predicted.iteration_s
 
 
-def _as(schedule: Schedule) -> Callable[[Problem], Problem]:
-    return lambda problem: problem.model_copy(update={"schedule": schedule})
+def with_schedule(problem: Problem, schedule: Schedule) -> Problem:
+    """The problem with another schedule."""
+    return problem.model_copy(update={"schedule": schedule})
 
 
 def _split(problem: Problem) -> bool:

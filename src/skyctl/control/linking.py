@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import get_args
 
 from skyctl.errors import InputError
+from skyctl.planner.offers import SLOW_BYTES_PER_S, sent_share
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, LinkDtype, Problem
 
-LINK_DTYPES: tuple[LinkDtype, ...] = ("float32", "bfloat16", "int8")
+LINK_DTYPES: tuple[LinkDtype, ...] = get_args(LinkDtype)
 SLOW = "slow"
-SLOW_BYTES_PER_S = 25e6
-"""``@slow`` means links below this: 200 Mbit/s."""
-
-INT8_BLOCK = 128
-"""Values that share a float32 scale on an int8 link, as in ``worker/codec.py``."""
-
-WIDTHS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0 + 4.0 / INT8_BLOCK}
-"""Bytes on a link for one number."""
+"""``@slow``: see ``SLOW_BYTES_PER_S``."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,6 @@ def with_link_dtypes(problem: Problem, choices: Sequence[LinkChoice], activation
         for i in named:
             links[i] = links[i].model_copy(update=update)
     return problem.model_copy(update={"links": tuple(links)})
-
-
-def sent_share(dtype: LinkDtype, activations: str) -> float:
-    """Bytes on the link for a byte of a layer's output; 1 where the dtype is no narrower."""
-    return min(1.0, WIDTHS[dtype] / WIDTHS.get(activations, 4.0))
 
 
 def encoded_links(plan: Plan) -> list[Link]:

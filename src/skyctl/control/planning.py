@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from pydantic import ValidationError
 
-from skyctl.control.choosing import AUTO, Chooser, ScheduleChoice, promising_first
+from skyctl.control.choosing import AUTO, Chooser, ScheduleChoice, promising_first, with_schedule
 from skyctl.control.linking import LinkChoice, with_link_dtypes
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
@@ -94,15 +94,28 @@ def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     chooser = Chooser(lambda problem, limit_s: plan_problem(problem, quick, limit_s), options.time_limit_s)
     if options.schedule == AUTO:
         chosen = chooser.choose(candidates)
+        if chosen is None and searched:
+            return _thorough(candidates, options, deadline)
         if chosen is None:
             raise _failure(chooser.failures)
         if not searched:
             return chosen
-        schedule = chosen.problem.schedule
-        candidates = [problem.model_copy(update={"schedule": schedule}) for problem in candidates]
+        candidates = [with_schedule(problem, chosen.problem.schedule) for problem in candidates]
     elif searched and len(candidates) > 1:
         chooser.try_all(candidates)
     return _plan_each(promising_first(candidates, chooser.made), options, deadline)
+
+
+def _thorough(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
+    """Where no quick plan fits: half of the time for the simplest schedule, then the one that needs the least
+    memory; what is proved for that one holds for all."""
+    now = time.perf_counter()
+    try:
+        simple = [with_schedule(problem, "1f1b") for problem in candidates]
+        return _plan_each(simple, options, now + (deadline - now) / 2)
+    except (InfeasibleError, UndecidedError):
+        least = [with_schedule(problem, "sequential") for problem in candidates]
+        return _plan_each(least, options, deadline)
 
 
 def _plan_each(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:

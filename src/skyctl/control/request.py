@@ -51,12 +51,16 @@ class Request:
 
     def words(self) -> list[str]:
         """The arguments that ask for it again, as typed."""
-        words = [self.spec.source]
-        words += (
-            ["--batch-size", str(self.spec.batch_size)] if self.spec.batch_size != DEFAULT_BATCH_SIZE else []
-        )
-        words += ["--microbatches", str(self.microbatches)] if self.microbatches is not None else []
-        return words
+        spec, words = self.spec, [self.spec.source]
+        for flag, value, default in (
+            ("--batch-size", spec.batch_size, DEFAULT_BATCH_SIZE),
+            ("--microbatches", self.microbatches, None),
+            ("--dtype", spec.dtype, "float32"),
+            ("--seed", spec.seed, 0),
+            ("--data", spec.data_path, None),
+        ):
+            words += [flag, str(value)] if value != default else []
+        return [*words, "--random-inputs"] if spec.random_inputs else words
 
     def ref(self, workload: Workload) -> WorkloadRef:
         """What a plan remembers of it."""

@@ -44,10 +44,12 @@ def run_plan(
     """Trains ``options.steps`` steps and writes the run's folder.
 
     Raises:
+        InputError: the plan's stages don't fit its problem.
         MismatchError: the plan names devices that the cluster does not have.
         RunError: a rank failed; its logs stay in the run's folder.
     """
     check_fits(plan, cluster)
+    play = play_of(plan)
     paths = RunPaths.new()
     write_atomic(paths.plan, plan.to_json())
     run = None
@@ -55,7 +57,6 @@ def run_plan(
     try:
         watcher = metrics.beside(watcher)
         specs = prepare(plan, cluster, request, sessions, options, paths.run_id, watcher)
-        play = play_of(plan)
 
         def figures(weights: str | None = None) -> Measurement:
             assert run is not None
@@ -67,9 +68,11 @@ def run_plan(
         run.watch(plan.predicted.iteration_s)
         watcher.phase("gathering the trained weights")
         weights = gather_weights(run, sessions) if options.weights else None
-        trace = write_trace(run, sessions, play, watcher) if options.trace else None
-        done = figures(str(weights) if weights else None).model_copy(update={"trace": trace})
+        done = figures(str(weights) if weights else None)
         write_atomic(paths.measurement, done.to_json())
+        if options.trace:  # whatever becomes of it, the figures are kept
+            done = done.model_copy(update={"trace": write_trace(run, sessions, play, watcher)})
+            write_atomic(paths.measurement, done.to_json())
         return done, paths
     except KeyboardInterrupt as exc:
         done_steps = run.collected.reported if run is not None else 0
@@ -82,9 +85,9 @@ def run_plan(
             exc.log = str(paths.folder)
         raise
     finally:
-        metrics.close()
         if run is not None:
             run.stop()
+        metrics.close()
 
 
 def prepare(

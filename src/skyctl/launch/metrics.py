@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -63,13 +64,12 @@ class Metrics:
             ) from exc
 
     def close(self) -> None:
-        """Idempotent."""
-        lines, self._lines = self._lines, None
-        board, self._board = self._board, None
-        if lines is not None:
-            lines.close()
-        if board is not None:
-            board.close()
+        """Idempotent. Every step was written out when it ended, or what could not be was said then."""
+        opened, self._lines, self._board = (self._lines, self._board), None, None
+        for one in opened:
+            if one is not None:
+                with suppress(OSError):
+                    one.close()
 
     def _tensorboard(self) -> Any:
         try:

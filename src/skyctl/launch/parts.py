@@ -22,10 +22,10 @@ def measured_parts(events: Sequence[Mapping[str, Any]]) -> dict[str, float | Non
 
 
 def predicted_parts(play: Play | None, stage: int) -> dict[str, float | None]:
-    """The same of the plan: forward and backward of a whole step, a message's way without queueing."""
+    """The same of the plan: the layers' forward and backward of a whole step, a message's way unqueued."""
     if play is None:
         return dict.fromkeys(PARTS)
-    times, count = play.stages[stage], play.microbatches
+    times, count = play.layers(stage), play.microbatches
     return {
         "forward_s": count * times.forward_s,
         "backward_s": count * times.backward_s,

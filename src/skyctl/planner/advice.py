@@ -269,10 +269,10 @@ class _Search:
     def enough_memory(self, change: Change, pieces: Pieces, value: float) -> tuple[Change, float]:
         """A size that is sold with which most of it is saved: at most what the found plan takes."""
         unlimited = Model(change.problem)
-        flying = value_s(unlimited, pieces)[1].flying
+        runs = zip(pieces, *value_s(unlimited, pieces)[1], strict=True)
         need = next(
-            unlimited.need_bytes(p, q, k)
-            for (d, p, q), k in zip(pieces, flying, strict=True)
+            unlimited.need_bytes(p, q, flying, behind, recompute=again)
+            for (d, p, q), flying, behind, again in runs
             if unlimited.ids[d] == change.name
         )
         most = _size_sold(need - self.model.available[self.model.index(change.name)])

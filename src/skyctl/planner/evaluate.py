@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from skyctl.planner.model import Model, Piece
+from skyctl.planner.playing import playable
 from skyctl.planner.running import Running
-from skyctl.schedule.simulate import Boundary, Simulation, StageTimes, last_backwards, simulate
+from skyctl.schedule.simulate import Simulation, last_backwards
 
 
 def bottleneck_s(model: Model, pieces: Sequence[Piece], running: Running | None = None) -> float:
@@ -21,26 +22,7 @@ def bottleneck_s(model: Model, pieces: Sequence[Piece], running: Running | None 
 
 def play(model: Model, pieces: Sequence[Piece], running: Running, trace: bool = False) -> Simulation:
     """Simulates one step."""
-    columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer, model.weight))
-    beside = [model.handling[piece.device] for piece in pieces]
-    stages = [
-        StageTimes(f + h, b + f + h, o) if again else StageTimes(f + h, b + h, o, min(w, b))
-        for f, b, o, w, h, again in zip(*columns, beside, running.recompute, strict=True)
-    ]
-    boundaries = [
-        Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
-        for a, b in pairwise(pieces)
-    ]
-    behind = running.behind if model.zero else None
-    return simulate(
-        model.schedule,
-        model.microbatches,
-        running.flying,
-        stages,
-        boundaries,
-        trace=trace,
-        weights_behind=behind,
-    )
+    return playable(model, pieces, running).simulate(trace=trace)
 
 
 def step_s(model: Model, pieces: Sequence[Piece], running: Running) -> float:

@@ -9,10 +9,17 @@ from typing import get_args
 from skyctl.records.plan import Plan
 from skyctl.records.problem import LinkDtype, Problem, Schedule
 
-SENT: dict[LinkDtype, float] = {"bfloat16": 0.5, "int8": (1 + 4 / 128) / 4}
-"""Bytes on a link for a byte of float32: int8 with a float32 scale for each 128 values."""
+INT8_BLOCK = 128
+"""Values that share a float32 scale on an int8 link, as in ``worker/codec.py``."""
+WIDTHS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0 + 4.0 / INT8_BLOCK}
+"""Bytes on a link for one number."""
 SLOW_BYTES_PER_S = 25e6
 """Links below this, 200 Mbit/s, are what ``--link-dtype DTYPE@slow`` is about."""
+
+
+def sent_share(dtype: LinkDtype, activations: str) -> float:
+    """Bytes on the link for a byte of a layer's output; 1 where the dtype is no narrower."""
+    return min(1.0, WIDTHS[dtype] / WIDTHS.get(activations, 4.0))
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,12 @@ def _dtypes(plan: Plan) -> Iterator[Change]:
     problem = plan.problem
     if problem.objective != "iteration":
         return
-    wide = plan.workload is None or plan.workload.dtype == "float32"
-    for dtype, of_float32 in SENT.items():
-        share = of_float32 if wide else 2 * of_float32
+    activations = "float32" if plan.workload is None else plan.workload.dtype
+    for dtype in get_args(LinkDtype):
+        share = sent_share(dtype, activations)
         links = tuple(
             link.model_copy(update={"dtype": dtype, "sent_share": share})
-            if link.bandwidth_bytes_per_s < SLOW_BYTES_PER_S and share < link.sent_share
+            if link.bandwidth_bytes_per_s < SLOW_BYTES_PER_S and share < min(1.0, link.sent_share)
             else link
             for link in problem.links
         )

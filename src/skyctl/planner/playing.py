@@ -1,49 +1,44 @@
-"""A plan record as the simulator is given it."""
+"""A plan as the simulator is given it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
+from skyctl.planner.grid import grid
 from skyctl.planner.model import Model, Piece
-from skyctl.records.plan import Plan, Stage
-from skyctl.records.problem import Problem
-from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.planner.running import Running
+from skyctl.records.plan import Plan
 from skyctl.schedule.playing import Play
 from skyctl.schedule.simulate import Boundary, StageTimes
 
 
 def play_of(plan: Plan) -> Play:
-    """What the plan's own prediction comes from. Takes a plan with one replica a stage, as launched."""
-    problem = plan.problem
-    model = Model(problem)
-    pieces = [Piece(model.index(stage.replicas[0].device), stage.start, stage.stop) for stage in plan.stages]
-    columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer))
-    stages = []
-    for stage, (forward_s, backward_s, optimizer_s) in zip(
-        plan.stages, zip(*columns, strict=True), strict=True
-    ):
-        beside_s = model.handling[model.index(stage.replicas[0].device)]
-        if stage.replicas[0].recompute:
-            stages.append(StageTimes(forward_s + beside_s, backward_s + forward_s + beside_s, optimizer_s))
-        else:
-            weight_s = min(backward_s, _weight_s(problem, stage))
-            stages.append(StageTimes(forward_s + beside_s, backward_s + beside_s, optimizer_s, weight_s))
+    """What the plan's own prediction comes from.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    model = Model(plan.problem)
+    return playable(model, *grid(model, plan))
+
+
+def playable(model: Model, pieces: Sequence[Piece], running: Running) -> Play:
+    """What one step of a candidate plan comes from."""
+    columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer, model.weight))
+    beside = tuple(model.handling[piece.device] for piece in pieces)
     return Play(
-        schedule=problem.schedule,
-        microbatches=problem.microbatches,
-        in_flight=tuple(stage.replicas[0].in_flight for stage in plan.stages),
-        weights_behind=tuple(stage.replicas[0].weights_behind for stage in plan.stages),
-        stages=tuple(stages),
+        schedule=model.schedule,
+        microbatches=model.microbatches,
+        in_flight=running.flying,
+        weights_behind=running.behind,
+        stages=tuple(
+            StageTimes(f + h, b + f + h, o) if again else StageTimes(f + h, b + h, o, min(w, b))
+            for f, b, o, w, h, again in zip(*columns, beside, running.recompute, strict=True)
+        ),
         boundaries=tuple(
             Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
             for a, b in pairwise(pieces)
         ),
+        beside_s=beside,
     )
-
-
-def _weight_s(problem: Problem, stage: Stage) -> float:
-    """Seconds of a microbatch's weight gradients where the schedule puts them off and they are known."""
-    times = problem.times.get(stage.replicas[0].device)
-    if problem.schedule != ZERO_BUBBLE or times is None or times.weight_s is None:
-        return 0.0
-    return sum(times.weight_s[stage.start : stage.stop])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.depths import value_s
@@ -152,7 +152,7 @@ def best(model: Model, time_limit_s: float) -> Found:
     words = "best found of plans whose stages may recompute"
     if found is None or found.bound_s is None:
         return _stated(model, pieces, None, words)
-    if model.by_iteration and relax.can(model, SPLIT_S):
+    if model.zero and model.by_iteration and relax.can(model, SPLIT_S):
         low = split.least_step_s(model) * (1 - MARGIN)
         found = replace(found, bound_s=max(found.bound_s, low))
     return _stated(model, pieces, found, f"{words}; bound: nobody needs to recompute ({found.method})")
@@ -216,13 +216,13 @@ def _allowed(model: Model, starts: Sequence[Pieces]) -> list[Pieces]:
 
 
 def _descent(model: Model, starts: Sequence[Pieces], over: Callable[[int], bool]) -> tuple[float, Pieces]:
-    """First improvement over ``moves`` and over stages given up, from the best start."""
+    """First improvement over ``moves``, stages given up and stages cut in two, from the best start."""
     value, pieces = min((value_s(model, start)[0], start) for start in starts)
     looked = 0
     improved = True
     while improved:
         improved = False
-        for other in [*moves(pieces), *_without(pieces)]:
+        for other in [*moves(pieces), *_without(pieces), *_cut(model, pieces)]:
             if over(looked):
                 return value, pieces
             looked += 1
@@ -241,4 +241,18 @@ def _without(pieces: Pieces) -> list[Pieces]:
     for s, (a, b) in enumerate(pairwise(pieces)):
         for device in (a.device, b.device):
             out.append((*pieces[:s], Piece(device, a.start, b.stop), *pieces[s + 2 :]))
+    return out
+
+
+def _cut(model: Model, pieces: Pieces) -> list[Pieces]:
+    """1, 2, 4, … of each stage's first or last layers on a device that has none."""
+    used = {piece.device for piece in pieces}
+    unused = [device for device in range(model.devices) if device not in used]
+    out: list[Pieces] = []
+    for s, (device, p, q) in enumerate(pieces):
+        sizes = [1 << i for i in range((q - p - 1).bit_length())]
+        for other, size in product(unused, sizes):
+            first = Piece(other, p, p + size), Piece(device, p + size, q)
+            last = Piece(device, p, q - size), Piece(other, q - size, q)
+            out += [(*pieces[:s], *both, *pieces[s + 1 :]) for both in (first, last)]
     return out

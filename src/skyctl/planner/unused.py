@@ -2,8 +2,8 @@
 
 That cost is an upper bound: another plan with the device may cost less. So a reason says what was found, and
 "proved" only where the plan is. Tried are the places before and after each stage, with 1, 2, 4, … layers of
-that stage: for ``bottleneck`` all of them, as arrays; for ``iteration`` the most promising ones, simulated,
-as many as ``ACTIONS`` allows.
+that stage: for ``bottleneck`` all of them, as arrays; for ``iteration``, and where stages may recompute, the
+most promising ones by themselves, as many as ``ACTIONS`` allows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def unused(
             alike.setdefault(_kind(model, d), []).append(d)
     places = _Places(model, pieces, busy_s)
     plays = ACTIONS // (2 * model.microbatches * (len(pieces) + 1))
-    if not model.by_iteration or len(pieces) * model.layers > TABLES:
+    if not _played(model) or len(pieces) * model.layers > TABLES:
         plays = 0
     for number, group in enumerate(alike.values()):
         share = min(MOST_PLAYS, max(plays // (len(alike) - number), min(plays, 1)))
@@ -62,6 +62,11 @@ def unused(
         possible = places.possible(group[0])
         reasons.update(dict.fromkeys(group, _reason(model, possible, cost, proof.value_s, proved)))
     return tuple(Unused(device=model.ids[d], reason=reasons[d] or "") for d in idle)
+
+
+def _played(model: Model) -> bool:
+    """Whether a plan's objective is more than its stages' largest sum of times."""
+    return model.by_iteration or model.mixed
 
 
 def _kind(model: Model, device: int) -> object:
@@ -158,9 +163,18 @@ class _Places:
             fits = broken >= s and sound <= s
             fits = fits and model.fits(self.pieces[s].device, rest_start, rest_stop, flying[rest])
             allowed.append(fits)
-            need.append(model.need_bytes(start, stop, flying[mine]) if fits else np.inf)
+            need.append(self._least_bytes(start, stop, flying[mine]) if fits else np.inf)
         self.allowed: Mask = np.array(allowed, dtype=bool)
         self.need_bytes: Array = np.array(need, dtype=np.float64)
+
+    def _least_bytes(self, start: int, stop: int, flying: int) -> float:
+        """In whichever way is allowed."""
+        need = self.model.need_bytes(start, stop, flying)
+        return (
+            min(need, self.model.need_bytes(start, stop, flying, recompute=True))
+            if self.model.mixed
+            else need
+        )
 
     def _others(self, busy_s: Sequence[float]) -> Array:
         """Per place the largest stage but the new one."""
@@ -198,7 +212,7 @@ class _Places:
             return None, 0
         work = self.model.work.array(device)
         largest = np.maximum(work[self.stop[at]] - work[self.start[at]], self.others_s[at])
-        if not self.model.by_iteration:
+        if not _played(self.model):
             return float(largest.min()), 0
         if not plays:
             return None, 0

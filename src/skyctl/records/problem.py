@@ -195,15 +195,20 @@ def _computable(problem: Problem) -> None:
             )
     largest = max(layer.output_bytes for layer in problem.layers)
     ways = [
-        (f"link {k.source!r} → {k.target!r}", k.bandwidth_bytes_per_s, k.latency_s) for k in problem.links
+        (f"link {k.source!r} → {k.target!r}", k.bandwidth_bytes_per_s, k.latency_s, k.sent_share)
+        for k in problem.links
     ]
-    ways += [(f"shared {s.name!r}", s.bandwidth_bytes_per_s, 0.0) for s in problem.shared]
-    for name, bandwidth, latency_s in ways:
-        seconds = max(largest, 1.0) / bandwidth + latency_s
+    most = max((k.sent_share for k in problem.links), default=1.0)
+    ways += [(f"shared {s.name!r}", s.bandwidth_bytes_per_s, 0.0, max(1.0, most)) for s in problem.shared]
+    for name, bandwidth, latency_s, sent_share in ways:
+        seconds = sent_share * max(largest, 1.0) / bandwidth + latency_s
         if 2 * m * len(problem.layers) * seconds > LARGEST:
             raise ValueError(f"{name}: a message takes {seconds:.3g} s: too large")
     each = (
-        layer.state_bytes + m * layer.activation_bytes + layer.workspace_bytes + layer.output_bytes
+        layer.state_bytes
+        + m * (layer.activation_bytes + layer.deferred_bytes)
+        + layer.workspace_bytes
+        + layer.output_bytes
         for layer in problem.layers
     )
     if max(1, 2 * problem.receive_window) * sum(each) > LARGEST:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,7 +12,10 @@ from skyctl.schedule.simulate import Boundary, Simulation, Span, StageTimes, sim
 
 @dataclass(frozen=True)
 class Play:
-    """``simulate``'s arguments; one entry a stage, ``boundaries`` one less."""
+    """``simulate``'s arguments; one entry a stage, ``boundaries`` one less.
+
+    ``beside_s``: of each forward and each backward in ``stages``, what is not the layers' (default: nothing).
+    """
 
     schedule: str
     microbatches: int
@@ -20,6 +23,17 @@ class Play:
     weights_behind: tuple[int, ...]
     stages: tuple[StageTimes, ...]
     boundaries: tuple[Boundary, ...]
+    beside_s: tuple[float, ...] = ()
+
+    def layers(self, stage: int) -> StageTimes:
+        """A stage's times without what is beside its layers."""
+        times, beside_s = self.stages[stage], self.beside(stage)
+        forward_s, backward_s = times.forward_s - beside_s, times.backward_s - beside_s
+        return replace(times, forward_s=forward_s, backward_s=backward_s)
+
+    def beside(self, stage: int) -> float:
+        """Seconds of a stage's forward, and of its backward, beside its layers."""
+        return self.beside_s[stage] if self.beside_s else 0.0
 
     def simulate(self, *, trace: bool = False) -> Simulation:
         """One step."""
