@@ -261,6 +261,28 @@ def test_unused_and_integer_inputs() -> None:
     assert not unused.any()
 
 
+def test_a_gradient_to_be_sent_is_not_added_to() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.linear = nn.Parameter(torch.randn(1, 2, 3)), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shift = self.shift.expand(x.shape[0], -1, -1)
+            out: torch.Tensor = self.linear(x.view(-1, 2, 3) + shift)
+            return out
+
+    one = TensorSpec((1, 2, 3), "float32", True)  # of one sample, so both have the same gradient
+    stage = _stage([Shift()], (one,), (one,))
+    sent = []
+    for microbatch in range(2):
+        stage.forward(microbatch, (torch.randn(1, 2, 3),))
+        (back,) = stage.backward(microbatch, [torch.randn(1, 2, 3)])
+        sent.append((back, back.clone()))
+    for back, was in sent:
+        assert torch.equal(back, was)
+
+
 def test_last_stage_weighs_its_loss_and_frozen_layers_pass_gradients() -> None:
     frozen = nn.Linear(3, 3)
     frozen.requires_grad_(False)
