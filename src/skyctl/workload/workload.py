@@ -218,7 +218,7 @@ class Workload:
         if function is None:
             rate = self._spec.learning_rate or self._default_rate()
             betas = builtin.BETAS if self._parts.source.sizes else (0.9, 0.999)
-            fused = all(p.device.type in ("cpu", "cuda") for p in wanted)
+            fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in wanted)
             return torch.optim.AdamW(wanted, lr=rate, betas=betas, fused=fused or None)
         with self._user_errors("optimizer()"):
             made = function(wanted)
