@@ -249,6 +249,30 @@ def test_a_stage_may_change_its_input_in_place() -> None:
     assert torch.equal(back, leaf.grad if leaf.grad is not None else torch.empty(0))
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_list_is_given_on_as_a_tuple_also_within_a_stage(recompute: bool) -> None:
+    class Both(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return [super().forward(x), x]
+
+    class Sum(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            assert isinstance(given, tuple)
+            out: torch.Tensor = given[0] + given[1]
+            return out
+
+    stage = Stage(
+        [Both(3, 3), Sum()],
+        takes=lambda _: (X,),
+        takes_tuple=False,
+        gives=lambda _: (X,),
+        loss=None,
+        recompute=recompute,
+    )
+    assert stage.forward(0, (torch.ones(2, 3),))[0].shape == (2, 3)
+    assert stage.backward(0, [torch.ones(2, 3)])[0].shape == (2, 3)
+
+
 def test_unused_and_integer_inputs() -> None:
     class Pick(nn.Module):
         def forward(self, given: tuple[torch.Tensor, ...]) -> torch.Tensor:

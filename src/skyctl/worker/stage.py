@@ -93,7 +93,7 @@ class Stage:
         weigh = self._loss
 
         def scaled(outputs: Any) -> Tensor:
-            loss = weigh(_as_value(outputs), targets)
+            loss = weigh(as_value(outputs), targets)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise RunError(
                     f"loss(outputs, targets) must give one number, it gave {_shape(loss)}",
@@ -157,9 +157,9 @@ class Stage:
         for position, call in enumerate(calls):
             if position < len(self.layers):  # the loss goes on with what the last layer has left
                 self._before_layer(microbatch, position)
-            value = call(value)
+            value = as_value(call(value))
         kept = self._kept[microbatch] = _Kept(entry)
-        return kept, _as_value(value)
+        return kept, value
 
 
 class _Kept:
@@ -255,7 +255,8 @@ class _Cut(torch.autograd.Function):
         return None, None
 
 
-def _as_value(value: Any) -> Any:
+def as_value(value: Any) -> Any:
+    """What a layer gives, as the next one is given it wherever the model is cut: a list as a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 

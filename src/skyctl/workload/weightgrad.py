@@ -112,7 +112,7 @@ class WeightGradients:
         self._put_off.append(_PutOff(product.gradient, product.weight, g.detach(), x.detach(), versions))
 
     def _keep_own(self, taken: set[int]) -> None:
-        """Copies what has become a parameter's gradient too: the next microbatch is added to that in place."""
+        """Copies what has become a parameter's gradient too: the next microbatch is added to it in place."""
         for place, entry in enumerate(self._put_off if taken else ()):
             if entry.g.untyped_storage()._cdata in taken:
                 g = entry.g.clone()
