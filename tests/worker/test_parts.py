@@ -12,7 +12,7 @@ from torch import nn
 
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError, WorkloadError
-from skyctl.worker.feed import Feed
+from skyctl.worker.feed import Feed, split
 from skyctl.worker.messages import Inbox, Outbox, message_bytes, torch_dtype, window
 from skyctl.worker.stage import Stage
 from skyctl.workload.shapes import TensorSpec
@@ -283,6 +283,17 @@ def test_unused_and_integer_inputs() -> None:
     used, unused = stage.backward(0, [torch.ones(2, 3)])
     assert used.tolist() == [[2.0] * 3, [3.0] * 3]
     assert not unused.any()
+
+
+def test_a_first_layer_may_change_the_batch_in_place() -> None:
+    given = TensorSpec((2, 3), "float32", False)
+    layer = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))
+    stage = _stage([layer], (given,), (X,))
+    for microbatch, part in enumerate(split(torch.randn(4, 3), [2, 2], CPU)):
+        stage.forward(microbatch, (part,))
+    for microbatch in range(2):
+        stage.backward(microbatch, [torch.ones(2, 3)])
+    assert layer[1].weight.grad is not None
 
 
 def test_a_gradient_to_be_sent_is_not_added_to() -> None:
