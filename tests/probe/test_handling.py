@@ -2,6 +2,11 @@
 
 import threading
 
+import pytest
+from torch import Tensor
+
+from skyctl.errors import RunError
+from skyctl.probe.node import handling
 from skyctl.probe.node.handling import measure
 
 
@@ -16,4 +21,15 @@ def test_a_quota_stretches_what_the_whole_process_takes() -> None:
 def test_nothing_is_left_running() -> None:
     before = threading.active_count()
     measure(None)
+    assert threading.active_count() == before
+
+
+def test_a_stage_that_fails_is_an_error_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_layer: object, _values: Tensor) -> Tensor:
+        raise RunError("the connection to itself is gone")
+
+    monkeypatch.setattr(handling._Nap, "forward", lost)
+    before = threading.active_count()
+    with pytest.raises(RunError, match="messages from this node to itself failed: the connection to itself"):
+        measure(None)
     assert threading.active_count() == before

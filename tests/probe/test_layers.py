@@ -75,6 +75,27 @@ def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
     torch.testing.assert_close(grads[1], 2 * grads[0])
 
 
+def test_a_layer_that_gives_a_list(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Both(nn.Linear):\n"
+        "    def forward(self, x): return [super().forward(x), x]\n"
+        "class Sum(nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x[0] + x[1])\n"
+        "def model(): return [Both(6, 6), Sum(6, 4)]\n"
+        "def data(batch_size, seed):\n"
+        "    while True: yield torch.randn(batch_size, 6), torch.randint(0, 4, (batch_size,))\n"
+    )
+    workload = load(make_spec(str(tmp_path / "train.py"), batch_size=4))
+    module = workload.build(0, 1, "cpu")[0]
+    steps = LayerSteps(workload, module, 0, 2, "cpu")
+    steps.prepare()
+    steps.forward()
+    steps.backward()
+    assert next(module.parameters()).grad is not None
+
+
 def test_a_backward_in_two_parts_gives_the_same_gradients(gpt: Workload) -> None:
     for index in (1, 2, gpt.layers - 1):
         module = gpt.build(index, index + 1, "cpu")[0]

@@ -12,7 +12,7 @@ from torch import nn
 
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError, WorkloadError
-from skyctl.worker.feed import Feed
+from skyctl.worker.feed import Feed, split
 from skyctl.worker.messages import Inbox, Outbox, message_bytes, torch_dtype, window
 from skyctl.worker.stage import Stage
 from skyctl.workload.shapes import TensorSpec
@@ -249,6 +249,30 @@ def test_a_stage_may_change_its_input_in_place() -> None:
     assert torch.equal(back, leaf.grad if leaf.grad is not None else torch.empty(0))
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_list_is_given_on_as_a_tuple_also_within_a_stage(recompute: bool) -> None:
+    class Both(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return [super().forward(x), x]
+
+    class Sum(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            assert isinstance(given, tuple)
+            out: torch.Tensor = given[0] + given[1]
+            return out
+
+    stage = Stage(
+        [Both(3, 3), Sum()],
+        takes=lambda _: (X,),
+        takes_tuple=False,
+        gives=lambda _: (X,),
+        loss=None,
+        recompute=recompute,
+    )
+    assert stage.forward(0, (torch.ones(2, 3),))[0].shape == (2, 3)
+    assert stage.backward(0, [torch.ones(2, 3)])[0].shape == (2, 3)
+
+
 def test_unused_and_integer_inputs() -> None:
     class Pick(nn.Module):
         def forward(self, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -259,6 +283,39 @@ def test_unused_and_integer_inputs() -> None:
     used, unused = stage.backward(0, [torch.ones(2, 3)])
     assert used.tolist() == [[2.0] * 3, [3.0] * 3]
     assert not unused.any()
+
+
+def test_a_first_layer_may_change_the_batch_in_place() -> None:
+    given = TensorSpec((2, 3), "float32", False)
+    layer = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))
+    stage = _stage([layer], (given,), (X,))
+    for microbatch, part in enumerate(split(torch.randn(4, 3), [2, 2], CPU)):
+        stage.forward(microbatch, (part,))
+    for microbatch in range(2):
+        stage.backward(microbatch, [torch.ones(2, 3)])
+    assert layer[1].weight.grad is not None
+
+
+def test_a_gradient_to_be_sent_is_not_added_to() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.linear = nn.Parameter(torch.randn(1, 2, 3)), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shift = self.shift.expand(x.shape[0], -1, -1)
+            out: torch.Tensor = self.linear(x.view(-1, 2, 3) + shift)
+            return out
+
+    one = TensorSpec((1, 2, 3), "float32", True)  # of one sample, so both have the same gradient
+    stage = _stage([Shift()], (one,), (one,))
+    sent = []
+    for microbatch in range(2):
+        stage.forward(microbatch, (torch.randn(1, 2, 3),))
+        (back,) = stage.backward(microbatch, [torch.randn(1, 2, 3)])
+        sent.append((back, back.clone()))
+    for back, was in sent:
+        assert torch.equal(back, was)
 
 
 def test_last_stage_weighs_its_loss_and_frozen_layers_pass_gradients() -> None:

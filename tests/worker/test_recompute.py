@@ -180,6 +180,44 @@ def test_a_layer_that_overwrites_its_input_now_and_then_is_an_error() -> None:
         layer(torch.ones(2, requires_grad=True) * 1)
 
 
+class Restless(nn.Module):
+    """Changes a buffer when it is due, and puts an equal one in the place of another each time."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place, self.due = in_place, False
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("cache", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = torch.ones(8)
+        if self.due:
+            self.scale = self.scale.add_(1.0) if self.in_place else self.scale + 1.0
+        return x.tanh() * self.scale.clone() * self.cache
+
+
+def test_a_buffer_that_a_later_call_changes_is_put_back_or_an_error() -> None:
+    plain, other = Restless(in_place=False), Restless(in_place=False)
+    layer = Recomputed(other)
+    for due in (False, True, True, False):
+        plain.due = other.due = due
+        x = torch.randn(2, 8)
+        one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+        plain(one * 1.0).sum().backward()
+        layer(two * 1.0).sum().backward()
+        assert one.grad is not None
+        assert two.grad is not None
+        torch.testing.assert_close(two.grad, one.grad)
+        assert torch.equal(other.scale, plain.scale)
+
+    other = Restless(in_place=True)
+    layer = Recomputed(other)
+    layer(torch.ones(2, 8, requires_grad=True) * 1)
+    other.due = True
+    with pytest.raises(RunError, match="layer Restless has changed a buffer in place"):
+        layer(torch.ones(2, 8, requires_grad=True) * 1)
+
+
 class Alive(TorchDispatchMode):
     """Bytes of the storages made inside that are still there."""
 

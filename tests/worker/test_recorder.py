@@ -45,6 +45,24 @@ def test_spans_end_when_they_are_told_and_old_steps_go() -> None:
     assert document["steps"][1]["end_s"] == 19.25  # the last step's end, and not the run's
 
 
+def test_a_validation_is_no_part_of_a_step() -> None:
+    now = [0.0]
+    recorder = Recorder(clock=lambda: now[0])
+    for step in range(3):
+        recorder.begin(step)
+        now[0] += 1.0
+        recorder.end()
+        now[0] += 0.5  # reported
+        if step != 1:
+            recorder.apart()
+            now[0] += 10.0
+    assert [(step["start_s"], step["end_s"]) for step in recorder.document()["steps"]] == [
+        (0.0, 1.5),
+        (11.5, 13.0),
+        (13.0, 14.5),
+    ]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
 def test_real_ranks(workload: Workloads, pool: Any, driver: ModuleType, schedule: str) -> None:
     outcome = pool.run(driver.payloads(workload(), [0, 2, 5, 7], 4, schedule, 3, trace=True))

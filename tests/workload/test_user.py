@@ -326,3 +326,22 @@ def test_a_virtual_environment_beside_the_file_is_not_the_users(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['0.Linear']"
+
+
+def test_complex_weights_have_an_optimizer_by_default(user: Make) -> None:
+    body = (
+        "class Wave(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))\n"
+        "    def forward(self, x): return (x.to(self.weight.dtype) @ self.weight).abs()\n"
+        "def model(): return [Wave()]\n"
+    )
+    workload = user(body)
+    layer = workload.build(0, 1)[0]
+    before = layer.weight.detach().clone()
+    optimizer = workload.optimizer(layer.parameters())
+    inputs, targets = next(workload.batches())
+    workload.loss(layer(inputs), targets).backward()
+    optimizer.step()
+    assert not torch.equal(layer.weight, before)

@@ -67,6 +67,32 @@ class Straight(nn.Module):
         return torch.addmm(rows, rows, self.other, alpha=2.0).view(x.shape)
 
 
+class Complex(nn.Module):
+    """Products of complex numbers, by hand; real numbers in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.other = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.real = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.complex(x, x.square()).reshape(-1, 8) @ self.weight @ self.other.t()
+        return (rows.abs() @ self.real).view(x.shape)
+
+
+class Sideways(nn.Module):
+    """Weights that do not lie in memory in the order of their dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 4).t())
+        self.other = nn.Parameter(torch.randn(4, 8).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.reshape(-1, 8) @ self.weight.t()) @ self.other.t()).view(x.shape)
+
+
 class Computed(nn.Module):
     """Weights and biases that are computed, parts of a parameter, or frozen."""
 
@@ -164,6 +190,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
     "twice": (Twice, 2),
     "tied": (Tied, 0),
     "straight": (Straight, None),
+    "complex": (Complex, None),
+    "sideways": (Sideways, None),
     "computed": (Computed, 2),
     "convolutions": (Fold, 3),
     "penalty": (Penalty, 3),
@@ -322,3 +350,36 @@ def test_what_is_held_has_no_history() -> None:
     out = layer(torch.randn(3, 4, requires_grad=True))
     later.backward([out], [torch.ones(3, 4)])
     assert [tensor.grad_fn for tensor in later.held] == [None] * 4
+
+
+class Shifted(nn.Module):
+    """A part that adds itself to all samples: of a single one its gradient is that of the sum, as it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.shift = nn.Parameter(torch.randn(1, 6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.shift.expand(x.shape[0], -1, -1)
+        out: Tensor = self.last(self.first(x) + shift)
+        return out
+
+
+def test_a_gradient_that_a_parameter_has_taken_over_is_copied() -> None:
+    torch.manual_seed(0)
+    plain = Shifted()
+    other = copy.deepcopy(plain)
+    waiting = []
+    for _ in range(3):
+        x, gradient = torch.randn(1, 6, 8), torch.randn(1, 6, 8)
+        plain(x).backward(gradient)
+        later = WeightGradients()
+        later.backward([other(x)], [gradient])
+        waiting.append(later)
+    for later in waiting:
+        later.add()
+    for one, two in zip(gradients(plain), gradients(other), strict=True):
+        assert one is not None
+        assert two is not None
+        torch.testing.assert_close(two, one)

@@ -8,6 +8,9 @@ from skyctl.agent.task import AgentGoneError
 from skyctl.errors import RunError, SkyctlError
 from skyctl.transport.pair import PeerLostError
 
+_NO_MEMORY = ("not enough memory", "can't allocate memory")
+"""Of torch's allocator for CPUs, by platform."""
+
 
 def explained(exc: Exception, phase: str, device: str) -> Exception:
     """The error with the phase it happened in, and the cause in the first line."""
@@ -18,7 +21,7 @@ def explained(exc: Exception, phase: str, device: str) -> Exception:
     if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
         return exc
     text = str(exc).strip()
-    if isinstance(exc, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
+    if isinstance(exc, MemoryError | torch.OutOfMemoryError) or any(sign in text for sign in _NO_MEMORY):
         return RunError(
             f"{phase}: out of memory on {device}: {text or type(exc).__name__}",
             hint="plan with more microbatches (smaller ones), or a smaller memory_gib for this node",

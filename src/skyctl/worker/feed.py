@@ -63,7 +63,11 @@ def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 def split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
-    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device."""
+    """A batch (a tensor, or a tuple of them) cut along its first dimension, on the stage's device.
+
+    The parts count their changes each for itself: a layer that overwrites one does not make autograd think
+    that it has changed another, which it keeps for a backward.
+    """
     if isinstance(value, (tuple, list)):
         parts = [split(item, sizes, device) for item in value]
         return [tuple(part[m] for part in parts) for m in range(len(sizes))]
@@ -77,4 +81,4 @@ def split(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
             f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
             hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
         )
-    return list(torch.split(value.to(device), list(sizes)))
+    return [part.data for part in torch.split(value.to(device), list(sizes))]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Recomputed:
         self._buffers: list[_Place] = [
             (module, name) for module in layer.modules() for name in module._buffers
         ]
+        self._fixed: list[_Place] = []
         self._overwrites = True
         self._known = False
 
@@ -53,6 +54,7 @@ class Recomputed:
         if not torch.is_grad_enabled():
             return run(value)
         before = [(module, name, _copy(module._buffers[name])) for module, name in self._buffers]
+        seen = [_seen(place) for place in (self._fixed if self._known else self._buffers)]
         given: list[Tensor] = []
         numbers = random.getstate()
         versions = [tensor._version for tensor in _tensors(value)]
@@ -73,9 +75,20 @@ class Recomputed:
             self._overwrites = any(tensor._version for tensor in given)
             self._known = True
             given.clear()
-            before[:] = [(m, name, kept) for m, name, kept in before if not _same(kept, m._buffers[name])]
+            before[:] = [kept for kept, one in zip(before, seen, strict=True) if one.changed(kept[2])]
             self._buffers = [(module, name) for module, name, _ in before]
-        elif versions != [tensor._version for tensor in _tensors(value)]:
+            self._fixed = [one.place for one in seen if one.place not in self._buffers]
+            return out
+        for one in seen:
+            if one.overwritten:
+                raise RunError(
+                    f"layer {type(self._layer).__name__} has changed a buffer in place, which it did not the "
+                    "first time: it can't be run again in the backward",
+                    hint="let it change its buffers always or never, or plan without recomputation",
+                )
+            if one.changed(one.tensor):
+                before.append((*one.place, one.tensor))
+        if versions != [tensor._version for tensor in _tensors(value)]:
             raise RunError(
                 f"layer {type(self._layer).__name__} has changed its input in place, which it did not the "
                 "first time: it can't be run again in the backward",
@@ -106,6 +119,30 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
+
+
+class _Seen(NamedTuple):
+    """A buffer before a call."""
+
+    place: _Place
+    tensor: Tensor | None
+    version: int
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether its values have been written to since, as far as torch counts it (not in a batch norm)."""
+        return self.tensor is not None and self.tensor._version != self.version
+
+    def changed(self, was: Tensor | None) -> bool:
+        """Whether it must be put back for the second run. ``was``: its values before the call."""
+        module, name = self.place
+        now = module._buffers[name]
+        return self.overwritten or (now is not was and not _same(was, now))
+
+
+def _seen(place: _Place) -> _Seen:
+    tensor = place[0]._buffers[place[1]]
+    return _Seen(place, tensor, 0 if tensor is None else tensor._version)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

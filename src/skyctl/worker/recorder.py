@@ -10,8 +10,9 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from skyctl.transport.clocks import Reading
 
@@ -31,10 +32,14 @@ The kind is an action's (``schedule.actions``), ``CLIP``, or one of these: ``SEN
 """
 
 
-class _Step(NamedTuple):
+@dataclass
+class _Step:
+    """``end_s``: None where it goes on until the next one begins."""
+
     step: int
     start_s: float
     spans: list[Span]
+    end_s: float | None = None
 
 
 class Recorder:
@@ -56,6 +61,10 @@ class Recorder:
     def end(self) -> None:
         """The step is over; what comes until the next one belongs to it only where there is a next one."""
         self._over_s = self.clock()
+
+    def apart(self) -> None:
+        """What comes until the next step belongs to none: a validation."""
+        self._steps[-1].end_s = self.clock()
 
     def ran(self, kind: str, microbatch: int, seconds: float) -> None:
         """An action has just ended, of which the device was busy for ``seconds``."""
@@ -86,7 +95,12 @@ class Recorder:
         return {
             "clocks": {when: reading._asdict() for when, reading in self._clocks.items()},
             "steps": [
-                {"step": step.step, "start_s": step.start_s, "end_s": end, "spans": step.spans}
+                {
+                    "step": step.step,
+                    "start_s": step.start_s,
+                    "end_s": end if step.end_s is None else step.end_s,
+                    "spans": step.spans,
+                }
                 for step, end in zip(self._steps, ends, strict=True)
             ],
         }

@@ -16,7 +16,7 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.worker.messages import Boundary
 from skyctl.worker.recompute import Recomputed
-from skyctl.workload.weightgrad import WeightGradients
+from skyctl.workload.weightgrad import WeightGradients, taken_over
 
 Tensor = torch.Tensor
 Value = Tensor | tuple[Tensor, ...]
@@ -57,6 +57,7 @@ class Stage:
         self._trigger = torch.zeros((), requires_grad=True)
         self._kept: dict[int, _Kept] = {}
         self._later: dict[int, WeightGradients] = {}
+        self._parameters = self.parameters
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -92,7 +93,7 @@ class Stage:
         weigh = self._loss
 
         def scaled(outputs: Any) -> Tensor:
-            loss = weigh(_as_value(outputs), targets)
+            loss = weigh(as_value(outputs), targets)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise RunError(
                     f"loss(outputs, targets) must give one number, it gave {_shape(loss)}",
@@ -114,27 +115,30 @@ class Stage:
         Args:
             gradients: of the outputs that require one, in their order; None for the last stage.
         """
-        kept = self._kept.pop(microbatch)
+        kept, fresh = self._kept.pop(microbatch), self._without_gradient()
         kept.enter(gradients)
         if kept.root is not None and kept.root.requires_grad:
             torch.autograd.backward([kept.root])
-        return kept.input_gradients()
+        return kept.input_gradients(taken_over(fresh))
 
     def backward_inputs(self, microbatch: int, gradients: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
         """As ``backward``, but leaves what it can of the parameters' gradients to ``backward_weights``.
 
         The gradients given must not change until then.
         """
-        kept = self._kept.pop(microbatch)
+        kept, fresh = self._kept.pop(microbatch), self._without_gradient()
         kept.enter(gradients)
         later = self._later[microbatch] = WeightGradients()
         if kept.root is not None and kept.root.requires_grad:
             later.backward([kept.root], [None])
-        return kept.input_gradients()
+        return kept.input_gradients(taken_over(fresh))
 
     def backward_weights(self, microbatch: int) -> None:
         """Adds what ``backward_inputs`` of this microbatch has left."""
         self._later.pop(microbatch).add()
+
+    def _without_gradient(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._parameters if parameter.grad is None]
 
     def _run(
         self, microbatch: int, inputs: tuple[Tensor, ...], calls: Sequence[Layer]
@@ -153,9 +157,9 @@ class Stage:
         for position, call in enumerate(calls):
             if position < len(self.layers):  # the loss goes on with what the last layer has left
                 self._before_layer(microbatch, position)
-            value = call(value)
+            value = as_value(call(value))
         kept = self._kept[microbatch] = _Kept(entry)
-        return kept, _as_value(value)
+        return kept, value
 
 
 class _Kept:
@@ -177,9 +181,15 @@ class _Kept:
         if self._exit is not None and gradients is not None:
             self._exit.give(gradients)
 
-    def input_gradients(self) -> tuple[Tensor, ...]:
-        """After the backward: those to be sent."""
-        return () if self.entry is None else self.entry.gradients()
+    def input_gradients(self, taken: set[int]) -> tuple[Tensor, ...]:
+        """After the backward: those to be sent.
+
+        Args:
+            taken: storages that are parameters' gradients by now: while one is sent, the next microbatch is
+                added to it in place.
+        """
+        found = () if self.entry is None else self.entry.gradients()
+        return tuple(g.clone() if taken and g.untyped_storage()._cdata in taken else g for g in found)
 
 
 class _Exit:
@@ -245,7 +255,8 @@ class _Cut(torch.autograd.Function):
         return None, None
 
 
-def _as_value(value: Any) -> Any:
+def as_value(value: Any) -> Any:
+    """What a layer gives, as the next one is given it wherever the model is cut: a list as a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 

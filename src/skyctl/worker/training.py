@@ -307,6 +307,8 @@ class Training:
 
     def _validate(self, step: int, executor: Executor) -> None:
         assert self._validator is not None
+        if self._recorder is not None:
+            self._recorder.apart()
         began = time.perf_counter()
         loss = self._validator.run(step, executor)
         if loss is not None:

@@ -21,6 +21,7 @@ from skyctl.worker.executor import Executor
 from skyctl.worker.feed import as_tuple, split
 from skyctl.worker.messages import LAST_STEP, Inbox, Outbox
 from skyctl.worker.randomness import Randomness
+from skyctl.worker.stage import as_value
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import Workload
 
@@ -127,8 +128,8 @@ class Validator:
         value: Any = given if self._takes_tuple else given[0]
         for position, layer in enumerate(self._layers):
             self._seeding(microbatch, position)
-            value = layer(value)
-        return tuple(value) if isinstance(value, list) else value
+            value = as_value(layer(value))
+        return value
 
 
 @contextmanager

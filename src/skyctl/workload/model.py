@@ -7,7 +7,7 @@ The user's file defines ``model()`` and optionally ``data``, ``example``, ``loss
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,14 +192,3 @@ def _check_untied(model: Model) -> None:
                     f"({first_name} and {name}); every layer must have its own",
                     hint="untie them, or put both uses into one layer",
                 )
-
-
-def named_parameters(layers: Sequence[nn.Module], start: int) -> dict[str, Tensor]:
-    """Weights and buffers for the file a run ends with: ``<layer index>.<name>``, ``start`` the first's
-    index."""
-    found: dict[str, Tensor] = {}
-    for index, layer in enumerate(layers, start):
-        for name, tensor in layer.state_dict().items():
-            if isinstance(tensor, Tensor):
-                found[f"{index}.{name}"] = tensor
-    return found

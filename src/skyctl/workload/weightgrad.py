@@ -13,7 +13,7 @@ Source: Qi et al. 2023, section 2 (B and W). Knows nothing of stages, schedules 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class WeightGradients:
             torch.autograd.backward(outputs, gradients)
             return
         self._passed = 0
+        fresh = [leaf for leaf in leaves if leaf.grad is None]
         hooks = [one.node.register_prehook(partial(self._keep, one)) for one in products]
         try:
             torch.autograd.backward(outputs, gradients, inputs=leaves)
@@ -75,6 +76,7 @@ class WeightGradients:
                 f"the backward has not come by {len(products) - self._passed} of {len(products)} weights",
                 hint="use another schedule than zero-bubble",
             )
+        self._keep_own(taken_over(fresh))
 
     def add(self) -> None:
         """Computes what was put off, and adds it to the weights' gradients.
@@ -108,6 +110,23 @@ class WeightGradients:
         x: Tensor = getattr(product.node, f"_saved_{product.saved}")
         versions = g._version, x._version
         self._put_off.append(_PutOff(product.gradient, product.weight, g.detach(), x.detach(), versions))
+
+    def _keep_own(self, taken: set[int]) -> None:
+        """Copies what has become a parameter's gradient too: the next microbatch is added to it in place."""
+        for place, entry in enumerate(self._put_off if taken else ()):
+            if entry.g.untyped_storage()._cdata in taken:
+                g = entry.g.clone()
+                self._put_off[place] = entry._replace(g=g, versions=(g._version, entry.versions[1]))
+
+
+def taken_over(fresh: Iterable[Tensor]) -> set[int]:
+    """The storages of the gradients of these leaves, which had none before a backward.
+
+    Autograd takes a gradient that comes to a leaf first as it is, where nobody else seems to hold it; another
+    node may still hold a view of it.
+    """
+    found = (leaf.grad for leaf in fresh)
+    return {g.untyped_storage()._cdata for g in found if g is not None and g.layout is torch.strided}
 
 
 def _find(outputs: Sequence[Tensor]) -> tuple[list[_Product], list[Tensor]]:
@@ -168,11 +187,11 @@ def _hooked(parameter: Tensor) -> bool:
 
 
 def _of_turned(g: Tensor, x: Tensor) -> Tensor:
-    return g.t().mm(x)
+    return g.t().mm(x.conj())  # of real numbers: x itself
 
 
 def _of_straight(g: Tensor, x: Tensor) -> Tensor:
-    return x.t().mm(g)
+    return x.conj().t().mm(g)
 
 
 def _addmm(node: Node, weight: Tensor, turned: bool) -> Gradient | None:  # noqa: ARG001
@@ -216,6 +235,8 @@ def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
     """What autograd does at a leaf, with the one hook that is ours (``_hooked``)."""
     gradient = gradient.to(parameter)
     if parameter.grad is None:
+        if gradient.stride() != parameter.stride():  # fused optimizers read both as they lie in memory
+            gradient = torch.empty_like(parameter).copy_(gradient)
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)

@@ -138,11 +138,11 @@ class Workload:
         Raises:
             WorkloadError: there is no held-out data, or the user's validation() is wrong.
         """
-        self.check_validation()
         batch_size = self._spec.batch_size
         if self._parts.source.kind != "file" or self._spec.random_inputs:
             yield from self._checked(self._data(validation=True).batches(0, 0, batch_size), "validation()")
             return
+        self.check_validation()
         function = self._parts.model.functions["validation"]
         name = f"{self._parts.model.who}: validation()"
         data = UserData(function, name, batch_size, self._spec.seed)
@@ -218,7 +218,7 @@ class Workload:
         if function is None:
             rate = self._spec.learning_rate or self._default_rate()
             betas = builtin.BETAS if self._parts.source.sizes else (0.9, 0.999)
-            fused = all(p.device.type in ("cpu", "cuda") for p in wanted)
+            fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in wanted)
             return torch.optim.AdamW(wanted, lr=rate, betas=betas, fused=fused or None)
         with self._user_errors("optimizer()"):
             made = function(wanted)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.device.pace import Pace, Timed
+from skyctl.errors import RunError
 from skyctl.transport.pair import Pair
 from skyctl.worker.executor import Executor, Ports
 from skyctl.worker.messages import Inbox, Outbox
@@ -53,7 +54,7 @@ def measure(cpus: float | None) -> Handling:
         cpus: the CPU quota that all of this process is held to, None: none.
 
     Raises:
-        RunError: this node can't connect to itself.
+        RunError: this node can't connect to itself, or not all messages arrive.
     """
     small_s, large_s = (_stage_s(size, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES))
     byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
@@ -101,6 +102,7 @@ class _Rank:
         boundary = (_Floats((1, width)),)
         self.pace = _Counting()
         self.beside_s: list[float] = []
+        self._pairs = [pair for pair in (before, after) if pair is not None]
         self._batch = torch.zeros(MICROBATCHES, width), torch.zeros(MICROBATCHES)
         stage = Stage(
             [_Nap()],
@@ -121,8 +123,17 @@ class _Rank:
             device=_CPU,
         )
 
-    def steps(self) -> None:
-        """Every step; notes what this thread's CPU time was beside its layers."""
+    def run(self, failures: list[Exception]) -> None:
+        """Every step; what goes wrong is added to the failures, and ends the other stages too."""
+        try:
+            self._steps()
+        except Exception as exc:  # noqa: BLE001 — raised by the one who waits
+            failures.append(exc)
+            for pair in self._pairs:
+                pair.close()
+
+    def _steps(self) -> None:
+        """Notes what this thread's CPU time was beside its layers."""
         for step in range(STEPS):
             cpu_s, layers_s = time.thread_time(), self.pace.layers_s
             self._executor.step(step, lambda: self._batch)
@@ -181,13 +192,18 @@ def _stage_s(message_bytes: int, *, whole: bool) -> float:
             )
             for number in range(STAGES)
         ]
-        threads = [threading.Thread(target=rank.steps, daemon=True) for rank in ranks]
+        failures: list[Exception] = []
+        threads = [threading.Thread(target=rank.run, args=(failures,), daemon=True) for rank in ranks]
         cpu_s = time.process_time()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(TIMEOUT_S)
         cpu_s = time.process_time() - cpu_s
+        if failures:
+            raise RunError(f"messages from this node to itself failed: {failures[0]}") from failures[0]
+        if any(thread.is_alive() for thread in threads):
+            raise RunError(f"messages from this node to itself did not all arrive within {TIMEOUT_S:.0f} s")
         if whole:
             return (cpu_s - sum(rank.pace.layers_s for rank in ranks)) / (STAGES * STEPS * MICROBATCHES)
         return median(median(rank.beside_s[1:]) for rank in ranks) / MICROBATCHES

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skyctl.worker.stage import as_value
 from skyctl.workload.workload import Workload
 
 LayerValue = Tensor | tuple[Tensor, ...]
@@ -44,7 +45,7 @@ class LayerSteps:
         ]
         given: LayerValue = tuple(entered) if self._as_tuple else entered[0]
         self._fresh = []
-        result = self._module(given)
+        result = as_value(self._module(given))
         if self._last:
             self._outputs = [self._loss(result, self._targets)]
         else:
