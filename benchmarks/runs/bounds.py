@@ -76,7 +76,9 @@ def utilisation(plan: dict[str, Any], step_s: float) -> float:
 
 def _times(problem: dict[str, Any], device: str, start: int, stop: int) -> tuple[float, float, float]:
     times = problem["times"][device]
-    f, b, o = (sum(times[f"{key}_s"][start:stop]) for key in ("forward", "backward", "optimizer"))
+    cut = problem["schedule"] == "zero-bubble" and times.get("split_s") is not None
+    keys = ("forward_s", "split_s" if cut else "backward_s", "optimizer_s")
+    f, b, o = (sum(times[key][start:stop]) for key in keys)
     return f, b, o
 
 

@@ -70,6 +70,9 @@ class Counting:
     def forward(self) -> None:
         self.calls.append("f")
 
+    def between(self) -> None:
+        pass
+
     def backward(self) -> None:
         self.calls.append("b")
 

@@ -135,6 +135,7 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
     }
     forward, backward, optimizer = [], [], []
     weight: list[float | None] = []
+    split: list[float | None] = []
     for layer in shape.layers:
         timing = measured.get(layer.signature)
         if timing is None:
@@ -147,18 +148,25 @@ def _times(device: DeviceProfile, shape: ShapeProfile) -> LayerTimes:
             forward.append(layer.flops / 3 / device.flops_per_s)
             backward.append(layer.flops * 2 / 3 / device.flops_per_s)
             weight.append(layer.flops / 3 / device.flops_per_s)
+            split.append(backward[-1])
         else:
             forward.append(timing.forward_s)
             backward.append(timing.backward_s)
             weight.append(timing.weight_s)
+            split.append(timing.split_s)
         optimizer.append(timing.optimizer_s or 0.0)
-    known = tuple(seconds for seconds in weight if seconds is not None)
     return LayerTimes(
         forward_s=tuple(forward),
         backward_s=tuple(backward),
         optimizer_s=tuple(optimizer),
-        weight_s=known if len(known) == len(weight) else None,
+        weight_s=_all_known(weight),
+        split_s=_all_known(split),
     )
+
+
+def _all_known(seconds: Sequence[float | None]) -> tuple[float, ...] | None:
+    known = tuple(x for x in seconds if x is not None)
+    return known if len(known) == len(seconds) else None
 
 
 def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) -> tuple[Link, ...]:

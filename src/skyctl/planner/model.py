@@ -147,6 +147,8 @@ class Model:
         def column(field: str, share: Callable[[Array], Array]) -> Callable[[int], Array]:
             def of(d: int) -> Array:
                 known = times[d]
+                if known is not None and field == "backward_s" and self.zero:
+                    return np.array(known.backward_s if known.split_s is None else known.split_s)
                 if known is not None:
                     return np.array(getattr(known, field))
                 return share(flops / self.problem.devices[d].flops_per_s)

@@ -61,13 +61,15 @@ class Device(Record):
 class LayerTimes(Record):
     """Measured seconds per layer on one device; ``optimizer_s`` once a step, the others per microbatch.
 
-    ``weight_s``: the part of ``backward_s`` that only weight gradients need (None: not known).
+    ``weight_s``: the part of a backward that only weight gradients need (None: not known). ``split_s``: what
+    a backward takes under ``zero-bubble``, both parts together (None: ``backward_s``).
     """
 
     forward_s: Seq[Seconds]
     backward_s: Seq[Seconds]
     optimizer_s: Seq[Seconds]
     weight_s: Seq[Seconds] | None = since(2, None)
+    split_s: Seq[Seconds] | None = since(2, None)
 
 
 class Link(Record):
@@ -128,18 +130,7 @@ class Problem(FileRecord):
                         f"times of {device!r}: {field} has {len(getattr(times, field))} values "
                         f"for {len(self.layers)} layers"
                     )
-            if times.weight_s is not None:
-                if len(times.weight_s) != len(self.layers):
-                    raise ValueError(
-                        f"times of {device!r}: weight_s has {len(times.weight_s)} values "
-                        f"for {len(self.layers)} layers"
-                    )
-                for i, (part, whole) in enumerate(zip(times.weight_s, times.backward_s, strict=True)):
-                    if part > whole:
-                        raise ValueError(
-                            f"times of {device!r}: weight_s[{i}] is {part:g}, more than the whole backward_s "
-                            f"of {whole:g}"
-                        )
+            _split_fits(device, times, len(self.layers))
         pairs: set[tuple[str, str]] = set()
         for link in self.links:
             _need(link.source, known, "links")
@@ -164,6 +155,19 @@ class Problem(FileRecord):
                 _need(device, known, field)
         _computable(self)
         return self
+
+
+def _split_fits(device: str, times: LayerTimes, layers: int) -> None:
+    for field in ("weight_s", "split_s"):
+        given = getattr(times, field)
+        if given is not None and len(given) != layers:
+            raise ValueError(f"times of {device!r}: {field} has {len(given)} values for {layers} layers")
+    whole = times.backward_s if times.split_s is None else times.split_s
+    for i, (part, both) in enumerate(zip(times.weight_s or (), whole, strict=False)):
+        if part > both:
+            raise ValueError(
+                f"times of {device!r}: weight_s[{i}] is {part:g}, more than the whole backward of {both:g}"
+            )
 
 
 def _need(device: str, known: set[str], where: str) -> None:

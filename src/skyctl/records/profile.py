@@ -29,8 +29,8 @@ class LayerTiming(Record):
     """One distinct layer at one microbatch size on one device.
 
     Seconds per microbatch (``optimizer_s``: per step). ``spread``: (p90 − p10) / median of the blocks
-    measured. ``skipped``: why there are no figures. ``weight_s``: the part of ``backward_s`` that only weight
-    gradients need.
+    measured. ``skipped``: why there are no figures. ``split_s``: the backward cut in two, both parts, and
+    ``weight_s``: the part of it that only weight gradients need.
     """
 
     signature: str
@@ -42,6 +42,7 @@ class LayerTiming(Record):
     repeats: Index = 0
     skipped: str | None = None
     weight_s: Seconds | None = since(2, None)
+    split_s: Seconds | None = since(2, None)
 
 
 class DeviceProfile(Record):

@@ -84,7 +84,9 @@ class Facts:
         groups: dict[object, list[int]] = {}
         for d, device in enumerate(self.problem.devices):
             known = self.problem.times.get(device.id)
-            time = device.flops_per_s if known is None else (known.forward_s, known.backward_s)
+            time = device.flops_per_s if known is None else (
+                known.forward_s, known.backward_s, known.split_s
+            )  # fmt: skip
             key = (time, self.room[d], self.may_be_first(d), self.may_be_last(d))
             groups.setdefault(key, []).append(d)
         return tuple(
@@ -111,7 +113,8 @@ class Facts:
         entry = self.problem.devices[device]
         known = self.problem.times.get(entry.id)
         if known is not None:
-            return np.array(known.forward_s), np.array(known.backward_s), np.array(known.optimizer_s)
+            cut = known.split_s if self.split and known.split_s is not None else known.backward_s
+            return np.array(known.forward_s), np.array(cut), np.array(known.optimizer_s)
         with np.errstate(over="ignore"):  # see ``finite``
             whole = self._flops / entry.flops_per_s
         return whole / 3, whole - whole / 3, np.zeros_like(whole)

@@ -40,6 +40,9 @@ class Steps(Protocol):
     def forward(self) -> None:
         """The first part."""
 
+    def between(self) -> None:
+        """What happens between the two in training, not timed."""
+
     def backward(self) -> None:
         """The second part."""
 
@@ -78,7 +81,9 @@ class Meter:
     def sample(self, steps: Steps) -> Sample:
         """One repetition."""
         steps.prepare()
-        return Sample(*self.run(steps.forward), *self.run(steps.backward))
+        first = self.run(steps.forward)
+        steps.between()
+        return Sample(*first, *self.run(steps.backward))
 
 
 def collect(

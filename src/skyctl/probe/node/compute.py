@@ -35,6 +35,9 @@ class MlpSteps:
         """Through the MLP, from an input that requires its gradient."""
         self._output = self._module(self._input.detach().requires_grad_())
 
+    def between(self) -> None:
+        """Nothing."""
+
     def backward(self) -> None:
         """Back from a fixed gradient."""
         if self._output is not None:

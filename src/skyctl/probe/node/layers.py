@@ -29,6 +29,8 @@ OPTIMIZER_SHARE = 0.25
 """An optimizer's slice, as part of a layer's: it runs once a step."""
 
 MIN_TOTAL_S = 1.0
+MOST_SPLIT = 1.25
+"""What a backward in two parts may take of the whole one's time; more was a disturbance."""
 MIN_PERIODS = 25
 """A device is measured at least so long and over so many quota periods, for the stretch to be right."""
 
@@ -193,7 +195,7 @@ class LayerBench:
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        steps = OptimizerSteps(self._workload, module)
+        steps = OptimizerSteps(self._workload, module, self._device)
         self.tally.add(task.index, 0, collect(self.meter, steps, slice_s=slice_s))
 
     def _fits(self, task: LayerTask, size: int) -> bool:
@@ -236,11 +238,15 @@ class LayerBench:
                 parts = self.tally.splits.get((task.index, size))
                 if samples:
                     found = estimate(samples, stretch)
+                    split_s = _split_s(parts, found.backward_s, stretch) if parts else None
                     row |= {
                         "forward_s": found.forward_s,
                         "backward_s": found.backward_s,
                         "optimizer_s": optimizer_s,
-                        "weight_s": found.backward_s * share(parts, self.meter.on_cpu) if parts else None,
+                        "weight_s": split_s * share(parts, self.meter.on_cpu)
+                        if parts and split_s is not None
+                        else None,
+                        "split_s": split_s,
                         "spread": found.spread,
                         "repeats": found.repeats,
                     }
@@ -248,6 +254,12 @@ class LayerBench:
                     row["skipped"] = self.tally.skipped.get((task.index, size), "there was no time for it")
                 rows.append(row)
         return rows
+
+
+def _split_s(parts: Sequence[Sample], whole_s: float, stretch: float | None) -> float:
+    """Seconds of a backward in two parts; few repetitions, so not out of proportion to the whole."""
+    both = estimate(parts, stretch)
+    return min(max(whole_s, both.forward_s + both.backward_s), MOST_SPLIT * whole_s)
 
 
 def _out_of_memory(exc: BaseException) -> bool:

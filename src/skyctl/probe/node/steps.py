@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skyctl.probe.node.cache import Elsewhere
 from skyctl.worker.stage import as_value
 from skyctl.workload.workload import Workload
 
@@ -32,9 +33,11 @@ class LayerSteps:
         self._fresh: list[Tensor] = []
         self._grads: list[Tensor] | None = None
         self._outputs: list[Tensor] = []
+        self._elsewhere = Elsewhere(device)
 
     def prepare(self) -> None:
         """A copy of the inputs, as a message would leave them: a layer may overwrite it."""
+        self._elsewhere()
         self._fresh = [value.clone() for value in self._values]
 
     def forward(self) -> None:
@@ -51,6 +54,10 @@ class LayerSteps:
         else:
             outputs = list(result) if isinstance(result, tuple) else [result]
             self._outputs = [out for out in outputs if out.requires_grad]
+
+    def between(self) -> None:
+        """Other layers run."""
+        self._elsewhere()
 
     def backward(self, run: Callable[..., None] = torch.autograd.backward) -> None:
         """With random gradients of the outputs' shapes, the same ones each time."""
@@ -78,11 +85,16 @@ class _Enter(torch.autograd.Function):
 class OptimizerSteps:
     """One layer's optimizer step, as the forward part; gradients are there already."""
 
-    def __init__(self, workload: Workload, module: nn.Module) -> None:
+    def __init__(self, workload: Workload, module: nn.Module, device: str) -> None:
         self._optimizer = workload.optimizer(list(module.parameters()))
+        self._elsewhere = Elsewhere(device)
 
     def prepare(self) -> None:
         """Nothing is used up."""
+        self._elsewhere()
+
+    def between(self) -> None:
+        """Nothing."""
 
     def forward(self) -> None:
         """Updates every parameter."""

@@ -1,6 +1,6 @@
-"""Which part of a layer's backward its weight gradients are, run as the worker does that puts them off.
+"""What a layer's backward takes cut in two, and which part its weight gradients are, run as the worker does.
 
-Only the share is taken from here: times are those of the whole backward, which every schedule has in common.
+They come later, when what they need has left the caches: both together take a little more than the whole.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class SplitSteps:
     def forward(self) -> None:
         """The first part."""
         self._layer.backward(self._later.backward)
+
+    def between(self) -> None:
+        """Other layers run."""
+        self._layer.between()
 
     def backward(self) -> None:
         """The second part."""
