@@ -185,3 +185,14 @@ def test_the_table_says_how_many_times_the_predicted() -> None:
     assert row["beside"] == "12.0 ms"
     assert row["message in"] == "50.0 ms 1.00×"
     assert row["message back"] == "–"
+
+
+def test_what_shares_a_line_is_not_played_as_if_it_were_alone() -> None:
+    """Its time has the others' in it: with it the line would be counted twice."""
+    slow = replace(HOP, link_s=0.4)
+    real = replace(PLAY, boundaries=(replace(PLAY.boundaries[0], forward=slow), *PLAY.boundaries[1:]))
+    line = replace(HOP, shared=(("n2 in", HOP.link_s),))
+    planned = replace(PLAY, boundaries=(replace(PLAY.boundaries[0], forward=line), *PLAY.boundaries[1:]))
+    assert any(one.cause == "message" for one in run(real).differences)
+    done = run(real, planned_as=planned)
+    assert all(one.cause != "message" for one in done.differences)

@@ -79,21 +79,23 @@ def _as_measured(play: Play, done: Measurement) -> Play:
 
 
 def _of_stage(play: Play, replicas: Sequence[ReplicaMeasurement], stage: int) -> list[_Cause]:
-    """What was measured of one stage: its layers, the rest of its time, the messages it waited for."""
+    """What was measured of one stage: its layers, the rest of its time, the messages it waited for.
+
+    Not those that share a line with others: what they took has the others' time in it, which the simulator
+    adds by itself.
+    """
     replica, count = replicas[stage], play.microbatches
     out = _of_device(play, replica, stage)
-    if stage and replica.input_message_s is not None:
-        boundary = play.boundaries[stage - 1]
-        changed = replace(boundary, forward=_hop(boundary.forward, replica.input_message_s))
-        expected_s = replica.predicted.input_message_s or 0.0
-        out.append(_message(replicas, stage - 1, stage, expected_s, replica.input_message_s, count, changed))
-    if stage + 1 < len(play.stages) and replica.gradient_message_s is not None:
-        boundary = play.boundaries[stage]
-        changed = replace(boundary, backward=_hop(boundary.backward, replica.gradient_message_s))
-        expected_s = replica.predicted.gradient_message_s or 0.0
-        out.append(
-            _message(replicas, stage + 1, stage, expected_s, replica.gradient_message_s, count, changed)
-        )
+    before = play.boundaries[stage - 1] if stage else None
+    after = play.boundaries[stage] if stage + 1 < len(play.stages) else None
+    took_s, expected_s = replica.input_message_s, replica.predicted.input_message_s or 0.0
+    if before is not None and not before.forward.shared and took_s is not None:
+        changed = replace(before, forward=_hop(before.forward, took_s))
+        out.append(_message(replicas, stage - 1, stage, expected_s, took_s, count, changed))
+    took_s, expected_s = replica.gradient_message_s, replica.predicted.gradient_message_s or 0.0
+    if after is not None and not after.backward.shared and took_s is not None:
+        changed = replace(after, backward=_hop(after.backward, took_s))
+        out.append(_message(replicas, stage + 1, stage, expected_s, took_s, count, changed))
     return out
 
 
