@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -32,7 +33,12 @@ def stock_step_s(times: Sequence[tuple[float, float]], width: int, microbatches:
                 [*wires.prefix(number), sys.executable, __file__, json.dumps(told)],
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    "OMP_NUM_THREADS": "1",
+                    "TORCH_CPP_LOG_LEVEL": "ERROR",
+                },
             )
         )
     try:
