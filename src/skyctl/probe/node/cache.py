@@ -1,15 +1,15 @@
 """What lies between two uses of a layer in training: other layers, which take its values out of the caches.
 
-Measured one at a time, a layer finds its weights where it left them, and looks up to a tenth faster than it
-is.
+Measured one at a time, a layer finds its weights where it left them, and looks a little faster than it is.
+Taking more out than training does makes small layers look slower than they are (docs/decisions.md).
 """
 
 from __future__ import annotations
 
 import torch
 
-ELSEWHERE_BYTES = 8 << 20
-"""More than the caches that belong to one core; a millisecond to read."""
+ELSEWHERE_BYTES = 1 << 20
+"""A tenth of a millisecond to read."""
 
 
 class Elsewhere:
