@@ -81,11 +81,18 @@ class Meter:
         timed = self._pace.run(part)
         return timed.wall_s, timed.cpu_s
 
+    def _aside(self, part: Callable[[], None]) -> tuple[float, float]:
+        """Runs what is not timed. Where a slowdown is emulated it is not slowed, so it counts for nothing."""
+        if self._pace.slowdown == 1.0:
+            return self.run(part)
+        part()
+        return 0.0, 0.0
+
     def sample(self, steps: Steps) -> Sample:
         """One repetition."""
-        before_s, before_cpu_s = self.run(steps.prepare)
+        before_s, before_cpu_s = self._aside(steps.prepare)
         first = self.run(steps.forward)
-        between_s, between_cpu_s = self.run(steps.between)
+        between_s, between_cpu_s = self._aside(steps.between)
         second = self.run(steps.backward)
         return Sample(*first, *second, before_s + between_s, before_cpu_s + between_cpu_s)
 
