@@ -20,7 +20,7 @@ help:
 	@echo "make format         puts the code into the shape that check asks for"
 	@echo "make bench          benchmarks/*.py"
 	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
-	@echo "make bench-runtime  the runtime against its bounds, over real links and real SSH; needs root (40 minutes)"
+	@echo "make bench-runtime  the runtime against its bounds, over real links and real SSH; needs root (about half an hour)"
 	@echo "make clean          removes .venv and caches"
 
 install: $(STAMP)

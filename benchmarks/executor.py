@@ -8,56 +8,18 @@ and waiting. Run: ``python benchmarks/executor.py``.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from runs.driver import sleeping_workload, worker_driver
+
 from skyctl.schedule.actions import in_flight
 from skyctl.schedule.simulate import FREE, Boundary, StageTimes, simulate
 from skyctl.workload.spec import WorkloadSpec
 
-WORKLOAD = """
-import time
-import torch
-from torch import nn
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, forward_s, backward_s, real):
-        ctx.seconds = backward_s if real else 0.0
-        if real:
-            time.sleep(forward_s)
-        return x * weight
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, gradient.sum(), None, None, None
-
-class Layer(nn.Module):
-    def __init__(self, forward_s, backward_s):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.seconds = forward_s, backward_s
-    def forward(self, x):
-        return Sleep.apply(x, self.weight, *self.seconds, not hasattr(x, "fake_mode"))
-
-def model():
-    return [Layer(f, b) for f, b in TIMES]
-
-def data(batch_size, seed):
-    while True:
-        yield torch.ones(batch_size, WIDTH), torch.zeros(batch_size)
-
-def loss(outputs, targets):
-    return (outputs.mean(1) - targets).square().mean()
-
-def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=0.0)
-"""
 STEPS = 8
 CASES: list[tuple[str, list[tuple[float, float]], int, str]] = [
     ("three equal stages", [(0.010, 0.010)] * 3, 8, "1f1b"),
@@ -70,7 +32,7 @@ WIDTH = 16384  # float32: 64 KiB a message
 
 def main() -> None:
     """Runs every case in the same three processes."""
-    driver = _driver()
+    driver = worker_driver()
     with tempfile.TemporaryDirectory() as folder:
         pool = driver.Pool(3, Path(folder))
         try:
@@ -93,7 +55,7 @@ def _case(
     schedule: str,
 ) -> dict[str, Any]:
     path = folder / "train.py"
-    path.write_text(WORKLOAD.replace("TIMES", repr(times)).replace("WIDTH", str(WIDTH)))
+    sleeping_workload(path, times, WIDTH)
     spec = WorkloadSpec(source=str(path), path=str(path), batch_size=microbatches).to_dict()
     cuts = list(range(len(times) + 1))
     outcome = pool.run(driver.payloads(spec, cuts, microbatches, schedule, STEPS))
@@ -139,18 +101,6 @@ def _simulated(schedule: str, microbatches: int, stages: list[StageTimes]) -> fl
     depths = [in_flight(schedule, s, len(stages), microbatches) for s in range(len(stages))]
     boundaries = [Boundary(FREE, FREE)] * (len(stages) - 1)
     return simulate(schedule, microbatches, depths, stages, boundaries).iteration_s
-
-
-def _driver() -> Any:
-    """The tests' way to play the launcher."""
-    path = Path(__file__).parent.parent / "tests" / "worker" / "driver.py"
-    spec = importlib.util.spec_from_file_location("worker_driver", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["worker_driver"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

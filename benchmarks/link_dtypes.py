@@ -7,9 +7,7 @@ all links; ``last``: the last step's. Run: ``python benchmarks/link_dtypes.py``.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from runs.driver import worker_driver
 
 from skyctl.worker.codec import code_for
 from skyctl.workload.spec import WorkloadSpec
@@ -58,7 +57,7 @@ def codec() -> None:
 
 
 def losses() -> None:
-    driver = _driver()
+    driver = worker_driver()
     with tempfile.TemporaryDirectory() as folder:
         pool = driver.Pool(3, Path(folder))
         try:
@@ -92,17 +91,6 @@ def _train(driver: Any, pool: Any, spec: WorkloadSpec, cuts: list[int], dtype: s
         raise RuntimeError(f"{dtype}: {outcome.errors}")
     found: list[float] = outcome.losses
     return found
-
-
-def _driver() -> Any:
-    path = Path(__file__).parent.parent / "tests" / "worker" / "driver.py"
-    spec = importlib.util.spec_from_file_location("worker_driver", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["worker_driver"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

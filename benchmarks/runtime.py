@@ -2,7 +2,7 @@
 
 Prints one JSON line a case. Needs root (network namespaces, cgroups, sshd) but for ``published``.
 
-    make bench-runtime                               # everything, about 40 minutes
+    make bench-runtime                               # everything, about half an hour
     make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published
 """
 

@@ -8,8 +8,6 @@ microbatches right after (``stock.py``).
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,48 +15,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from runs.driver import sleeping_workload, worker_driver
 from runs.stock import stock_step_s
 from runs.wires import Chain, Wire, chain
 from skyctl import Plan, Problem, plan
 
-WORKLOAD = """
-import time
-import torch
-from torch import nn
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, forward_s, backward_s, real):
-        ctx.seconds = backward_s if real else 0.0
-        if real:
-            time.sleep(forward_s)
-        return x * weight
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, gradient.sum(), None, None, None
-
-class Layer(nn.Module):
-    def __init__(self, forward_s, backward_s):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.seconds = forward_s, backward_s
-    def forward(self, x):
-        return Sleep.apply(x, self.weight, *self.seconds, not hasattr(x, "fake_mode"))
-
-def model():
-    return [Layer(f, b) for f, b in TIMES]
-
-def data(batch_size, seed):
-    while True:
-        yield torch.ones(batch_size, WIDTH), torch.zeros(batch_size)
-
-def loss(outputs, targets):
-    return (outputs.mean(1) - targets).square().mean()
-
-def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=0.0)
-"""
 WIDTH = 65536
 MESSAGE_BYTES = 4 * WIDTH
 MICROBATCHES = 32
@@ -181,7 +142,7 @@ def _one(case: Case, stock: bool) -> dict[str, Any]:
 def _measured(case: Case, made: Plan, wires: Chain, folder: Path) -> float:
     driver = worker_driver()
     path = folder / "train.py"
-    path.write_text(WORKLOAD.replace("TIMES", repr(case.times)).replace("WIDTH", str(WIDTH)))
+    sleeping_workload(path, case.times, WIDTH)
     spec = {"source": str(path), "path": str(path), "batch_size": MICROBATCHES}
     stages = len(case.times)
     payloads = driver.payloads(spec, list(range(stages + 1)), MICROBATCHES, "eager-1f1b", STEPS)
@@ -199,15 +160,3 @@ def _measured(case: Case, made: Plan, wires: Chain, folder: Path) -> float:
     if outcome.errors:
         raise SystemExit(f"{case.name}: {outcome.errors}")
     return median(float(event["iteration_s"]) for event in outcome.steps[0][SETTLED:])
-
-
-def worker_driver() -> Any:
-    """The tests' way to play the launcher."""
-    path = Path(__file__).parents[2] / "tests" / "worker" / "driver.py"
-    spec = importlib.util.spec_from_file_location("worker_driver", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["worker_driver"] = module
-    spec.loader.exec_module(module)
-    return module

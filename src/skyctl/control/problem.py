@@ -18,15 +18,8 @@ from skyctl.records.problem import (
 )
 from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
 
-RECEIVE_WINDOW = 8
-RECEIVE_WINDOW_BYTES = 64 * 2**20
-"""Receives the worker posts ahead, in microbatches per direction, of messages that are not too large; at
-least 2. Their buffers count in the memory. With 2 a link that is busy both ways runs dry at times: the word
-that a receive is posted queues behind the data that goes the other way."""
-
 HEAP_SHARE = 1.2
-"""What a process holds for activations on a CPU, for what is in use of it: a heap has gaps (measured with
-glibc: 1.12 to 1.24, docs/decisions.md)."""
+"""What a process holds for activations on a CPU, for what is in use of it: a heap has gaps (docs/decisions.md)."""
 
 
 def build_problem(
@@ -96,9 +89,10 @@ def build_problem(
 
 
 def _receive_window(shape: ShapeProfile) -> int:
-    largest = max(layer.output_bytes for layer in shape.layers)
-    fitting = int(RECEIVE_WINDOW_BYTES // max(largest, 1.0))
-    return min(shape.microbatches, max(2, min(RECEIVE_WINDOW, fitting)))
+    """As many receives as the worker would post ahead by itself; their buffers count in the memory."""
+    from skyctl.worker.messages import window
+
+    return window(0, shape.microbatches, max(layer.output_bytes for layer in shape.layers))
 
 
 def measured_workload(profile: Profile) -> WorkloadProfile:

@@ -56,7 +56,8 @@ def window(asked: int, microbatches: int, message_bytes: float) -> int:
     """How many receives to post ahead.
 
     A plan that counts a window gets that one. Otherwise 8, or as many as fit into 64 MiB, but at least 2: a
-    message only moves once its receive is posted, so one alone would wait for compute.
+    message only moves once its receive is posted, so one alone would wait for compute; and the word that it
+    is posted queues behind the data that goes the other way.
     """
     fitting = int(WINDOW_BYTES // max(message_bytes, 1.0))
     return min(microbatches, asked if asked > 0 else max(2, min(WINDOW, fitting)))
