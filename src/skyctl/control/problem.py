@@ -19,7 +19,7 @@ from skyctl.records.problem import (
 from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
 
 HEAP_SHARE = 1.2
-"""What a process holds for activations on a CPU, for what is in use of it: a heap has gaps (docs/decisions.md)."""
+"""What a process holds for a byte of activations on a CPU: a heap has gaps (docs/decisions.md)."""
 
 
 def build_problem(
