@@ -213,10 +213,12 @@ def test_a_failed_send_is_told_to_the_one_who_waits() -> None:
 
 def test_closing_ends_sends_that_wait_or_lets_them_begin() -> None:
     for finish in (True, False):
-        device, wire, go = Lazy(), Wire(), threading.Event()
+        device, wire, begun, go = Lazy(), Wire(), threading.Event(), threading.Event()
         staging = Staging(device, wire.send, wire.recv, "rank 1", lambda tensor: True)
+        device.computing.queue(begun.set)
         device.computing.queue(lambda go=go: go.wait(20))
         works = [staging.send(torch.zeros(1), 1) for _ in range(3)]
+        assert begun.wait(20)  # the thread waits for the first copy: that send has begun
         closer = threading.Thread(target=staging.close, kwargs={"finish": finish})
         closer.start()
         while not finish and not staging._closed:
