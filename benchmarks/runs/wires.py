@@ -140,7 +140,7 @@ def _taps(pids: Sequence[int]) -> list[tuple[int, int]]:
             lines += [f"route add {Chain.own(k)}/32 via {via} src {Chain.own(number)}" for k in beyond]
         _sh(lines)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
-        kernel.control_congestion_by_loss()
+        kernel.settle_tcp()
     return ends
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from skyctl.device import pace
 from skyctl.probe.node import clock
-from skyctl.probe.node.clock import Meter, Sample, collect, estimate, pooled_stretch, steady
+from skyctl.probe.node.clock import Meter, Sample, collect, estimate, steady
 
 
 def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.1) -> list[Sample]:
@@ -21,9 +21,16 @@ def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.
     return samples
 
 
+def metered(samples: list[Sample]) -> Meter:
+    """A meter that has taken them, with nothing between."""
+    meter = Meter("cpu")
+    meter.wall_s, meter.cpu_s = sum(s.wall_s for s in samples), sum(s.cpu_s for s in samples)
+    return meter
+
+
 def test_a_quota_stretches_all_layers_alike() -> None:
     short, long = throttled(0.001, 1000), throttled(0.025, 40)
-    stretch = pooled_stretch([*short, *long], threads=1, quota_cpus=None)
+    stretch = metered([*short, *long]).stretch(1, None)
     assert stretch == pytest.approx(5.0, rel=0.02)
     for samples, cpu_s in ((short, 0.001), (long, 0.025)):
         found = estimate(samples, stretch)
@@ -35,15 +42,16 @@ def test_a_quota_stretches_all_layers_alike() -> None:
 
 def test_wall_time_is_used_where_threads_differ() -> None:
     samples = [Sample(0.01, 0.015, 0.02, 0.04)] * 5
-    assert pooled_stretch(samples, threads=2, quota_cpus=None) is None
-    assert pooled_stretch(samples, threads=2, quota_cpus=1.9) == pytest.approx(0.03 / 0.055)
-    assert pooled_stretch(samples, threads=4, quota_cpus=4.0) is None, "this quota does not bite"
+    meter = metered(samples)
+    assert meter.stretch(2, None) is None
+    assert meter.stretch(2, 1.9) == pytest.approx(0.03 / 0.055)
+    assert meter.stretch(4, 4.0) is None, "this quota does not bite"
     found = estimate(samples, None)
     assert (found.forward_s, found.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
 
 
 def test_an_accelerator_has_no_cpu_clock() -> None:
-    assert pooled_stretch([Sample(0.01, 0.0, 0.02, 0.0)] * 3, threads=1, quota_cpus=None) is None
+    assert metered([Sample(0.01, 0.0, 0.02, 0.0)] * 3).stretch(1, None) is None
 
 
 def test_one_hiccup_of_many_does_not_move_the_median() -> None:
@@ -82,6 +90,40 @@ def test_collect_warms_up_and_repeats() -> None:
     samples = collect(Meter("cpu"), steps, slice_s=0.0, warm_up_repeats=2)
     assert len(samples) == clock.MIN_REPEATS
     assert "".join(steps.calls) == "pfb" * (2 + clock.MIN_REPEATS)
+
+
+def test_what_lies_between_repetitions_counts_for_the_stretch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"wall": 0.0, "cpu": 0.0}
+
+    def work(wall_s: float, cpu_s: float) -> None:
+        now["wall"] += wall_s
+        now["cpu"] += cpu_s
+
+    class Steps:
+        def prepare(self) -> None:
+            work(0.3, 0.1)
+
+        def forward(self) -> None:
+            work(0.1, 0.1)
+
+        def between(self) -> None:
+            work(0.1, 0.1)
+
+        def backward(self) -> None:
+            work(0.1, 0.1)
+
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(pace.time, "thread_time", lambda: now["cpu"])
+    meter = Meter("cpu")
+    first = meter.sample(Steps())
+    work(0.6, 0.2)
+    meter.sample(Steps())
+    assert first.wall_s == pytest.approx(0.2)
+    assert meter.stretch(1, None) == pytest.approx((1.2 + 0.6) / (0.8 + 0.2))
+    slowed = Meter("cpu", slowdown=1.5)
+    monkeypatch.setattr(pace.time, "sleep", lambda seconds: work(seconds, 0.0))
+    slowed.sample(Steps())
+    assert slowed.stretch(1, None) == pytest.approx(1.5)
 
 
 def test_slowdown_holds_whatever_the_sleeps_do(monkeypatch: pytest.MonkeyPatch) -> None:

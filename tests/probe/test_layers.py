@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from skyctl.probe.node.layers import LayerBench, LayerTask
-from skyctl.probe.node.steps import LayerSteps
+from skyctl.probe.node.steps import ChainSteps
 from skyctl.probe.node.weights import SplitSteps
 from skyctl.workload.workload import Workload, load, make_spec
 
@@ -65,14 +65,29 @@ def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.Mo
 
 def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
     module = gpt.build(1, 2, "cpu")[0]
-    steps = LayerSteps(gpt, module, 1, 2, "cpu")
+    steps = ChainSteps(gpt, [module], 1, 2, "cpu")
     grads = []
     for _ in range(2):
         steps.prepare()
         steps.forward()
+        steps.between()
         steps.backward()
         grads.append(next(module.parameters()).grad.clone())
     torch.testing.assert_close(grads[1], 2 * grads[0])
+
+
+def test_several_microbatches_are_in_flight_and_leave_oldest_first(gpt: Workload) -> None:
+    module = gpt.build(1, 2, "cpu")[0]
+    steps = ChainSteps(gpt, [module], 1, 2, "cpu", in_flight=3)
+    steps.prepare()
+    assert len(steps._outputs) == 2
+    oldest = steps._outputs[0]
+    steps.forward()
+    steps.between()
+    steps.backward()
+    assert len(steps._outputs) == 2
+    assert all(left is not oldest for left in steps._outputs)
+    assert next(module.parameters()).grad is not None
 
 
 def test_a_layer_that_gives_a_list(tmp_path: Path) -> None:
@@ -89,9 +104,10 @@ def test_a_layer_that_gives_a_list(tmp_path: Path) -> None:
     )
     workload = load(make_spec(str(tmp_path / "train.py"), batch_size=4))
     module = workload.build(0, 1, "cpu")[0]
-    steps = LayerSteps(workload, module, 0, 2, "cpu")
+    steps = ChainSteps(workload, [module], 0, 2, "cpu")
     steps.prepare()
     steps.forward()
+    steps.between()
     steps.backward()
     assert next(module.parameters()).grad is not None
 
@@ -99,15 +115,17 @@ def test_a_layer_that_gives_a_list(tmp_path: Path) -> None:
 def test_a_backward_in_two_parts_gives_the_same_gradients(gpt: Workload) -> None:
     for index in (1, 2, gpt.layers - 1):
         module = gpt.build(index, index + 1, "cpu")[0]
-        whole = LayerSteps(gpt, module, index, 2, "cpu")
+        whole = ChainSteps(gpt, [module], index, 2, "cpu")
         torch.manual_seed(0)  # of the gradients that come back
         whole.prepare()
         whole.forward()
+        whole.between()
         whole.backward()
         expected = [parameter.grad for parameter in module.parameters()]
         module.zero_grad()
-        parts = SplitSteps(gpt, module, index, 2, "cpu")
-        parts._layer._values = whole._values
+        layer = ChainSteps(gpt, [module], index, 2, "cpu")
+        layer._values = whole._values
+        parts = SplitSteps(layer, "cpu")
         torch.manual_seed(0)
         parts.prepare()
         parts.forward()

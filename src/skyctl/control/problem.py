@@ -21,6 +21,9 @@ from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapePro
 HEAP_SHARE = 1.2
 """What a process holds for a byte of activations on a CPU: a heap has gaps (docs/decisions.md)."""
 
+RANK_BYTES = float(16 << 20)
+"""What a rank on a CPU holds that a probe does not: its pairs, their threads' heaps, buffers."""
+
 
 def build_problem(
     profile: Profile,
@@ -71,7 +74,7 @@ def build_problem(
                 id=d.id,
                 flops_per_s=d.flops_per_s,
                 memory_bytes=d.memory_bytes,
-                reserved_bytes=d.reserved_bytes,
+                reserved_bytes=d.reserved_bytes + (RANK_BYTES if "/cpu:" in d.id else 0.0),
                 handling_s=d.handling_s + d.handling_byte_s * message_bytes,
             )
             for d in devices

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
 
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
@@ -24,3 +25,9 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _TRIM_BYTES))
+
+
+def give_back_freed_memory() -> None:
+    """What has been freed goes back to the kernel, once, where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -29,6 +29,7 @@ _MOUNT_ATTR_RDONLY = 1
 _SYS_MOUNT_SETATTR = 442  # the same on every architecture
 
 _CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
+_AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -90,13 +91,16 @@ def set_timer_slack(nanoseconds: int) -> None:
     _libc.prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(nanoseconds), 0, 0, 0)
 
 
-def control_congestion_by_loss() -> None:
-    """In this network namespace, TCP goes by loss, as on most machines, and not by a model of the path.
+def settle_tcp() -> None:
+    """In this network namespace, TCP goes by loss, as on most machines, and keeps its window when idle.
 
     BBR takes a link's shortest round trip, which here is some microseconds, for its size: as soon as traffic
-    goes both ways it sends four packets at a time and waits (docs/decisions.md). Where neither kind may be
-    chosen, things stay as they are.
+    goes both ways it sends four packets at a time and waits. Reno, the other kind that may always be chosen,
+    takes seconds to get its window back after a pause, where Cubic does not. Both: docs/decisions.md. What
+    can't be set stays as it is.
     """
+    with contextlib.suppress(OSError), open(_AFTER_IDLE, "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write("0")
     for name in ("cubic", "reno"):
         with contextlib.suppress(OSError), open(_CONGESTION, "w", encoding="ascii") as file:  # noqa: PTH123
             file.write(name)

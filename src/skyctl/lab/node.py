@@ -88,7 +88,7 @@ def _become(config: dict[str, Any]) -> None:
     for name in ("all", "default"):
         with contextlib.suppress(OSError):
             _write(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "1")
-    kernel.control_congestion_by_loss()
+    kernel.settle_tcp()
     # Sources are opened first: their paths may lie below what is hidden next.
     private = {target: os.open(source, os.O_PATH) for target, source in config["private"].items()}
     shown = {path: os.open(path, os.O_PATH) for path in config["shown"]}

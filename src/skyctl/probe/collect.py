@@ -154,6 +154,7 @@ def _measure(
 ) -> None:
     """Every device at once; the order to stop goes out when the last has measured everything."""
     layers = _distinct(shapes)
+    kinds = _kinds(shapes, layers)
     generic = bool(layers) and not any(layer["flops"] for layer in layers)
 
     def heard(member: Member, event: dict[str, Any]) -> None:
@@ -171,7 +172,8 @@ def _measure(
     members = fleet.alive()
     for member in members:
         cap_gib = member.node.memory_gib
-        order = {"op": "measure", "layers": layers, "generic": generic, "budget_s": budget_s, "cap_s": cap_s}
+        order = {"op": "measure", "layers": layers, "kinds": kinds, "generic": generic}
+        order |= {"budget_s": budget_s, "cap_s": cap_s}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     fleet.wait(members, ("measured", "timings"), cap_s, heard)
     for member in fleet.alive():
@@ -259,6 +261,16 @@ def _distinct(shapes: Sequence[ShapeProfile]) -> list[dict[str, Any]]:
                 layer.state_bytes + layer.activation_bytes + layer.workspace_bytes + 2 * layer.output_bytes
             )
     return [found[index] for index in sorted(found)]
+
+
+def _kinds(shapes: Sequence[ShapeProfile], layers: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """By microbatch size: which of the distinct layers each layer of the model is like."""
+    found = {}
+    for shape in shapes:
+        size = str(shape.microbatch_size)
+        numbers = {row["signatures"][size]: n for n, row in enumerate(layers) if size in row["signatures"]}
+        found[size] = [numbers[layer.signature] for layer in shape.layers]
+    return found
 
 
 def _device_profiles(fleet: Fleet, shapes: Sequence[ShapeProfile]) -> list[DeviceProfile]:

@@ -3,9 +3,10 @@
 Under a quota a process runs for part of each period and is then held back to its end, so a short wall-clock
 measurement sees either the bare speed or a stall. What a piece of work takes of the CPU is not disturbed by
 that; how much wall time goes by per second of CPU time (the *stretch*: quota, neighbours, emulated slowdown)
-is the same for all work on the device. So: per layer the CPU time per repetition, and the stretch pooled over
-everything measured on the device. Where that does not hold (several threads without a quota that bites, or an
-accelerator), wall time per repetition is used as it is.
+is the same for all work on the device. So: per layer the CPU time per repetition, and the stretch over all
+the time spent measuring, what lies between repetitions included: stalls are not spread over both evenly.
+Where that does not hold (several threads without a quota that bites, or an accelerator), wall time per
+repetition is used as it is.
 """
 
 from __future__ import annotations
@@ -48,15 +49,21 @@ class Steps(Protocol):
 
 
 class Sample(NamedTuple):
-    """One repetition, seconds. CPU figures are 0 on an accelerator. ``aside``: before and between its parts,
-    which is no part of it, but takes of a CPU quota as they do."""
+    """One repetition, seconds. CPU figures are 0 on an accelerator."""
 
     forward_s: float
     forward_cpu_s: float
     backward_s: float
     backward_cpu_s: float
-    aside_s: float = 0.0
-    aside_cpu_s: float = 0.0
+
+    def part(self, forward: float, backward: float) -> Sample:
+        """Such a share of its two parts."""
+        return Sample(
+            self.forward_s * forward,
+            self.forward_cpu_s * forward,
+            self.backward_s * backward,
+            self.backward_cpu_s * backward,
+        )
 
     @property
     def wall_s(self) -> float:
@@ -70,31 +77,52 @@ class Sample(NamedTuple):
 
 
 class Meter:
-    """Clocks of one device: ``Pace`` over the two parts of a repetition."""
+    """Clocks of one device: ``Pace`` over the two parts of a repetition.
+
+    ``wall_s`` and ``cpu_s``: of all repetitions and of what was done between them. Where a slowdown is
+    emulated, of the repetitions alone: the rest is not slowed.
+    """
 
     def __init__(self, device: str, slowdown: float = 1.0, *, single_thread: bool = True) -> None:
         self._pace = Pace(slowdown, single_thread=single_thread, device=torch.device(device))
+        self._clock = time.thread_time if single_thread else time.process_time
         self.on_cpu = self._pace.on_cpu
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+        self._since: tuple[float, float] | None = None
 
     def run(self, part: Callable[[], None]) -> tuple[float, float]:
         """Runs one part. Returns (wall, CPU) seconds, the emulated slowdown in the wall time."""
         timed = self._pace.run(part)
         return timed.wall_s, timed.cpu_s
 
-    def _aside(self, part: Callable[[], None]) -> tuple[float, float]:
-        """Runs what is not timed. Where a slowdown is emulated it is not slowed, so it counts for nothing."""
-        if self._pace.slowdown == 1.0:
-            return self.run(part)
-        part()
-        return 0.0, 0.0
-
     def sample(self, steps: Steps) -> Sample:
         """One repetition."""
-        before_s, before_cpu_s = self._aside(steps.prepare)
+        begun = self._since or (time.perf_counter(), self._clock())
+        steps.prepare()
         first = self.run(steps.forward)
-        between_s, between_cpu_s = self._aside(steps.between)
+        steps.between()
         second = self.run(steps.backward)
-        return Sample(*first, *second, before_s + between_s, before_cpu_s + between_cpu_s)
+        self._since = time.perf_counter(), self._clock()
+        if self._pace.slowdown == 1.0:
+            self.wall_s += self._since[0] - begun[0]
+            self.cpu_s += self._since[1] - begun[1]
+        else:
+            self.wall_s += first[0] + second[0]
+            self.cpu_s += first[1] + second[1]
+        return Sample(*first, *second)
+
+    def stretch(self, threads: int, quota_cpus: float | None) -> float | None:
+        """Wall seconds per CPU second over everything measured, or None where layers may differ in it.
+
+        With one thread all work is stretched alike. With several, only a quota that bites makes it so: the
+        process then gets the quota's CPU time whatever it runs.
+        """
+        if not self.on_cpu or self.cpu_s <= 0 or self.wall_s <= 0:
+            return None
+        if threads == 1 or (quota_cpus is not None and self.cpu_s / self.wall_s >= 0.85 * quota_cpus):
+            return self.wall_s / self.cpu_s
+        return None
 
 
 def collect(
@@ -176,7 +204,7 @@ def estimate(samples: Sequence[Sample], stretch: float | None) -> Estimate:
     """What one repetition takes.
 
     Args:
-        stretch: wall seconds per CPU second on this device (``pooled_stretch``), or None to go by the wall
+        stretch: wall seconds per CPU second on this device (``Meter.stretch``), or None to go by the wall
             clock alone: then it is the mean, which holds stalls in their proportion.
     """
     cpu = stretch is not None
@@ -200,18 +228,3 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def pooled_stretch(samples: Sequence[Sample], threads: int, quota_cpus: float | None) -> float | None:
-    """Wall seconds per CPU second over everything measured, or None where layers may differ in it.
-
-    With one thread all work is stretched alike. With several, only a quota that bites makes it so: the
-    process then gets the quota's CPU time whatever it runs.
-    """
-    wall_s = sum(s.wall_s + s.aside_s for s in samples)
-    cpu_s = sum(s.cpu_s + s.aside_cpu_s for s in samples)
-    if cpu_s <= 0 or wall_s <= 0:
-        return None
-    if threads == 1 or (quota_cpus is not None and cpu_s / wall_s >= 0.85 * quota_cpus):
-        return wall_s / cpu_s
-    return None

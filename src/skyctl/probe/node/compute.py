@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from skyctl.probe.node.clock import Meter, Sample, collect, estimate, pooled_stretch
+from skyctl.probe.node.clock import Meter, Sample, collect, estimate
 
 WIDTH = 512
 CPU_TOKENS = 256
@@ -72,6 +72,5 @@ def flops_per_s(
     on_measured()
     while not stopped() and time.monotonic() - start < cap_s:
         samples += collect(meter, steps, slice_s=0.2, minimum_s=0.1)
-    stretch = pooled_stretch(samples, threads, quota["cpus"] if quota else None) if meter.on_cpu else None
-    found = estimate(samples, stretch)
+    found = estimate(samples, meter.stretch(threads, quota["cpus"] if quota else None))
     return steps.flops / (found.forward_s + found.backward_s)

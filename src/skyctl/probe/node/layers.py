@@ -1,13 +1,14 @@
 """Seconds of every distinct layer of a workload on one device, done as the worker does it.
 
-One layer is built at a time; what is done with it stands in ``steps``. Gradients accumulate over repetitions
-as they do over microbatches.
+A few consecutive layers are built at a time (``windows``); what is done with them stands in ``steps``.
+Gradients accumulate over repetitions as they do over microbatches.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,10 @@ from skyctl.probe.node.clock import (
     Sample,
     collect,
     estimate,
-    pooled_stretch,
 )
-from skyctl.probe.node.steps import LayerSteps, OptimizerSteps
-from skyctl.probe.node.weights import SplitSteps, share, split
+from skyctl.probe.node.steps import ChainSteps, OptimizerSteps
+from skyctl.probe.node.weights import Backwards, measure_split
+from skyctl.probe.node.windows import Window, singly, windows
 from skyctl.workload.workload import Workload
 
 OPTIMIZER_SHARE = 0.25
@@ -55,6 +56,15 @@ class LayerTask:
         return cls(int(raw["index"]), str(raw["name"]), signatures, needs)
 
 
+@dataclass(frozen=True)
+class _Slices:
+    """Seconds for a layer, and the warm-up before what counts."""
+
+    whole_s: float
+    warm_up_s: float
+    warm_up_repeats: int
+
+
 @dataclass
 class Tally:
     """All repetitions so far, by layer index and microbatch size; size 0 is the optimizer's step.
@@ -63,16 +73,12 @@ class Tally:
     """
 
     samples: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
-    splits: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
+    splits: dict[tuple[int, int], Backwards] = field(default_factory=dict)
     skipped: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def add(self, index: int, size: int, samples: Sequence[Sample]) -> None:
         """Joins new repetitions to those there are."""
         self.samples.setdefault((index, size), []).extend(samples)
-
-    def everything(self) -> list[Sample]:
-        """Every repetition of every layer."""
-        return [sample for samples in self.samples.values() for sample in samples]
 
 
 class LayerBench:
@@ -100,6 +106,8 @@ class LayerBench:
         self._quota = quota
         self.meter = Meter(device, slowdown, single_thread=threads == 1)
         self.tally = Tally()
+        self._alone: set[int] = set()
+        """Tasks that found no memory in company."""
 
     def measure(
         self,
@@ -109,10 +117,15 @@ class LayerBench:
         on_progress: Callable[[int, int, str], None],
         on_measured: Callable[[], None],
         cap_s: float,
+        kinds: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Passes over all layers: the first in about ``budget_s``, then on until ``stopped`` or ``cap_s``.
 
         Going on keeps the device as busy as training will, while others that share its machine are measured.
+
+        Args:
+            kinds: by microbatch size, the task (its position) that each layer of the workload is one of;
+                None: every layer is timed by itself.
         """
         start = time.monotonic()
         period_s = self._quota["period_s"] if self._quota else 0.0
@@ -122,11 +135,13 @@ class LayerBench:
         told = False
         first = True
         while True:
-            for number, task in enumerate(tasks):
+            updated: set[int] = set()
+            for size, window, timed in self._rounds(tasks, kinds):
                 if told and stopped():
                     return
-                on_progress(number, len(tasks), task.name)
-                self._measure_layer(task, slice_s, 2 * period_s, first)
+                on_progress(timed[0], len(tasks), tasks[timed[0]].name)
+                slices = _Slices(slice_s, 2 * period_s if first else 0.0, 2 if first else 1)
+                self._measure_window(tasks, window, size, timed, slices, updated)
             first = False
             passed_s = time.monotonic() - start
             if not told and (passed_s >= settle_s or not self.tally.samples):
@@ -137,60 +152,116 @@ class LayerBench:
             if not self.tally.samples:  # everything was skipped: nothing to be busy with
                 time.sleep(0.05)
 
-    def _measure_layer(self, task: LayerTask, slice_s: float, settle_s: float, first: bool) -> None:
-        """One layer at every size, then its optimizer."""
-        sizes = [size for size in sorted(task.needs_bytes) if self._fits(task, size)]
-        if not sizes:
-            return
-        module: nn.Module | None = None
-        try:
-            module = self._workload.build(task.index, task.index + 1, self._device)[0]
-            module.train()
-            for size in sizes:
-                self._measure_size(task, module, size, slice_s, settle_s, first)
-            self._measure_optimizer(task, module, slice_s * OPTIMIZER_SHARE)
-        except MemoryError as exc:
-            self._skip(task, sizes, f"out of memory while the layer was built: {exc}")
-        except RuntimeError as exc:
-            if not _out_of_memory(exc):
-                raise
-            self._skip(task, sizes, f"out of memory while the layer was built: {_short(exc)}")
-        finally:
-            del module
+    def _rounds(
+        self, tasks: Sequence[LayerTask], kinds: Mapping[int, Sequence[int]] | None
+    ) -> list[tuple[int, Window, list[int]]]:
+        """(microbatch size, window, tasks that are timed in it for the first time) for one pass."""
+        found = []
+        for size in sorted({size for task in tasks for size in task.needs_bytes}):
+            wanted = [
+                (number, task.index)
+                for number, task in enumerate(tasks)
+                if size in task.needs_bytes and self._fits(task, size)
+            ]
+            chosen = [Window(index, index + 1, (number,)) for number, index in wanted]
+            if kinds is not None and self.meter.on_cpu:
+                needs = [task.needs_bytes.get(size, math.inf) for task in tasks]
+                room_bytes = math.inf if self._memory_bytes is None else self._memory_bytes
+                chosen = windows(kinds[size], wanted, needs, self._alone, room_bytes)
+            left = {number for number, _ in wanted}
+            for window in chosen:
+                timed = sorted(left & set(window.kinds))
+                left -= set(timed)
+                found.append((size, window, timed))
+        return found
 
-    def _measure_size(
-        self, task: LayerTask, module: nn.Module, size: int, slice_s: float, settle_s: float, first: bool
+    def _measure_window(
+        self,
+        tasks: Sequence[LayerTask],
+        window: Window,
+        size: int,
+        timed: Sequence[int],
+        slices: _Slices,
+        updated: set[int],
     ) -> None:
+        """Every layer in it at one size; the parts of the backward and the optimizer for the tasks timed."""
+        modules: list[nn.Module] = []
+        doing = "while the layer was built"
         try:
-            steps = LayerSteps(self._workload, module, task.index, size, self._device)
-            samples = collect(
-                self.meter,
-                steps,
-                slice_s=slice_s,
-                warm_up_s=settle_s if first else 0.0,
-                warm_up_repeats=2 if first else 1,
-            )
-            self.tally.add(task.index, size, samples)
-            self._measure_split(task, module, size, slice_s)
+            modules = self._workload.build(window.start, window.stop, self._device)
+            for module in modules:
+                module.train()
+            doing = f"at {size} samples"
+            self._measure_chain(tasks, window, modules, size, slices, len(timed))
+            for number in timed:
+                at = window.kinds.index(number)
+                self._measure_split(tasks[number], modules[at], window.start + at, size, slices.whole_s)
+                if number not in updated:
+                    updated.add(number)
+                    self._measure_optimizer(tasks[number], modules[at], slices.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:
             if not _out_of_memory(exc):
                 raise
-            self._skip(task, [size], f"out of memory at {size} samples: {_short(exc)}")
+            modules = []
+            if len(window.kinds) == 1:
+                self._alone.update(window.kinds)
+                self._skip(tasks[window.kinds[0]], [size], f"out of memory {doing}: {_short(exc)}")
+                return
+            self._alone.update(window.kinds)
+            for single in singly(window):
+                if single.kinds[0] in timed:
+                    self._measure_window(tasks, single, size, single.kinds, slices, updated)
 
-    def _measure_split(self, task: LayerTask, module: nn.Module, size: int, slice_s: float) -> None:
+    def _measure_chain(
+        self,
+        tasks: Sequence[LayerTask],
+        window: Window,
+        modules: Sequence[nn.Module],
+        size: int,
+        slices: _Slices,
+        count: int,
+    ) -> None:
+        steps = self._steps(modules, window.start, size, window.in_flight)
+        samples = collect(
+            self.meter,
+            steps,
+            slice_s=slices.whole_s * count,
+            warm_up_s=slices.warm_up_s,
+            warm_up_repeats=slices.warm_up_repeats,
+        )
+        shares = steps.shares[-len(samples) :]
+        for at, number in enumerate(window.kinds):
+            parts = [
+                sample.part(forward[at], backward[at])
+                for sample, (forward, backward) in zip(samples, shares, strict=True)
+            ]
+            self.tally.add(tasks[number].index, size, parts)
+
+    def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
+        by_cpu = self.meter.on_cpu and (self._threads == 1 or self._quota is not None)
+        clock = time.process_time if by_cpu else time.perf_counter
+        return ChainSteps(
+            self._workload, modules, start, size, self._device, in_flight=in_flight, clock=clock
+        )
+
+    def _measure_split(
+        self, task: LayerTask, module: nn.Module, index: int, size: int, slice_s: float
+    ) -> None:
         """A layer that has no room for this is not left out: what is not known is then its weights' part."""
-        steps = SplitSteps(self._workload, module, task.index, size, self._device)
+        found = Backwards()
         try:
-            samples = split(self.meter, steps, slice_s)
+            measure_split(self.meter, self._steps([module], index, size), self._device, slice_s, found)
         except (RuntimeError, MemoryError) as exc:
             if not _out_of_memory(exc):
                 raise
         else:
-            self.tally.splits.setdefault((task.index, size), []).extend(samples)
+            kept = self.tally.splits.setdefault((task.index, size), Backwards())
+            kept.whole += found.whole
+            kept.cut += found.cut
 
     def _measure_optimizer(self, task: LayerTask, module: nn.Module, slice_s: float) -> None:
         parameters = list(module.parameters())
-        if not parameters or (task.index, 0) in self.tally.skipped:
+        if not parameters:
             return
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None:
@@ -219,15 +290,11 @@ class LayerBench:
 
     def stretch(self) -> float | None:
         """Wall seconds per CPU second on this device; None where wall time is used as it is."""
-        if not self.meter.on_cpu:
-            return None
-        return pooled_stretch(
-            self.tally.everything(), self._threads, self._quota["cpus"] if self._quota else None
-        )
+        return self.meter.stretch(self._threads, self._quota["cpus"] if self._quota else None)
 
     def timings(self, tasks: Sequence[LayerTask]) -> list[dict[str, Any]]:
         """``LayerTiming`` as dicts, one for every layer and size asked for."""
-        stretch = self.stretch()
+        stretch, on_cpu = self.stretch(), self.meter.on_cpu
         rows = []
         for task in tasks:
             optimizer = self.tally.samples.get((task.index, 0))
@@ -238,14 +305,14 @@ class LayerBench:
                 parts = self.tally.splits.get((task.index, size))
                 if samples:
                     found = estimate(samples, stretch)
-                    split_s = _split_s(parts, found.backward_s, stretch) if parts else None
+                    split_s = None
+                    if parts:  # few repetitions, so not out of proportion to the whole
+                        split_s = found.backward_s * min(max(1.0, parts.ratio(on_cpu)), MOST_SPLIT)
                     row |= {
                         "forward_s": found.forward_s,
                         "backward_s": found.backward_s,
                         "optimizer_s": optimizer_s,
-                        "weight_s": split_s * share(parts, self.meter.on_cpu)
-                        if parts and split_s is not None
-                        else None,
+                        "weight_s": split_s * parts.share(on_cpu) if parts and split_s is not None else None,
                         "split_s": split_s,
                         "spread": found.spread,
                         "repeats": found.repeats,
@@ -254,12 +321,6 @@ class LayerBench:
                     row["skipped"] = self.tally.skipped.get((task.index, size), "there was no time for it")
                 rows.append(row)
         return rows
-
-
-def _split_s(parts: Sequence[Sample], whole_s: float, stretch: float | None) -> float:
-    """Seconds of a backward in two parts; few repetitions, so not out of proportion to the whole."""
-    both = estimate(parts, stretch)
-    return min(max(whole_s, both.forward_s + both.backward_s), MOST_SPLIT * whole_s)
 
 
 def _out_of_memory(exc: BaseException) -> bool:

@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 import torch  # noqa: E402 - the filter must come first
 
-from skyctl.device.heap import keep_freed_memory  # noqa: E402
+from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
 from skyctl.errors import SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, facts, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
@@ -108,12 +108,14 @@ class _Server:
                 quota=self._quota,
             )
             tasks = [LayerTask.from_dict(raw) for raw in order["layers"]]
-            bench.measure(tasks, budget_s, self._stop_came, self._progress, self._measured, cap_s)
+            kinds = {int(size): found for size, found in order["kinds"].items()}
+            bench.measure(tasks, budget_s, self._stop_came, self._progress, self._measured, cap_s, kinds)
             result["timings"] = bench.timings(tasks)
             result["stretch"] = bench.stretch()
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._generic(0.5, cap_s, told=True)
+        give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
         self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
         beside = handling.measure(self._quota["cpus"] if self._quota else None)

@@ -6,14 +6,12 @@ They come later, when what they need has left the caches: both together take a l
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from torch import nn
-
+from skyctl.probe.node.cache import Elsewhere
 from skyctl.probe.node.clock import Meter, Sample
-from skyctl.probe.node.steps import LayerSteps
+from skyctl.probe.node.steps import ChainSteps
 from skyctl.workload.weightgrad import WeightGradients
-from skyctl.workload.workload import Workload
 
 SLICE_SHARE = 0.1
 """Of a layer's slice; one repetition in any case."""
@@ -22,8 +20,9 @@ SLICE_SHARE = 0.1
 class SplitSteps:
     """The backward in two parts: the inputs' gradients, then the weights'. The forward is not timed."""
 
-    def __init__(self, workload: Workload, module: nn.Module, index: int, samples: int, device: str) -> None:
-        self._layer = LayerSteps(workload, module, index, samples, device)
+    def __init__(self, layer: ChainSteps, device: str) -> None:
+        self._layer = layer
+        self._elsewhere = Elsewhere(device)
         self._later = WeightGradients()
         self.puts_off = False
 
@@ -31,6 +30,7 @@ class SplitSteps:
         """A forward."""
         self._layer.prepare()
         self._layer.forward()
+        self._layer.between()
 
     def forward(self) -> None:
         """The first part."""
@@ -38,7 +38,7 @@ class SplitSteps:
 
     def between(self) -> None:
         """Other layers run."""
-        self._layer.between()
+        self._elsewhere()
 
     def backward(self) -> None:
         """The second part."""
@@ -46,21 +46,34 @@ class SplitSteps:
         self._later.add()
 
 
-def split(meter: Meter, steps: SplitSteps, slice_s: float) -> list[Sample]:
-    """Repetitions, first and second part in the place of forward and backward; at least one. The first is
-    warm-up where there is time for more."""
+@dataclass
+class Backwards:
+    """Repetitions of one layer's backward: whole, and cut in two (as forward and backward of a sample)."""
+
+    whole: list[Sample] = field(default_factory=list)
+    cut: list[Sample] = field(default_factory=list)
+
+    def ratio(self, on_cpu: bool) -> float:
+        """What both parts take, of the whole."""
+        whole = sum(s.backward_cpu_s if on_cpu else s.backward_s for s in self.whole)
+        return sum(s.cpu_s if on_cpu else s.wall_s for s in self.cut) / whole if whole > 0 else 1.0
+
+    def share(self, on_cpu: bool) -> float:
+        """The second part's, of both."""
+        second = sum(s.backward_cpu_s if on_cpu else s.backward_s for s in self.cut)
+        both = sum(s.cpu_s if on_cpu else s.wall_s for s in self.cut)
+        return second / both if both > 0 else 0.0
+
+
+def measure_split(meter: Meter, layer: ChainSteps, device: str, slice_s: float, found: Backwards) -> None:
+    """Adds repetitions, whole and cut in turn, one of each at least; the first is warm-up, given time."""
+    steps = SplitSteps(layer, device)
     start = time.perf_counter()
-    samples = [meter.sample(steps)]
+    whole, cut = [meter.sample(layer)], [meter.sample(steps)]
     while time.perf_counter() - start < SLICE_SHARE * slice_s:
-        samples.append(meter.sample(steps))
-    counted = samples[1:] or samples
-    if steps.puts_off:
-        return counted
-    return [sample._replace(backward_s=0.0, backward_cpu_s=0.0) for sample in counted]
-
-
-def share(samples: Sequence[Sample], on_cpu: bool) -> float:
-    """The second part's, of both."""
-    second = sum(s.backward_cpu_s if on_cpu else s.backward_s for s in samples)
-    both = sum(s.cpu_s if on_cpu else s.wall_s for s in samples)
-    return second / both if both > 0 else 0.0
+        whole.append(meter.sample(layer))
+        cut.append(meter.sample(steps))
+    if not steps.puts_off:
+        cut = [sample._replace(backward_s=0.0, backward_cpu_s=0.0) for sample in cut]
+    found.whole += whole[1:] or whole
+    found.cut += cut[1:] or cut
