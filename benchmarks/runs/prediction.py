@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runs.labs import Bench, lab
+from runs.machine import Readings, steadily
 
 CLUSTERS = {
     "80/40/20/20%, LAN": """\
@@ -109,7 +111,7 @@ def prediction(
     for cluster in clusters:
         with lab(CLUSTERS[cluster]) as bench:
             for name in workloads:
-                yield _case(bench, cluster, name, _source(bench.folder, name))
+                yield steadily(partial(_case, bench, cluster, name, _source(bench.folder, name)))
 
 
 def _source(folder: Path, name: str) -> str:
@@ -124,13 +126,16 @@ def _source(folder: Path, name: str) -> str:
     return str(place / "train.py")
 
 
-def _case(bench: Bench, cluster: str, name: str, source: str) -> dict[str, Any]:
+def _case(bench: Bench, cluster: str, name: str, source: str, readings: Readings) -> dict[str, Any]:
     sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     path = bench.folder / "plan.json"
+    readings.take()
     bench.skyctl("probe", source, *sizes)
+    readings.take()
     bench.skyctl("plan", source, *sizes, "-o", path)
     made = json.loads(path.read_text())
     run = bench.skyctl("launch", path, "--steps", STEPS)
+    readings.take()
     measured = run["iteration_s"]["median"]
     memory = [
         r["predicted"]["memory_bytes"] / r["peak_memory_bytes"] - 1

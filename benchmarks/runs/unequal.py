@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from runs.bounds import bound_s, utilisation
-from runs.labs import lab
+from runs.labs import Bench, lab
+from runs.machine import Readings, steadily
 
 LAB = """\
 nodes:
@@ -26,31 +28,38 @@ STEPS = 6
 
 def unequal(workloads: Sequence[str] = WORKLOADS, extra: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """One figure a workload. ``extra``: more flags for plan (a schedule, say)."""
-    sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     with lab(LAB) as bench:
         for workload in workloads:
-            bench.skyctl("probe", workload, *sizes)
-            path = bench.folder / "plan.json"
-            bench.skyctl("plan", workload, *sizes, *extra, "-o", path)
-            made = json.loads(path.read_text())
-            run = bench.skyctl("launch", path, "--steps", STEPS)
-            measured = run["iteration_s"]["median"]
-            bound = bound_s(made)
-            yield {
-                "benchmark": "runtime",
-                "section": "unequal",
-                "workload": workload,
-                "microbatches": MICROBATCHES,
-                "schedule": made["problem"]["schedule"],
-                "stages": [
-                    [s["replicas"][0]["device"], s["start"], s["stop"], s["replicas"][0]["in_flight"]]
-                    for s in made["stages"]
-                ],
-                "measured_s": round(measured, 4),
-                "predicted_s": round(made["predicted"]["iteration_s"], 4),
-                "bound_s": round(bound, 4),
-                "of_bound": round(measured / bound, 4),
-                "prediction_error": round(made["predicted"]["iteration_s"] / measured - 1, 4),
-                "utilisation": round(utilisation(made, measured), 4),
-                "replicas": run["replicas"],
-            }
+            yield steadily(partial(_case, bench, workload, extra))
+
+
+def _case(bench: Bench, workload: str, extra: Sequence[str], readings: Readings) -> dict[str, Any]:
+    sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
+    path = bench.folder / "plan.json"
+    readings.take()
+    bench.skyctl("probe", workload, *sizes)
+    readings.take()
+    bench.skyctl("plan", workload, *sizes, *extra, "-o", path)
+    made = json.loads(path.read_text())
+    run = bench.skyctl("launch", path, "--steps", STEPS)
+    readings.take()
+    measured = run["iteration_s"]["median"]
+    bound = bound_s(made)
+    return {
+        "benchmark": "runtime",
+        "section": "unequal",
+        "workload": workload,
+        "microbatches": MICROBATCHES,
+        "schedule": made["problem"]["schedule"],
+        "stages": [
+            [s["replicas"][0]["device"], s["start"], s["stop"], s["replicas"][0]["in_flight"]]
+            for s in made["stages"]
+        ],
+        "measured_s": round(measured, 4),
+        "predicted_s": round(made["predicted"]["iteration_s"], 4),
+        "bound_s": round(bound, 4),
+        "of_bound": round(measured / bound, 4),
+        "prediction_error": round(made["predicted"]["iteration_s"] / measured - 1, 4),
+        "utilisation": round(utilisation(made, measured), 4),
+        "replicas": run["replicas"],
+    }

@@ -141,3 +141,17 @@ def test_netem_is_asked_for_delay_on_the_way_out_and_rate_both_ways():
 )
 def test_networks_in_use_are_left_alone(network, count):
     assert len(links._covered(network)) == count
+
+
+@pytest.mark.parametrize(
+    ("limit", "burst", "held"),
+    [("cpu.cfs_quota_us", "cpu.cfs_burst_us", "4000"), ("cpu.max", "cpu.max.burst", "4000 10000")],
+)
+def test_what_is_left_of_a_quota_may_be_used_later(tmp_path, limit, burst, held):
+    (tmp_path / limit).touch()
+    cgroups.set_quota([tmp_path], 0.4)
+    assert (tmp_path / limit).read_text() == held
+    assert not (tmp_path / burst).exists()
+    (tmp_path / burst).touch()
+    cgroups.set_quota([tmp_path], 0.4)
+    assert (tmp_path / burst).read_text() == "4000"
