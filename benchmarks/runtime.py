@@ -2,7 +2,7 @@
 
 Prints one JSON line a case. Needs root (network namespaces, cgroups, sshd) but for ``published``.
 
-    make bench-runtime                               # everything, about half an hour
+    make bench-runtime                               # everything, half an hour or more
     make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published
 """
 

@@ -1,7 +1,7 @@
-"""What lies between two uses of a layer in training: other layers, which take its values out of the caches.
+"""What lies between two uses of some values in training: other layers, which take them out of the caches.
 
-Measured one at a time, a layer finds its weights where it left them, and looks a little faster than it is.
-Taking more out than training does makes small layers look slower than they are (docs/decisions.md).
+For what is measured on its own: weight gradients that come later, and optimizers. Taking more out than
+training does makes small layers look slower than they are (docs/decisions.md).
 """
 
 from __future__ import annotations
