@@ -18,10 +18,10 @@ from skyctl.records.problem import (
 )
 from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
 
-HEAP_SHARE = 1.2
+HEAP_SHARE = 1.25
 """What a process holds for a byte of activations on a CPU: a heap has gaps (docs/decisions.md)."""
 
-RANK_BYTES = float(16 << 20)
+RANK_BYTES = float(20 << 20)
 """What a rank on a CPU holds that a probe does not: its pairs, their threads' heaps, buffers."""
 
 
