@@ -22,6 +22,21 @@ class WorkloadRef(Record):
     seed: int
 
 
+class Machine(Record):
+    """What a device was when it was measured: launch refuses a plan whose devices are others by now.
+
+    ``cpus``: processors it may use, a fraction under a quota; ``threads``: of a CPU device.
+    """
+
+    device: Name
+    name: str
+    cpu_model: str
+    cpus: float
+    threads: Count | None
+    python: str
+    torch: str
+
+
 class Replica(Record):
     """One device's share of a stage: that many of the step's microbatches, that many kept in flight.
 
@@ -92,7 +107,7 @@ class Plan(FileRecord):
     """An envelope (problem, prediction, certificate) around a form; this form is stages × replicas."""
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem
@@ -101,6 +116,7 @@ class Plan(FileRecord):
     unused: Seq[Unused] = ()
     predicted: Prediction
     certificate: Certificate
+    machines: Seq[Machine] = since(3, ())
 
     @model_validator(mode="after")
     def _covers(self) -> Plan:

@@ -10,7 +10,10 @@ from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive,
 
 
 class NodeProfile(Record):
-    """One node as found. ``cpus``: how many it may use, a fraction under a quota."""
+    """One node as found. ``cpus``: how many it may use, a fraction under a quota.
+
+    ``skyctl``: the version that measured. ``site``: the name of its ``SiteProfile``.
+    """
 
     name: Name
     hostname: str
@@ -23,13 +26,16 @@ class NodeProfile(Record):
     memory_available_bytes: Bytes
     address: str | None
     interface: str | None
+    skyctl: str | None = since(3, None)
+    numa_nodes: Count | None = since(3, None)
+    site: str | None = since(3, None)
 
 
 class LayerTiming(Record):
     """One distinct layer at one microbatch size on one device.
 
     Seconds per microbatch (``optimizer_s``: per step). ``spread``: (p90 − p10) / median of the blocks
-    measured. ``skipped``: why there are no figures. ``split_s``: the backward cut in two, both parts, and
+    measured. ``interval``: half the mean's 95% interval, relative to the mean. ``skipped``: why there are no figures. ``split_s``: the backward cut in two, both parts, and
     ``weight_s``: the part of it that only weight gradients need.
     """
 
@@ -43,13 +49,31 @@ class LayerTiming(Record):
     skipped: str | None = None
     weight_s: Seconds | None = since(2, None)
     split_s: Seconds | None = since(2, None)
+    interval: float | None = since(3, None)
+
+
+class Conditions(Record):
+    """How it was on a device while it was measured.
+
+    ``wall_s``: how long that was watched. ``own_cpus``, ``others_cpus``: how many of the processors that it
+    may use were taken by the probe and by other processes (None on an accelerator, or where the system does
+    not say). ``share``: the part of the device that the probe could have, 1 where it was alone. ``notes``:
+    what a reader of the figures should know, in words.
+    """
+
+    wall_s: Seconds
+    own_cpus: float | None = None
+    others_cpus: float | None = None
+    share: float | None = None
+    notes: Seq[str] = ()
 
 
 class DeviceProfile(Record):
     """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it.
 
     ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here beside its layers (messages,
-    Python), and how much more for each byte of a message.
+    Python), and how much more for each byte of a message. ``measured``: when its layers were (ISO; None: when
+    the profile was made). ``fingerprint``: what must be the same for its timings to hold.
     """
 
     id: Name
@@ -64,16 +88,24 @@ class DeviceProfile(Record):
     timings: Seq[LayerTiming] = ()
     handling_s: Seconds = since(2, 0.0)
     handling_byte_s: Seconds = since(2, 0.0)
+    measured: str | None = since(3, None)
+    fingerprint: str | None = since(3, None)
+    conditions: Conditions | None = since(3, None)
 
 
 class LinkProfile(Record):
-    """One directed pair, over the path that training uses. ``error``: why there are no figures."""
+    """One directed pair, over the path that training uses. ``error``: why there are no figures.
+
+    ``measured``: when (ISO; None: when the profile was made). ``estimated``: filled in from its sites' links.
+    """
 
     source: Name
     target: Name
     latency_s: Seconds | None = None
     bandwidth_bytes_per_s: Positive | None = None
     error: str | None = None
+    measured: str | None = since(3, None)
+    estimated: bool = since(3, False)
 
 
 class LineProfile(Record):
@@ -86,6 +118,49 @@ class LineProfile(Record):
     direction: Literal["in", "out"]
     bandwidth_bytes_per_s: Positive
     peers: Seq[Name]
+
+
+class SiteProfile(Record):
+    """Nodes that are near to each other, seen from the others."""
+
+    name: Name
+    nodes: Seq[Name] = Field(min_length=1)
+
+
+class UplinkProfile(Record):
+    """What a site's nodes together receive ("in") from all other sites or send ("out") to them.
+
+    ``pairs``: the (source, target) flows it was measured with. A site that is not listed was not seen to
+    share anything.
+    """
+
+    site: Name
+    direction: Literal["in", "out"]
+    bandwidth_bytes_per_s: Positive
+    pairs: Seq[Seq[Name]]
+
+
+class Observation(Record):
+    """What a run saw of one device's layers, or of one link, beside what the profile's figures say.
+
+    ``seen``: when (ISO). ``steps``: how many went into the medians; ``spread``: p90 / p10 of the run's steps.
+    A device: ``layers`` [start, stop) at ``microbatch_size`` of the workload ``digest``, seconds a step. A
+    link: ``target`` given, seconds of one message of ``message_bytes``. ``probed_s`` is the probe's figure for
+    the same, never one that an earlier observation has changed.
+    """
+
+    run_id: Name
+    seen: str
+    steps: Count
+    spread: float
+    device: Name
+    target: Name | None = None
+    digest: str
+    microbatch_size: Count
+    layers: Seq[Index] = ()
+    message_bytes: Bytes | None = None
+    probed_s: Seconds
+    seen_s: Seconds
 
 
 class LayerCosts(Record):
@@ -131,7 +206,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     cluster: Name
     cluster_digest: str
     created: str
@@ -141,3 +216,6 @@ class Profile(FileRecord):
     workload: WorkloadProfile | None = None
     failures: Seq[NodeFailure] = ()
     lines: Seq[LineProfile] = since(2, ())
+    sites: Seq[SiteProfile] = since(3, ())
+    uplinks: Seq[UplinkProfile] = since(3, ())
+    observations: Seq[Observation] = since(3, ())
