@@ -35,8 +35,9 @@ class LayerTiming(Record):
     """One distinct layer at one microbatch size on one device.
 
     Seconds per microbatch (``optimizer_s``: per step). ``spread``: (p90 − p10) / median of the blocks
-    measured. ``interval``: half the mean's 95% interval, relative to the mean. ``skipped``: why there are no figures. ``split_s``: the backward cut in two, both parts, and
-    ``weight_s``: the part of it that only weight gradients need.
+    measured. ``interval``: half the mean's 95% interval, relative to the mean. ``skipped``: why there are no
+    figures. ``split_s``: the backward cut in two, both parts, and ``weight_s``: the part of it that only
+    weight gradients need.
     """
 
     signature: str
@@ -145,8 +146,8 @@ class Observation(Record):
 
     ``seen``: when (ISO). ``steps``: how many went into the medians; ``spread``: p90 / p10 of the run's steps.
     A device: ``layers`` [start, stop) at ``microbatch_size`` of the workload ``digest``, seconds a step. A
-    link: ``target`` given, seconds of one message of ``message_bytes``. ``probed_s`` is the probe's figure for
-    the same, never one that an earlier observation has changed.
+    link: ``target`` given, seconds of one message of ``message_bytes``. ``probed_s`` is the probe's figure
+    for the same, never one that an earlier observation has changed.
     """
 
     run_id: Name
