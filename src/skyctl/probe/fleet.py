@@ -17,6 +17,8 @@ from skyctl.remote.session import translate
 
 MODULE = "skyctl.probe.node.serve"
 TAIL_LINES = 5
+SILENCE_S = 45.0
+"""A process that has spoken says at least that it is alive; one silent for so long is stopped or lost."""
 
 
 class TaskLike(Protocol):
@@ -59,7 +61,7 @@ Handler = Callable[["Member", dict[str, Any]], None]
 
 @dataclass
 class Member:
-    """One device's process. ``facts`` and ``measured`` are what it sent."""
+    """One device's process. ``facts`` and ``measured`` are what it sent; ``heard``: when it last spoke."""
 
     node: Node
     host: str
@@ -67,6 +69,7 @@ class Member:
     facts: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     phase: str = "starting"
+    heard: float | None = None
     tail: list[str] = field(default_factory=list)
 
     @property
@@ -126,7 +129,7 @@ class Fleet:
         *,
         fatal: bool = True,
     ) -> None:
-        """Until each of them has sent an event of that kind; who has not by then has failed.
+        """Until each of them has sent an event of that kind; who has not by then or falls silent has failed.
 
         Args:
             fatal: False: who has not is only waited for no longer.
@@ -141,8 +144,12 @@ class Fleet:
                 for member in pending if fatal else ():
                     self.fail(member.node.name, _late(member, deadline_s))
                 return
+            for member in pending if fatal else ():
+                if member.heard is not None and time.monotonic() - member.heard > SILENCE_S:
+                    self.fail(member.node.name, _silent(member))
             with suppress(queue.Empty):
                 member, event = self._news.get(timeout=min(left_s, 0.5))
+                member.heard = time.monotonic()
                 if self._take(member, event):
                     assert isinstance(event, dict)
                     handler(member, event)
@@ -162,7 +169,7 @@ class Fleet:
             if member.node.name not in self.failures:
                 self.fail(member.node.name, translate(member.node, event))
             return False
-        return kind != "result"
+        return kind not in ("result", "alive")
 
     def _pump(self, member: Member) -> None:
         while True:
@@ -196,6 +203,14 @@ def _gone(member: Member) -> SkyctlError:
         f"the connection to node {member.node.name!r} ended while it was probed ({member.phase})",
         node=member.node.name,
         hint="see whether the node sleeps or has lost its network, then probe again",
+    )
+
+
+def _silent(member: Member) -> SkyctlError:
+    return UnfitError(
+        f"the probe on node {member.node.name!r} has said nothing for {SILENCE_S:.0f} s ({member.phase})",
+        node=member.node.name,
+        hint="see whether somebody has stopped it, or the node swaps; then probe again",
     )
 
 

@@ -7,10 +7,14 @@ One process for everything, because importing torch costs seconds where CPU time
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
 * ``line`` → ``line-listening`` (role ``hub``), then ``line`` with times of arrival or an ``error``;
 * ``quit``.
+
+From the first word on it says every few seconds that it is ``alive``: a process that is stopped is told from
+one that is slow.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any, Protocol
 
@@ -24,6 +28,8 @@ from skyctl.probe.node import compute, facts, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
+
+BEAT_S = 5.0
 
 
 class Channel(Protocol):
@@ -54,19 +60,21 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
     workload = load(WorkloadSpec.from_dict(spec)) if spec else None
     channel.send({"event": "facts", "device": device, **found})
     server = _Server(payload, channel, device, found, workload)
-    while True:
-        got = channel.recv(None)
-        if got is None:
-            continue
-        order = got[0]
-        if order["op"] == "quit":
-            return {}
-        if order["op"] == "measure":
-            server.measure(order)
-        elif order["op"] == "link":
-            server.link(order)
-        elif order["op"] == "line":
-            server.line(order)
+    quitting = threading.Event()
+    threading.Thread(target=_beat, args=(channel, quitting), daemon=True, name="heartbeat").start()
+    try:
+        server.serve()
+    finally:
+        quitting.set()
+    return {}
+
+
+def _beat(channel: Channel, quitting: threading.Event) -> None:
+    while not quitting.wait(BEAT_S):
+        try:
+            channel.send({"event": "alive"})
+        except (OSError, EOFError):  # the agent is gone, and this process will be
+            return
 
 
 class _Server:
@@ -85,6 +93,17 @@ class _Server:
         self._workload = workload
         self._slowdown = float(payload.get("slowdown") or 1.0)
         self._stopped = False
+
+    def serve(self) -> None:
+        """Follows orders until ``quit``."""
+        orders = {"measure": self.measure, "link": self.link, "line": self.line}
+        while True:
+            got = self._channel.recv(None)
+            if got is None:
+                continue
+            if got[0]["op"] == "quit":
+                return
+            orders[got[0]["op"]](got[0])
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
