@@ -13,7 +13,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
+from probes.duration import duration, local
+
+SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "duration": duration,
+    "local": local,
+}
 
 
 def main() -> None:
