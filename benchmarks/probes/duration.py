@@ -1,4 +1,4 @@
-"""How long does a probe take: four unequal nodes, sixteen of a tenth of a core, sixty-four of this machine?"""
+"""Seconds of a probe: four unequal nodes, sixteen of a tenth of a core, sixty-four local ones."""
 
 from __future__ import annotations
 
