@@ -13,7 +13,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
+from probes.quotas import busy, quotas
+
+SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "quotas": quotas,
+    "busy": busy,
+}
 
 
 def main() -> None:
