@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from probes.duration import duration, local
+from probes.quotas import busy, quotas
 
 SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "quotas": quotas,
+    "busy": busy,
     "duration": duration,
     "local": local,
 }

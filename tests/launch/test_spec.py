@@ -7,7 +7,7 @@ import pytest
 from skyctl.errors import InputError, MismatchError
 from skyctl.launch.spec import check_fits, rank_specs, used_nodes
 from skyctl.records.cluster import Cluster, Node
-from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage
+from skyctl.records.plan import Certificate, Machine, Plan, Prediction, Replica, ReplicaPrediction, Stage
 from skyctl.records.problem import Device, Layer, Link, Problem
 
 
@@ -73,6 +73,23 @@ def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
     assert (first["slowdown"], last["threads"]) == (3.0, 2)
     assert first["layers"] == [0, 1]
     assert (first["recompute"], first["weights_behind"]) == (False, 0)
+
+
+def test_a_launch_uses_the_threads_that_were_measured() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0")
+    machines = [
+        Machine(device=device, name="x", cpu_model="x", cpus=8.0, threads=4, python="3.11.0", torch="2.6.0")
+        for device in ("a/cpu:0", "b/cpu:0")
+    ]
+    specs = rank_specs(
+        plan.model_copy(update={"machines": tuple(machines)}),
+        CLUSTER,
+        run_id="r",
+        steps=2,
+        workload={"a": {}, "b": {}},
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
+    )
+    assert [s.payload["threads"] for s in specs] == [4, 2], "what cluster.yaml says goes first"
 
 
 def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from skyctl.device import pace
-from skyctl.probe.node import clock
+from skyctl.probe.node import clock, stretches
 from skyctl.probe.node.clock import Meter, Sample, collect, estimate, steady
 
 
@@ -21,16 +21,16 @@ def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.
     return samples
 
 
-def metered(samples: list[Sample]) -> Meter:
+def metered(samples: list[Sample], threads: int = 1, quota_cpus: float | None = None) -> Meter:
     """A meter that has taken them, with nothing between."""
-    meter = Meter("cpu")
+    meter = Meter("cpu", single_thread=threads == 1, quota_cpus=quota_cpus)
     meter.wall_s, meter.cpu_s = sum(s.wall_s for s in samples), sum(s.cpu_s for s in samples)
     return meter
 
 
 def test_a_quota_stretches_all_layers_alike() -> None:
     short, long = throttled(0.001, 1000), throttled(0.025, 40)
-    stretch = metered([*short, *long]).stretch(1, None)
+    stretch = metered([*short, *long]).stretch()
     assert stretch == pytest.approx(5.0, rel=0.02)
     for samples, cpu_s in ((short, 0.001), (long, 0.025)):
         found = estimate(samples, stretch)
@@ -42,16 +42,15 @@ def test_a_quota_stretches_all_layers_alike() -> None:
 
 def test_wall_time_is_used_where_threads_differ() -> None:
     samples = [Sample(0.01, 0.015, 0.02, 0.04)] * 5
-    meter = metered(samples)
-    assert meter.stretch(2, None) is None
-    assert meter.stretch(2, 1.9) == pytest.approx(0.03 / 0.055)
-    assert meter.stretch(4, 4.0) is None, "this quota does not bite"
+    assert metered(samples, 2).stretch() is None
+    assert metered(samples, 2, 1.9).stretch() == pytest.approx(0.03 / 0.055)
+    assert metered(samples, 4, 4.0).stretch() is None, "this quota does not bite"
     found = estimate(samples, None)
     assert (found.forward_s, found.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
 
 
 def test_an_accelerator_has_no_cpu_clock() -> None:
-    assert metered([Sample(0.01, 0.0, 0.02, 0.0)] * 3).stretch(1, None) is None
+    assert metered([Sample(0.01, 0.0, 0.02, 0.0)] * 3).stretch() is None
 
 
 def test_one_hiccup_of_many_does_not_move_the_median() -> None:
@@ -114,16 +113,17 @@ def test_what_lies_between_repetitions_counts_for_the_stretch_alone(monkeypatch:
 
     monkeypatch.setattr(pace.time, "perf_counter", lambda: now["wall"])
     monkeypatch.setattr(pace.time, "thread_time", lambda: now["cpu"])
+    monkeypatch.setattr(stretches, "scheduled", lambda: None)
     meter = Meter("cpu")
     first = meter.sample(Steps())
     work(0.6, 0.2)
     meter.sample(Steps())
     assert first.wall_s == pytest.approx(0.2)
-    assert meter.stretch(1, None) == pytest.approx((1.2 + 0.6) / (0.8 + 0.2))
+    assert meter.stretch() == pytest.approx((1.2 + 0.6) / (0.8 + 0.2))
     slowed = Meter("cpu", slowdown=1.5)
     monkeypatch.setattr(pace.time, "sleep", lambda seconds: work(seconds, 0.0))
     slowed.sample(Steps())
-    assert slowed.stretch(1, None) == pytest.approx(1.5)
+    assert slowed.stretch() == pytest.approx(1.5)
 
 
 def test_slowdown_holds_whatever_the_sleeps_do(monkeypatch: pytest.MonkeyPatch) -> None:

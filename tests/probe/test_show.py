@@ -8,6 +8,7 @@ from rich.console import Console
 from skyctl.probe.show import bar, plain_lines, tables
 from skyctl.records.base import parse
 from skyctl.records.profile import (
+    Conditions,
     DeviceProfile,
     LayerCosts,
     LayerTiming,
@@ -57,6 +58,7 @@ def profile() -> Profile:
         optimizer_s=0.001,
         spread=0.04,
         repeats=9,
+        interval=0.045,
     )
     skipped = LayerTiming(signature="b", microbatch_size=2, skipped="needs 5.00 GiB")
     return Profile(
@@ -76,6 +78,7 @@ def profile() -> Profile:
                 reserved_bytes=2.0**28,
                 flops_per_s=1e11 / slowdown,
                 timings=[one],
+                conditions=Conditions(wall_s=1.0, share=0.6, notes=("other load",)),
             )
             for name, slowdown, one in (("n1", 1.0, timing), ("n[2]", 2.0, skipped))
         ],
@@ -101,7 +104,17 @@ def test_tables_show_every_fact() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(tables(profile()))
     text = out.getvalue()
-    for word in ("n1/cpu:0", "n[2]/cpu:0", "slowed 2×", "block.0 ×3", "10 + 20 ±2%", "skipped"):
+    for word in (
+        "n1/cpu:0",
+        "n[2]/cpu:0",
+        "slowed 2×",
+        "block.0 ×3",
+        "10 + 20 ±4.5%?",
+        "had",
+        "60%",
+        "! n1/cpu:0: other load",
+        "skipped",
+    ):
         assert word in text
     for word in ("5.00 ms, 100 Mbit/s", "✗", "no torch", "install it", "n[2] in: 20 Mbit/s for all"):
         assert word in text
@@ -109,6 +122,8 @@ def test_tables_show_every_fact() -> None:
 
 def test_plain_lines_show_every_fact() -> None:
     lines = plain_lines(profile())
+    assert "  note: other load" in lines
+    assert any("±4.5%, spread 4%, 9 repeats, not steady" in line for line in lines)
     assert "link n1 -> n[2]: 5.00 ms, 100 Mbit/s" in lines
     assert "link n[2] -> n1: no figures: no connection" in lines
     together = "20 Mbit/s for all its links together (measured with n1 and n3 at once)"
@@ -118,8 +133,25 @@ def test_plain_lines_show_every_fact() -> None:
     assert any(line.startswith("  block.0 ×3 × 2: forward 10 ms, backward 20 ms") for line in lines)
 
 
-def test_a_profile_with_lines_is_of_version_2_and_read_back() -> None:
-    whole = profile()
+def plain(whole: Profile) -> Profile:
+    """Without what version 3 brought."""
+    devices = [
+        device.model_copy(
+            update={
+                "conditions": None,
+                "timings": tuple(timing.model_copy(update={"interval": None}) for timing in device.timings),
+            }
+        )
+        for device in whole.devices
+    ]
+    return whole.model_copy(update={"devices": tuple(devices)})
+
+
+def test_a_profile_is_written_in_the_oldest_version_that_can_hold_it() -> None:
+    newest = profile().to_json()
+    assert json.loads(newest)["version"] == 3
+    assert parse(Profile, newest, "it") == profile()
+    whole = plain(profile())
     text = whole.to_json()
     assert json.loads(text)["version"] == 2
     assert parse(Profile, text, "it") == whole

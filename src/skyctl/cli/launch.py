@@ -284,7 +284,7 @@ def _make_plan(
     from skyctl.control.planning import plan_profile
     from skyctl.control.probing import probe_cluster
 
-    profile, _ = probe_cluster(target.cluster, links, request, loaded, progress)
+    profile, _ = probe_cluster(target.cluster, links, request, loaded, progress, progress.node)
     progress("planning")
     training.warn_left_out(out, profile, target.cluster)
     made = plan_profile(profile, choice, request.ref(loaded))

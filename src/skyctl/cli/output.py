@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from skyctl.cli.rows import Rows
 from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
@@ -238,6 +239,7 @@ class Ticker:
         self._bar: TaskID | None = None
         self._last = ("", float("-inf"))
         self._stopped = False
+        self._rows = Rows()
         if show and stream.isatty():
             self._start()
 
@@ -259,6 +261,21 @@ class Ticker:
             share = f" ({done:g}/{total:g})" if done is not None and total else ""
             print(f"{self.title}: {text}{share}", file=self.stream, flush=True)
 
+    def node(self, name: str, what: str, share: float) -> None:
+        """One of several nodes: what it is at, and how much is done (below 0: it failed; ``what`` is why)."""
+        if not self.show or self._stopped:
+            return
+        what = clean(what)
+        ended = self._rows.note(clean(name), what, share)
+        if self._rich is None and self.stream.isatty():
+            self._start()
+        if self._rich is not None:
+            self._rows.draw(self._rich)
+        elif ended is not None:
+            print(f"{self.title}: {ended}", file=self.stream, flush=True)
+        elif share >= 0:
+            self(f"{name}: {what}" + (f" {share:.0%}" if share else ""))
+
     def print(self, text: str, style: str | None) -> bool:
         """A line that stays, above the live one; False where there is no live one."""
         if self._rich is None or self._stopped:
@@ -278,14 +295,16 @@ class Ticker:
         if self._rich is not None:
             self._rich.stop()
             self._rich = None
+            self._rows.undraw()
 
     def _start(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
+        from rich.table import Column
 
         self._rich = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             Elapsed(),
             console=_console(self.stream),
             transient=True,

@@ -66,7 +66,7 @@ def probe(
         out.progress("probe") as progress,
         connected(target.cluster.nodes, options, progress) as links,
     ):
-        profile, path = probe_cluster(target.cluster, links, request, loaded, progress)
+        profile, path = probe_cluster(target.cluster, links, request, loaded, progress, progress.node)
     if output is not None:
         write_atomic(output, profile.to_json(), mode=None)
     show_profile(out, profile)

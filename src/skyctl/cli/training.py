@@ -220,14 +220,26 @@ def again(words: Sequence[str], cluster: Path | None, limit: str | None = None) 
 
 
 def warn_unsteady(out: Output, profile: Profile) -> None:
-    """Says which devices' times swing so much that little can be built on them."""
+    """Says of which devices little is known: times that did not settle, or another load beside the probe."""
+    from skyctl.probe.show import condition_notes, unsettled
+
     for device in profile.devices:
+        rough = unsettled(device)
+        if rough:
+            worst = max(timing.interval or 0.0 for timing in rough)
+            out.warn(
+                f"{device.id}: {len(rough)} of {len(device.timings)} layer times did not settle "
+                f"(±{worst:.0%}): it is busy, or shares its cores; probe again when it is quiet"
+            )
+            continue
         worst = max((timing.spread or 0.0 for timing in device.timings), default=0.0)
         if worst > UNSTEADY:
             out.warn(
                 f"{device.id}: its times are unsteady (spread {worst:.0%}): it is busy, or shares its cores; "
                 "set `threads` in cluster.yaml, or probe again when it is quiet"
             )
+    for name, note in condition_notes(profile):
+        out.warn(f"{name}: {note}")
 
 
 def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:

@@ -25,8 +25,13 @@ def probe_cluster(
     request: Request | None,
     workload: Workload | None,
     on_progress: Callable[[str], None],
+    on_node: Callable[[str, str, float], None] | None = None,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
+
+    Args:
+        on_node: a node's name, what it is at, and how much is done (below 0: it failed, and why); default:
+            ``on_progress`` in words.
 
     Raises:
         NodeError: no node could be measured at all.
@@ -48,12 +53,16 @@ def probe_cluster(
         workload,
         spec,
         request.choices() if request is not None else [],
-        lambda node, what, share: on_progress(f"{node}: {what}" + (f" {share:.0%}" if share else "")),
+        on_node or (lambda node, what, share: on_progress(f"{node}: {what}" + _percent(share))),
         node_specs=told,
     )
     if not profile.devices:
         raise _nobody(list(profile.failures))
     return profile, save_profile(profile)
+
+
+def _percent(share: float) -> str:
+    return f" {share:.0%}" if share > 0 else ""
 
 
 def find_profile(

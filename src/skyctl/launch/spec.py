@@ -78,6 +78,7 @@ def rank_specs(
     ranks: list[RankSpec] = []
     stages = len(plan.stages)
     placed = [split_device_id(stage.replicas[0].device) for stage in plan.stages]
+    measured = {machine.device: machine.threads for machine in plan.machines}
     for index, stage in enumerate(plan.stages):
         if len(stage.replicas) != 1:
             raise InputError(f"stage {index} has {len(stage.replicas)} replicas; a pipeline has one a stage")
@@ -89,7 +90,7 @@ def rank_specs(
             "stage": index,
             "stages": stages,
             "device": local,
-            "threads": node.threads,
+            "threads": node.threads or measured.get(stage.replicas[0].device),
             "slowdown": node.slowdown,
             "interface": node.interface,
             "workload": dict(workload[node_name]),

@@ -16,8 +16,10 @@ from skyctl.probe.fleet import Fleet, Member, SessionLike
 from skyctl.probe.lines import measure_lines
 from skyctl.probe.links import measure_links
 from skyctl.probe.memory import GIB, Seen, Usable, usable
+from skyctl.probe.watching import OwnUse, conditions, threads
 from skyctl.records.cluster import Cluster, device_id
 from skyctl.records.profile import (
+    Conditions,
     DeviceProfile,
     LayerCosts,
     LayerTiming,
@@ -35,7 +37,12 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload, WorkloadSpec
 
 Progress = Callable[[str, str, float], None]
-"""Called with a node's name (or ``links``, ``lines``), what it is at, and how much is done (0 to 1)."""
+"""Called with a node's name (or ``links``, ``lines``), what it is at, and how much is done (0 to 1).
+
+A node that has failed: why, and ``FAILED``.
+"""
+
+FAILED = -1.0
 
 START_S = 180.0
 BUDGET_S = 4.0
@@ -71,7 +78,8 @@ def probe(
     """
     if workload is not None and (spec is None or not microbatch_choices):
         raise InputError("probing a workload needs its description and at least one number of microbatches")
-    fleet = Fleet()
+    fleet = Fleet(lambda name, failure: on_progress(name, failure.error, FAILED))
+    own_use = OwnUse()
     for node in cluster.nodes:
         outcome = sessions.get(node.name)
         if isinstance(outcome, SkyctlError):
@@ -89,7 +97,7 @@ def probe(
         _measure(fleet, shapes, budget_s, cap_s, on_progress)
         links, addresses = _links(fleet, sessions, on_progress)
         lines = _lines(fleet, addresses, links, on_progress)
-        devices = _device_profiles(fleet, shapes)
+        devices = _device_profiles(fleet, shapes, conditions(fleet.alive(), own_use))
         nodes = _node_profiles(fleet, sessions, addresses)
     finally:
         fleet.close()
@@ -170,10 +178,11 @@ def _measure(
             member.phase = "measured"
 
     members = fleet.alive()
+    counts = threads(members)
     for member in members:
         cap_gib = member.node.memory_gib
         order = {"op": "measure", "layers": layers, "kinds": kinds, "generic": generic}
-        order |= {"budget_s": budget_s, "cap_s": cap_s}
+        order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     fleet.wait(members, ("measured", "timings"), cap_s, heard)
     for member in fleet.alive():
@@ -273,7 +282,9 @@ def _kinds(shapes: Sequence[ShapeProfile], layers: Sequence[dict[str, Any]]) -> 
     return found
 
 
-def _device_profiles(fleet: Fleet, shapes: Sequence[ShapeProfile]) -> list[DeviceProfile]:
+def _device_profiles(
+    fleet: Fleet, shapes: Sequence[ShapeProfile], seen: Mapping[str, Conditions]
+) -> list[DeviceProfile]:
     members = {device_id(m.node.name, m.local): m for m in fleet.alive()}
     shares = usable({name: _seen(member) for name, member in members.items()})
     found = []
@@ -284,7 +295,8 @@ def _device_profiles(fleet: Fleet, shapes: Sequence[ShapeProfile]) -> list[Devic
             reason = next((t.skipped for t in timings if t.skipped), "nothing was measured")
             fleet.fail(member.node.name, f"no layer of the workload could be run on {name}: {reason}")
             continue
-        found.append(_device_profile(name, member, shares[name], flops_per_s, timings))
+        profile = _device_profile(name, member, shares[name], flops_per_s, timings)
+        found.append(profile.model_copy(update={"conditions": seen.get(name)}))
     return [device for device in found if device.node not in fleet.failures]
 
 
@@ -358,6 +370,7 @@ def _node_profiles(
             memory_available_bytes=float(facts["memory_available_bytes"]),
             address=address,
             interface=None if address is None else interface_of(sessions[name], address),
+            numa_nodes=facts.get("numa_nodes"),
         )
     return list(found.values())
 

@@ -82,7 +82,8 @@ class Member:
 class Fleet:
     """All devices' processes. ``failures`` by node; a failed node's members are out from then on."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[str, NodeFailure], None] = lambda _node, _failure: None) -> None:
+        self._on_failure = on_failure
         self.members: list[Member] = []
         self.failures: dict[str, NodeFailure] = {}
         self._news: queue.Queue[tuple[Member, dict[str, Any] | SkyctlError]] = queue.Queue()
@@ -104,6 +105,7 @@ class Fleet:
             message = cause.message if isinstance(cause, SkyctlError) else str(cause) or repr(cause)
             hint = cause.hint if isinstance(cause, SkyctlError) else None
             self.failures[node] = NodeFailure(node=node, error=message, hint=hint)
+            self._on_failure(node, self.failures[node])
         for member in self.members:
             if member.node.name == node:
                 with suppress(SkyctlError, OSError, EOFError):

@@ -12,6 +12,8 @@ from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, Link
 
 GIB = 2**30
 BAR = 12
+STEADY = 0.03
+"""A layer whose mean is known less well than this did not settle in the time there was."""
 
 
 def plain_lines(profile: Profile) -> list[str]:
@@ -28,6 +30,8 @@ def plain_lines(profile: Profile) -> list[str]:
         for timing in device.timings:
             label = f"{names.get(timing.signature, timing.signature)} × {timing.microbatch_size}"
             lines.append(f"  {label}: {_timing_words(timing)}")
+        if device.conditions is not None:
+            lines += [f"  note: {note}" for note in device.conditions.notes]
     for link in profile.links:
         lines.append(f"link {link.source} -> {link.target}: {link_words(link)}")
     lines += [f"line {line.node} {line.direction}: {line_words(line)}" for line in profile.lines]
@@ -45,12 +49,27 @@ def tables(profile: Profile) -> RenderableType:
     if profile.links:
         parts.append(link_table(profile))
     parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
+    parts += [Text.assemble(("! ", "yellow"), f"{name}: {note}") for name, note in condition_notes(profile)]
     for failure in profile.failures:
         line = Text.assemble(("✗ ", "bold red"), (failure.node, "bold"), f": {failure.error}")
         if failure.hint:
             line.append(f"\n  next: {failure.hint}", style="dim")
         parts.append(line)
     return Group(*parts)
+
+
+def condition_notes(profile: Profile) -> list[tuple[str, str]]:
+    """(device, what a reader of its times should know)."""
+    return [
+        (device.id, note)
+        for device in profile.devices
+        for note in (device.conditions.notes if device.conditions is not None else ())
+    ]
+
+
+def unsettled(device: DeviceProfile) -> list[LayerTiming]:
+    """Layers whose times were not steady when the time for them was over."""
+    return [timing for timing in device.timings if timing.interval is not None and timing.interval > STEADY]
 
 
 def device_table(profile: Profile) -> Table:
@@ -65,6 +84,7 @@ def device_table(profile: Profile) -> Table:
         ("from", False),
         ("GFLOP/s", True),
         ("speed", False),
+        ("had", True),
     ):
         table.add_column(name, justify="right" if right else "left", no_wrap=name == "device")
     nodes = {node.name: node for node in profile.nodes}
@@ -80,12 +100,16 @@ def device_table(profile: Profile) -> Table:
             device.memory_from,
             f"{device.flops_per_s / 1e9:.1f}",
             bar(device.flops_per_s / fastest),
+            _had(device),
         )
     return table
 
 
 def layer_table(profile: Profile, size: int) -> Table:
-    """Milliseconds forward + backward of the distinct layers, a row a device; ± is the spread."""
+    """Milliseconds forward + backward of the distinct layers, a row a device.
+
+    ± is how well the mean is known (95% interval), ``?`` where it did not settle.
+    """
     names = layer_names(profile)
     signatures = list(
         dict.fromkeys(t.signature for d in profile.devices for t in d.timings if t.microbatch_size == size)
@@ -174,18 +198,30 @@ def _cell(timing: LayerTiming | None) -> str:
         return "·"
     if timing.forward_s is None or timing.backward_s is None:
         return "skipped"
-    spread = f" ±{timing.spread / 2:.0%}" if timing.spread is not None else ""
-    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{spread}"
+    known = ""
+    if timing.interval is not None:
+        known = f" ±{timing.interval:.1%}" + ("?" if timing.interval > STEADY else "")
+    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{known}"
 
 
 def _timing_words(timing: LayerTiming) -> str:
     if timing.forward_s is None or timing.backward_s is None:
         return f"skipped: {timing.skipped or 'no figures'}"
-    spread = f" (spread {timing.spread:.0%}, {timing.repeats} repeats)" if timing.spread is not None else ""
+    spread = ""
+    if timing.spread is not None:
+        known = f"±{timing.interval:.1%}, " if timing.interval is not None else ""
+        did_not = ", not steady" if timing.interval is not None and timing.interval > STEADY else ""
+        spread = f" ({known}spread {timing.spread:.0%}, {timing.repeats} repeats{did_not})"
     return (
         f"forward {timing.forward_s * 1e3:.3g} ms, backward {timing.backward_s * 1e3:.3g} ms, "
         f"optimizer {(timing.optimizer_s or 0.0) * 1e3:.3g} ms{spread}"
     )
+
+
+def _had(device: DeviceProfile) -> str:
+    """How much of the device the probe had."""
+    share = None if device.conditions is None else device.conditions.share
+    return "" if share is None else f"{share:.0%}"
 
 
 def _device_words(device: DeviceProfile) -> str:

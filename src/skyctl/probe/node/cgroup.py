@@ -7,7 +7,7 @@ measurement sees a quota all the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ _T = TypeVar("_T")
 
 PROC = Path("/proc")
 _UNLIMITED_BYTES = 1 << 60
+_CONTROLLERS = {"cpu", "cpuacct", "memory"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Quota:
     """CPU time this process may use: ``cpus`` of ``period_s`` long periods; ``burst_s`` may be saved up.
 
     ``scope`` names the cgroup whose quota that is, the same for every process it binds.
-    ``throttled_s``: how long it has been held back so far, None where not counted.
+    ``throttled_s``: how long it has been held back so far, None where not counted. ``used_s``: CPU time that
+    all its processes have used so far, None where not counted.
     """
 
     cpus: float
@@ -30,6 +32,7 @@ class Quota:
     burst_s: float
     scope: str
     throttled_s: float | None
+    used_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ def read_limits(proc: Path = PROC) -> Limits:
         mounts = _mounts((proc / "self/mountinfo").read_text())
     except OSError as exc:
         return Limits(None, None, f"no cgroup of this process can be read: {exc.strerror or exc}")
-    quotas: list[Quota] = []
+    quotas: list[tuple[Quota, tuple[str, ...]]] = []
     memories: list[MemoryLimit] = []
+    used: dict[tuple[str, ...], float] = {}
     seen = False
     for controllers, path in groups:
         for mounted, root, point in mounts:
@@ -77,10 +81,12 @@ def read_limits(proc: Path = PROC) -> Limits:
                 continue
             for folder in _chain(path, root, Path(point)):
                 seen = True
-                quotas += _some(_quota(folder))
+                used |= _usage(folder, point)
+                quotas += [(found, _below(folder, point)) for found in _some(_quota(folder))]
                 memories += _some(_memory(folder))
+    tightest, at = min(quotas, key=lambda q: q[0].cpus, default=(None, ()))
     return Limits(
-        quota=min(quotas, key=lambda q: q.cpus, default=None),
+        quota=None if tightest is None else replace(tightest, used_s=used.get(at)),
         memory=min(memories, key=lambda m: m.left_bytes, default=None),
         unseen=None if seen else "no cgroup file system is mounted where this process can see it",
     )
@@ -96,7 +102,7 @@ def _own_groups(text: str) -> list[tuple[frozenset[str] | None, str]]:
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
-        controllers = frozenset(names.split(",")) & {"cpu", "memory"}
+        controllers = frozenset(names.split(",")) & _CONTROLLERS
         if number == "0" and not names:
             groups.append((None, path))
         elif controllers:
@@ -116,7 +122,7 @@ def _mounts(text: str) -> list[tuple[frozenset[str] | None, str, str]]:
         if kinds[0] == "cgroup2":
             mounts.append((None, root, point))
         elif kinds[0] == "cgroup":
-            mounts.append((frozenset(kinds[2].split(",")) & {"cpu", "memory"}, root, point))
+            mounts.append((frozenset(kinds[2].split(",")) & _CONTROLLERS, root, point))
     return mounts
 
 
@@ -173,6 +179,19 @@ def _quota(folder: Path) -> Quota | None:
         burst_us = _number(folder / "cpu.cfs_burst_us") or 0
         throttled_s = stat["throttled_time"] / 1e9 if "throttled_time" in stat else None
     return Quota(quota_us / period_us, period_us / 1e6, burst_us / 1e6, _scope(folder), throttled_s)
+
+
+def _usage(folder: Path, point: str) -> dict[tuple[str, ...], float]:
+    """CPU seconds used by that cgroup, by its path below the mount (version 1 counts them apart)."""
+    nanoseconds = _number(folder / "cpuacct.usage")
+    if nanoseconds is not None:
+        return {_below(folder, point): nanoseconds / 1e9}
+    microseconds = _stat(folder / "cpu.stat").get("usage_usec")
+    return {} if microseconds is None else {_below(folder, point): microseconds / 1e6}
+
+
+def _below(folder: Path, point: str) -> tuple[str, ...]:
+    return folder.relative_to(point).parts
 
 
 def _memory(folder: Path) -> MemoryLimit | None:

@@ -5,8 +5,9 @@ measurement sees either the bare speed or a stall. What a piece of work takes of
 that; how much wall time goes by per second of CPU time (the *stretch*: quota, neighbours, emulated slowdown)
 is the same for all work on the device. So: per layer the CPU time per repetition, and the stretch over all
 the time spent measuring, what lies between repetitions included: stalls are not spread over both evenly.
-Where that does not hold (several threads without a quota that bites, or an accelerator), wall time per
-repetition is used as it is.
+Two things would make it wrong, and are kept out of it (``stretches``): waiting for a disk while layers are
+built, and time saved up under the quota before. Where all work is not stretched alike (several threads
+without a quota that bites, or an accelerator), wall time per repetition is used as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from skyctl.device.pace import Pace
+from skyctl.probe.node.stretches import Stretches
 
 MIN_REPEATS = 3
 STEADY_INTERVAL = 0.03
@@ -30,6 +32,9 @@ BLOCK_S = 0.02
 """Short repetitions are judged in blocks of about this much time, longer ones singly."""
 
 MAX_SAMPLES = 4000
+
+BITES = 0.85
+"""A quota holds several threads back where they get at least this part of it."""
 
 
 class Steps(Protocol):
@@ -80,16 +85,28 @@ class Meter:
     """Clocks of one device: ``Pace`` over the two parts of a repetition.
 
     ``wall_s`` and ``cpu_s``: of all repetitions and of what was done between them. Where a slowdown is
-    emulated, of the repetitions alone: the rest is not slowed.
+    emulated, of the repetitions alone: the rest is not slowed. ``quota_cpus``: what the process may use of
+    processors in the long run, None: all.
     """
 
-    def __init__(self, device: str, slowdown: float = 1.0, *, single_thread: bool = True) -> None:
+    def __init__(
+        self,
+        device: str,
+        slowdown: float = 1.0,
+        *,
+        single_thread: bool = True,
+        quota_cpus: float | None = None,
+        period_s: float = 0.0,
+    ) -> None:
         self._pace = Pace(slowdown, single_thread=single_thread, device=torch.device(device))
         self._clock = time.thread_time if single_thread else time.process_time
         self.on_cpu = self._pace.on_cpu
         self.wall_s = 0.0
         self.cpu_s = 0.0
+        self._quota_cpus = quota_cpus
+        self._single_thread = single_thread
         self._since: tuple[float, float] | None = None
+        self.stretches = Stretches(period_s) if single_thread and slowdown == 1.0 else None
 
     def run(self, part: Callable[[], None]) -> tuple[float, float]:
         """Runs one part. Returns (wall, CPU) seconds, the emulated slowdown in the wall time."""
@@ -107,22 +124,35 @@ class Meter:
         if self._pace.slowdown == 1.0:
             self.wall_s += self._since[0] - begun[0]
             self.cpu_s += self._since[1] - begun[1]
+            if self.stretches is not None:
+                self.stretches.add(self._since[0] - begun[0], self._since[1] - begun[1])
         else:
             self.wall_s += first[0] + second[0]
             self.cpu_s += first[1] + second[1]
         return Sample(*first, *second)
 
-    def stretch(self, threads: int, quota_cpus: float | None) -> float | None:
-        """Wall seconds per CPU second over everything measured, or None where layers may differ in it.
+    def stretch(self) -> float | None:
+        """Wall seconds per CPU second over what was measured, or None where layers may differ in it.
 
         With one thread all work is stretched alike. With several, only a quota that bites makes it so: the
-        process then gets the quota's CPU time whatever it runs.
+        process then gets the quota's CPU time whatever it runs. In the long run nobody gets more than the
+        quota: what a saved-up burst allowed for a while is not counted.
         """
+        quota = self._quota_cpus
         if not self.on_cpu or self.cpu_s <= 0 or self.wall_s <= 0:
             return None
-        if threads == 1 or (quota_cpus is not None and self.cpu_s / self.wall_s >= 0.85 * quota_cpus):
-            return self.wall_s / self.cpu_s
-        return None
+        if not self._single_thread and (quota is None or self.cpu_s / self.wall_s < BITES * quota):
+            return None
+        found = self.wall_s / self.cpu_s
+        if self.stretches is not None:
+            found = self.stretches.stretch() or found
+        return found if quota is None else max(found, 1.0 / quota)
+
+    def stretch_interval(self) -> float:
+        """Half of the stretch's 95% interval, relative to it; 0 where it is not used or not known."""
+        if self.stretches is None or self.stretch() is None:
+            return 0.0
+        return self.stretches.interval()
 
 
 def collect(
@@ -181,23 +211,36 @@ def _means(samples: Sequence[Sample], cpu: bool) -> list[float]:
     ]
 
 
-def steady(samples: Sequence[Sample], cpu: bool) -> bool:
-    """Whether the mean of the blocks is known within ``STEADY_INTERVAL`` (two standard errors each side)."""
-    means = _means(samples, cpu)
+def interval(samples: Sequence[Sample], cpu: bool) -> float:
+    """Half of the 95% interval (two standard errors) of the blocks' mean, relative to it; inf: not known."""
+    return relative_interval(_means(samples, cpu))
+
+
+def relative_interval(means: Sequence[float]) -> float:
+    """The same of any repeated figure."""
     if len(means) < MIN_REPEATS:
-        return False
+        return math.inf
     mean = statistics.fmean(means)
-    return mean > 0 and 2 * statistics.stdev(means) / math.sqrt(len(means)) <= STEADY_INTERVAL * mean
+    return 2 * statistics.stdev(means) / math.sqrt(len(means)) / mean if mean > 0 else math.inf
+
+
+def steady(samples: Sequence[Sample], cpu: bool) -> bool:
+    """Whether the mean of the blocks is known within ``STEADY_INTERVAL``."""
+    return interval(samples, cpu) <= STEADY_INTERVAL
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds per repetition; ``spread``: (p90 − p10) / median of the blocks."""
+    """Seconds per repetition; ``spread``: (p90 − p10) / median of the blocks.
+
+    ``interval``: half of the 95% interval, relative; None where there are too few blocks to tell.
+    """
 
     forward_s: float
     backward_s: float
     spread: float
     repeats: int
+    interval: float | None
 
 
 def estimate(samples: Sequence[Sample], stretch: float | None) -> Estimate:
@@ -209,6 +252,7 @@ def estimate(samples: Sequence[Sample], stretch: float | None) -> Estimate:
     """
     cpu = stretch is not None
     means = sorted(_means(samples, cpu))
+    half = relative_interval(means)
     median = statistics.median(means)
     spread = (_quantile(means, 0.9) - _quantile(means, 0.1)) / median if median > 0 else 0.0
     if stretch is not None:
@@ -220,7 +264,13 @@ def estimate(samples: Sequence[Sample], stretch: float | None) -> Estimate:
         total_s = both / len(samples)
         forward = sum(s.forward_s for s in samples)
     share = forward / both if both > 0 else 1 / 3
-    return Estimate(total_s * share, total_s * (1 - share), spread, len(samples))
+    return Estimate(
+        total_s * share,
+        total_s * (1 - share),
+        spread,
+        len(samples),
+        half if math.isfinite(half) else None,
+    )
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from skyctl.probe.node.clock import Meter, Sample, collect, estimate
+from skyctl.probe.node.drain import drain
 
 WIDTH = 512
 CPU_TOKENS = 256
@@ -57,9 +58,16 @@ def flops_per_s(
     cap_s: float,
 ) -> float:
     """Measures for ``budget_s`` (at least 25 quota periods), then on until ``stopped`` or ``cap_s``."""
-    meter = Meter(device, slowdown, single_thread=threads == 1)
-    steps = MlpSteps(device, CPU_TOKENS if meter.on_cpu else ACCELERATOR_TOKENS)
     period_s = quota["period_s"] if quota else 0.0
+    drain(quota)
+    meter = Meter(
+        device,
+        slowdown,
+        single_thread=threads == 1,
+        quota_cpus=quota["cpus"] if quota else None,
+        period_s=period_s,
+    )
+    steps = MlpSteps(device, CPU_TOKENS if meter.on_cpu else ACCELERATOR_TOKENS)
     start = time.monotonic()
     samples: list[Sample] = collect(
         meter,
@@ -72,5 +80,5 @@ def flops_per_s(
     on_measured()
     while not stopped() and time.monotonic() - start < cap_s:
         samples += collect(meter, steps, slice_s=0.2, minimum_s=0.1)
-    found = estimate(samples, meter.stretch(threads, quota["cpus"] if quota else None))
+    found = estimate(samples, meter.stretch())
     return steps.flops / (found.forward_s + found.backward_s)

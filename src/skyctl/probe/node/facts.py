@@ -31,8 +31,9 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
 
     Returns:
         ``hostname, platform, python, torch, cpu_model, cpus, cpu_scope, quota, memory_total_bytes,
-        memory_available_bytes, boot_id, threads, devices, notes``. ``cpu_scope`` is equal on nodes that draw
-        from the same processors.
+        memory_available_bytes, boot_id, threads, devices, notes, numa_nodes``. ``cpu_scope`` is equal on
+        nodes that draw from the same processors; ``numa_nodes``: groups of processors, each with memory of
+        its own, that hold one we may use.
 
     Raises:
         SkyctlError: a wanted device is not there.
@@ -43,6 +44,9 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
     quota = limits.quota
     cpus = float(usable_cpus())
     bound = quota is not None and quota.cpus < cpus
+    told = None
+    if quota is not None:
+        told = {"cpus": quota.cpus, "period_s": quota.period_s, "burst_s": quota.burst_s}
     return {
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
@@ -51,7 +55,8 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "cpus": quota.cpus if quota is not None and bound else cpus,
         "cpu_scope": f"{boot}/{quota.scope}" if quota is not None and bound else boot,
-        "quota": None if quota is None else {"cpus": quota.cpus, "period_s": quota.period_s},
+        "quota": told,
+        "numa_nodes": numa_nodes(),
         "memory_total_bytes": memory["total_bytes"],
         "memory_available_bytes": memory["available_bytes"],
         "boot_id": boot,
@@ -66,6 +71,27 @@ def usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return max(1, os.cpu_count() or 1)
+
+
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int | None:
+    """How many of the machine's NUMA nodes hold a processor that we may use; None where it is not told."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = os.sched_getaffinity(0)
+    try:
+        numbers = _listed((folder / "online").read_text())
+        return sum(1 for n in numbers if allowed & _listed((folder / f"node{n}/cpulist").read_text())) or None
+    except (OSError, ValueError):
+        return None
+
+
+def _listed(text: str) -> set[int]:
+    """``0-3,8`` → {0, 1, 2, 3, 8}."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def cpu_model() -> str:
@@ -244,6 +270,13 @@ def note_free(device: str) -> None:
     info = getattr(module, "mem_get_info", None)
     if info is not None:
         _BEFORE_BYTES[device] = int(info(torch.device(device).index or 0)[0])
+
+
+def card_uuid(device: str) -> str | None:
+    """The card's own id, where torch tells it."""
+    properties = getattr(getattr(torch, torch.device(device).type, None), "get_device_properties", None)
+    found = getattr(properties(torch.device(device).index or 0), "uuid", None) if properties else None
+    return None if found is None else str(found)
 
 
 CONTEXT_BYTES = 512 << 20

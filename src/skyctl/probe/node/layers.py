@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from skyctl.probe.node.clock import (
-    Meter,
-    Sample,
-    collect,
-    estimate,
-)
+from skyctl.probe.node.clock import STEADY_INTERVAL, Meter, Sample, collect, estimate, interval
+from skyctl.probe.node.drain import drain
 from skyctl.probe.node.steps import ChainSteps, OptimizerSteps
 from skyctl.probe.node.weights import Backwards, measure_split
 from skyctl.probe.node.windows import Window, singly, windows
@@ -30,6 +26,9 @@ OPTIMIZER_SHARE = 0.25
 """An optimizer's slice, as part of a layer's: it runs once a step."""
 
 MIN_TOTAL_S = 1.0
+MORE = 3.0
+"""Times the budget: so long is then spent on what is not steady yet."""
+
 MOST_SPLIT = 1.25
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
 MIN_PERIODS = 25
@@ -104,7 +103,13 @@ class LayerBench:
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._quota = quota
-        self.meter = Meter(device, slowdown, single_thread=threads == 1)
+        self.meter = Meter(
+            device,
+            slowdown,
+            single_thread=threads == 1,
+            quota_cpus=quota["cpus"] if quota else None,
+            period_s=quota["period_s"] if quota else 0.0,
+        )
         self.tally = Tally()
         self._alone: set[int] = set()
         """Tasks that found no memory in company."""
@@ -119,38 +124,58 @@ class LayerBench:
         cap_s: float,
         kinds: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """Passes over all layers: the first in about ``budget_s``, then on until ``stopped`` or ``cap_s``.
+        """Passes over all layers: the first in about ``budget_s``, then over what is not steady yet.
 
-        Going on keeps the device as busy as training will, while others that share its machine are measured.
+        ``on_measured`` is called when all is steady, or the time is spent. It goes on until ``stopped`` or
+        ``cap_s``: that keeps the device as busy as training will, while others that share its machine are
+        measured.
 
         Args:
             kinds: by microbatch size, the task (its position) that each layer of the workload is one of;
                 None: every layer is timed by itself.
         """
-        start = time.monotonic()
         period_s = self._quota["period_s"] if self._quota else 0.0
+        drain(self._quota)
+        start = time.monotonic()
         settle_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s)
         parts = sum(len(task.needs_bytes) + OPTIMIZER_SHARE for task in tasks) or 1.0
-        slice_s = max(0.02, budget_s / parts)
+        slices = _Slices(max(0.02, budget_s / parts), 2 * period_s, 2)
         told = False
-        first = True
+        most_s = cap_s
+        rough: set[tuple[int, int]] | None = None
         while True:
             updated: set[int] = set()
             for size, window, timed in self._rounds(tasks, kinds):
+                if rough and not any((tasks[number].index, size) in rough for number in timed):
+                    continue
                 if told and stopped():
                     return
-                on_progress(timed[0], len(tasks), tasks[timed[0]].name)
-                slices = _Slices(slice_s, 2 * period_s if first else 0.0, 2 if first else 1)
+                done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
+                on_progress(done, len(tasks), tasks[timed[0]].name)
                 self._measure_window(tasks, window, size, timed, slices, updated)
-            first = False
             passed_s = time.monotonic() - start
-            if not told and (passed_s >= settle_s or not self.tally.samples):
+            if rough is None:
+                most_s = passed_s + MORE * budget_s
+                slices = replace(slices, warm_up_s=0.0, warm_up_repeats=1)
+            rough = self._unsteady(tasks)
+            spent = passed_s >= settle_s and (not rough or passed_s >= most_s)
+            if not told and (spent or not self.tally.samples):
                 told = True
                 on_measured()
             if told and (stopped() or passed_s >= cap_s):
                 return
             if not self.tally.samples:  # everything was skipped: nothing to be busy with
                 time.sleep(0.05)
+
+    def _unsteady(self, tasks: Sequence[LayerTask]) -> set[tuple[int, int]]:
+        """(layer index, microbatch size) of those whose mean is not known well enough yet."""
+        keys = {(task.index, size) for task in tasks for size in task.needs_bytes}
+        by_cpu = self.stretch() is not None
+        return {
+            key
+            for key in keys & self.tally.samples.keys()
+            if interval(self.tally.samples[key], by_cpu) > STEADY_INTERVAL
+        }
 
     def _rounds(
         self, tasks: Sequence[LayerTask], kinds: Mapping[int, Sequence[int]] | None
@@ -290,11 +315,16 @@ class LayerBench:
 
     def stretch(self) -> float | None:
         """Wall seconds per CPU second on this device; None where wall time is used as it is."""
-        return self.meter.stretch(self._threads, self._quota["cpus"] if self._quota else None)
+        return self.meter.stretch()
+
+    def left_out_s(self) -> float:
+        """Seconds that it stood still for other things than a processor, which its times do not hold."""
+        return self.meter.stretches.left_out_s() if self.meter.stretches is not None else 0.0
 
     def timings(self, tasks: Sequence[LayerTask]) -> list[dict[str, Any]]:
         """``LayerTiming`` as dicts, one for every layer and size asked for."""
         stretch, on_cpu = self.stretch(), self.meter.on_cpu
+        stretch_interval = self.meter.stretch_interval()
         rows = []
         for task in tasks:
             optimizer = self.tally.samples.get((task.index, 0))
@@ -316,6 +346,7 @@ class LayerBench:
                         "split_s": split_s,
                         "spread": found.spread,
                         "repeats": found.repeats,
+                        "interval": found.interval and math.hypot(found.interval, stretch_interval),
                     }
                 else:
                     row["skipped"] = self.tally.skipped.get((task.index, size), "there was no time for it")

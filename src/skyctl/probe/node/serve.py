@@ -24,7 +24,7 @@ import torch  # noqa: E402 - the filter must come first
 
 from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
 from skyctl.errors import SkyctlError  # noqa: E402
-from skyctl.probe.node import compute, facts, handling, line, link  # noqa: E402
+from skyctl.probe.node import compute, conditions, facts, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -54,12 +54,16 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
         torch.set_num_threads(int(payload["threads"]))
     found = facts.facts(payload.get("devices"))
     device = payload.get("device") or found["devices"][0]["id"]
+    card = None
     if torch.device(device).type != "cpu":
+        cards = conditions.cards_in_use() if torch.device(device).type == "cuda" else []
         facts.note_free(device)
+        card = conditions.own_card(cards, torch.device(device).index or 0, facts.card_uuid(device))
     spec = payload.get("workload")
     workload = load(WorkloadSpec.from_dict(spec)) if spec else None
     channel.send({"event": "facts", "device": device, **found})
     server = _Server(payload, channel, device, found, workload)
+    server.card = card
     quitting = threading.Event()
     threading.Thread(target=_beat, args=(channel, quitting), daemon=True, name="heartbeat").start()
     try:
@@ -93,6 +97,8 @@ class _Server:
         self._workload = workload
         self._slowdown = float(payload.get("slowdown") or 1.0)
         self._stopped = False
+        self.card: dict[str, Any] | None = None
+        """What ``nvidia-smi`` told of it before we used it."""
 
     def serve(self) -> None:
         """Follows orders until ``quit``."""
@@ -109,7 +115,11 @@ class _Server:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
         self._stopped = False
         budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
+        if order.get("threads"):
+            torch.set_num_threads(int(order["threads"]))
         threads = torch.get_num_threads()
+        watch = conditions.Watch()
+        left_out_s = 0.0
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         if self._workload is None:
             self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "matrix products"})
@@ -131,9 +141,11 @@ class _Server:
             bench.measure(tasks, budget_s, self._stop_came, self._progress, self._measured, cap_s, kinds)
             result["timings"] = bench.timings(tasks)
             result["stretch"] = bench.stretch()
+            left_out_s = bench.left_out_s()
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._generic(0.5, cap_s, told=True)
+        result["watched"] = watch.read() | {"left_out_s": left_out_s, "card": self.card}
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
         self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})

@@ -1,0 +1,106 @@
+"""Do times follow the quotas, and is a neighbour that eats half a node noticed? In labs, over real SSH."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from runs.labs import Bench, lab
+
+from skyctl.lab import inside
+from skyctl.lab.state import LabState
+
+QUOTAS = {"n1": 0.6, "n2": 0.4, "n3": 0.3, "n4": 0.2, "n5": 0.1}
+WORKLOAD = ("gpt:layers=4,hidden=128,heads=4,context=64", "--batch-size", 32, "--microbatches", 8)
+RUNS = 3
+SPIN = """import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+print('busy', flush=True)
+while True: pass
+"""
+"""Until its stdin is closed: what was started through nsenter is not ended with it."""
+
+
+def quotas() -> Iterator[dict[str, Any]]:
+    """For each layer and pair of nodes: how far the ratio of times is from the quotas' inverse ratio."""
+    nodes = "".join(f"  - {{name: {n}, cpus: {cpus}, memory_gib: 2}}\n" for n, cpus in QUOTAS.items())
+    with lab("nodes:\n" + nodes) as bench:
+        for run in range(RUNS):
+            profile = bench.skyctl("probe", *WORKLOAD)
+            times = _layer_seconds(profile)
+            errors: list[float] = [
+                times[a][layer] / times[b][layer] / (QUOTAS[b] / QUOTAS[a]) - 1
+                for a, b in combinations(QUOTAS, 2)
+                for layer in times[a]
+            ]
+            yield {
+                "benchmark": "probing",
+                "section": "quotas",
+                "run": run,
+                "pairs": len(errors),
+                "worst": round(max(map(abs, errors)), 4),
+                "median": round(median(map(abs, errors)), 4),
+                "by_node": {n: round(_pace(times, n), 4) for n in QUOTAS},
+                "widest_interval": _widest(profile),
+                "notes": _notes(profile),
+            }
+
+
+def busy() -> Iterator[dict[str, Any]]:
+    """Half of one node is eaten by another process; the one beside it is quiet."""
+    two = "nodes:\n  - {name: eaten, cpus: 0.5, memory_gib: 2}\n  - {name: quiet, cpus: 0.5, memory_gib: 2}\n"
+    with lab(two) as bench:
+        for loaded in (True, False):
+            spinner = _spin(bench, "eaten") if loaded else None
+            try:
+                profile = bench.skyctl("probe", *WORKLOAD)
+            finally:
+                if spinner is not None:
+                    spinner.communicate()
+            yield {
+                "benchmark": "probing",
+                "section": "busy",
+                "loaded": loaded,
+                "share": {d["node"]: (d.get("conditions") or {}).get("share") for d in profile["devices"]},
+                "notes": _notes(profile),
+            }
+
+
+def _spin(bench: Bench, node: str) -> subprocess.Popen[bytes]:
+    """A busy loop in that node, under its quota."""
+    state = LabState.model_validate(json.loads(next(bench.folder.rglob("lab.json")).read_text()))
+    argv = inside.argv(state, node, ["python3", "-c", SPIN])
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def _layer_seconds(profile: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """By node and layer: forward + backward."""
+    return {
+        device["node"]: {t["signature"]: t["forward_s"] + t["backward_s"] for t in device["timings"]}
+        for device in profile["devices"]
+    }
+
+
+def _pace(times: dict[str, dict[str, float]], node: str) -> float:
+    """A node's seconds times its quota, against the median of all nodes (1: as the quotas say)."""
+    ratios = []
+    for layer, seconds in times[node].items():
+        usual = median(times[n][layer] * QUOTAS[n] for n in QUOTAS)
+        ratios.append(seconds * QUOTAS[node] / usual)
+    return median(ratios)
+
+
+def _widest(profile: dict[str, Any]) -> float | None:
+    found = [t["interval"] for d in profile["devices"] for t in d["timings"] if t.get("interval") is not None]
+    return round(max(found), 4) if found else None
+
+
+def _notes(profile: dict[str, Any]) -> dict[str, list[str]]:
+    return {d["node"]: list((d.get("conditions") or {}).get("notes") or ()) for d in profile["devices"]}

@@ -1,0 +1,72 @@
+"""A quota's saved-up time is not taken for speed: in a cgroup of its own, with as much saved as may be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyctl.lab import cgroups
+
+pytestmark = pytest.mark.lab
+QUOTA_US, PERIOD_US = 50_000, 200_000
+CODE = """
+import json, sys, time
+for folder in sys.argv[1:]:
+    open(folder + "/cgroup.procs", "w").write("0")
+import torch
+torch.set_num_threads(1)
+from skyctl.probe.node import facts, layers
+from skyctl.workload.workload import load, make_spec
+layers.MIN_PERIODS = 8
+gpt = load(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))
+found = facts.facts()
+time.sleep(0.6)  # saves up
+start = time.monotonic()
+bench = layers.LayerBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=found["quota"])
+tasks = [layers.LayerTask(1, "it", {2: "it"}, {2: 0.0})]
+bench.measure(tasks, 0.1, lambda: True, lambda *_: None, lambda: None, 60.0)
+print(json.dumps({"quota": found["quota"], "stretch": bench.stretch(), "rows": bench.timings(tasks)}))
+"""
+
+
+@pytest.fixture
+def burst() -> Iterator[list[str]]:
+    """Folders of a cgroup with a quarter of a processor, as much saved up as the kernel allows."""
+    layout = cgroups.discover()
+    token = f"burst{os.getpid()}"
+    folders = cgroups.make(layout, token, 1, None)
+    try:
+        for folder in folders:
+            if (folder / "cpu.cfs_quota_us").exists():
+                (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (folder / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
+                _write(folder / "cpu.cfs_burst_us")
+            elif (folder / "cpu.max").exists():
+                (folder / "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}")
+                _write(folder / "cpu.max.burst")
+        yield [str(folder) for folder in folders]
+    finally:
+        for folder in cgroups.lab_folders(layout, token):
+            assert cgroups.remove(folder)
+
+
+def _write(file: Path) -> None:
+    if not file.exists():
+        pytest.skip("this kernel lets nothing be saved up")
+    file.write_text(str(QUOTA_US))
+
+
+def test_the_stretch_is_the_quotas(burst: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *burst], capture_output=True, text=True, timeout=120, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["quota"]["burst_s"] == QUOTA_US / 1e6
+    assert found["stretch"] >= PERIOD_US / QUOTA_US
+    assert found["rows"][0]["forward_s"] > 0
