@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from skyctl.errors import SkyctlError
-from skyctl.probe.links import again, rounds
+from skyctl.probe.links import again
 from skyctl.probe.node import link
 from skyctl.probe.node.link import LinkFigures, fit_bandwidth, measure
+from skyctl.probe.rounds import rounds
 from skyctl.records.profile import LinkProfile
 from skyctl.transport.pair import Pair
 
