@@ -53,7 +53,7 @@ def draw(profile: Profile, path: Path) -> Path:
     low, high = found.span()
     rows = [[_square(cell, low, high) for cell in row] for row in found.cells]
     what = "site" if found.by_site else "node"
-    key = "Mbit/s, below it ms one way; yellow is fast, violet slow; ~ filled in from its sites; ✗ no connection"
+    key = "Mbit/s, below it ms one way; yellow is fast, violet slow; ~ filled in; ✗ no connection"
     names = found.names if profile.links else ()
     return plot_heat(names, rows, f"Links of {profile.cluster}, from row to column, by {what}", key, path)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -61,15 +62,17 @@ def grid(profile: Profile, most: int = MOST_NODES) -> Grid:
 def heat_table(found: Grid) -> Table:
     """For a terminal."""
     low, high = found.span()
-    what = "site" if found.by_site else "node"
-    title = f"Links from row to column, by {what}: Mbit/s, below it ms (~ filled in from its sites)"
-    table = Table(title=title, title_justify="left", padding=(0, 0), show_lines=False)
+    title = "Links by site" if found.by_site else "Links"
+    table = Table(title=title, title_justify="left", padding=(0, 0), box=box.SIMPLE)
     table.add_column("", no_wrap=True)
     for name in found.names:
         table.add_column(Text(name), justify="right", no_wrap=True)
     for name, row in zip(found.names, found.cells, strict=True):
         table.add_row(Text(name), *(_drawn(cell, low, high) for cell in row))
     return table
+
+
+LEGEND = "from row to column: Mbit/s, below it ms one way; yellow is fast; ~ filled in from other links"
 
 
 def heat_lines(found: Grid) -> list[str]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skyctl.probe.heat import grid, heat_lines, heat_table
+from skyctl.probe.heat import LEGEND, grid, heat_lines, heat_table
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
 
 GIB = 2**30
@@ -45,7 +45,7 @@ def tables(profile: Profile) -> RenderableType:
     parts: list[RenderableType] = [device_table(profile)]
     parts += [layer_table(profile, size) for size in _sizes(profile)]
     if profile.links:
-        parts.append(heat_table(grid(profile)))
+        parts += [heat_table(grid(profile)), Text(LEGEND, style="dim")]
     parts += [Text(words) for words in site_words(profile)]
     parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
     for failure in profile.failures:
