@@ -13,7 +13,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
+from probes import links, uplink
+
+SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "links": links.section,
+    "uplink": uplink.section,
+}
 
 
 def main() -> None:

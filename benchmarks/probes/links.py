@@ -16,7 +16,9 @@ LATENCIES_MS = (0, 1, 5, 20, 50)
 HUB = "hub"
 
 
-def accuracy(latencies_ms: Sequence[float] = LATENCIES_MS, cpus: float = 0.3) -> Iterator[dict[str, Any]]:
+def accuracy(
+    latencies_ms: Sequence[float] = LATENCIES_MS, cpus: float = 0.3, runs: int = 2
+) -> Iterator[dict[str, Any]]:
     """One lab a latency: a hub in a site of its own, and nodes of five rates in another."""
     for latency_ms in latencies_ms:
         nodes: list[dict[str, Any]] = [{"name": HUB, "cpus": 1.0, "site": "a"}]
@@ -24,7 +26,7 @@ def accuracy(latencies_ms: Sequence[float] = LATENCIES_MS, cpus: float = 0.3) ->
             {"name": name, "cpus": cpus, "rate_mbit": rate, "site": "b"} for name, rate in RATES.items()
         ]
         with ready(lab_text(nodes, latency_ms=latency_ms)) as up:
-            for number in range(2):
+            for number in range(runs):
                 begun = time.perf_counter()
                 links, _ = measure_links(up.fleet, up.addresses)
                 took_s = time.perf_counter() - begun

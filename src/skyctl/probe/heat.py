@@ -15,6 +15,8 @@ from skyctl.records.profile import LinkProfile, Profile
 
 MOST_NODES = 24
 """With more nodes the map is of their sites."""
+COLUMN = 8
+"""Characters of a column, about."""
 RAMP = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
 """Viridis, fast to slow: ordered in lightness too, for colour-blind eyes and for grey."""
 
@@ -57,6 +59,11 @@ def grid(profile: Profile, most: int = MOST_NODES) -> Grid:
     return Grid(
         tuple(rows), tuple(tuple(_cell(between.get((a, b), [])) for b in rows) for a in rows), by_site
     )
+
+
+def fitting(width: int | None) -> int:
+    """How many nodes' columns a terminal of that width has room for (None: any)."""
+    return MOST_NODES if width is None else max(2, min(MOST_NODES, (width - 12) // COLUMN))
 
 
 def heat_table(found: Grid) -> Table:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skyctl.probe.heat import LEGEND, grid, heat_lines, heat_table
+from skyctl.probe.heat import LEGEND, fitting, grid, heat_lines, heat_table
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
 
 GIB = 2**30
@@ -40,12 +40,12 @@ def plain_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def tables(profile: Profile) -> RenderableType:
-    """Devices, layer times, links and failures, as far as there are any."""
+def tables(profile: Profile, width: int | None = None) -> RenderableType:
+    """Devices, layer times, links and failures, as far as there are any; links as the width allows."""
     parts: list[RenderableType] = [device_table(profile)]
     parts += [layer_table(profile, size) for size in _sizes(profile)]
     if profile.links:
-        parts += [heat_table(grid(profile)), Text(LEGEND, style="dim")]
+        parts += [heat_table(grid(profile, fitting(width))), Text(LEGEND, style="dim")]
     parts += [Text(words) for words in site_words(profile)]
     parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
     for failure in profile.failures:
