@@ -132,21 +132,22 @@ def steady(rates: Sequence[float]) -> bool:
 def stream_rate(arrivals_s: Sequence[float], message_bytes: int, settle_s: float) -> float:
     """Bytes per second of a stream after its first ``settle_s`` seconds, at most half of it.
 
-    What follows a lost packet is handed over at once when that has come again. So it is counted from the last
-    message of such a batch: one that the next did not come together with.
+    What came behind a lost packet is handed over late and faster than the link carries it. So of the messages
+    from then until half the time is over, it is counted from the one that was least late.
 
     Args:
         arrivals_s: when each message had come, in order.
     """
-    last = len(arrivals_s) - 1
-    first, end = arrivals_s[0], arrivals_s[-1]
-    together_s = 0.5 * (end - first) / max(1, last)
-    start = min(first + settle_s, first + (end - first) / 2)
-    for number in range(last * 3 // 4 + 1):
-        at = arrivals_s[number]
-        if at >= start and arrivals_s[number + 1] - at > together_s:
-            return (last - number) * message_bytes / (end - at)
-    return len(arrivals_s) * message_bytes / max(end, 1e-6)
+    last, end = len(arrivals_s) - 1, arrivals_s[-1]
+    half_s = (arrivals_s[0] + end) / 2
+    settled_s = min(arrivals_s[0] + settle_s, half_s)
+    before = max(number for number, at in enumerate(arrivals_s) if at <= settled_s)
+    slopes = [
+        (last - number) * message_bytes / (end - at)
+        for number, at in enumerate(arrivals_s)
+        if number >= before and at <= half_s and at < end
+    ]
+    return min(slopes, default=len(arrivals_s) * message_bytes / max(end, 1e-6))
 
 
 def _pings(line: Line) -> float:
