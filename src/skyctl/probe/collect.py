@@ -203,18 +203,14 @@ def _addresses(fleet: Fleet, sessions: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _links(
-    fleet: Fleet,
-    addresses: Mapping[str, str],
-    cluster: Cluster,
-    how: How | None,
-    on_progress: Progress,
+    fleet: Fleet, addresses: Mapping[str, str], cluster: Cluster, how: How | None, on_progress: Progress
 ) -> tuple[list[LinkProfile], list[SiteProfile]]:
     """The links between the nodes that are left, and their sites."""
     how = how or default_how(len(addresses))
     links, found = measure_links(fleet, addresses, _rounds("links", on_progress), how)
     on_progress("links", "not measured" if how == "none" else "measured", 1.0)
     gone = set(fleet.failures)
-    left = [[name for name in site if name not in gone] for site in found]
+    left = ([name for name in site if name not in gone] for site in found)
     sites = named([site for site in left if site], cluster.groups)
     return [link for link in links if not {link.source, link.target} & gone], sites
 
@@ -229,11 +225,9 @@ def _lines(
     """The nodes' own lines, and the sites'. What is on one machine, by loopback, has no line in between."""
     apart = {name: address for name, address in addresses.items() if not ip_address(address).is_loopback}
     lines, reasons = measure_lines(fleet, apart, links, _rounds("lines", on_progress))
-    for name, reason in reasons.items():
+    uplinks, others = measure_uplinks(fleet, apart, links, sites, _rounds("uplinks", on_progress))
+    for name, reason in (*reasons.items(), *others.items()):
         on_progress("lines", f"{name} left out: {reason}", 0.0)
-    uplinks, reasons = measure_uplinks(fleet, apart, links, sites, _rounds("uplinks", on_progress))
-    for name, reason in reasons.items():
-        on_progress("uplinks", f"{name} left out: {reason}", 0.0)
     return lines, uplinks
 
 

@@ -107,7 +107,7 @@ def fill_in(
     return found
 
 
-DISTURBED = 0.85
+DISTURBED = 0.93
 """A link that got less than this part of what it should carry is replaced."""
 
 
