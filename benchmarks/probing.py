@@ -13,12 +13,15 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from probes import links, uplink
 from probes.duration import duration, local
 from probes.quotas import busy, quotas
 
 SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "quotas": quotas,
     "busy": busy,
+    "links": links.section,
+    "uplink": uplink.section,
     "duration": duration,
     "local": local,
 }

@@ -10,7 +10,7 @@ import pytest
 
 from skyctl.control.comparing import plan_all
 from skyctl.control.planning import PlanOptions, override, parse_assign, plan_profile
-from skyctl.control.probing import left_out, misfit
+from skyctl.control.probing import left_out, links_unknown, misfit
 from skyctl.control.problem import HEAP_SHARE, build_problem
 from skyctl.control.request import Request
 from skyctl.errors import InfeasibleError, InputError, MismatchError
@@ -25,6 +25,8 @@ from skyctl.records.profile import (
     NodeFailure,
     Profile,
     ShapeProfile,
+    SiteProfile,
+    UplinkProfile,
     WorkloadProfile,
 )
 from skyctl.workload.spec import make_spec
@@ -292,3 +294,39 @@ def test_a_malformed_assignment_says_what_is_wanted(text: str) -> None:
 def test_an_assignment_to_an_unknown_device_lists_the_devices() -> None:
     with pytest.raises(InputError, match=r"no device is so called\. Devices: a/cpu:0"):
         plan_profile(profile(device("a", 1.0)), PlanOptions(assign=[("q", 0, 6)]))
+
+
+def test_a_sites_uplink_is_shared_by_all_links_that_cross_it_each_way_apart() -> None:
+    names = ("a0", "a1", "b0", "b1")
+    links = tuple(
+        LinkProfile(source=s, target=t, latency_s=0.0, bandwidth_bytes_per_s=1e7)
+        for s in names
+        for t in names
+        if s != t
+    )
+    free = profile(*(device(name, 0.1) for name in names), links=links)
+    sites = (SiteProfile(name="a", nodes=names[:2]), SiteProfile(name="b", nodes=names[2:]))
+    ways: tuple[Literal["in", "out"], ...] = ("out", "in")
+    uplinks = tuple(
+        UplinkProfile(site="a", direction=way, bandwidth_bytes_per_s=2e5 * (1 + number), pairs=())
+        for number, way in enumerate(ways)
+    )
+    held = free.model_copy(update={"sites": sites, "uplinks": uplinks})
+    out, into = build_problem(held, 4).shared
+    assert (out.name, out.bandwidth_bytes_per_s) == ("site a out", 2e5)
+    assert (into.name, into.bandwidth_bytes_per_s) == ("site a in", 4e5)
+    crossing = {(f"a{i}/cpu:0", f"b{j}/cpu:0") for i in (0, 1) for j in (0, 1)}
+    assert set(out.links) == crossing
+    assert set(into.links) == {way[::-1] for way in crossing}
+    assert build_problem(held, 4, only_nodes=["a0", "b0"]).shared == ()
+    assert build_problem(held, 4, only_nodes=["b0", "b1"]).shared == ()
+    options = PlanOptions(microbatches=4, strategy="even")
+    seconds = [plan_profile(p, options).predicted.iteration_s for p in (free, held)]
+    assert seconds[1] > 1.05 * seconds[0]
+
+
+def test_a_profile_of_several_nodes_without_links_says_so() -> None:
+    link = LinkProfile(source="a", target="b", latency_s=0.0, bandwidth_bytes_per_s=1e7)
+    assert links_unknown(profile(device("a", 1.0), device("b", 1.0)))
+    assert not links_unknown(profile(device("a", 1.0), device("b", 1.0), links=(link,)))
+    assert not links_unknown(profile(device("a", 1.0)))

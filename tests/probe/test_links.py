@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from skyctl.errors import SkyctlError
-from skyctl.probe.links import again, rounds
+from skyctl.probe.links import again
 from skyctl.probe.node import link
-from skyctl.probe.node.link import LinkFigures, fit_bandwidth, measure
+from skyctl.probe.node.link import LinkFigures, measure
+from skyctl.probe.rounds import rounds
 from skyctl.records.profile import LinkProfile
 from skyctl.transport.pair import Pair
 
@@ -27,22 +28,63 @@ def test_every_pair_once_in_rounds_of_disjoint_pairs(count: int) -> None:
     assert len(schedule) == (0 if count < 2 else count - 1 + count % 2)
 
 
-def test_bandwidth_leaves_out_what_does_not_grow() -> None:
-    def took(size: int) -> float:
-        return 0.05 + size / 2.5e6
+def test_a_streams_start_is_left_out() -> None:
+    slow_start = [0.1, 0.3, 0.5, *(0.5 + 0.05 * number for number in range(1, 11))]
+    assert link.stream_rate(slow_start, 1000, 0.4) == pytest.approx(20_000)
+    assert link.stream_rate(slow_start, 1000, 9.0) > 18_000  # at most half of it is left out
+    stalled = [0.1 * n if n < 5 or n > 10 else 1.0 for n in range(1, 21)]
+    assert link.stream_rate(stalled, 1000, 0.6) == pytest.approx(10_000)  # 5 to 10 came at once, late
+    assert link.stream_rate([0.5, 0.5], 1000, 0.1) == pytest.approx(4_000)  # all at once
 
-    sizes = 250_000, 1_000_000
-    times = [[took(size)] * 3 for size in sizes]
-    assert fit_bandwidth(sizes[0], times[0], sizes[1], times[1], 0.05) == pytest.approx(2.5e6)
+
+def test_the_two_fastest_streams_must_agree() -> None:
+    assert not link.steady([100.0])
+    assert link.steady([40.0, 100.0, 101.0])
+    assert not link.steady([100.0, 120.0, 100.0])
 
 
-def test_a_link_too_fast_for_the_difference_is_still_positive() -> None:
-    assert fit_bandwidth(100, [0.01], 400, [0.011], 0.002) == pytest.approx(400 / 0.009)
-    assert fit_bandwidth(100, [0.02], 400, [0.01], 0.02) == pytest.approx(400 / 0.01)
+class OnPaper:
+    """A line whose far end is played here: messages come one behind the other at a rate, after a delay."""
+
+    def __init__(self, rate: float, round_trip_s: float, lost: int = 0) -> None:
+        self.rate, self.round_trip_s, self.lost = rate, round_trip_s, lost
+        self.sizes: list[int] = []
+        self.reports: list[torch.Tensor] = []
+
+    def send(self, tensor: torch.Tensor, tag: int) -> "OnPaper":
+        if tag == link._ORDER and int(tensor.item()) > 1:
+            self.sizes.append(int(tensor.item()))
+        return self
+
+    def recv(self, tensor: torch.Tensor, tag: int) -> "OnPaper":
+        if tensor.dtype == torch.float64:
+            slow = 0.5 if len(self.sizes) <= self.lost else 1.0
+            each_s = self.sizes[-1] / (self.rate * slow)
+            late_s = self.round_trip_s / 2
+            tensor.copy_(torch.tensor([late_s + each_s * (n + 1) for n in range(link.MESSAGES)]))
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """At once."""
+
+
+@pytest.mark.parametrize("mbit", [1, 5, 200, 10_000])
+@pytest.mark.parametrize("round_trip_s", [0.0001, 0.1])
+def test_bytes_adapt_so_that_a_slow_link_takes_no_longer(mbit: int, round_trip_s: float) -> None:
+    line = OnPaper(mbit * 125_000.0, round_trip_s)
+    assert link._rate(line, round_trip_s, "cpu") == pytest.approx(mbit * 125_000, rel=1e-3)
+    seconds = sum(line.sizes) * link.MESSAGES / (mbit * 125_000)
+    assert seconds < 1.5 + 25 * round_trip_s
+    assert len(line.sizes) <= 6
+
+
+def test_streams_that_lost_packets_are_repeated() -> None:
+    line = OnPaper(6e6, 0.02, lost=3)
+    assert link._rate(line, 0.02, "cpu") == pytest.approx(6e6, rel=1e-3)
 
 
 def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "ENOUGH_S", 0.005)
+    monkeypatch.setattr(link, "LARGEST_BYTES", 1 << 20)
     torch.set_num_threads(1)
     ends = Pair("second", 20.0, secret="s"), Pair("first", 20.0, secret="s")
     port = ends[0].listen("127.0.0.1")

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from skyctl.cli import common, training
 from skyctl.cli.common import Output, command
+
+if TYPE_CHECKING:
+    from skyctl.probe.links import How
+
+LinksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--links",
+        metavar="all|sites|none",
+        help="Which links to measure: all pairs of nodes; all of a site, and one between every two sites; "
+        "or none. [default: all up to 32 nodes, then sites]",
+    ),
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the links as a picture.")
+]
 
 
 @command
@@ -22,6 +39,8 @@ def probe(
     seed: training.SeedOption = 0,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    links: LinksOption = None,
+    plot: PlotOption = None,
     output: common.OutputOption = None,
     dry_run: common.DryRunOption = False,
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
@@ -33,11 +52,14 @@ def probe(
     the others are in the profile all the same.
     """
     from skyctl.cli.show_profile import show_profile
+    from skyctl.cli.show_sites import LINKS, check_plot, say_links
     from skyctl.control.connect import connected
     from skyctl.control.probing import probe_cluster
     from skyctl.files import write_atomic
 
     common.check_output(output)
+    check_plot(plot)
+    how = None if links is None else cast("How", training.one_of("--links", links, LINKS))
     target = common.load_target(cluster, limit)
     request = loaded = None
     if workload is not None:
@@ -64,12 +86,15 @@ def probe(
     )
     with (
         out.progress("probe") as progress,
-        connected(target.cluster.nodes, options, progress) as links,
+        connected(target.cluster.nodes, options, progress) as sessions,
     ):
-        profile, path = probe_cluster(target.cluster, links, request, loaded, progress, progress.node)
+        profile, path = probe_cluster(
+            target.cluster, sessions, request, loaded, progress, progress.node, how_links=how
+        )
     if output is not None:
         write_atomic(output, profile.to_json(), mode=None)
     show_profile(out, profile)
+    say_links(out, profile, how, plot)
     training.warn_unsteady(out, profile)
     for failure in profile.failures:
         hint = f" ({failure.hint})" if failure.hint else ""

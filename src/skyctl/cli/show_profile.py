@@ -9,4 +9,4 @@ from skyctl.records.profile import Profile
 
 def show_profile(out: Output, profile: Profile) -> None:
     """Devices, layer times and links."""
-    out.show(tables(profile), plain_lines(profile))
+    out.show(tables(profile, out.width), plain_lines(profile))

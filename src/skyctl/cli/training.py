@@ -243,12 +243,17 @@ def warn_unsteady(out: Output, profile: Profile) -> None:
 
 
 def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:
-    """Says which nodes have no figures and so get no layers."""
-    from skyctl.control.probing import left_out
+    """Says which nodes have no figures and so get no layers, and whether the links have any."""
+    from skyctl.control.probing import left_out, links_unknown
 
     names = left_out(profile, cluster.nodes)
     if names:
         out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
+    if links_unknown(profile):
+        out.warn(
+            "this profile has no links (skyctl probe --links none): the plan takes every transfer as free; "
+            "for a plan that counts them: skyctl probe --links all"
+        )
 
 
 def schedule_of(name: str | None) -> ScheduleChoice | None:

@@ -16,6 +16,7 @@ from skyctl.records.cluster import Cluster, Node, device_id
 from skyctl.records.profile import NodeFailure, Profile
 
 if TYPE_CHECKING:
+    from skyctl.probe.links import How
     from skyctl.workload.workload import Workload
 
 
@@ -26,6 +27,8 @@ def probe_cluster(
     workload: Workload | None,
     on_progress: Callable[[str], None],
     on_node: Callable[[str, str, float], None] | None = None,
+    *,
+    how_links: How | None = None,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
 
@@ -55,6 +58,7 @@ def probe_cluster(
         request.choices() if request is not None else [],
         on_node or (lambda node, what, share: on_progress(f"{node}: {what}" + _percent(share))),
         node_specs=told,
+        how_links=how_links,
     )
     if not profile.devices:
         raise _nobody(list(profile.failures))
@@ -115,6 +119,12 @@ def misfit(profile: Profile, request: Request, workload: Workload, nodes: Sequen
         if change is not None:
             return change
     return None
+
+
+def links_unknown(profile: Profile) -> bool:
+    """Whether it has several nodes and not one link between them: all are then taken as free."""
+    between = any(link.source != link.target for link in profile.links)
+    return len({device.node for device in profile.devices}) > 1 and not between
 
 
 def left_out(profile: Profile, nodes: Sequence[Node]) -> list[str]:

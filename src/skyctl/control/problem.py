@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import median
 
 from skyctl.errors import InputError, MismatchError
@@ -81,7 +82,7 @@ def build_problem(
         ),
         times={d.id: _times(d, shape) for d in devices},
         links=_links(profile, devices, ids),
-        shared=_lines(profile, devices),
+        shared=(*_lines(profile, devices), *_uplinks(profile, devices)),
         first_stage=_pinned(first_stage, devices, "--pin-first"),
         last_stage=_pinned(last_stage, devices, "--pin-last"),
         microbatches=microbatches,
@@ -210,6 +211,30 @@ def _lines(profile: Profile, devices: Sequence[DeviceProfile]) -> tuple[SharedRe
                 name=f"{line.node} {line.direction}",
                 bandwidth_bytes_per_s=line.bandwidth_bytes_per_s,
                 links=tuple(pairs),
+            )
+        )
+    return tuple(found)
+
+
+def _uplinks(profile: Profile, devices: Sequence[DeviceProfile]) -> tuple[SharedResource, ...]:
+    """A resource for each site's shared uplink and direction, over all links that cross it that way.
+
+    Left out where fewer than two links are left to share it.
+    """
+    inside = {site.name: set(site.nodes) for site in profile.sites}
+    found = []
+    for uplink in profile.uplinks:
+        nodes = inside.get(uplink.site, set())
+        own = [d.id for d in devices if d.node in nodes]
+        others = [d.id for d in devices if d.node not in nodes]
+        if len(own) * len(others) < 2:
+            continue
+        ways = product(others, own) if uplink.direction == "in" else product(own, others)
+        found.append(
+            SharedResource(
+                name=f"site {uplink.site} {uplink.direction}",
+                bandwidth_bytes_per_s=uplink.bandwidth_bytes_per_s,
+                links=tuple(ways),
             )
         )
     return tuple(found)

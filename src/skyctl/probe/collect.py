@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from skyctl.errors import InputError, SkyctlError
 from skyctl.probe.fleet import Fleet, Member, SessionLike
 from skyctl.probe.lines import measure_lines
-from skyctl.probe.links import measure_links
+from skyctl.probe.links import How, default_how, measure_links
 from skyctl.probe.memory import GIB, Seen, Usable, usable
+from skyctl.probe.sites import named
+from skyctl.probe.uplinks import measure_uplinks
 from skyctl.probe.watching import OwnUse, conditions, threads
 from skyctl.records.cluster import Cluster, device_id
 from skyctl.records.profile import (
@@ -29,6 +31,8 @@ from skyctl.records.profile import (
     NodeProfile,
     Profile,
     ShapeProfile,
+    SiteProfile,
+    UplinkProfile,
     WorkloadProfile,
 )
 from skyctl.remote.addresses import interface_of, peer_address_outcomes
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload, WorkloadSpec
 
 Progress = Callable[[str, str, float], None]
-"""Called with a node's name (or ``links``, ``lines``), what it is at, and how much is done (0 to 1).
+"""Called with a node's name (or ``links``, ``lines``, ``uplinks``), what it is at, what part is done.
 
 A node that has failed: why, and ``FAILED``.
 """
@@ -61,6 +65,7 @@ def probe(
     budget_s: float = BUDGET_S,
     start_s: float = START_S,
     cap_s: float = CAP_S,
+    how_links: How | None = None,
 ) -> Profile:
     """The cluster as it is now. A node that can't be measured is in ``failures`` and hides no other.
 
@@ -71,6 +76,7 @@ def probe(
         node_specs: by node, the workload's description with the paths valid there (default: as here).
         budget_s: about how long the first pass over the layers may take.
         start_s, cap_s: deadlines for a node to be ready, and for its measurement.
+        how_links: which links are measured (None: ``default_how``).
 
     Raises:
         InputError: a workload without its spec or without a number of microbatches.
@@ -95,10 +101,11 @@ def probe(
                 specs[node.name] = dict(given) | {"random_inputs": True}
         _start(fleet, cluster, sessions, specs, start_s, on_progress)
         _measure(fleet, shapes, budget_s, cap_s, on_progress)
-        links, addresses = _links(fleet, sessions, on_progress)
-        lines = _lines(fleet, addresses, links, on_progress)
+        addresses = _addresses(fleet, sessions)
+        links, sites = _links(fleet, addresses, cluster, how_links, on_progress)
+        lines, uplinks = _lines(fleet, addresses, links, sites, on_progress)
         devices = _device_profiles(fleet, shapes, conditions(fleet.alive(), own_use))
-        nodes = _node_profiles(fleet, sessions, addresses)
+        nodes = _node_profiles(fleet, sessions, addresses, sites)
     finally:
         fleet.close()
     return Profile(
@@ -113,6 +120,8 @@ def probe(
         else None,
         failures=_failures(fleet, cluster),
         lines=tuple(line for line in lines if line.node not in fleet.failures),
+        sites=tuple(sites),
+        uplinks=tuple(uplinks),
     )
 
 
@@ -190,10 +199,8 @@ def _measure(
     fleet.wait([m for m in fleet.alive() if not m.measured], "timings", cap_s, heard)
 
 
-def _links(
-    fleet: Fleet, sessions: Mapping[str, Any], on_progress: Progress
-) -> tuple[list[LinkProfile], dict[str, str]]:
-    """The links, and by node the address its peers use."""
+def _addresses(fleet: Fleet, sessions: Mapping[str, Any]) -> dict[str, str]:
+    """By node, the address its peers use."""
     alive = {m.node.name: sessions[m.node.name] for m in fleet.alive()}
     addresses: dict[str, str] = {}
     for name, outcome in peer_address_outcomes(alive).items():
@@ -201,28 +208,40 @@ def _links(
             fleet.fail(name, outcome)
         else:
             addresses[name] = outcome
+    return addresses
 
-    def round_done(done: int, of: int) -> None:
-        on_progress("links", f"round {done + 1} of {of}", done / max(1, of))
 
-    links = measure_links(fleet, addresses, round_done)
-    on_progress("links", "measured", 1.0)
-    return [link for link in links if not {link.source, link.target} & set(fleet.failures)], addresses
+def _links(
+    fleet: Fleet, addresses: Mapping[str, str], cluster: Cluster, how: How | None, on_progress: Progress
+) -> tuple[list[LinkProfile], list[SiteProfile]]:
+    """The links between the nodes that are left, and their sites."""
+    how = how or default_how(len(addresses))
+    links, found = measure_links(fleet, addresses, _rounds("links", on_progress), how)
+    on_progress("links", "not measured" if how == "none" else "measured", 1.0)
+    gone = set(fleet.failures)
+    left = ([name for name in site if name not in gone] for site in found)
+    sites = named([site for site in left if site], cluster.groups)
+    return [link for link in links if not {link.source, link.target} & gone], sites
 
 
 def _lines(
-    fleet: Fleet, addresses: Mapping[str, str], links: Sequence[LinkProfile], on_progress: Progress
-) -> list[LineProfile]:
-    """The nodes' own lines. What is on one machine, by loopback, has no line in between."""
-
-    def round_done(done: int, of: int) -> None:
-        on_progress("lines", f"round {done + 1} of {of}", done / max(1, of))
-
+    fleet: Fleet,
+    addresses: Mapping[str, str],
+    links: Sequence[LinkProfile],
+    sites: Sequence[SiteProfile],
+    on_progress: Progress,
+) -> tuple[list[LineProfile], list[UplinkProfile]]:
+    """The nodes' own lines, and the sites'. What is on one machine, by loopback, has no line in between."""
     apart = {name: address for name, address in addresses.items() if not ip_address(address).is_loopback}
-    lines, reasons = measure_lines(fleet, apart, links, round_done)
-    for name, reason in reasons.items():
+    lines, reasons = measure_lines(fleet, apart, links, _rounds("lines", on_progress))
+    uplinks, others = measure_uplinks(fleet, apart, links, sites, _rounds("uplinks", on_progress))
+    for name, reason in (*reasons.items(), *others.items()):
         on_progress("lines", f"{name} left out: {reason}", 0.0)
-    return lines
+    return lines, uplinks
+
+
+def _rounds(what: str, on_progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, of: on_progress(what, f"round {done + 1} of {of}", done / max(1, of))
 
 
 def _shapes(workload: Workload, spec: WorkloadSpec, choices: Sequence[int]) -> list[ShapeProfile]:
@@ -350,8 +369,9 @@ def _speed(timings: Sequence[LayerTiming], shapes: Sequence[ShapeProfile]) -> fl
 
 
 def _node_profiles(
-    fleet: Fleet, sessions: Mapping[str, Any], addresses: Mapping[str, str]
+    fleet: Fleet, sessions: Mapping[str, Any], addresses: Mapping[str, str], sites: Sequence[SiteProfile]
 ) -> list[NodeProfile]:
+    site_of = {name: site.name for site in sites for name in site.nodes}
     found: dict[str, NodeProfile] = {}
     for member in fleet.alive():
         name, facts = member.node.name, member.facts
@@ -371,6 +391,7 @@ def _node_profiles(
             address=address,
             interface=None if address is None else interface_of(sessions[name], address),
             numa_nodes=facts.get("numa_nodes"),
+            site=site_of.get(name),
         )
     return list(found.values())
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from skyctl.probe.heat import LEGEND, fitting, grid, heat_lines, heat_table
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
 
 GIB = 2**30
@@ -34,6 +35,7 @@ def plain_lines(profile: Profile) -> list[str]:
             lines += [f"  note: {note}" for note in device.conditions.notes]
     for link in profile.links:
         lines.append(f"link {link.source} -> {link.target}: {link_words(link)}")
+    lines += heat_lines(grid(profile)) + site_words(profile)
     lines += [f"line {line.node} {line.direction}: {line_words(line)}" for line in profile.lines]
     for failure in profile.failures:
         lines.append(
@@ -42,12 +44,13 @@ def plain_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def tables(profile: Profile) -> RenderableType:
-    """Devices, layer times, links and failures, as far as there are any."""
+def tables(profile: Profile, width: int | None = None) -> RenderableType:
+    """Devices, layer times, links and failures, as far as there are any; links as the width allows."""
     parts: list[RenderableType] = [device_table(profile)]
     parts += [layer_table(profile, size) for size in _sizes(profile)]
     if profile.links:
-        parts.append(link_table(profile))
+        parts += [heat_table(grid(profile, fitting(width))), Text(LEGEND, style="dim")]
+    parts += [Text(words) for words in site_words(profile)]
     parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
     parts += [Text.assemble(("! ", "yellow"), f"{name}: {note}") for name, note in condition_notes(profile)]
     for failure in profile.failures:
@@ -126,26 +129,15 @@ def layer_table(profile: Profile, size: int) -> Table:
     return table
 
 
-def link_table(profile: Profile) -> Table:
-    """Latency and bandwidth from each row's node to each column's."""
-    between = {(link.source, link.target): link for link in profile.links}
-    names = [node.name for node in profile.nodes]
-    table = Table(title="Links, from row to column", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(Text(name), justify="right")
-    for source in names:
-        cells = []
-        for target in names:
-            link = between.get((source, target))
-            if link is None:
-                cells.append(Text("·", style="dim"))
-            elif link.error:
-                cells.append(Text("✗", style="bold red"))
-            else:
-                cells.append(Text(link_words(link)))
-        table.add_row(Text(source), *cells)
-    return table
+def site_words(profile: Profile) -> list[str]:
+    """Sites where there are several, and what the nodes of one share."""
+    found = []
+    if len(profile.sites) > 1:
+        found += [f"site {site.name}: {', '.join(site.nodes)}" for site in profile.sites]
+    for uplink in profile.uplinks:
+        rate, way = _rate(uplink.bandwidth_bytes_per_s), "from" if uplink.direction == "in" else "to"
+        found.append(f"uplink {uplink.site} {uplink.direction}: {rate} for all its links {way} other sites")
+    return found
 
 
 def layer_names(profile: Profile) -> dict[str, str]:
@@ -174,7 +166,8 @@ def link_words(link: LinkProfile) -> str:
     """``5.12 ms, 98.4 Mbit/s``, or why there are no figures."""
     if link.error is not None or link.latency_s is None or link.bandwidth_bytes_per_s is None:
         return f"no figures: {link.error or 'not measured'}"
-    return f"{link.latency_s * 1e3:.2f} ms, {_rate(link.bandwidth_bytes_per_s)}"
+    filled = " (filled in from its sites)" if link.estimated else ""
+    return f"{link.latency_s * 1e3:.2f} ms, {_rate(link.bandwidth_bytes_per_s)}{filled}"
 
 
 def line_words(line: LineProfile) -> str:

@@ -66,13 +66,17 @@ def exchange(line: Line, flows: Flows, go: Callable[[], float] | None, device: s
 
 
 def as_hub(
-    pairs: Sequence[tuple[Pair, Flows]], timeout_s: float, device: str = "cpu"
+    pairs: Sequence[tuple[Pair, Flows]],
+    timeout_s: float,
+    device: str = "cpu",
+    hold: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
     """The hub's end: waits for its peers, then all flows at once, a thread a pair.
 
     Args:
         pairs: each one listening already.
         timeout_s: how long the peers may take to connect.
+        hold: called once when all are ready; the flows begin when it returns.
 
     Returns:
         By peer, when each of its messages had come.
@@ -81,7 +85,12 @@ def as_hub(
         SkyctlError: a peer did not come, or a flow broke; the first cause.
     """
     begun: list[float] = []
-    together = threading.Barrier(len(pairs), action=lambda: begun.append(time.perf_counter()))
+
+    def begin() -> None:
+        hold()
+        begun.append(time.perf_counter())
+
+    together = threading.Barrier(len(pairs), action=begin)
     found: dict[str, list[float]] = {}
     errors: list[SkyctlError] = []
 

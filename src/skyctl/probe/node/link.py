@@ -2,17 +2,19 @@
 
 Both ends run ``measure`` on a connected pair; each reports the direction in which it sends.
 
-* ``latency_s``: half the median round trip of 8-byte messages whose receives are posted ahead. Under a CPU
-  quota it includes the wait until a held-back process runs again: training sees that as well.
-* ``bandwidth_bytes_per_s``: from the time between sending a message and the receiver's word that it has
-  arrived, of a large message less that of one a quarter of its size: what both have in common (latency,
-  software, a token bucket's burst) drops out. The size adapts to the link, so a slow one takes no more time.
+* ``latency_s``: half the shortest round trip of 8-byte messages whose receives are posted ahead. They go in
+  small bursts with a rest before each: a process that a CPU quota has held back may run again after it, so
+  that its waits are not taken for the network's. (What a message costs a stage is ``handling``'s to measure.)
+* ``bandwidth_bytes_per_s``: messages sent one behind the other, and what their receiver saw come in a second
+  once the stream was under way (TCP's start and a bucket's burst left out). The bytes adapt to the link,
+  so a slow one takes no more time. Streams are repeated until the two fastest agree: lost packets and waits
+  for a processor only take away, and TCP may need many round trips to fill a long link.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,12 +22,23 @@ import torch
 
 from skyctl.transport.pair import FIRST_TAG, Work
 
-PINGS = 21
-PING_BUDGET_S = 0.5
-FIRST_BYTES = 64 << 10
-LARGEST_BYTES = 8 << 20
-ENOUGH_S = 0.3
-TRIALS = 2
+BURSTS = 6
+BURST = 3
+REST_S = 0.02
+PING_BUDGET_S = 0.6
+MESSAGES = 24
+FIRST_BYTES = 48 << 10
+LARGEST_BYTES = 32 << 20
+GROWTH = 12.0
+SETTLE_S = 0.1
+MEASURE_S = 0.3
+SETTLE_TRIPS, MEASURE_TRIPS = 6, 3
+"""At least so many round trips are left out, and measured."""
+MOST_STREAMS = 8
+AGREE = 0.03
+BUDGET_S = 1.5
+BUDGET_TRIPS = 45
+"""Streams that do not agree are repeated for so long, in seconds or round trips, whichever is longer."""
 
 _ORDER, _GO, _DATA, _ACK = FIRST_TAG, FIRST_TAG + 1, FIRST_TAG + 2, FIRST_TAG + 3
 _END = 0
@@ -84,43 +97,69 @@ def _order(line: Line, size: int) -> None:
 
 def _send_side(line: Line, device: str) -> LinkFigures:
     round_trip_s = _pings(line)
-    size = FIRST_BYTES
-    times = {size: [_trial(line, size, device)]}
-    while True:
-        net_s = max(times[size][-1] - round_trip_s, 1e-6)
-        if net_s >= ENOUGH_S or size >= LARGEST_BYTES:
-            break
-        wanted = int(size * min(8.0, max(2.0, 1.2 * ENOUGH_S / net_s)))
-        size = min(LARGEST_BYTES, wanted // 4096 * 4096)
-        times[size] = [_trial(line, size, device)]
-    small = max(4096, size // 4)
-    large_s = [times[size][-1], *(_trial(line, size, device) for _ in range(TRIALS - 1))]
-    small_s = [*times.get(small, [])[-1:], *(_trial(line, small, device) for _ in range(TRIALS))][:TRIALS]
+    rate = _rate(line, round_trip_s, device)
     line.send(_word(_END), _ORDER).wait()
-    return LinkFigures(round_trip_s / 2, fit_bandwidth(small, small_s, size, large_s, round_trip_s))
+    return LinkFigures(round_trip_s / 2, rate)
 
 
-def fit_bandwidth(
-    small: int, small_s: list[float], large: int, large_s: list[float], round_trip_s: float
-) -> float:
-    """Bytes per second from the times of two sizes; where noise eats the difference, from the larger."""
-    large_median, small_median = statistics.median(large_s), statistics.median(small_s)
-    between_s = large_median - small_median
-    alone_s = large_median - round_trip_s
-    if between_s > 0.25 * large_median:
-        return (large - small) / between_s
-    if alone_s > 0.25 * large_median:
-        return large / alone_s
-    return large / large_median
+def _rate(line: Line, round_trip_s: float, device: str) -> float:
+    """Bytes per second."""
+    settle_s = max(SETTLE_S, SETTLE_TRIPS * round_trip_s)
+    wanted_s = settle_s + max(MEASURE_S, MEASURE_TRIPS * round_trip_s)
+    budget_s = max(BUDGET_S, BUDGET_TRIPS * round_trip_s)
+    begun = time.perf_counter()
+    size = FIRST_BYTES // MESSAGES
+    rates: list[float] = []
+    for _ in range(MOST_STREAMS):
+        arrivals = _stream(line, size, device)
+        rate = stream_rate(arrivals, size, settle_s)
+        if arrivals[-1] >= 0.6 * wanted_s or size >= LARGEST_BYTES // MESSAGES:
+            rates.append(rate)
+            if steady(rates) or time.perf_counter() - begun > budget_s:
+                break
+        grown = min(max([rate, *rates]) * wanted_s, size * MESSAGES * GROWTH, LARGEST_BYTES)
+        size = max(size, int(grown / MESSAGES))
+    best = sorted(rates, reverse=True)[:2] or [rate]
+    return sum(best) / len(best) if steady(rates) else best[-1]
+
+
+def steady(rates: Sequence[float]) -> bool:
+    """Whether there are two, and the two fastest agree."""
+    best = sorted(rates, reverse=True)[:2]
+    return len(best) == 2 and best[0] <= best[1] * (1 + AGREE)
+
+
+def stream_rate(arrivals_s: Sequence[float], message_bytes: int, settle_s: float) -> float:
+    """Bytes per second of a stream after its first ``settle_s`` seconds, at most half of it.
+
+    What came behind a lost packet is handed over late and faster than the link carries it. So of the messages
+    from then until half the time is over, it is counted from the one that was least late.
+
+    Args:
+        arrivals_s: when each message had come, in order.
+    """
+    last, end = len(arrivals_s) - 1, arrivals_s[-1]
+    half_s = (arrivals_s[0] + end) / 2
+    settled_s = min(arrivals_s[0] + settle_s, half_s)
+    before = max(number for number, at in enumerate(arrivals_s) if at <= settled_s)
+    slopes = [
+        (last - number) * message_bytes / (end - at)
+        for number, at in enumerate(arrivals_s)
+        if number >= before and at <= half_s and at < end
+    ]
+    return min(slopes, default=len(arrivals_s) * message_bytes / max(end, 1e-6))
 
 
 def _pings(line: Line) -> float:
-    """Median round trip, seconds; the first two are warm-up."""
+    """Shortest round trip, seconds."""
     _order(line, _PING)
     times: list[float] = []
     start = time.perf_counter()
-    for number in range(PINGS):
-        last = number == PINGS - 1 or (number > 4 and time.perf_counter() - start > PING_BUDGET_S)
+    total = BURSTS * BURST
+    for number in range(total):
+        if number % BURST == 0:
+            time.sleep(REST_S)
+        last = number == total - 1 or (number >= BURST and time.perf_counter() - start > PING_BUDGET_S)
         answer = line.recv(_word(), _ACK)
         before = time.perf_counter()
         sent = line.send(_word(1 if last else 0), _DATA)
@@ -129,20 +168,20 @@ def _pings(line: Line) -> float:
         sent.wait()
         if last:
             break
-    return statistics.median(times[2:])
+    return min(times)
 
 
-def _trial(line: Line, size: int, device: str) -> float:
-    """Seconds from sending one message until the word that it is there."""
+def _stream(line: Line, size: int, device: str) -> list[float]:
+    """Sends ``MESSAGES`` of that size; when each was there, in seconds by the receiver's clock."""
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
     _order(line, size)
-    answer = line.recv(_word(), _ACK)
-    before = time.perf_counter()
-    sent = line.send(payload, _DATA)
+    arrivals = torch.zeros(MESSAGES, dtype=torch.float64)
+    answer = line.recv(arrivals, _ACK)
+    sends = [line.send(payload, _DATA) for _ in range(MESSAGES)]
+    for sent in sends:
+        sent.wait()
     answer.wait()
-    passed_s = time.perf_counter() - before
-    sent.wait()
-    return passed_s
+    return [float(at) for at in arrivals]
 
 
 def _receive_side(line: Line, device: str) -> None:
@@ -156,10 +195,14 @@ def _receive_side(line: Line, device: str) -> None:
             _answer_pings(line)
             continue
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        data = line.recv(buffer, _DATA)
+        # All into one buffer: nobody reads it, and nothing has to be posted while the stream runs.
+        receives = [line.recv(buffer, _DATA) for _ in range(MESSAGES)]
         line.send(_word(), _GO).wait()
-        data.wait()
-        line.send(_word(), _ACK).wait()
+        start, arrivals = time.perf_counter(), []
+        for data in receives:
+            data.wait()
+            arrivals.append(time.perf_counter() - start)
+        line.send(torch.tensor(arrivals, dtype=torch.float64), _ACK).wait()
 
 
 def _answer_pings(line: Line) -> None:

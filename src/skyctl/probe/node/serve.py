@@ -5,7 +5,8 @@ One process for everything, because importing torch costs seconds where CPU time
 
 * ``measure`` → ``progress``…, ``measured``, then goes on until ``stop`` → ``timings``;
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
-* ``line`` → ``line-listening`` (role ``hub``), then ``line`` with times of arrival or an ``error``;
+* ``line`` → ``line-listening`` (role ``hub``), with ``hold`` also ``line-ready`` and a wait for ``go``, then
+  ``line`` with times of arrival or an ``error``;
 * ``quit``.
 
 From the first word on it says every few seconds that it is ``alive``: a process that is stopped is told from
@@ -23,7 +24,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402 - the filter must come first
 
 from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
-from skyctl.errors import SkyctlError  # noqa: E402
+from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, conditions, facts, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
@@ -213,7 +214,8 @@ class _Server:
                 ports = [pair.listen(address) for pair, _ in pairs]
                 said = {"event": "line-listening", "hub": order["hub"], "address": address, "ports": ports}
                 self._channel.send(said)
-                answer["arrivals"] = line.as_hub(pairs, timeout_s, self._message_device())
+                hold = (lambda: self._hold(order)) if order.get("hold") else (lambda: None)
+                answer["arrivals"] = line.as_hub(pairs, timeout_s, self._message_device(), hold)
             else:
                 ((pair, flows),) = pairs
                 pair.connect(str(order["host"]), int(order["port"]), address, timeout_s)
@@ -226,6 +228,13 @@ class _Server:
             for pair, _ in pairs:
                 pair.close()
         self._channel.send(answer)
+
+    def _hold(self, order: dict[str, Any]) -> None:
+        """Until the launcher, which has other pairs to start at the same time, says go."""
+        self._channel.send({"event": "line-ready", "hub": order["hub"]})
+        got = self._channel.recv(float(order["timeout_s"]))
+        if got is None or got[0].get("op") != "go":
+            raise RunError("the other flows were not ready in time")
 
     def _pair(self, order: dict[str, Any], timeout_s: float) -> Pair:
         device = torch.device(self._device)

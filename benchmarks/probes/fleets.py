@@ -1,0 +1,53 @@
+"""A lab's nodes with a probe's process on each, ready for orders: links without the layers before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from runs.labs import Bench, lab
+
+from skyctl.control.connect import connected, need_all
+from skyctl.inventory.read import read_cluster
+from skyctl.probe.fleet import Fleet
+from skyctl.remote.addresses import peer_addresses
+from skyctl.remote.base import ConnectOptions
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Processes that wait for orders, and by node the address at which its peers reach it."""
+
+    fleet: Fleet
+    addresses: dict[str, str]
+    bench: Bench
+
+
+def lab_text(nodes: Sequence[Mapping[str, Any]], **sites: Any) -> str:
+    """A lab.yaml."""
+    return yaml.safe_dump({"nodes": [dict(node) for node in nodes], "sites": sites})
+
+
+@contextmanager
+def ready(text: str) -> Iterator[Ready]:
+    """Brings that lab up with a probe's process on every node; takes all of it down again."""
+    with lab(text) as bench:
+        folder = Path(bench.env["SKYCTL_CLUSTER"])
+        cluster = read_cluster(folder)
+        options = ConnectOptions(known_hosts=str(folder.parent / "known_hosts"))
+        with connected(cluster.nodes, options) as links:
+            need_all(links.failures)
+            fleet = Fleet()
+            try:
+                for session in links.sessions.values():
+                    fleet.start(session, {"threads": 1}, name="probe")
+                fleet.wait(fleet.alive(), "facts", 300.0, lambda m, event: m.facts.update(event))
+                if fleet.failures:
+                    raise SystemExit(str(fleet.failures))
+                yield Ready(fleet, peer_addresses(links.sessions), bench)
+            finally:
+                fleet.close()

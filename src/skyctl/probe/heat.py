@@ -1,0 +1,142 @@
+"""The links as a map: rows send, columns receive. Colour says the rate; the figures say it without colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from skyctl.records.profile import LinkProfile, Profile
+
+MOST_NODES = 24
+"""With more nodes the map is of their sites."""
+COLUMN = 8
+"""Characters of a column, about."""
+RAMP = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
+"""Viridis, fast to slow: ordered in lightness too, for colour-blind eyes and for grey."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One direction. None and None: no figures, ``error`` says whether that was a failure."""
+
+    mbit: float | None = None
+    latency_ms: float | None = None
+    estimated: bool = False
+    error: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A square of cells by (row, column), and what rows and columns are called."""
+
+    names: tuple[str, ...]
+    cells: tuple[tuple[Cell | None, ...], ...]
+    by_site: bool
+
+    def span(self) -> tuple[float, float]:
+        """The least and the greatest rate, 1 and 1 where there is none."""
+        rates = [cell.mbit for row in self.cells for cell in row if cell is not None and cell.mbit]
+        return (min(rates), max(rates)) if rates else (1.0, 1.0)
+
+
+def grid(profile: Profile, most: int = MOST_NODES) -> Grid:
+    """By node; with more than ``most`` nodes by site, each cell the median of its links."""
+    names = [node.name for node in profile.nodes]
+    between: dict[tuple[str, str], list[LinkProfile]] = {}
+    by_site = len(names) > most and bool(profile.sites)
+    place = {name: site.name for site in profile.sites for name in site.nodes} if by_site else {}
+    for link in profile.links:
+        between.setdefault(
+            (place.get(link.source, link.source), place.get(link.target, link.target)), []
+        ).append(link)
+    rows = [site.name for site in profile.sites] if by_site else names
+    return Grid(
+        tuple(rows), tuple(tuple(_cell(between.get((a, b), [])) for b in rows) for a in rows), by_site
+    )
+
+
+def fitting(width: int | None) -> int:
+    """How many nodes' columns a terminal of that width has room for (None: any)."""
+    return MOST_NODES if width is None else max(2, min(MOST_NODES, (width - 12) // COLUMN))
+
+
+def heat_table(found: Grid) -> Table:
+    """For a terminal."""
+    low, high = found.span()
+    title = "Links by site" if found.by_site else "Links"
+    table = Table(title=title, title_justify="left", padding=(0, 0), box=box.SIMPLE)
+    table.add_column("", no_wrap=True)
+    for name in found.names:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    for name, row in zip(found.names, found.cells, strict=True):
+        table.add_row(Text(name), *(_drawn(cell, low, high) for cell in row))
+    return table
+
+
+LEGEND = "from row to column: Mbit/s, below it ms one way; yellow is fast; ~ filled in from other links"
+
+
+def heat_lines(found: Grid) -> list[str]:
+    """For a pipe: one line a site pair, where the map is by site (by node, the links say it all)."""
+    if not found.by_site:
+        return []
+    return [
+        f"site link {a} -> {b}: {cell.latency_ms:.2f} ms, {rate_words(cell.mbit)} Mbit/s (median)"
+        for a, row in zip(found.names, found.cells, strict=True)
+        for b, cell in zip(found.names, row, strict=True)
+        if cell is not None and cell.mbit is not None and cell.latency_ms is not None
+    ]
+
+
+def colour(mbit: float, low: float, high: float) -> tuple[int, int, int]:
+    """Red, green, blue, by the rate's logarithm between the least and the greatest."""
+    part = 1.0 if high <= low else math.log(mbit / low) / math.log(high / low)
+    at = (1.0 - min(1.0, max(0.0, part))) * (len(RAMP) - 1)
+    lower = min(int(at), len(RAMP) - 2)
+    pairs = zip(RAMP[lower], RAMP[lower + 1], strict=True)
+    red, green, blue = (round(a + (b - a) * (at - lower)) for a, b in pairs)
+    return red, green, blue
+
+
+def ink(shade: Sequence[int]) -> str:
+    """Black or white, whichever can be read on that colour (ITU-R BT.601 luma)."""
+    return "black" if 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 128 else "white"
+
+
+def rate_words(mbit: float) -> str:
+    """Three digits at most: ``4.98``, ``98.4``, ``945``, ``9.4G``."""
+    return f"{mbit / 1000:.3g}G" if mbit >= 999.5 else f"{mbit:.3g}"
+
+
+def latency_words(milliseconds: float) -> str:
+    """``0.08``, ``5.1``, ``50``."""
+    return f"{milliseconds:.2f}" if milliseconds < 0.995 else f"{milliseconds:.3g}"
+
+
+def _cell(links: Sequence[LinkProfile]) -> Cell | None:
+    if not links:
+        return None
+    known = [(k.bandwidth_bytes_per_s, k.latency_s) for k in links]
+    rates = [rate / 125_000 for rate, _ in known if rate is not None]
+    latencies = [latency * 1e3 for _, latency in known if latency is not None]
+    if not rates or not latencies:
+        return Cell(error=True)
+    return Cell(median(rates), median(latencies), all(k.estimated for k in links))
+
+
+def _drawn(cell: Cell | None, low: float, high: float) -> Text:
+    if cell is None:
+        return Text("·", style="dim")
+    if cell.mbit is None or cell.latency_ms is None:
+        return Text("✗", style="bold red")
+    shade = colour(cell.mbit, low, high)
+    words = ("~" if cell.estimated else "") + rate_words(cell.mbit)
+    lines = [words, latency_words(cell.latency_ms)]
+    wide = max(6, *(len(line) for line in lines))
+    return Text("\n".join(line.rjust(wide) for line in lines), style=f"{ink(shade)} on #{bytes(shade).hex()}")
