@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ class Bench:
 
 @contextmanager
 def lab(text: str) -> Iterator[Bench]:
-    """Brings the lab of that lab.yaml up, and takes it down again."""
+    """Brings the lab of that lab.yaml up, and takes it down again, on SIGTERM too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
         folder = Path(name)
         cluster = folder / "lab" / "cluster.yaml"
