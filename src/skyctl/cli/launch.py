@@ -56,6 +56,7 @@ def launch(
     validate_every: training.ValidateEveryOption = None,
     validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
     trace: training.TraceOption = False,
+    ignore_changes: training.IgnoreChangesOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -64,6 +65,7 @@ def launch(
 ) -> None:
     """Train on the cluster. A bare workload is probed and planned first.
 
+    A plan whose devices, versions or free memory are no longer as measured is refused (exit 5).
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
@@ -135,7 +137,7 @@ def launch(
     if dry_run:
         _show_dry_run(out, given, target, request, steps, trace=trace)
         return
-    run = RunOptions(steps=steps, trace=trace)
+    run = RunOptions(steps=steps, trace=trace, ignore_changes=ignore_changes)
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress) as links,

@@ -93,6 +93,13 @@ TraceOption = Annotated[
     bool,
     typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
 ]
+IgnoreChangesOption = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-changes",
+        help="Train even where devices, versions or memory are not what they were when measured.",
+    ),
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
 ]

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from pydantic import ValidationError
 
+from skyctl.control.changes import machines
 from skyctl.control.choosing import AUTO, Chooser, ScheduleChoice, promising_first, with_schedule
 from skyctl.control.linking import LinkChoice, with_link_dtypes
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
@@ -80,7 +81,8 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
     if options.schedule is None:
         options = replace(options, schedule=AUTO)
     best = plan_best(problems(profile, options), options)
-    return best.model_copy(update={"workload": workload}) if workload is not None else best
+    known = machines(profile, [device.id for device in best.problem.devices])
+    return best.model_copy(update={"workload": workload or best.workload, "machines": known})
 
 
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:

@@ -18,9 +18,10 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 import torch  # noqa: E402 - the filter must come first
 
+from skyctl.device import facts  # noqa: E402
 from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
 from skyctl.errors import SkyctlError  # noqa: E402
-from skyctl.probe.node import compute, facts, handling, line, link  # noqa: E402
+from skyctl.probe.node import compute, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
