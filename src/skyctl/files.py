@@ -222,6 +222,18 @@ class RunPaths:
         return self.folder / f".trace-{rank}.json"
 
 
+def run_folder(run: str) -> Path:
+    """The folder of a run that the user named by its id, or by its folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    for folder in (Path(run), RunPaths(run).folder):
+        if folder.is_dir():
+            return folder
+    raise InputError(f"there is no run {run!r}", hint=f"runs are kept in {home() / 'runs'}")
+
+
 def comparison_folder() -> Path:
     """Where a comparison goes that the user gave no folder for: a new one of its own (not made here)."""
     return home() / "comparisons" / new_run_id()
@@ -237,8 +249,12 @@ def profile_folder(cluster_name: str) -> Path:
     return home() / "profiles" / safe_name(cluster_name)
 
 
-def save_profile(profile: Profile) -> Path:
-    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``."""
+def save_profile(profile: Profile, *, replaces: Path | None = None) -> Path:
+    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``.
+
+    Args:
+        replaces: the kept file that it was made from, which goes once the new one is there.
+    """
     folder = make_private(profile_folder(profile.cluster))
     kept = sorted(folder.glob("*.json"))
     stamp = new_run_id()
@@ -246,7 +262,9 @@ def save_profile(profile: Profile) -> Path:
         # Within one second, or the clock was set back: the newest must still sort last.
         stamp = f"{kept[-1].stem}~"
     path = write_atomic(folder / f"{stamp}.json", profile.to_json())
-    for old in [*kept, path][:-PROFILES_KEPT]:
+    superseded = [old for old in kept if old == replaces]
+    kept = [old for old in kept if old != replaces]
+    for old in [*superseded, *[*kept, path][:-PROFILES_KEPT]]:
         with contextlib.suppress(OSError):
             old.unlink()
     return path

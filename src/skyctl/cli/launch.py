@@ -72,6 +72,7 @@ def launch(
     from skyctl.cli.show_off import show_off
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
+    from skyctl.control.learning import keep
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
@@ -146,6 +147,7 @@ def launch(
         made = given or _make_plan(out, progress, target, links, request, loaded, choice)
         watch = watcher(out, progress, yes=yes)
         done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
+    seen = keep(target.cluster.name, made, loaded.digest, done)
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
@@ -153,6 +155,8 @@ def launch(
     if done.trace is not None:
         out.line(f"trace: {done.trace}")
     out.note(f"run: {paths.folder}")
+    if seen is not None:
+        out.note(seen)
     out.json(done)
 
 

@@ -93,6 +93,18 @@ TraceOption = Annotated[
     bool,
     typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
 ]
+FromRunOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-run",
+        metavar="RUN",
+        help="Plan again what that run (its id, or its folder) trained, from what was seen there.",
+    ),
+]
+NoLearnOption = Annotated[
+    bool,
+    typer.Option("--no-learn", help="Plan from the probe alone, not from what runs have seen."),
+]
 IgnoreChangesOption = Annotated[
     bool,
     typer.Option(

@@ -1,4 +1,4 @@
-"""What a rank finds where it was sent, told before anything is built; ``launch`` compares it with the plan."""
+"""What a rank finds where it was sent, told before it builds anything, for ``launch`` to compare."""
 
 from __future__ import annotations
 
