@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
@@ -274,16 +274,25 @@ def newest_profile(
     cluster_name: str, fits: Callable[[Profile], bool] | None = None
 ) -> tuple[Path, Profile] | None:
     """The newest profile of that cluster that can be read and ``fits``, and where it lies; or None."""
+    found = (one for one in _profiles(cluster_name) if fits is None or fits(one[1]))
+    return next(found, None)
+
+
+def recent_profiles(cluster_name: str) -> list[Profile]:
+    """The profiles of that cluster that are kept and can be read, newest first."""
+    return [profile for _, profile in _profiles(cluster_name)]
+
+
+def _profiles(cluster_name: str) -> Iterator[tuple[Path, Profile]]:
     from skyctl.records.profile import Profile
 
     folder = profile_folder(cluster_name)
     if not folder.is_dir():
-        return None
+        return
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             profile = read_record(Profile, path)
         except InputError:
             continue
-        if profile.cluster == cluster_name and (fits is None or fits(profile)):
-            return path, profile
-    return None
+        if profile.cluster == cluster_name:
+            yield path, profile

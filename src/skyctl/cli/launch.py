@@ -284,7 +284,7 @@ def _make_plan(
     loaded: Workload,
     choice: PlanOptions,
 ) -> Plan:
-    """Probes (nothing older is trusted for a bare workload) and plans."""
+    """Probes (what earlier probes say that still holds is taken over) and plans."""
     from skyctl.cli.show_links import show_link_dtypes
     from skyctl.cli.show_plan import show_plan
     from skyctl.control.planning import plan_profile
@@ -292,6 +292,7 @@ def _make_plan(
 
     profile, _ = probe_cluster(target.cluster, links, request, loaded, progress)
     progress("planning")
+    training.say_taken_over(out, profile)
     training.warn_left_out(out, profile, target.cluster)
     made = plan_profile(profile, choice, request.ref(loaded))
     show_plan(out, made)

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from skyctl.cli import common, training
+from skyctl.cli import common, rechecking, training
 from skyctl.cli.common import Output, command
+from skyctl.errors import InputError
 
 
 @command
@@ -22,6 +23,13 @@ def probe(
     seed: training.SeedOption = 0,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Look whether the newest profile still holds; exit 5 where not."),
+    ] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure everything, also what is known from earlier probes.")
+    ] = False,
     output: common.OutputOption = None,
     dry_run: common.DryRunOption = False,
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
@@ -29,6 +37,7 @@ def probe(
 ) -> int | None:
     """Measure devices, links and (given a workload) its distinct layers on every device.
 
+    What an earlier probe measured on the same machines still holds and is not measured again (--refresh).
     The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
     the others are in the profile all the same.
     """
@@ -38,6 +47,10 @@ def probe(
     from skyctl.files import write_atomic
 
     common.check_output(output)
+    if quick and (refresh or output is not None):
+        raise InputError(
+            f"--quick does not go with {'--refresh' if refresh else '-o'}: it measures no profile"
+        )
     target = common.load_target(cluster, limit)
     request = loaded = None
     if workload is not None:
@@ -62,15 +75,18 @@ def probe(
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
     )
+    if quick:
+        return rechecking.quick(out, target, options, request, loaded)
     with (
         out.progress("probe") as progress,
         connected(target.cluster.nodes, options, progress) as links,
     ):
-        profile, path = probe_cluster(target.cluster, links, request, loaded, progress)
+        profile, path = probe_cluster(target.cluster, links, request, loaded, progress, refresh=refresh)
     if output is not None:
         write_atomic(output, profile.to_json(), mode=None)
     show_profile(out, profile)
     training.warn_unsteady(out, profile)
+    training.say_taken_over(out, profile)
     for failure in profile.failures:
         hint = f" ({failure.hint})" if failure.hint else ""
         out.warn(f"{failure.node} was not measured: {failure.error}{hint}")

@@ -249,6 +249,15 @@ def warn_unsteady(out: Output, profile: Profile) -> None:
             )
 
 
+def say_taken_over(out: Output, profile: Profile) -> None:
+    """Says what of a new profile was measured by an earlier probe."""
+    from skyctl.probe.earlier import taken_over
+
+    words = taken_over(profile)
+    if words:
+        out.note(f"{'; '.join(words)} (--refresh measures them again)")
+
+
 def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:
     """Says which nodes have no figures and so get no layers."""
     from skyctl.control.probing import left_out

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from skyctl.control.connect import Connected, need_all
 from skyctl.control.request import Request, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
-from skyctl.files import newest_profile, read_record, save_profile
+from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
 from skyctl.records.cluster import Cluster, Node, device_id
-from skyctl.records.profile import NodeFailure, Profile
+from skyctl.records.profile import NodeFailure, Observation, Profile
 
 if TYPE_CHECKING:
-    from skyctl.workload.workload import Workload
+    from skyctl.workload.workload import Workload, WorkloadSpec
 
 
 def probe_cluster(
@@ -25,8 +25,13 @@ def probe_cluster(
     request: Request | None,
     workload: Workload | None,
     on_progress: Callable[[str], None],
+    *,
+    refresh: bool = False,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
+
+    Args:
+        refresh: measure everything, also what earlier profiles still say.
 
     Raises:
         NodeError: no node could be measured at all.
@@ -35,25 +40,49 @@ def probe_cluster(
 
     if not links.sessions:
         need_all(links.failures)
-    spec = None
-    told: dict[str, dict[str, Any]] = {}
-    if request is not None:
-        # Layers are timed on made-up inputs: data() is for the nodes that train on it, and on those only.
-        spec = replace(request.spec, random_inputs=True, data_path=None)
-        on_progress("shipping the workload")
-        told = send_workload(spec, links.sessions, with_data=())
+    spec, told = ship_timed(request, links, on_progress)
+    earlier = recent_profiles(cluster.name)
     profile = probe(
         cluster,
         {**links.sessions, **links.failures},
         workload,
         spec,
         request.choices() if request is not None else [],
-        lambda node, what, share: on_progress(f"{node}: {what}" + (f" {share:.0%}" if share else "")),
+        progress_words(on_progress),
         node_specs=told,
+        earlier=[] if refresh else earlier,
     )
     if not profile.devices:
         raise _nobody(list(profile.failures))
+    if earlier:
+        profile = profile.model_copy(update={"observations": _still_seen(earlier[0].observations, profile)})
     return profile, save_profile(profile)
+
+
+def ship_timed(
+    request: Request | None, links: Connected, on_progress: Callable[[str], None]
+) -> tuple[WorkloadSpec | None, dict[str, dict[str, Any]]]:
+    """Ships a workload whose layers are to be timed; its description, here and by node."""
+    if request is None:
+        return None, {}
+    # Layers are timed on made-up inputs: data() is for the nodes that train on it, and on those only.
+    spec = replace(request.spec, random_inputs=True, data_path=None)
+    on_progress("shipping the workload")
+    return spec, send_workload(spec, links.sessions, with_data=())
+
+
+def progress_words(on_progress: Callable[[str], None]) -> Callable[[str, str, float], None]:
+    """What the probe says of each node, as one line of text."""
+    return lambda node, what, share: on_progress(f"{node}: {what}" + (f" {share:.0%}" if share else ""))
+
+
+def _still_seen(observations: Sequence[Observation], profile: Profile) -> tuple[Observation, ...]:
+    """What runs saw, but not of devices whose layers of the same workload have been measured since."""
+    digest = None if profile.workload is None else profile.workload.digest
+    new = {device.id for device in profile.devices if device.measured == profile.created}
+    return tuple(
+        one for one in observations if one.target is not None or one.digest != digest or one.device not in new
+    )
 
 
 def find_profile(

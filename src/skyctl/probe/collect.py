@@ -7,19 +7,22 @@ local nodes) each is then measured under the load it will train under. Links com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from skyctl import __version__
 from skyctl.errors import InputError, SkyctlError
+from skyctl.probe.earlier import Known, costliest, known_links, known_timings, now_iso
 from skyctl.probe.fleet import Fleet, Member, SessionLike
 from skyctl.probe.lines import measure_lines
 from skyctl.probe.links import measure_links
 from skyctl.probe.memory import GIB, Seen, Usable, usable
+from skyctl.probe.ring import measure_ring
+from skyctl.probe.shapes import distinct, kinds_of, shapes_of
 from skyctl.records.cluster import Cluster, device_id
 from skyctl.records.profile import (
     DeviceProfile,
-    LayerCosts,
     LayerTiming,
     LineProfile,
     LinkProfile,
@@ -36,6 +39,15 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, str, float], None]
 """Called with a node's name (or ``links``, ``lines``), what it is at, and how much is done (0 to 1)."""
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """``then``: the profile to look at again; ``holds``: whether a link is still as it was."""
+
+    then: Profile
+    holds: Callable[[LinkProfile], bool]
+
 
 START_S = 180.0
 BUDGET_S = 4.0
@@ -54,6 +66,8 @@ def probe(
     budget_s: float = BUDGET_S,
     start_s: float = START_S,
     cap_s: float = CAP_S,
+    earlier: Sequence[Profile] = (),
+    recheck: Recheck | None = None,
 ) -> Profile:
     """The cluster as it is now. A node that can't be measured is in ``failures`` and hides no other.
 
@@ -64,6 +78,8 @@ def probe(
         node_specs: by node, the workload's description with the paths valid there (default: as here).
         budget_s: about how long the first pass over the layers may take.
         start_s, cap_s: deadlines for a node to be ready, and for its measurement.
+        earlier: the cluster's profiles, newest first; what of them still holds is not measured again.
+        recheck: a profile to look at again; only its costliest layers and a ring of links are measured.
 
     Raises:
         InputError: a workload without its spec or without a number of microbatches.
@@ -78,7 +94,9 @@ def probe(
             fleet.fail(node.name, outcome)
         elif outcome is None:
             fleet.fail(node.name, "there is no connection to this node")
-    shapes = _shapes(workload, spec, microbatch_choices) if workload is not None and spec is not None else []
+    shapes = (
+        shapes_of(workload, spec, microbatch_choices) if workload is not None and spec is not None else []
+    )
     try:
         specs: dict[str, Any] = {}
         if workload is not None and spec is not None:
@@ -86,17 +104,32 @@ def probe(
                 given = (node_specs or {}).get(node.name) or workload.spec.to_dict()
                 specs[node.name] = dict(given) | {"random_inputs": True}
         _start(fleet, cluster, sessions, specs, start_s, on_progress)
-        _measure(fleet, shapes, budget_s, cap_s, on_progress)
-        links, addresses = _links(fleet, sessions, on_progress)
-        lines = _lines(fleet, addresses, links, on_progress)
-        devices = _device_profiles(fleet, shapes)
+        created = now_iso()
+        if recheck is None:
+            known = known_timings(fleet.alive(), earlier, shapes, spec.dtype if spec else "", created)
+        else:
+            size = shapes[0].microbatch_size if shapes else 0
+            known = costliest(recheck.then, size, fleet.alive())
+        _measure(fleet, shapes, budget_s, cap_s, on_progress, known)
+        known.complete(fleet.alive())
+        addresses = _addresses(fleet, sessions)
+        taken = known_links(earlier, known, addresses, created)
+        if recheck is not None:
+            links = measure_ring(fleet, addresses, recheck.holds, _rounds("links", on_progress))
+            lines: list[LineProfile] = []
+        elif taken is None:
+            links = _links(fleet, addresses, on_progress)
+            lines = _lines(fleet, addresses, links, on_progress)
+        else:
+            links, lines = list(taken.links), list(taken.lines)
+        devices = [known.dated(device, created) for device in _device_profiles(fleet, shapes)]
         nodes = _node_profiles(fleet, sessions, addresses)
     finally:
         fleet.close()
     return Profile(
         cluster=cluster.name,
         cluster_digest=cluster.digest,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=created,
         nodes=tuple(nodes),
         devices=tuple(d for node in cluster.nodes for d in devices if d.node == node.name),
         links=tuple(links),
@@ -105,6 +138,8 @@ def probe(
         else None,
         failures=_failures(fleet, cluster),
         lines=tuple(line for line in lines if line.node not in fleet.failures),
+        sites=taken.sites if taken is not None else (),
+        uplinks=taken.uplinks if taken is not None else (),
     )
 
 
@@ -150,11 +185,16 @@ def _start(
 
 
 def _measure(
-    fleet: Fleet, shapes: Sequence[ShapeProfile], budget_s: float, cap_s: float, on_progress: Progress
+    fleet: Fleet,
+    shapes: Sequence[ShapeProfile],
+    budget_s: float,
+    cap_s: float,
+    on_progress: Progress,
+    known: Known,
 ) -> None:
     """Every device at once; the order to stop goes out when the last has measured everything."""
-    layers = _distinct(shapes)
-    kinds = _kinds(shapes, layers)
+    layers = distinct(shapes)
+    kinds = kinds_of(shapes, layers)
     generic = bool(layers) and not any(layer["flops"] for layer in layers)
 
     def heard(member: Member, event: dict[str, Any]) -> None:
@@ -174,6 +214,7 @@ def _measure(
         cap_gib = member.node.memory_gib
         order = {"op": "measure", "layers": layers, "kinds": kinds, "generic": generic}
         order |= {"budget_s": budget_s, "cap_s": cap_s}
+        order |= {"layers": known.order(device_id(member.node.name, member.local), layers)}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     fleet.wait(members, ("measured", "timings"), cap_s, heard)
     for member in fleet.alive():
@@ -181,10 +222,8 @@ def _measure(
     fleet.wait([m for m in fleet.alive() if not m.measured], "timings", cap_s, heard)
 
 
-def _links(
-    fleet: Fleet, sessions: Mapping[str, Any], on_progress: Progress
-) -> tuple[list[LinkProfile], dict[str, str]]:
-    """The links, and by node the address its peers use."""
+def _addresses(fleet: Fleet, sessions: Mapping[str, Any]) -> dict[str, str]:
+    """By node, the address its peers use."""
     alive = {m.node.name: sessions[m.node.name] for m in fleet.alive()}
     addresses: dict[str, str] = {}
     for name, outcome in peer_address_outcomes(alive).items():
@@ -192,13 +231,15 @@ def _links(
             fleet.fail(name, outcome)
         else:
             addresses[name] = outcome
+    return addresses
 
-    def round_done(done: int, of: int) -> None:
-        on_progress("links", f"round {done + 1} of {of}", done / max(1, of))
 
-    links = measure_links(fleet, addresses, round_done)
+def _links(fleet: Fleet, addresses: Mapping[str, str], on_progress: Progress) -> list[LinkProfile]:
+    """The links between the nodes that are left."""
+
+    links = measure_links(fleet, addresses, _rounds("links", on_progress))
     on_progress("links", "measured", 1.0)
-    return [link for link in links if not {link.source, link.target} & set(fleet.failures)], addresses
+    return [link for link in links if not {link.source, link.target} & set(fleet.failures)]
 
 
 def _lines(
@@ -206,71 +247,15 @@ def _lines(
 ) -> list[LineProfile]:
     """The nodes' own lines. What is on one machine, by loopback, has no line in between."""
 
-    def round_done(done: int, of: int) -> None:
-        on_progress("lines", f"round {done + 1} of {of}", done / max(1, of))
-
     apart = {name: address for name, address in addresses.items() if not ip_address(address).is_loopback}
-    lines, reasons = measure_lines(fleet, apart, links, round_done)
+    lines, reasons = measure_lines(fleet, apart, links, _rounds("lines", on_progress))
     for name, reason in reasons.items():
         on_progress("lines", f"{name} left out: {reason}", 0.0)
     return lines
 
 
-def _shapes(workload: Workload, spec: WorkloadSpec, choices: Sequence[int]) -> list[ShapeProfile]:
-    """The workload's layers at the larger microbatch size of each choice."""
-    from skyctl.workload.costs import costs
-    from skyctl.workload.split import sizes
-
-    by_size: dict[int, tuple[LayerCosts, ...]] = {}
-    shapes = []
-    for microbatches in sorted(set(choices)):
-        size = sizes(spec.batch_size, microbatches)[0]
-        if size not in by_size:
-            by_size[size] = tuple(
-                LayerCosts(
-                    name=cost.name,
-                    signature=cost.signature,
-                    flops=float(cost.flops),
-                    state_bytes=float(cost.state_bytes),
-                    activation_bytes=float(cost.activation_bytes),
-                    output_bytes=float(cost.output_bytes),
-                    workspace_bytes=float(cost.workspace_bytes),
-                    deferred_bytes=float(cost.deferred_bytes),
-                )
-                for cost in costs(workload, size)
-            )
-        shapes.append(ShapeProfile(microbatch_size=size, microbatches=microbatches, layers=by_size[size]))
-    return shapes
-
-
-def _distinct(shapes: Sequence[ShapeProfile]) -> list[dict[str, Any]]:
-    """The first layer of each kind, in order, with its signature and needs by microbatch size."""
-    found: dict[int, dict[str, Any]] = {}
-    seen: set[tuple[int, str]] = set()
-    for shape in shapes:
-        size = shape.microbatch_size
-        for index, layer in enumerate(shape.layers):
-            if (size, layer.signature) in seen:
-                continue
-            seen.add((size, layer.signature))
-            empty = {"index": index, "name": layer.name, "flops": 0.0, "signatures": {}, "needs_bytes": {}}
-            entry = found.setdefault(index, empty)
-            entry["flops"] += layer.flops
-            entry["signatures"][str(size)] = layer.signature
-            entry["needs_bytes"][str(size)] = (
-                layer.state_bytes + layer.activation_bytes + layer.workspace_bytes + 2 * layer.output_bytes
-            )
-    return [found[index] for index in sorted(found)]
-
-
-def _kinds(shapes: Sequence[ShapeProfile], layers: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """By microbatch size: which of the distinct layers each layer of the model is like."""
-    found = {}
-    for shape in shapes:
-        size = str(shape.microbatch_size)
-        numbers = {row["signatures"][size]: n for n, row in enumerate(layers) if size in row["signatures"]}
-        found[size] = [numbers[layer.signature] for layer in shape.layers]
-    return found
+def _rounds(what: str, on_progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, of: on_progress(what, f"round {done + 1} of {of}", done / max(1, of))
 
 
 def _device_profiles(fleet: Fleet, shapes: Sequence[ShapeProfile]) -> list[DeviceProfile]:
@@ -358,6 +343,7 @@ def _node_profiles(
             memory_available_bytes=float(facts["memory_available_bytes"]),
             address=address,
             interface=None if address is None else interface_of(sessions[name], address),
+            skyctl=__version__,
         )
     return list(found.values())
 
