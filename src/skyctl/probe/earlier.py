@@ -93,21 +93,17 @@ class Known:
         ]
 
     def complete(self, members: Sequence[Member]) -> None:
-        """Puts what is known to what each process has measured."""
+        """Puts what is known to what each process has measured; what only kept others company goes."""
         for member in members:
             name = device_id(member.node.name, member.local)
-            known = self.rows.get(name, {})
-            lacking = self.lacking.get(name, known)
-            if not set(known) - set(lacking):
+            known, lacking = self.rows.get(name, {}), self.lacking.get(name)
+            if lacking is None:
                 continue
-            new = [
-                row
-                for row in member.measured["timings"]
-                if (row["signature"], row["microbatch_size"]) in lacking
-            ]
             old = [row.model_dump() for key, row in known.items() if key not in lacking]
+            measured = member.measured["timings"]
+            new = [row for row in measured if (row["signature"], row["microbatch_size"]) in lacking]
             member.measured = {**member.measured, "timings": [*old, *new]}
-            if not lacking:  # it has only waited: what it holds and handles once layers have run is known too
+            if old and not lacking:  # it has only waited: what layers leave behind is known too
                 source = self.sources[name]
                 member.measured |= {
                     "reserved_bytes": max(source.reserved_bytes, member.measured["reserved_bytes"]),
