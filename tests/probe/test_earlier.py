@@ -95,6 +95,7 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     layer = {"index": 0, "name": "l0", "signatures": {"2": "x"}, "needs_bytes": {"2": 1.0}}
     assert known.order("a/cpu:0", [layer]) == [{**layer, "known": [2]}]
     assert LayerTask.from_dict(known.order("a/cpu:0", [layer])[0]).known == {2}
+    assert not known.handles("a/cpu:0")
     waited = {"signature": "x", "microbatch_size": 2, "skipped": "there was no time for it"}
     them[0].measured = {"timings": [waited], "reserved_bytes": 1e8, "handling_s": 9.0}
     them[1].measured = {"timings": [], "reserved_bytes": 6e8, "handling_s": 9.0}
@@ -118,6 +119,7 @@ def test_what_one_device_of_a_machine_lacks_all_of_them_measure() -> None:
         device("c", p["c/cpu:0"], timing("x"), timing("y")),
     )
     known = known_timings(them, [had], [shape("x", "y")], "float32", NOW)
+    assert known.handles("a/cpu:0")
     assert known.lacking == {"a/cpu:0": {("y", 2)}, "b/cpu:0": {("y", 2)}, "c/cpu:0": set()}
     them[0].measured = {"timings": [timing("x", 0.5).model_dump(), timing("y", 0.5).model_dump()]}
     known.complete(them[:1])

@@ -214,7 +214,8 @@ def _measure(
         cap_gib = member.node.memory_gib
         order = {"op": "measure", "layers": layers, "kinds": kinds, "generic": generic}
         order |= {"budget_s": budget_s, "cap_s": cap_s}
-        order |= {"layers": known.order(device_id(member.node.name, member.local), layers)}
+        name = device_id(member.node.name, member.local)
+        order |= {"layers": known.order(name, layers), "handling": known.handles(name)}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     fleet.wait(members, ("measured", "timings"), cap_s, heard)
     for member in fleet.alive():

@@ -71,6 +71,7 @@ class Known:
 
     ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
     ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
+    ``handling``: whether what messages cost is measured, where not all is known.
     """
 
     prints: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +79,11 @@ class Known:
     sources: Mapping[str, DeviceProfile] = field(default_factory=dict)
     dates: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, Collection[Row]] = field(default_factory=dict)
+    handling: bool = True
+
+    def handles(self, name: str) -> bool:
+        """Whether that device measures what messages cost it."""
+        return self.handling and (not self.rows.get(name) or bool(self.lacking.get(name)))
 
     def order(self, name: str, layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The layers as that device is told to measure them: with the sizes at which each is ``known``."""
@@ -184,7 +190,7 @@ def costliest(then: Profile, microbatch_size: int, members: Sequence[Member]) ->
         if device.id in lacking and timings:
             worst = max(timings, key=lambda t: (t.forward_s or 0.0) + (t.backward_s or 0.0))
             lacking[device.id] = [(worst.signature, microbatch_size)]
-    return Known(prints, lacking=lacking)
+    return Known(prints, lacking=lacking, handling=False)
 
 
 def known_links(

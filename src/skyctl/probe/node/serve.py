@@ -118,9 +118,11 @@ class _Server:
                 result["flops_per_s"] = self._generic(0.5, cap_s, told=True)
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
-        self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
-        beside = handling.measure(self._quota["cpus"] if self._quota else None)
-        self._channel.send(result | {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s})
+        if order.get("handling", True):
+            self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
+            beside = handling.measure(self._quota["cpus"] if self._quota else None)
+            result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
+        self._channel.send(result)
         while not self._stop_came(None):  # past the cap, the order to stop is still to come
             pass
 
