@@ -46,7 +46,7 @@ def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int) -> d
     folder, skyctl = bench.folder, bench.skyctl
     sizes = ("--batch-size", job["batch"], "--microbatches", job["microbatches"])
     skyctl("check")
-    skyctl("probe", job["workload"], *sizes)
+    skyctl("probe", job["workload"], *sizes, "--refresh")
     out = folder / "compared"
     compared = skyctl("compare", job["workload"], *sizes, "--measure", "--steps", steps, "-o", out)
     plan = folder / "one.plan.json"

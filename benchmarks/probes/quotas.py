@@ -30,7 +30,7 @@ def quotas() -> Iterator[dict[str, Any]]:
     nodes = "".join(f"  - {{name: {n}, cpus: {cpus}, memory_gib: 2}}\n" for n, cpus in QUOTAS.items())
     with lab("nodes:\n" + nodes) as bench:
         for run in range(RUNS):
-            profile = bench.skyctl("probe", *WORKLOAD)
+            profile = bench.skyctl("probe", *WORKLOAD, "--refresh")
             times = _layer_seconds(profile)
             errors: list[float] = [
                 times[a][layer] / times[b][layer] / (QUOTAS[b] / QUOTAS[a]) - 1
@@ -57,7 +57,7 @@ def busy() -> Iterator[dict[str, Any]]:
         for loaded in (True, False):
             spinner = _spin(bench, "eaten") if loaded else None
             try:
-                profile = bench.skyctl("probe", *WORKLOAD)
+                profile = bench.skyctl("probe", *WORKLOAD, "--refresh")
             finally:
                 if spinner is not None:
                     spinner.communicate()

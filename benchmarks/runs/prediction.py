@@ -130,7 +130,7 @@ def _case(bench: Bench, cluster: str, name: str, source: str, readings: Readings
     sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     path = bench.folder / "plan.json"
     readings.take()
-    bench.skyctl("probe", source, *sizes)
+    bench.skyctl("probe", source, *sizes, "--refresh")
     readings.take()
     bench.skyctl("plan", source, *sizes, "-o", path)
     made = json.loads(path.read_text())

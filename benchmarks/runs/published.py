@@ -110,7 +110,7 @@ def published() -> Iterator[dict[str, Any]]:
 def _step_s(bench: Bench, microbatches: int | None, *how: object) -> dict[str, Any]:
     source, path = bench.folder / "train.py", bench.folder / "plan.json"
     sizes = ["--batch-size", BATCH, *([] if microbatches is None else ["--microbatches", microbatches])]
-    bench.skyctl("probe", source, *sizes)
+    bench.skyctl("probe", source, *sizes, "--refresh")
     bench.skyctl("plan", source, *sizes, *how, "-o", path)
     made = json.loads(path.read_text())
     run = bench.skyctl("launch", path, "--steps", STEPS)

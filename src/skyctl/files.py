@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
@@ -222,6 +222,18 @@ class RunPaths:
         return self.folder / f".trace-{rank}.json"
 
 
+def run_folder(run: str) -> Path:
+    """The folder of a run that the user named by its id, or by its folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    for folder in (Path(run), RunPaths(run).folder):
+        if folder.is_dir():
+            return folder
+    raise InputError(f"there is no run {run!r}", hint=f"runs are kept in {home() / 'runs'}")
+
+
 def comparison_folder() -> Path:
     """Where a comparison goes that the user gave no folder for: a new one of its own (not made here)."""
     return home() / "comparisons" / new_run_id()
@@ -237,8 +249,12 @@ def profile_folder(cluster_name: str) -> Path:
     return home() / "profiles" / safe_name(cluster_name)
 
 
-def save_profile(profile: Profile) -> Path:
-    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``."""
+def save_profile(profile: Profile, *, replaces: Path | None = None) -> Path:
+    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``.
+
+    Args:
+        replaces: the kept file that it was made from, which goes once the new one is there.
+    """
     folder = make_private(profile_folder(profile.cluster))
     kept = sorted(folder.glob("*.json"))
     stamp = new_run_id()
@@ -246,7 +262,9 @@ def save_profile(profile: Profile) -> Path:
         # Within one second, or the clock was set back: the newest must still sort last.
         stamp = f"{kept[-1].stem}~"
     path = write_atomic(folder / f"{stamp}.json", profile.to_json())
-    for old in [*kept, path][:-PROFILES_KEPT]:
+    superseded = [old for old in kept if old == replaces]
+    kept = [old for old in kept if old != replaces]
+    for old in [*superseded, *[*kept, path][:-PROFILES_KEPT]]:
         with contextlib.suppress(OSError):
             old.unlink()
     return path
@@ -256,16 +274,25 @@ def newest_profile(
     cluster_name: str, fits: Callable[[Profile], bool] | None = None
 ) -> tuple[Path, Profile] | None:
     """The newest profile of that cluster that can be read and ``fits``, and where it lies; or None."""
+    found = (one for one in _profiles(cluster_name) if fits is None or fits(one[1]))
+    return next(found, None)
+
+
+def recent_profiles(cluster_name: str) -> list[Profile]:
+    """The profiles of that cluster that are kept and can be read, newest first."""
+    return [profile for _, profile in _profiles(cluster_name)]
+
+
+def _profiles(cluster_name: str) -> Iterator[tuple[Path, Profile]]:
     from skyctl.records.profile import Profile
 
     folder = profile_folder(cluster_name)
     if not folder.is_dir():
-        return None
+        return
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             profile = read_record(Profile, path)
         except InputError:
             continue
-        if profile.cluster == cluster_name and (fits is None or fits(profile)):
-            return path, profile
-    return None
+        if profile.cluster == cluster_name:
+            yield path, profile

@@ -21,7 +21,8 @@ for folder in sys.argv[1:]:
     open(folder + "/cgroup.procs", "w").write("0")
 import torch
 torch.set_num_threads(1)
-from skyctl.probe.node import facts, layers
+from skyctl.device import facts
+from skyctl.probe.node import layers
 from skyctl.workload.workload import load, make_spec
 layers.MIN_PERIODS = 8
 gpt = load(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from skyctl.device import pace
-from skyctl.probe.node import facts
+from skyctl.device import facts, pace
 from skyctl.probe.node.clock import Meter
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.probe.node.cgroup import read_limits
+from skyctl.device.cgroup import read_limits
 
 MIB = 1 << 20
 

@@ -80,7 +80,7 @@ def _torch(devices: list[str] | None) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from skyctl.probe.node.facts import accelerators
+    from skyctl.device.facts import accelerators
 
     gloo = dist.is_available() and dist.is_gloo_available()
     there = [{**found, "memory_bytes": _card_bytes(torch, found["id"])} for found in accelerators()]
@@ -122,7 +122,7 @@ def _fault_of(torch: Any, device: str) -> str | None:
 def _facts(cache: Path) -> dict[str, Any]:
     import platform
 
-    from skyctl.probe.node.cgroup import read_limits
+    from skyctl.device.cgroup import read_limits
 
     limits = read_limits()
     total = available = None

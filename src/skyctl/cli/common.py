@@ -216,7 +216,9 @@ def fail(out: Output, error: SkyctlError | str, code: int, *, hint: str | None =
     if out.as_json and not out.has_document:
         node = known.node if isinstance(known, NodeError) else None
         document = {"message": known.message, "hint": known.hint, "log": known.log, "node": node}
-        out.json({"error": {**document, "exit_code": code}})
+        changes = getattr(known, "changes", None)  # a table of differences, where there is one
+        more = {} if changes is None else {"changes": changes}
+        out.json({"error": {**document, "exit_code": code, **more}})
 
 
 def _exit_code(exc: BaseException) -> int:

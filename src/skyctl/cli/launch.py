@@ -56,6 +56,7 @@ def launch(
     validate_every: training.ValidateEveryOption = None,
     validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
     trace: training.TraceOption = False,
+    ignore_changes: training.IgnoreChangesOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -64,12 +65,14 @@ def launch(
 ) -> None:
     """Train on the cluster. A bare workload is probed and planned first.
 
+    A plan whose devices, versions or free memory are no longer as measured is refused (exit 5).
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
     from skyctl.cli.show_off import show_off
     from skyctl.cli.watching import watcher
     from skyctl.control.connect import connected, need_all
+    from skyctl.control.learning import keep
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions, run_plan
     from skyctl.files import write_atomic
@@ -135,7 +138,7 @@ def launch(
     if dry_run:
         _show_dry_run(out, given, target, request, steps, trace=trace)
         return
-    run = RunOptions(steps=steps, trace=trace)
+    run = RunOptions(steps=steps, trace=trace, ignore_changes=ignore_changes)
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress) as links,
@@ -144,6 +147,7 @@ def launch(
         made = given or _make_plan(out, progress, target, links, request, loaded, choice)
         watch = watcher(out, progress, yes=yes)
         done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
+    seen = keep(target.cluster.name, made, loaded.digest, done)
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
@@ -151,6 +155,8 @@ def launch(
     if done.trace is not None:
         out.line(f"trace: {done.trace}")
     out.note(f"run: {paths.folder}")
+    if seen is not None:
+        out.note(seen)
     out.json(done)
 
 
@@ -278,7 +284,7 @@ def _make_plan(
     loaded: Workload,
     choice: PlanOptions,
 ) -> Plan:
-    """Probes (nothing older is trusted for a bare workload) and plans."""
+    """Probes (what earlier probes say that still holds is taken over) and plans."""
     from skyctl.cli.show_links import show_link_dtypes
     from skyctl.cli.show_plan import show_plan
     from skyctl.control.planning import plan_profile
@@ -286,6 +292,7 @@ def _make_plan(
 
     profile, _ = probe_cluster(target.cluster, links, request, loaded, progress, progress.node)
     progress("planning")
+    training.say_taken_over(out, profile)
     training.warn_left_out(out, profile, target.cluster)
     made = plan_profile(profile, choice, request.ref(loaded))
     show_plan(out, made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,10 +54,14 @@ def plan(
     time_limit: training.TimeLimitOption = 30.0,
     whole_blocks: training.WholeBlocksOption = False,
     export: training.ExportOption = None,
+    from_run: training.FromRunOption = None,
+    no_learn: training.NoLearnOption = False,
     output: common.OutputOption = None,
     dry_run: common.DryRunOption = False,
 ) -> None:
     """Assign layers to devices, from the newest profile that fits cluster and workload.
+
+    What runs have seen since the probe counts more than the probe's figures (see --no-learn).
 
     Prints who holds what and how sure that is (the certificate); -o writes the plan for `skyctl launch`.
     --export prints the stages for another trainer instead, alone on stdout (with --json: as the document).
@@ -77,6 +82,7 @@ def plan(
         whole_blocks=whole_blocks,
         named=export is not None,
         link_dtype=training.link_dtypes_of(link_dtype),
+        learn=not no_learn,
     )
     if export is not None:
         training.one_of("--export", export, training.TRAINERS)
@@ -87,7 +93,10 @@ def plan(
         progress("searching")
         began = time.perf_counter()
         if problem is not None:
-            made = _offline(problem, options, pins, forbidden=(workload, limit, profile))
+            made = _offline(problem, options, pins, forbidden=(workload, limit, profile, from_run))
+        elif workload is not None and from_run is not None:
+            _refuse(f"--from-run {from_run}", ("--limit", "--profile"), (limit, profile))
+            made = _from_run(out, workload, from_run, options, pins)
         elif workload is not None:
             request = {
                 "batch_size": batch_size,
@@ -149,10 +158,40 @@ def _offline(
     from skyctl.files import read_record
     from skyctl.records.problem import Problem
 
-    for flag, value in zip(("a workload", "--limit", "--profile"), forbidden, strict=True):
-        if value is not None:
-            raise InputError(f"{flag} does not go with --problem {path}: the file says it all")
+    _refuse(f"--problem {path}", ("a workload", "--limit", "--profile", "--from-run"), forbidden)
     return plan_best([override(read_record(Problem, path), options, *pins)], options)
+
+
+def _refuse(beside: str, flags: Sequence[str], given: Sequence[object]) -> None:
+    for flag, value in zip(flags, given, strict=True):
+        if value is not None:
+            raise InputError(f"{flag} does not go with {beside}, which says it all")
+
+
+def _from_run(
+    out: Output, workload: str, run: str, options: PlanOptions, pins: tuple[str | None, str | None]
+) -> Plan:
+    """From the problem that a run's plan answered, and what was seen there."""
+    from skyctl.control.learning import steady
+    from skyctl.control.planning import plan_run
+    from skyctl.files import read_record, run_folder
+    from skyctl.records.measurement import Measurement
+    from skyctl.records.plan import Plan
+
+    folder = run_folder(run)
+    had = read_record(Plan, folder / "plan.json", hint="give the folder of a run, or its id")
+    done = read_record(
+        Measurement, folder / "measurement.json", hint="that run did not end well: take one that did"
+    )
+    source = had.workload.source if had.workload is not None else "a problem file"
+    if source != workload:
+        raise InputError(f"run {done.run_id} trained {source}, not {workload}")
+    if not steady(done):
+        out.warn(f"run {done.run_id} was disturbed: its steps' p90 is far above their p10")
+    made, words = plan_run(had, done, options, *pins)
+    for text in words:
+        out.note(f"as seen in run {done.run_id}: {text}")
+    return made
 
 
 def _from_profile(
@@ -164,6 +203,7 @@ def _from_profile(
     pins: tuple[str | None, str | None],
     request: dict[str, Any],
 ) -> Plan:
+    from skyctl.control.fitting import learned
     from skyctl.control.planning import plan_profile
     from skyctl.control.probing import find_profile
 
@@ -178,4 +218,8 @@ def _from_profile(
         last_stage=training.nodes_of(target.cluster, pins[1]),
         only_nodes=[node.name for node in target.cluster.nodes],
     )
-    return plan_profile(found, options, asked.ref(loaded))
+    made = plan_profile(found, options, asked.ref(loaded))
+    if options.learn:
+        for text in learned(found, made.problem.microbatches).words:
+            out.note(text)
+    return made

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from skyctl.cli import common, training
+from skyctl.cli import common, rechecking, training
 from skyctl.cli.common import Output, command
+from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.probe.links import How
@@ -41,6 +42,13 @@ def probe(
     random_inputs: training.RandomInputsOption = False,
     links: LinksOption = None,
     plot: PlotOption = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Look whether the newest profile still holds; exit 5 where not."),
+    ] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure everything, also what is known from earlier probes.")
+    ] = False,
     output: common.OutputOption = None,
     dry_run: common.DryRunOption = False,
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
@@ -48,6 +56,7 @@ def probe(
 ) -> int | None:
     """Measure devices, links and (given a workload) its distinct layers on every device.
 
+    What an earlier probe measured on the same machines still holds and is not measured again (--refresh).
     The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
     the others are in the profile all the same.
     """
@@ -60,6 +69,10 @@ def probe(
     common.check_output(output)
     check_plot(plot)
     how = None if links is None else cast("How", training.one_of("--links", links, LINKS))
+    if quick and (refresh or output is not None):
+        raise InputError(
+            f"--quick does not go with {'--refresh' if refresh else '-o'}: it measures no profile"
+        )
     target = common.load_target(cluster, limit)
     request = loaded = None
     if workload is not None:
@@ -84,18 +97,28 @@ def probe(
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
     )
+    if quick:
+        return rechecking.quick(out, target, options, request, loaded)
     with (
         out.progress("probe") as progress,
         connected(target.cluster.nodes, options, progress) as sessions,
     ):
         profile, path = probe_cluster(
-            target.cluster, sessions, request, loaded, progress, progress.node, how_links=how
+            target.cluster,
+            sessions,
+            request,
+            loaded,
+            progress,
+            progress.node,
+            how_links=how,
+            refresh=refresh,
         )
     if output is not None:
         write_atomic(output, profile.to_json(), mode=None)
     show_profile(out, profile)
     say_links(out, profile, how, plot)
     training.warn_unsteady(out, profile)
+    training.say_taken_over(out, profile)
     for failure in profile.failures:
         hint = f" ({failure.hint})" if failure.hint else ""
         out.warn(f"{failure.node} was not measured: {failure.error}{hint}")

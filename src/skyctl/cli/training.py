@@ -93,6 +93,25 @@ TraceOption = Annotated[
     bool,
     typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
 ]
+FromRunOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-run",
+        metavar="RUN",
+        help="Plan again what that run (its id, or its folder) trained, from what was seen there.",
+    ),
+]
+NoLearnOption = Annotated[
+    bool,
+    typer.Option("--no-learn", help="Plan from the probe alone, not from what runs have seen."),
+]
+IgnoreChangesOption = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-changes",
+        help="Train even where devices, versions or memory are not what they were when measured.",
+    ),
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
 ]
@@ -240,6 +259,15 @@ def warn_unsteady(out: Output, profile: Profile) -> None:
             )
     for name, note in condition_notes(profile):
         out.warn(f"{name}: {note}")
+
+
+def say_taken_over(out: Output, profile: Profile) -> None:
+    """Says what of a new profile was measured by an earlier probe."""
+    from skyctl.probe.earlier import taken_over
+
+    words = taken_over(profile)
+    if words:
+        out.note(f"{'; '.join(words)} (--refresh measures them again)")
 
 
 def warn_left_out(out: Output, profile: Profile, cluster: Cluster) -> None:

@@ -51,6 +51,7 @@ def watcher(
         step=step,
         log=log,
         note=lambda text: out.note(f"{prefix}{text}"),
+        warn=lambda text: out.warn(f"{prefix}{text}"),
         interrupted=interrupted,
     )
 

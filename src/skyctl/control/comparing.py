@@ -52,7 +52,7 @@ class Comparing:
             except InputError:
                 if given is not None:
                     raise
-        return probe_cluster(self.cluster, links, self.request, self.workload, on_progress)[0]
+        return probe_cluster(self.cluster, links, self.request, self.workload, on_progress, refresh=fresh)[0]
 
     def measured(
         self, outcomes: list[Outcome], links: Connected, watcher_for: Callable[[str], Watcher]

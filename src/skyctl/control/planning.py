@@ -9,7 +9,10 @@ from itertools import pairwise
 
 from pydantic import ValidationError
 
+from skyctl.control.changes import machines
 from skyctl.control.choosing import AUTO, Chooser, ScheduleChoice, promising_first, with_schedule
+from skyctl.control.fitting import learned
+from skyctl.control.learning import from_run
 from skyctl.control.linking import LinkChoice, with_link_dtypes
 from skyctl.control.problem import BROKEN_LATENCY_S, build_problem, measured_workload
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
@@ -17,6 +20,7 @@ from skyctl.planner.api import assigned, plan
 from skyctl.planner.blocks import parts, whole_blocks
 from skyctl.planner.unused import PROVED
 from skyctl.records.base import describe
+from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Problem
 from skyctl.records.profile import Profile
@@ -31,7 +35,8 @@ class PlanOptions:
     what was measured is ``auto`` (see ``choosing``).
 
     ``assign``: the user's own ranges, (device or node, start, stop) in pipeline order. ``whole_blocks``: cut
-    between blocks only. ``named``: the layers' names must say what each is, before any search.
+    between blocks only. ``named``: the layers' names must say what each is, before any search. ``learn``: use
+    what runs have seen since the probe.
     """
 
     strategy: str = "optimal"
@@ -46,6 +51,7 @@ class PlanOptions:
     whole_blocks: bool = False
     named: bool = False
     link_dtype: Sequence[LinkChoice] = ()
+    learn: bool = True
 
 
 def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
@@ -66,6 +72,8 @@ def problems(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for microbatches in wanted
     ]
+    if options.learn:
+        made = [learned(profile, problem.microbatches).seen.applied(problem) for problem in made]
     made = [problem.model_copy(update={"recompute": True}) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
@@ -80,7 +88,34 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
     if options.schedule is None:
         options = replace(options, schedule=AUTO)
     best = plan_best(problems(profile, options), options)
-    return best.model_copy(update={"workload": workload}) if workload is not None else best
+    known = machines(profile, [device.id for device in best.problem.devices])
+    return best.model_copy(update={"workload": workload or best.workload, "machines": known})
+
+
+def plan_run(
+    plan: Plan,
+    done: Measurement,
+    options: PlanOptions,
+    pin_first: str | None = None,
+    pin_last: str | None = None,
+) -> tuple[Plan, list[str]]:
+    """The best plan of the problem that a run's plan answered, with what the run saw; and that in words.
+
+    Raises:
+        InputError: the run was too short, or another number of microbatches is asked for.
+    """
+    had = plan.problem.microbatches
+    if options.microbatches not in (None, had):
+        raise InputError(
+            f"run {done.run_id} had {had} microbatches a step: its figures say nothing of "
+            f"{options.microbatches}",
+            hint="leave --from-run out: a plan from the profile uses what runs have seen, too",
+        )
+    if options.schedule is None:
+        options = replace(options, schedule=AUTO)
+    problem, words = from_run(plan, done)
+    best = plan_best([override(problem, options, pin_first, pin_last)], options)
+    return best.model_copy(update={"workload": plan.workload, "machines": plan.machines}), words
 
 
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from skyctl.control.connect import Connected, need_all
 from skyctl.control.request import Request, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
-from skyctl.files import newest_profile, read_record, save_profile
+from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
 from skyctl.records.cluster import Cluster, Node, device_id
-from skyctl.records.profile import NodeFailure, Profile
+from skyctl.records.profile import NodeFailure, Observation, Profile
 
 if TYPE_CHECKING:
     from skyctl.probe.links import How
-    from skyctl.workload.workload import Workload
+    from skyctl.workload.workload import Workload, WorkloadSpec
 
 
 def probe_cluster(
@@ -29,12 +29,14 @@ def probe_cluster(
     on_node: Callable[[str, str, float], None] | None = None,
     *,
     how_links: How | None = None,
+    refresh: bool = False,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
 
     Args:
         on_node: a node's name, what it is at, and how much is done (below 0: it failed, and why); default:
             ``on_progress`` in words.
+        refresh: measure everything, also what earlier profiles still say.
 
     Raises:
         NodeError: no node could be measured at all.
@@ -43,30 +45,50 @@ def probe_cluster(
 
     if not links.sessions:
         need_all(links.failures)
-    spec = None
-    told: dict[str, dict[str, Any]] = {}
-    if request is not None:
-        # Layers are timed on made-up inputs: data() is for the nodes that train on it, and on those only.
-        spec = replace(request.spec, random_inputs=True, data_path=None)
-        on_progress("shipping the workload")
-        told = send_workload(spec, links.sessions, with_data=())
+    spec, told = ship_timed(request, links, on_progress)
+    earlier = recent_profiles(cluster.name)
     profile = probe(
         cluster,
         {**links.sessions, **links.failures},
         workload,
         spec,
         request.choices() if request is not None else [],
-        on_node or (lambda node, what, share: on_progress(f"{node}: {what}" + _percent(share))),
+        on_node or progress_words(on_progress),
         node_specs=told,
         how_links=how_links,
+        earlier=[] if refresh else earlier,
     )
     if not profile.devices:
         raise _nobody(list(profile.failures))
+    if earlier:
+        profile = profile.model_copy(update={"observations": _still_seen(earlier[0].observations, profile)})
     return profile, save_profile(profile)
 
 
-def _percent(share: float) -> str:
-    return f" {share:.0%}" if share > 0 else ""
+def ship_timed(
+    request: Request | None, links: Connected, on_progress: Callable[[str], None]
+) -> tuple[WorkloadSpec | None, dict[str, dict[str, Any]]]:
+    """Ships a workload whose layers are to be timed; its description, here and by node."""
+    if request is None:
+        return None, {}
+    # Layers are timed on made-up inputs: data() is for the nodes that train on it, and on those only.
+    spec = replace(request.spec, random_inputs=True, data_path=None)
+    on_progress("shipping the workload")
+    return spec, send_workload(spec, links.sessions, with_data=())
+
+
+def progress_words(on_progress: Callable[[str], None]) -> Callable[[str, str, float], None]:
+    """What the probe says of each node, as one line of text."""
+    return lambda node, what, share: on_progress(f"{node}: {what}" + (f" {share:.0%}" if share > 0 else ""))
+
+
+def _still_seen(observations: Sequence[Observation], profile: Profile) -> tuple[Observation, ...]:
+    """What runs saw, but not of devices whose layers of the same workload have been measured since."""
+    digest = None if profile.workload is None else profile.workload.digest
+    new = {device.id for device in profile.devices if device.measured == profile.created}
+    return tuple(
+        one for one in observations if one.target is not None or one.digest != digest or one.device not in new
+    )
 
 
 def find_profile(

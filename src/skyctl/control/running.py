@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skyctl.compare.stats import quantiles
+from skyctl.control.changes import Facts, of_plan, refuse, table
 from skyctl.control.explaining import explained, with_early_word
 from skyctl.control.request import Request, send_workload
 from skyctl.control.tracing import write_trace
@@ -25,11 +26,15 @@ from skyctl.remote.session import Session
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long to train and what to keep. ``trace``: record what every rank does when."""
+    """How long to train and what to keep. ``trace``: record what every rank does when.
+
+    ``ignore_changes``: train on a cluster that is not what the plan was made for, too.
+    """
 
     steps: int = 10
     weights: bool = True
     trace: bool = False
+    ignore_changes: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 
@@ -45,7 +50,7 @@ def run_plan(
 
     Raises:
         InputError: the plan's stages don't fit its problem.
-        MismatchError: the plan names devices that the cluster does not have.
+        MismatchError: the plan names devices that the cluster does not have, or the cluster has changed.
         RunError: a rank failed; its logs stay in the run's folder.
     """
     check_fits(plan, cluster)
@@ -63,7 +68,13 @@ def run_plan(
             done = measurement(paths.run_id, plan, specs, run.collected, quantiles, weights, play)
             return explained(play, done)
 
-        run = Run(paths, specs, sessions, with_early_word(watcher, figures), options.deadlines)
+        def check(facts: Mapping[int, Facts]) -> None:
+            if not options.ignore_changes:
+                refuse(plan, facts)
+            elif found := of_plan(plan, facts):
+                watcher.warn("the cluster is not what the plan was made for:\n" + "\n".join(table(found)))
+
+        run = Run(paths, specs, sessions, with_early_word(watcher, figures), options.deadlines, check)
         run.start()
         run.watch(plan.predicted.iteration_s)
         watcher.phase("gathering the trained weights")

@@ -48,6 +48,7 @@ class Watcher:
     step: Callable[[Progress], None] = lambda _progress: None
     log: Callable[[RankSpec, str], None] = lambda _rank, _text: None
     note: Callable[[str], None] = lambda _text: None
+    warn: Callable[[str], None] = lambda _text: None
     interrupted: Callable[[], str] = lambda: "stop"
 
 

@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,9 @@ TAIL_LINES = 6
 
 FIRST_CAUSE_GRACE_S = 1.5
 """How long after the first failure others may still report one that came earlier or says more."""
+
+Check = Callable[[Mapping[int, Mapping[str, Any]]], None]
+"""Told by rank what each found where it was sent; raises where the plan does not go with that."""
 
 INTERRUPT = -1
 TICK_S = 0.5
@@ -84,8 +87,10 @@ class Run:
         sessions: Mapping[str, Session],
         watcher: Watcher,
         deadlines: Deadlines | None = None,
+        check: Check = lambda _facts: None,
     ) -> None:
         self.paths = paths
+        self._check = check
         self.specs = specs
         self.sessions = sessions
         self.watcher = watcher
@@ -102,6 +107,7 @@ class Run:
         """Starts every rank and brings the pairs together; returns when all are ready and told to go.
 
         Raises:
+            MismatchError: what the ranks found is not what the plan was made for.
             RunError: a rank failed or fell silent.
         """
         self.watcher.phase(f"starting {len(self.specs)} ranks")
@@ -114,9 +120,16 @@ class Run:
             self._ranks.append(rank)
             threading.Thread(target=self._pump, args=(rank,), daemon=True, name=task.name).start()
         unready = set(range(len(self._ranks)))
+        facts: dict[int, Mapping[str, Any]] = {}
         while unready:
             rank, event = self._next()
-            if event.get("event") == "listening":
+            if event.get("event") == "facts":
+                facts[rank.spec.rank] = event
+                if len(facts) == len(self._ranks):
+                    self._check(facts)
+                    for told in self._ranks:
+                        told.task.send({"op": "build"})
+            elif event.get("event") == "listening":
                 peer = self._ranks[rank.spec.rank + 1]
                 peer.task.send({"op": "connect", "host": event["address"], "port": event["port"]})
             elif event.get("event") == "ready":

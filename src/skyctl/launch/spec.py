@@ -108,6 +108,7 @@ def rank_specs(
             "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, index),
             "trace": trace,
+            "facts": True,
         }
         ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
     return ranks

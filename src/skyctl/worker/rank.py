@@ -2,6 +2,8 @@
 
 ::
 
+    rank → {"event": "facts", …}                          with ``facts`` in its payload: see ``facts.found``
+    → rank {"op": "build"}                                then only does it build anything
     rank → {"event": "listening", "port", "address"}      a rank with a successor: it serves the pair's store
     → rank {"op": "connect", "host", "port"}              to the rank that comes after
     rank → {"event": "ready"}                             built and connected

@@ -20,6 +20,7 @@ from skyctl.transport import clocks
 from skyctl.transport.pair import Pair, address_towards
 from skyctl.worker.clipping import Neighbour, clipping
 from skyctl.worker.executor import Executor, Ports, StepReport
+from skyctl.worker.facts import found
 from skyctl.worker.failures import explained
 from skyctl.worker.feed import Feed
 from skyctl.worker.machine import peak_memory_bytes, use_device
@@ -69,9 +70,14 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Everything, in order; what ``rank.main`` returns."""
         threading.Thread(target=self.beat, daemon=True, name="beat").start()
-        self.device = use_device(self.payload["device"])
         if self.payload.get("threads"):
             torch.set_num_threads(int(self.payload["threads"]))
+        if self.payload.get("facts"):
+            self.phase = "telling what is here"
+            self.channel.send(found(self.payload["device"]))
+            self._expect("build")
+            self.phase = "build"
+        self.device = use_device(self.payload["device"])
         spec = WorkloadSpec.from_dict(self.payload["workload"])
         torch.manual_seed(spec.seed)
         self.recipe = Recipe.from_dict(

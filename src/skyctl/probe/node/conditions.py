@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from skyctl.probe.node.cgroup import read_limits
+from skyctl.device.cgroup import read_limits
 from skyctl.probe.node.stretches import scheduled
 
 PROC_STAT = Path("/proc/stat")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from skyctl.probe.node.cgroup import read_limits
+from skyctl.device.cgroup import read_limits
 
 MOST_S = 5.0
 SIDE = 192

@@ -39,20 +39,23 @@ MIN_PERIODS = 25
 class LayerTask:
     """One distinct layer, the first of its kind, at the microbatch sizes to measure.
 
-    ``signatures`` and ``needs_bytes`` (what running it takes) are by microbatch size.
+    ``signatures`` and ``needs_bytes`` (what running it takes) are by microbatch size. ``known``: sizes at
+    which it is only run as company for others.
     """
 
     index: int
     name: str
     signatures: dict[int, str]
     needs_bytes: dict[int, float]
+    known: frozenset[int] = frozenset()
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> LayerTask:
         """From the launcher's JSON, whose keys are strings."""
         signatures = {int(size): str(signature) for size, signature in raw["signatures"].items()}
         needs = {int(size): float(needed) for size, needed in raw["needs_bytes"].items()}
-        return cls(int(raw["index"]), str(raw["name"]), signatures, needs)
+        known = frozenset(int(size) for size in raw.get("known", ()))
+        return cls(int(raw["index"]), str(raw["name"]), signatures, needs, known)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class LayerBench:
 
     def _unsteady(self, tasks: Sequence[LayerTask]) -> set[tuple[int, int]]:
         """(layer index, microbatch size) of those whose mean is not known well enough yet."""
-        keys = {(task.index, size) for task in tasks for size in task.needs_bytes}
+        keys = {(task.index, size) for task in tasks for size in set(task.needs_bytes) - task.known}
         by_cpu = self.stretch() is not None
         return {
             key
@@ -186,7 +189,7 @@ class LayerBench:
             wanted = [
                 (number, task.index)
                 for number, task in enumerate(tasks)
-                if size in task.needs_bytes and self._fits(task, size)
+                if size in task.needs_bytes and size not in task.known and self._fits(task, size)
             ]
             chosen = [Window(index, index + 1, (number,)) for number, index in wanted]
             if kinds is not None and self.meter.on_cpu:

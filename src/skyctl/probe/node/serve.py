@@ -23,9 +23,10 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 import torch  # noqa: E402 - the filter must come first
 
+from skyctl.device import facts  # noqa: E402
 from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
-from skyctl.probe.node import compute, conditions, facts, handling, line, link  # noqa: E402
+from skyctl.probe.node import compute, conditions, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -149,9 +150,11 @@ class _Server:
         result["watched"] = watch.read() | {"left_out_s": left_out_s, "card": self.card}
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
-        self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
-        beside = handling.measure(self._quota["cpus"] if self._quota else None)
-        self._channel.send(result | {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s})
+        if order.get("handling", True):
+            self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
+            beside = handling.measure(self._quota["cpus"] if self._quota else None)
+            result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
+        self._channel.send(result)
         while not self._stop_came(None):  # past the cap, the order to stop is still to come
             pass
 

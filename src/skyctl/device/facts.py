@@ -1,4 +1,4 @@
-"""What a node is: versions, processors, memory, devices. Task: ``skyctl.probe.node.facts``.
+"""What a node is: versions, processors, memory, devices. Task: ``skyctl.device.facts``.
 
 A figure that can't be had is None, and ``notes`` says why.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from skyctl.device.cgroup import Limits, read_limits
 from skyctl.errors import SkyctlError
-from skyctl.probe.node.cgroup import Limits, read_limits
 
 
 def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:  # noqa: ARG001 - the task interface

@@ -1,0 +1,151 @@
+"""What runs have seen since the probe, put to the problem that is planned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from skyctl.control.problem import shape_of
+from skyctl.records.problem import LayerTimes, Problem
+from skyctl.records.profile import Observation, Profile
+
+UNSTEADY = 1.5
+"""A run whose steps' p90 is more than so many times their p10 was disturbed: kept, not used."""
+CARRIED = 0.5
+"""Part of a message's time that its bytes must have taken for a rate to be told from it."""
+
+Pair = tuple[str, str]
+Words = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What to change of a problem: by device how many times its layers' seconds, by link another rate."""
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[Pair, float] = field(default_factory=dict)
+
+    def applied(self, problem: Problem) -> Problem:
+        """The problem with them."""
+        times = {name: _scaled(known, self.factors.get(name, 1.0)) for name, known in problem.times.items()}
+        links = tuple(
+            link.model_copy(update={"bandwidth_bytes_per_s": self.rates[link.source, link.target]})
+            if (link.source, link.target) in self.rates
+            else link
+            for link in problem.links
+        )
+        return problem.model_copy(update={"times": times, "links": links})
+
+
+def _scaled(times: LayerTimes, factor: float) -> LayerTimes:
+    if factor == 1.0:
+        return times
+    return LayerTimes(
+        **{name: value and tuple(factor * s for s in value) for name, value in dict(times).items()}
+    )
+
+
+def spread_words(one: Observation) -> str:
+    return f"its steps' p90 is {one.spread:.1f} times their p10"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a profile's observations say at one microbatch size, and in words what comes from which run."""
+
+    seen: Seen = Seen()
+    words: tuple[str, ...] = ()
+
+
+def learned(profile: Profile, microbatches: int) -> Learned:
+    """From observations of the profile's workload that are newer than the probe's figures for the same.
+
+    A size that no run has used takes what was seen of the device at another size: else sizes that were never
+    tried would always look better, or worse, than those that were.
+    """
+    if profile.workload is None or not profile.observations:
+        return Learned()
+    size = shape_of(profile, microbatches).microbatch_size
+    mine = [one for one in profile.observations if one.digest == profile.workload.digest]
+    factors, words = _devices(profile, mine, size)
+    rates, link_words = _links(profile, mine)
+    ignored = [one for one in mine if one.spread > UNSTEADY and _newer(one, _probed(profile, one))]
+    said = [f"as seen in run {run}: {', '.join(parts)}" for run, parts in _by_run(words + link_words).items()]
+    said += [
+        f"run {run} was disturbed ({spread_words(one)}): not used"
+        for run, one in {one.run_id: one for one in ignored}.items()
+    ]
+    return Learned(Seen(factors, rates), tuple(said))
+
+
+def _by_run(words: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for run, text in words:
+        found.setdefault(run, []).append(text)
+    return found
+
+
+def _devices(
+    profile: Profile, observations: Sequence[Observation], size: int
+) -> tuple[dict[str, float], Words]:
+    """By device, measured ÷ probed; and (run, words)."""
+    factors: dict[str, float] = {}
+    words = []
+    for device in profile.devices:
+        found = _usable([o for o in observations if o.device == device.id and o.target is None], profile)
+        found = [one for one in found if one.microbatch_size == size] or found
+        if found:
+            one = found[-1]
+            factors[device.id] = one.seen_s / one.probed_s
+            words.append((one.run_id, f"times of {device.id} {factors[device.id]:.2f} × the probe's"))
+    return factors, words
+
+
+def _links(profile: Profile, observations: Sequence[Observation]) -> tuple[dict[Pair, float], Words]:
+    """By link of the plan, the rate of its bytes; and (run, words)."""
+    rates: dict[Pair, float] = {}
+    words = []
+    latency = {(link.source, link.target): link.latency_s for link in profile.links}
+    probed = {(link.source, link.target): link.bandwidth_bytes_per_s for link in profile.links}
+    pairs = {(one.device, one.target) for one in observations if one.target is not None}
+    for source, target in sorted((a, b) for a, b in pairs if b is not None):
+        nodes = _node(source), _node(target)
+        bandwidth, latency_s = probed.get(nodes), latency.get(nodes)
+        if bandwidth is None or latency_s is None:
+            continue
+        found = _usable([o for o in observations if (o.device, o.target) == (source, target)], profile)
+        found = [one for one in found if one.seen_s - latency_s >= CARRIED * one.seen_s and one.message_bytes]
+        if found:
+            one = found[-1]
+            rates[source, target] = (one.message_bytes or 0.0) / (one.seen_s - latency_s)
+            share = rates[source, target] / bandwidth
+            words.append((one.run_id, f"rate of {source} → {target} {share:.2f} × the probe's"))
+    return rates, words
+
+
+def _usable(observations: Sequence[Observation], profile: Profile) -> list[Observation]:
+    """Those, steady and newer than the probe, oldest first."""
+    found = [one for one in observations if one.spread <= UNSTEADY]
+    return sorted((o for o in found if _newer(o, _probed(profile, o))), key=lambda one: one.seen)
+
+
+def _probed(profile: Profile, one: Observation) -> str:
+    """When the probe measured the same thing (ISO)."""
+    if one.target is None:
+        dates = [device.measured for device in profile.devices if device.id == one.device]
+    else:
+        nodes = _node(one.device), _node(one.target)
+        dates = [link.measured for link in profile.links if (link.source, link.target) == nodes]
+    return (dates[0] if dates else None) or profile.created
+
+
+def _newer(one: Observation, date: str) -> bool:
+    try:
+        return datetime.fromisoformat(one.seen) >= datetime.fromisoformat(date)
+    except (ValueError, TypeError):
+        return False
+
+
+def _node(device: str) -> str:
+    return device.rpartition("/")[0]

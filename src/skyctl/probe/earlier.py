@@ -1,0 +1,286 @@
+"""What earlier profiles of a cluster say that need not be measured again.
+
+The profiles that are kept are the cache: a device's layer timings hold while its fingerprint is the same, and
+links while both their ends are what and where they were. Memory, load and versions are always read anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from skyctl import __version__
+from skyctl.probe.fleet import Member
+from skyctl.records.cluster import device_id
+from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile, ShapeProfile
+
+TIMINGS_S = 30 * 86400.0
+LINKS_S = 86400.0
+"""How old timings and links may be."""
+ALONE = 0.9
+"""Timings of a device that had less of itself than this are measured again."""
+SETTLED = 0.06
+"""So are those whose interval is wider: twice what a probe measures until."""
+
+Row = tuple[str, int]
+"""A layer's signature and a microbatch size."""
+
+
+def fingerprint(facts: Mapping[str, Any], device: str, slowdown: float, sharing: int) -> str:
+    """What must be the same for a device's timings to hold, as one readable line.
+
+    Args:
+        facts: the node's (``device/facts.py``).
+        device: its local name, as in ``cuda:1``.
+        sharing: how many devices draw on the same processors.
+    """
+    names = {one["id"]: one["name"] for one in facts["devices"]}
+    parts = [
+        str(names.get(device, device)),
+        str(facts["cpu_model"]),
+        f"{float(facts['cpus']):.4g} cpus for {sharing}",
+        f"{facts.get('threads')} threads",
+        f"slowdown {slowdown:g}",
+        f"torch {facts['torch']}",
+        f"skyctl {__version__}",
+    ]
+    return " | ".join(parts)
+
+
+def fingerprints(members: Sequence[Member]) -> dict[str, str]:
+    """By device id."""
+    scopes = [_scope(member) for member in members]
+    return {
+        device_id(m.node.name, m.local): fingerprint(
+            m.facts, m.local, m.node.slowdown, scopes.count(_scope(m))
+        )
+        for m in members
+    }
+
+
+def _scope(member: Member) -> str:
+    return str(member.facts.get("cpu_scope") or member.node.name)
+
+
+@dataclass
+class Known:
+    """By device id: fingerprints, and of what was measured earlier the rows that hold.
+
+    ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
+    ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
+    ``handling``: whether what messages cost is measured, where not all is known.
+    """
+
+    prints: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[Row, LayerTiming]] = field(default_factory=dict)
+    sources: Mapping[str, DeviceProfile] = field(default_factory=dict)
+    dates: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, Collection[Row]] = field(default_factory=dict)
+    handling: bool = True
+
+    def handles(self, name: str) -> bool:
+        """Whether that device measures what messages cost it."""
+        return self.handling and (not self.rows.get(name) or bool(self.lacking.get(name)))
+
+    def order(self, name: str, layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The layers as that device is told to measure them: with the sizes at which each is ``known``."""
+        lacking = self.lacking.get(name)
+        if lacking is None:
+            return list(layers)
+        return [
+            {
+                **layer,
+                "known": [int(s) for s, sign in layer["signatures"].items() if (sign, int(s)) not in lacking],
+            }
+            for layer in layers
+        ]
+
+    def complete(self, members: Sequence[Member]) -> None:
+        """Puts what is known to what each process has measured; what only kept others company goes."""
+        for member in members:
+            name = device_id(member.node.name, member.local)
+            known, lacking = self.rows.get(name, {}), self.lacking.get(name)
+            if lacking is None:
+                continue
+            old = [row.model_dump() for key, row in known.items() if key not in lacking]
+            measured = member.measured["timings"]
+            new = [row for row in measured if (row["signature"], row["microbatch_size"]) in lacking]
+            member.measured = {**member.measured, "timings": [*old, *new]}
+            if old and not lacking:  # it has only waited: what layers leave behind is known too
+                source = self.sources[name]
+                member.measured |= {
+                    "reserved_bytes": max(source.reserved_bytes, member.measured["reserved_bytes"]),
+                    "handling_s": source.handling_s,
+                    "handling_byte_s": source.handling_byte_s,
+                }
+
+    def dated(self, device: DeviceProfile, now: str) -> DeviceProfile:
+        """The device's profile with its fingerprint, and since when its timings are known."""
+        lacking, known = self.lacking.get(device.id), self.rows.get(device.id, {})
+        taken = lacking is not None and bool(set(known) - set(lacking))
+        update: dict[str, Any] = {
+            "fingerprint": self.prints.get(device.id),
+            "measured": self.dates[device.id] if taken else now,
+        }
+        if taken and not lacking:
+            update["conditions"] = self.sources[device.id].conditions
+        return device.model_copy(update=update)
+
+
+def known_timings(
+    members: Sequence[Member],
+    earlier: Sequence[Profile],
+    shapes: Sequence[ShapeProfile],
+    dtype: str,
+    now: str,
+) -> Known:
+    """What holds of the layers that are wanted, from profiles given newest first."""
+    wanted = list(dict.fromkeys((layer.signature, s.microbatch_size) for s in shapes for layer in s.layers))
+    prints = fingerprints(members)
+    rows: dict[str, dict[Row, LayerTiming]] = {name: {} for name in prints}
+    sources: dict[str, DeviceProfile] = {}
+    dates: dict[str, str] = {}
+    for profile in earlier:
+        if profile.workload is None or profile.workload.dtype != dtype:
+            continue
+        for device in profile.devices:
+            date = device.measured or profile.created
+            if prints.get(device.id) != device.fingerprint or not _trusted(device, date, now):
+                continue
+            found = rows[device.id]
+            for timing in device.timings:
+                key = timing.signature, timing.microbatch_size
+                if key in wanted and key not in found and _settled(timing):
+                    found[key] = timing
+                    sources.setdefault(device.id, device)
+                    dates[device.id] = min(date, dates.get(device.id, date))
+    machines: dict[str, set[Row]] = {}
+    for member in members:
+        missing = set(wanted) - set(rows[device_id(member.node.name, member.local)])
+        machines.setdefault(_machine(member), set()).update(missing)
+    lacking = {device_id(m.node.name, m.local): machines[_machine(m)] for m in members}
+    return Known(prints, rows, sources, dates, lacking)
+
+
+def _machine(member: Member) -> str:
+    return str(member.facts.get("boot_id") or member.node.name)
+
+
+def _trusted(device: DeviceProfile, date: str, now: str) -> bool:
+    if device.fingerprint is None or age_s(date, now) > TIMINGS_S:
+        return False
+    share = device.conditions.share if device.conditions is not None else None
+    return share is None or share >= ALONE
+
+
+def _settled(timing: LayerTiming) -> bool:
+    return timing.forward_s is not None and (timing.interval is None or timing.interval <= SETTLED)
+
+
+def costliest(then: Profile, microbatch_size: int, members: Sequence[Member]) -> Known:
+    """When a profile is only re-checked: each device measures its costliest layer and no other."""
+    prints = fingerprints(members)
+    lacking: dict[str, list[Row]] = {name: [] for name in prints}
+    for device in then.devices:
+        timings = [t for t in device.timings if t.microbatch_size == microbatch_size]
+        timings = [t for t in timings if t.forward_s is not None]
+        if device.id in lacking and timings:
+            worst = max(timings, key=lambda t: (t.forward_s or 0.0) + (t.backward_s or 0.0))
+            lacking[device.id] = [(worst.signature, microbatch_size)]
+    return Known(prints, lacking=lacking, handling=False)
+
+
+def known_links(
+    earlier: Sequence[Profile], known: Known, addresses: Mapping[str, str], now: str
+) -> Profile | None:
+    """The newest profile whose links hold for every pair of these nodes, with those of other nodes left out.
+
+    All or none: sites and lines that are shared are told from all links together.
+    """
+    prints: dict[str, set[str]] = {name: set() for name in addresses}
+    for device, text in known.prints.items():
+        prints.setdefault(device.rpartition("/")[0], set()).add(text)
+    if len(addresses) < 2:
+        return None
+    for profile in earlier:
+        links = {(link.source, link.target): link for link in profile.links}
+        needed = [(a, b) for a in addresses for b in addresses if a != b]
+        fresh = all(_fresh(links.get(pair), profile, now) for pair in needed)
+        if fresh and all(_as_it_was(profile, name, addresses[name], prints[name]) for name in addresses):
+            return _only(profile, set(addresses))
+    return None
+
+
+def _fresh(link: LinkProfile | None, profile: Profile, now: str) -> bool:
+    if link is None or link.error is not None or link.latency_s is None:
+        return False
+    return age_s(link.measured or profile.created, now) <= LINKS_S
+
+
+def _as_it_was(profile: Profile, node: str, address: str, prints: set[str]) -> bool:
+    addresses = [known.address for known in profile.nodes if known.name == node]
+    return addresses == [address] and prints == {d.fingerprint for d in profile.devices if d.node == node}
+
+
+def _only(profile: Profile, nodes: set[str]) -> Profile:
+    """Its links, lines, sites and uplinks as far as these nodes go; every link with its date."""
+    sites = [
+        site.model_copy(update={"nodes": tuple(name for name in site.nodes if name in nodes)})
+        for site in profile.sites
+        if nodes & set(site.nodes)
+    ]
+    names = {site.name for site in sites}
+    return profile.model_copy(
+        update={
+            "links": tuple(
+                link.model_copy(update={"measured": link.measured or profile.created})
+                for link in profile.links
+                if {link.source, link.target} <= nodes
+            ),
+            "lines": tuple(line for line in profile.lines if line.node in nodes),
+            "sites": tuple(sites),
+            "uplinks": tuple(uplink for uplink in profile.uplinks if uplink.site in names),
+        }
+    )
+
+
+def age_s(date: str, now: str) -> float:
+    """Seconds between two ISO dates; infinite where one can't be read or lies ahead."""
+    try:
+        seconds = (datetime.fromisoformat(now) - datetime.fromisoformat(date)).total_seconds()
+    except (ValueError, TypeError):
+        return math.inf
+    return seconds if seconds >= 0 else math.inf
+
+
+def now_iso() -> str:
+    """The time, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def taken_over(profile: Profile) -> list[str]:
+    """In words, what of a profile was measured before it was made."""
+    words = []
+    old = [
+        d for d in profile.devices if d.measured is not None and d.measured != profile.created and d.timings
+    ]
+    if old:
+        age = ago(min(d.measured or "" for d in old), profile.created)
+        names = "all devices" if len(old) == len(profile.devices) else ", ".join(d.id for d in old)
+        words.append(f"layer times of {names} are of {age} ago")
+    dates = [link.measured for link in profile.links if link.measured not in (None, profile.created)]
+    if dates:
+        words.append(f"links are of {ago(min(d for d in dates if d is not None), profile.created)} ago")
+    return words
+
+
+def ago(date: str, now: str) -> str:
+    """How long ago, roughly: ``40 s``, ``5 min``, ``2 h``, ``3 days``."""
+    seconds = age_s(date, now)
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if math.isfinite(seconds) and seconds >= size * (2 if unit == "days" else 1):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if math.isfinite(seconds) else "unknown age"

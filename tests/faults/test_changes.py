@@ -1,0 +1,33 @@
+"""``launch`` on a cluster that is not what the plan was made for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+
+def test_it_refuses_with_a_table_and_goes_on_only_where_told(planned, complains: Callable[..., None]) -> None:
+    path = planned.folder / "plan.json"
+    document = json.loads(path.read_text())
+    assert [machine["device"] for machine in document["machines"]] == ["fast/cpu:0", "slow/cpu:0"]
+    for machine in document["machines"]:
+        machine["torch"] = "1.0.0"
+    document["machines"][1]["cpus"] *= 2
+    path.write_text(json.dumps(document))
+    done = planned.run("launch", "plan.json", "--json")
+    complains(done, 5, "fast/cpu:0  torch  1.0.0", "slow/cpu:0  torch", "slow/cpu:0  cpus", "-50%")
+    error = json.loads(done.stdout)["error"]
+    assert len(error["changes"]) == 3
+    done = planned.run("launch", "plan.json", "--steps", "5", "--ignore-changes")
+    assert done.returncode == 0, done.stderr
+    assert "warning: the cluster is not what the plan was made for" in done.stderr
+    assert "what this run saw is kept" in done.stderr or "was disturbed" in done.stderr
+    run = next(line.split()[-1] for line in done.stderr.splitlines() if line.startswith("run: "))
+    sizes = ("--batch-size", "8", "--microbatches", "4")
+    done = planned.run("plan", "train.py", *sizes, "--strategy", "even", "-v")
+    assert done.returncode == 0, done.stderr
+    assert "as seen in run" in done.stderr or "was disturbed" in done.stderr
+    done = planned.run("plan", "train.py", "--from-run", run, "--json", "--strategy", "heuristic")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workload"] == document["workload"]
+    complains(planned.run("plan", "other.py", "--from-run", run), 2, "trained train.py, not other.py")
