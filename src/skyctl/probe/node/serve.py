@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 import torch  # noqa: E402 - the filter must come first
 
-from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
+from skyctl.device.heap import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, facts, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
@@ -44,6 +44,7 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
             ``workload`` (a spec with this node's paths, or None).
     """
     keep_freed_memory()
+    share_one_heap()
     if payload.get("threads"):
         torch.set_num_threads(int(payload["threads"]))
     found = facts.facts(payload.get("devices"))
@@ -65,8 +66,10 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
             server.measure(order)
         elif order["op"] == "link":
             server.link(order)
+            give_back_freed_memory()
         elif order["op"] == "line":
             server.line(order)
+            give_back_freed_memory()
 
 
 class _Server:
