@@ -29,7 +29,7 @@ def keep_freed_memory() -> bool:
 
 
 def share_one_heap() -> None:
-    """Threads get no heaps of their own: then all that is freed can be given back. Before the first thread."""
+    """Threads get no heaps of their own: then all that is freed can be given back. Call it first of all."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
