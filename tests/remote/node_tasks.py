@@ -91,3 +91,30 @@ def write(payload, channel):
     path = channel.folder / "big"
     path.write_bytes(os.urandom(1 << 20) * payload["mib"])
     return {"path": str(path)}
+
+
+def forked(payload, channel):
+    """Leaves a child that was only forked, in a session of its own, and ends with TERM."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+        os._exit(0)
+    channel.send({"event": "up", "child": child})
+    time.sleep(600)
+
+
+def imported(payload, channel):
+    """Whether torch is there already, and what this process has for itself."""
+    from pathlib import Path
+
+    torch = sys.modules.get("torch")
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+    return {
+        "torch": torch is not None and "torch._dynamo" in sys.modules,
+        "threads": len(os.listdir("/proc/self/task")),
+        "private_mib": private / 1024,
+        "cuda": torch is not None and torch.cuda.is_initialized(),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -185,3 +186,35 @@ def test_a_stopped_agent_is_noticed(home: Path) -> None:
             time.sleep(0.02)
         assert "nothing has come from it" in str(session.lost)
         os.kill(session.hello["pid"], signal.SIGCONT)
+
+
+def test_a_launcher_that_was_stopped_itself_loses_no_node(home: Path) -> None:
+    """It has heard nothing because it was not running: suspended, or starved by its own nodes."""
+    import os
+    import signal
+    import subprocess
+
+    code = (
+        "import sys, time\n"
+        "from skyctl.records.cluster import Node\n"
+        "from skyctl.remote.base import ConnectOptions\n"
+        "from skyctl.remote.session import open_session\n"
+        "with open_session(Node(name='n', transport='local'), ConnectOptions(lease_s=3)) as session:\n"
+        "    print('open', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    time.sleep(0.7)\n"
+        "    print(session.lost, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdin
+        assert launcher.stdout
+        assert launcher.stdout.readline() == "open\n"
+        os.kill(launcher.pid, signal.SIGSTOP)
+        time.sleep(2.3)
+        os.kill(launcher.pid, signal.SIGCONT)
+        launcher.stdin.write("\n")
+        launcher.stdin.flush()
+        assert launcher.stdout.readline() == "None\n"
+    assert launcher.returncode == 0

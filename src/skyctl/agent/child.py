@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from skyctl.agent import process
+from skyctl.agent import nursery, process
 from skyctl.agent.stream import Outbox, read_some
 from skyctl.agent.wire import Parser
 
@@ -82,6 +83,11 @@ class Child:
             "SKYCTL_FOLDER": str(folder),
             "SKYCTL_CACHE": str(folder.parent.parent),
         }
+        self._popen: subprocess.Popen[bytes] | None = None
+        if nursery.can_fork(package, env):
+            tags = {key: merged[key] for key in (process.SESSION_TAG, process.TASK_TAG)}
+            with suppress(OSError):  # too little memory to fork a large process: a new one is smaller
+                return nursery.fork_task(module, merged, tags, theirs.fileno(), output)
         self._popen = subprocess.Popen(
             [sys.executable, "-u", "-P", "-m", "skyctl.agent.task", module],
             env=merged,
@@ -95,7 +101,9 @@ class Child:
 
     def ended(self, status: int) -> None:
         """The agent has reaped it; ``status`` as from os.waitstatus_to_exitcode (negative: a signal)."""
-        self.status = self._popen.returncode = status
+        self.status = status
+        if self._popen is not None:
+            self._popen.returncode = status
 
     def deliver(self, message: dict[str, Any], body: bytes) -> bool:
         """Queues a message for the task. False where it reads nothing and too much waits already."""

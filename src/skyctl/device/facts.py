@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from skyctl.device.cgroup import Limits, read_limits
+from skyctl.device.sharing import others
 from skyctl.errors import SkyctlError
 
 
@@ -145,14 +146,14 @@ def _machine_memory() -> tuple[int, int]:
 
 def private_bytes() -> int:
     """This process's own (anonymous) resident pages; 0 where the kernel does not say."""
-    return _status_bytes("RssAnon")
+    return max(0, _status_bytes("RssAnon") - others().anonymous_bytes)
 
 
 def resident_bytes() -> int:
-    """All of this process's resident pages, shared libraries included."""
+    """All of this process's resident pages, shared libraries included, less what falls to others."""
     found = _status_bytes("VmRSS")
     if found:
-        return found
+        return max(0, found - others().all_bytes)
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 _MMAP_BYTES = 32 << 20  # the most that glibc takes
 _TRIM_BYTES = 1 << 30
 
@@ -27,7 +28,16 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _TRIM_BYTES))
 
 
+def share_one_heap() -> None:
+    """Threads get no heaps of their own: then all that is freed can be given back. Call it first of all."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+
+
 def give_back_freed_memory() -> None:
-    """What has been freed goes back to the kernel, once, where the C library can."""
+    """What has been freed goes back to the kernel, once, where the C library can.
+
+    What was freed at the top of another heap than the first stays: glibc trims that one alone.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

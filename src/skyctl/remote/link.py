@@ -153,9 +153,13 @@ class Link:
             self._lose(self._unreachable(f"the connection broke ({exc})"))
 
     def _watch(self) -> None:
-        while not self._stop.wait(min(PING_S, self._silence_s / 3)):
+        pause_s = min(PING_S, self._silence_s / 3)
+        asleep_at = time.monotonic()
+        while not self._stop.wait(pause_s):
             if self.lost is not None:
                 return
+            self._heard_at += max(0.0, time.monotonic() - asleep_at - 2 * pause_s)  # we did not listen either
+            asleep_at = time.monotonic()
             silent_s = time.monotonic() - self._heard_at
             if silent_s > self._silence_s:
                 self._lose(self._unreachable(f"nothing has come from it for {silent_s:.0f} s"))

@@ -12,28 +12,62 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
+from functools import partial
 from io import BufferedReader
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from skyctl.errors import UnfitError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import Tail
 
 
-class ProcessChannel:
-    """A command of this machine's shell as a channel."""
+class Process(Protocol):
+    """A process in a group of its own: what is used of ``Popen``, and of what a nursery has forked."""
 
-    def __init__(self, command: str, name: str) -> None:
+    stderr: BinaryIO
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The exit status; None where nobody can tell. Raises subprocess.TimeoutExpired."""
+
+    def signal_group(self, number: int) -> None:
+        """Sends a signal to it and its group. ProcessLookupError where there is none."""
+
+
+class Shell:
+    """A command of this machine's shell."""
+
+    def __init__(self, command: str, stream: socket.socket) -> None:
+        self._popen = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=stream.fileno(),
+            stdout=stream.fileno(),
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self.stderr = cast(BinaryIO, self._popen.stderr)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The exit status. Raises subprocess.TimeoutExpired."""
+        return self._popen.wait(timeout)
+
+    def signal_group(self, number: int) -> None:
+        """Sends a signal to it and its group."""
+        os.killpg(self._popen.pid, number)
+
+
+class ProcessChannel:
+    """A process of this machine as a channel.
+
+    Args:
+        start: starts it, with that socket as its standard input and output.
+    """
+
+    def __init__(self, start: Callable[[socket.socket], Process], name: str) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                ["/bin/sh", "-c", command],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
+            self._process = start(theirs)
         except BaseException:
             ours.close()
             raise
@@ -42,7 +76,7 @@ class ProcessChannel:
         self.sock = ours
         self.stdin: BinaryIO = cast(BinaryIO, ours.makefile("wb", buffering=0))
         self.stdout: BinaryIO = BufferedReader(ours.makefile("rb", buffering=0))
-        self._tail = Tail(cast(BinaryIO, self._process.stderr), name)
+        self._tail = Tail(self._process.stderr, name)
         self._closing = threading.Lock()
 
     def stderr_tail(self) -> str:
@@ -52,7 +86,7 @@ class ProcessChannel:
     def returncode(self) -> int | None:
         """The exit status, waited for up to 2 s."""
         try:
-            return int(self._process.wait(2))
+            return self._process.wait(2)
         except subprocess.TimeoutExpired:
             return None
 
@@ -71,7 +105,7 @@ class ProcessChannel:
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            self._process.signal_group(number)
 
     def release(self) -> None:
         """Closes the files; only when nobody reads them any more."""
@@ -91,7 +125,7 @@ class LocalRemote:
     def open(self, command: str) -> ProcessChannel:
         """Starts a shell command here."""
         try:
-            channel = ProcessChannel(command, self.node.name)
+            channel = ProcessChannel(partial(Shell, command), self.node.name)
         except OSError as exc:
             raise UnfitError(
                 f"node {self.node.name} can't start a process: {exc}", node=self.node.name

@@ -29,6 +29,7 @@ from skyctl.remote.base import Channel, ConnectOptions, Remote
 from skyctl.remote.bootstrap import start_agent
 from skyctl.remote.connect import connect
 from skyctl.remote.link import Link, Message
+from skyctl.remote.nursery import connector_for
 from skyctl.remote.tasks import Task
 from skyctl.remote.translate import translate
 
@@ -288,16 +289,28 @@ def open_sessions(
     options: ConnectOptions,
     on_progress: Callable[[str, Session | SkyctlError], None] | None = None,
     limit: int = 8,
-    connector: Callable[[Node, ConnectOptions], Remote] = connect,
+    connector: Callable[[Node, ConnectOptions], Remote] | None = None,
 ) -> dict[str, Session | SkyctlError]:
     """Opens a session with every node, ``limit`` at a time (sshd's MaxStartups begins to refuse at 10).
 
     Returns:
         an outcome per node, in the nodes' order; an error of one is no other's.
 
+    Local nodes that are alike share a nursery (``remote/nursery.py``), unless a connector is given.
     On an interrupt those opened by then, and those opened after, are closed.
     """
     nodes = list(nodes)
+    with contextlib.nullcontext(connector) if connector else connector_for(nodes) as dialled:
+        return _open_all(nodes, options, on_progress, limit, dialled)
+
+
+def _open_all(
+    nodes: list[Node],
+    options: ConnectOptions,
+    on_progress: Callable[[str, Session | SkyctlError], None] | None,
+    limit: int,
+    connector: Callable[[Node, ConnectOptions], Remote],
+) -> dict[str, Session | SkyctlError]:
     given_up = threading.Event()
     waiting: queue.SimpleQueue[tuple[int, Node]] = queue.SimpleQueue()
     for index, node in enumerate(nodes):

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from skyctl.errors import HostKeyError, InputError, LoginError, NodeError, Skyct
 from skyctl.records.cluster import Node
 from skyctl.remote import knownhosts
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.local import ProcessChannel
+from skyctl.remote.local import ProcessChannel, Shell
 from skyctl.remote.sshchannel import SshChannel
 from skyctl.remote.sshconfig import Settings, Target, resolve
 
@@ -117,7 +118,7 @@ class SshRemote:
                 "direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0), timeout=hop.timeout_s
             )
         if hop.proxy_command:
-            command = ProcessChannel(f"exec {hop.proxy_command}", hop.label)
+            command = ProcessChannel(partial(Shell, f"exec {hop.proxy_command}"), hop.label)
             self._commands.append(command)
             return command.sock
         return socket.create_connection((hop.hostname, hop.port), timeout=hop.timeout_s)

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import torch
 
+from skyctl.device.sharing import others
 from skyctl.errors import MismatchError
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most this process has held so far: resident memory on a CPU, allocated memory on CUDA."""
+    """The most this process has held so far: resident memory on a CPU, allocated memory on CUDA.
+
+    What it shares with others that were forked from the same process counts in part (``device.sharing``).
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if device.type != "cpu":
@@ -20,7 +24,7 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+                return max(0, int(line.split()[1]) * 1024 - others().all_bytes)
     except OSError:
         pass
     unit = 1 if sys.platform == "darwin" else 1024

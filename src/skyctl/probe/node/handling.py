@@ -11,6 +11,7 @@ holds its layers up.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skyctl.device.heap import give_back_freed_memory
 from skyctl.device.pace import Pace, Timed
 from skyctl.errors import RunError
 from skyctl.transport.pair import Pair
@@ -30,10 +32,10 @@ from skyctl.worker.stage import Stage
 
 STAGES = 3
 MICROBATCHES = 16
-STEPS = 4
+STEPS = 6
 NAP_S = 0.001
 SMALL_BYTES = 4 << 10
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 512 << 10
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 _CPU = torch.device("cpu")
@@ -57,6 +59,7 @@ def measure(cpus: float | None) -> Handling:
         RunError: this node can't connect to itself, or not all messages arrive.
     """
     small_s, large_s = (_stage_s(size, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES))
+    give_back_freed_memory()
     byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
     stretch = 1.0 / cpus if cpus is not None and cpus < 1.0 else 1.0
     return Handling(max(0.0, small_s - byte_s * SMALL_BYTES) * stretch, byte_s * stretch)
@@ -103,7 +106,8 @@ class _Rank:
         self.pace = _Counting()
         self.beside_s: list[float] = []
         self._pairs = [pair for pair in (before, after) if pair is not None]
-        self._batch = torch.zeros(MICROBATCHES, width), torch.zeros(MICROBATCHES)
+        inputs = torch.zeros(1, width).expand(MICROBATCHES, width)  # one sample's memory for all of them
+        self._batch = inputs, torch.zeros(MICROBATCHES)
         stage = Stage(
             [_Nap()],
             takes=lambda _microbatch: boundary if before else (_Floats((1, width), requires_grad=False),),
@@ -176,6 +180,7 @@ def _stage_s(message_bytes: int, *, whole: bool) -> float:
     ``whole``: of the process; else of the computing thread.
     """
     pairs = [(Pair("itself", TIMEOUT_S), Pair("itself", TIMEOUT_S)) for _ in range(STAGES - 1)]
+    ranks: list[_Rank] = []
     try:
         for listening, connecting in pairs:
             port = listening.listen(HOST)
@@ -183,7 +188,7 @@ def _stage_s(message_bytes: int, *, whole: bool) -> float:
             accepting.start()
             connecting.connect(HOST, port, HOST, TIMEOUT_S)
             accepting.join(TIMEOUT_S)
-        ranks = [
+        ranks += [
             _Rank(
                 number,
                 pairs[number - 1][1] if number else None,
@@ -210,3 +215,5 @@ def _stage_s(message_bytes: int, *, whole: bool) -> float:
     finally:
         for pair in (one for both in pairs for one in both):
             pair.close()
+        ranks.clear()
+        gc.collect()  # executors and their buffers refer to each other

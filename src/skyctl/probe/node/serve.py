@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402 - the filter must come first
 
 from skyctl.device import facts  # noqa: E402
-from skyctl.device.heap import give_back_freed_memory, keep_freed_memory  # noqa: E402
+from skyctl.device.heap import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, conditions, handling, line, link  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
@@ -52,6 +52,7 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
             ``workload`` (a spec with this node's paths, or None).
     """
     keep_freed_memory()
+    share_one_heap()
     if payload.get("threads"):
         torch.set_num_threads(int(payload["threads"]))
     found = facts.facts(payload.get("devices"))
@@ -112,6 +113,7 @@ class _Server:
             if got[0]["op"] == "quit":
                 return
             orders[got[0]["op"]](got[0])
+            give_back_freed_memory()
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
