@@ -26,7 +26,7 @@ OPTIMIZER_SHARE = 0.25
 """An optimizer's slice, as part of a layer's: it runs once a step."""
 
 MIN_TOTAL_S = 1.0
-MORE = 3.0
+MORE = 2.0
 """Times the budget: so long is then spent on what is not steady yet."""
 
 MOST_SPLIT = 1.25
