@@ -239,3 +239,27 @@ def test_tuples_and_layers_without_weights(tmp_path: Path, monkeypatch: pytest.M
     assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in rows)
     assert rows[1]["optimizer_s"] == 0.0
     assert rows[2]["optimizer_s"] > 0
+
+
+def test_a_layer_that_waits_is_timed_with_its_waiting(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import time\n"
+        "import torch\n"
+        "from torch import nn\n"
+        "class Nap(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        time.sleep(0.004)\n"
+        "        return super().forward(x)\n"
+        "def model():\n"
+        "    return [nn.Linear(4, 4), Nap(4, 4)]\n"
+        "def data(batch_size, seed):\n"
+        "    while True:\n"
+        "        yield torch.zeros(batch_size, 4), torch.zeros(batch_size, dtype=torch.long)\n"
+    )
+    workload = load(make_spec(str(file), batch_size=2))
+    found = bench(workload)
+    quick, naps = measure(found, [task(workload, 0, 2), task(workload, 1, 2)])
+    assert found.meter.layers_wait
+    assert quick["forward_s"] < naps["forward_s"]
+    assert naps["forward_s"] >= 0.004

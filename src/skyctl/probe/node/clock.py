@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from skyctl.device.pace import Pace
-from skyctl.probe.node.stretches import Stretches
+from skyctl.probe.node.stretches import Stretches, scheduled
 
 MIN_REPEATS = 3
 STEADY_INTERVAL = 0.03
@@ -35,6 +35,10 @@ MAX_SAMPLES = 4000
 
 BITES = 0.85
 """A quota holds several threads back where they get at least this part of it."""
+
+
+WAITS = 0.1
+"""Layers that wait for so much of their own time are timed by the wall clock."""
 
 
 class Steps(Protocol):
@@ -106,12 +110,29 @@ class Meter:
         self._quota_cpus = quota_cpus
         self._single_thread = single_thread
         self._since: tuple[float, float] | None = None
+        self.by_wall = False
+        """Set where ``layers_wait``: a second of the CPU then says little."""
+        self._waited_s = 0.0
         self.stretches = Stretches(period_s) if single_thread and slowdown == 1.0 else None
 
     def run(self, part: Callable[[], None]) -> tuple[float, float]:
         """Runs one part. Returns (wall, CPU) seconds, the emulated slowdown in the wall time."""
+        before = scheduled() if self.stretches is not None else None
         timed = self._pace.run(part)
+        after = scheduled() if before is not None else None
+        if before is not None and after is not None:
+            self._waited_s += max(0.0, timed.wall_s - timed.cpu_s - (after[1] - before[1]))
         return timed.wall_s, timed.cpu_s
+
+    @property
+    def by_cpu(self) -> bool:
+        """Whether repetitions are judged by the CPU's clock."""
+        return self.on_cpu and not self.by_wall
+
+    @property
+    def layers_wait(self) -> bool:
+        """Whether the repetitions themselves wait for other things than a processor (a sleep, a disk)."""
+        return self._waited_s > WAITS * (self._waited_s + self.cpu_s)
 
     def sample(self, steps: Steps) -> Sample:
         """One repetition."""
@@ -139,7 +160,7 @@ class Meter:
         quota: what a saved-up burst allowed for a while is not counted.
         """
         quota = self._quota_cpus
-        if not self.on_cpu or self.cpu_s <= 0 or self.wall_s <= 0:
+        if not self.by_cpu or self.cpu_s <= 0 or self.wall_s <= 0:
             return None
         if not self._single_thread and (quota is None or self.cpu_s / self.wall_s < BITES * quota):
             return None
@@ -183,7 +204,7 @@ def collect(
         passed_s = time.perf_counter() - start
         if len(samples) < MIN_REPEATS or passed_s < minimum_s:
             continue
-        if passed_s >= slice_s or (len(samples) & 3 == 3 and steady(samples, meter.on_cpu)):
+        if passed_s >= slice_s or (len(samples) & 3 == 3 and steady(samples, meter.by_cpu)):
             break
     return samples
 

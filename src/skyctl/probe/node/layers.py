@@ -157,6 +157,10 @@ class LayerBench:
                 on_progress(done, len(tasks), tasks[timed[0]].name)
                 self._measure_window(tasks, window, size, timed, slices, updated)
             passed_s = time.monotonic() - start
+            if rough is None and self.meter.layers_wait and not self.meter.by_wall:
+                self.meter.by_wall = True
+                self.tally = Tally(skipped=self.tally.skipped)
+                continue
             if rough is None:
                 most_s = passed_s + MORE * budget_s
                 slices = replace(slices, warm_up_s=0.0, warm_up_repeats=1)
@@ -266,7 +270,7 @@ class LayerBench:
             self.tally.add(tasks[number].index, size, parts)
 
     def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
-        by_cpu = self.meter.on_cpu and (self._threads == 1 or self._quota is not None)
+        by_cpu = self.meter.by_cpu and (self._threads == 1 or self._quota is not None)
         clock = time.process_time if by_cpu else time.perf_counter
         return ChainSteps(
             self._workload, modules, start, size, self._device, in_flight=in_flight, clock=clock
@@ -322,11 +326,13 @@ class LayerBench:
 
     def left_out_s(self) -> float:
         """Seconds that it stood still for other things than a processor, which its times do not hold."""
-        return self.meter.stretches.left_out_s() if self.meter.stretches is not None else 0.0
+        if self.meter.stretches is None or self.meter.by_wall:
+            return 0.0
+        return self.meter.stretches.left_out_s()
 
     def timings(self, tasks: Sequence[LayerTask]) -> list[dict[str, Any]]:
         """``LayerTiming`` as dicts, one for every layer and size asked for."""
-        stretch, on_cpu = self.stretch(), self.meter.on_cpu
+        stretch, on_cpu = self.stretch(), self.meter.by_cpu
         stretch_interval = self.meter.stretch_interval()
         rows = []
         for task in tasks:

@@ -38,10 +38,10 @@ class Piece:
 def scheduled() -> tuple[float, float] | None:
     """(seconds run, seconds waited for a processor) of this thread so far; None where it is not told."""
     try:
-        ran, waited = SCHEDSTAT.read_text().split()[:2]
-        return int(ran) / 1e9, int(waited) / 1e9
+        ran, waited = map(int, SCHEDSTAT.read_text().split()[:2])
     except (OSError, ValueError):
         return None
+    return (ran / 1e9, waited / 1e9) if ran else None  # a kernel that does not count says 0
 
 
 @dataclass
