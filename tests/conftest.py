@@ -126,12 +126,16 @@ def _carrying(tag: bytes, *, exact: bool = True) -> list[int]:
 
 def _children() -> list[int]:
     """This process's children, those included that were forked without a new environment."""
-    try:
-        tasks = list((PROC / "self" / "task").iterdir())
-        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    except OSError:
-        return []
-    return [pid for pid in pids if _counts(pid)]
+    for _ in range(100):
+        try:
+            tasks = list((PROC / "self" / "task").iterdir())
+            pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread has ended meanwhile, its children are another one's now
+        except OSError:
+            break
+        return [pid for pid in pids if _counts(pid)]
+    return []
 
 
 def _counts(pid: int) -> bool:

@@ -36,6 +36,9 @@ PROGRAM = (
     "import sys;sys.path.insert(0,sys.argv[2]);from skyctl.agent.nursery import main;"
     "main(int(sys.argv[1]),sys.argv[2],sys.argv[3:])"
 )
+ALONE = {"OPENBLAS_NUM_THREADS": "1"}
+"""Where it is installed, torch imports numpy, whose OpenBLAS starts a thread for each further core."""
+
 NO_NUMPY = "ignore:Failed to initialize NumPy"
 """Torch warns where there is no numpy; tasks that import it themselves filter that too."""
 
@@ -62,7 +65,7 @@ class Nursery:
             arguments = [str(theirs.fileno()), str(package), *modules]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-P", "-W", NO_NUMPY, "-c", PROGRAM, *arguments],
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **placeholders()},
+                env={**ALONE, "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **placeholders()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
