@@ -152,9 +152,13 @@ def test_json_output(script: list[str]) -> None:
     ],
 )
 def test_signals_clean_up_first(script: list[str], signum: int, what: str, code: int) -> None:
-    process = subprocess.Popen(
-        [*script, what, "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by children too
+    try:
+        process = subprocess.Popen(
+            [*script, what, "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
     process.send_signal(signum)

@@ -4,7 +4,8 @@ import pytest
 
 from skyctl.device import pace
 from skyctl.probe.node import clock, stretches
-from skyctl.probe.node.clock import Meter, Sample, collect, estimate, steady
+from skyctl.probe.node.clock import Meter, Sample, block_sizes, collect, estimate, steady
+from skyctl.probe.node.tally import Tally
 
 
 def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.1) -> list[Sample]:
@@ -65,6 +66,34 @@ def test_steady_needs_repeats_and_agreement() -> None:
     assert not steady([*even, Sample(0.02, 0.02, 0.04, 0.04)], cpu=True)
 
 
+def whole(count: int, seconds: float = 0.03) -> list[Sample]:
+    return [Sample(seconds / 3, seconds / 3, seconds * 2 / 3, seconds * 2 / 3)] * count
+
+
+def test_a_layer_of_a_window_is_judged_in_the_windows_blocks() -> None:
+    window = whole(6)
+    assert block_sizes(window, cpu=True) == [1] * 6
+    small = [sample.part(0.01, 0.01) for sample in window]
+    assert len(block_sizes(small, cpu=True)) == 1, "alone it would take hundreds of repetitions"
+    tally = Tally()
+    tally.add(0, 4, small, block_sizes(window, cpu=True))
+    assert tally.interval((0, 4), by_cpu=True) == pytest.approx(0.0, abs=1e-9)
+    assert estimate(small, None, [1] * 6).interval == pytest.approx(0.0, abs=1e-9)
+    assert estimate(small, None).interval is None
+
+
+def test_little_that_is_not_known_of_a_layer_of_next_to_nothing_is_enough() -> None:
+    tally = Tally()
+    wild = [*whole(3, 0.0002), *whole(3, 0.0006)]
+    tally.add(0, 4, wild, [1] * 6)
+    tally.add(1, 4, whole(6), [1] * 6)
+    assert tally.interval((0, 4), by_cpu=True) > 0.3
+    assert tally.unsteady([(0, 4), (1, 4)], by_cpu=True) == set()
+    assert tally.unsteady([(0, 4)], by_cpu=True) == {(0, 4)}, "where there is nothing else it counts"
+    tally.add(2, 4, whole(2), [1] * 2)
+    assert tally.unsteady([(1, 4), (2, 4)], by_cpu=True) == {(2, 4)}, "too few to tell"
+
+
 class Counting:
     """Steps that take no time and say how often they ran."""
 
@@ -89,6 +118,12 @@ def test_collect_warms_up_and_repeats() -> None:
     samples = collect(Meter("cpu"), steps, slice_s=0.0, warm_up_repeats=2)
     assert len(samples) == clock.MIN_REPEATS
     assert "".join(steps.calls) == "pfb" * (2 + clock.MIN_REPEATS)
+
+
+def test_collect_is_short_where_there_is_no_more_time() -> None:
+    steps = Counting()
+    assert len(collect(Meter("cpu"), steps, slice_s=1.0, warm_up_s=1.0, most_s=0.0)) == 1
+    assert "".join(steps.calls) == "pfb" * 2
 
 
 def test_what_lies_between_repetitions_counts_for_the_stretch_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def shape(*signatures: str, size: int = 2) -> ShapeProfile:
 
 
 def timing(signature: str, seconds: float = 0.01, **more: Any) -> LayerTiming:
-    return LayerTiming(signature=signature, microbatch_size=2, forward_s=seconds, backward_s=seconds, **more)
+    figures = {"forward_s": seconds, "backward_s": seconds, "interval": 0.01, **more}
+    return LayerTiming(signature=signature, microbatch_size=2, **figures)
 
 
 def device(name: str, print_: str | None, *timings: LayerTiming, **more: Any) -> DeviceProfile:

@@ -63,6 +63,12 @@ def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.Mo
         assert row["spread"] >= 0
 
 
+def test_what_there_was_no_time_for_is_skipped_and_says_so(gpt: Workload) -> None:
+    found = bench(gpt)
+    found.measure([task(gpt, 1, 2)], 0.1, lambda: True, lambda *_: None, lambda: None, cap_s=0.0)
+    assert [row["skipped"] for row in found.timings([task(gpt, 1, 2)])] == ["there was no time for it"]
+
+
 def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
     module = gpt.build(1, 2, "cpu")[0]
     steps = ChainSteps(gpt, [module], 1, 2, "cpu")

@@ -240,15 +240,17 @@ def again(words: Sequence[str], cluster: Path | None, limit: str | None = None) 
 
 def warn_unsteady(out: Output, profile: Profile) -> None:
     """Says of which devices little is known: times that did not settle, or another load beside the probe."""
-    from skyctl.probe.show import condition_notes, unsettled
+    from skyctl.probe.settled import unsettled
+    from skyctl.probe.show import condition_notes
 
     for device in profile.devices:
-        rough = unsettled(device)
+        rough = unsettled(device.timings)
         if rough:
             worst = max(timing.interval or 0.0 for timing in rough)
+            known = f" (±{worst:.0%})" if worst else ""
             out.warn(
-                f"{device.id}: {len(rough)} of {len(device.timings)} layer times did not settle "
-                f"(±{worst:.0%}): it is busy, or shares its cores; probe again when it is quiet"
+                f"{device.id}: {len(rough)} of {len(device.timings)} layer times did not settle"
+                f"{known}: it is busy, or shares its cores; probe again when it is quiet"
             )
             continue
         worst = max((timing.spread or 0.0 for timing in device.timings), default=0.0)

@@ -14,6 +14,7 @@ from typing import Any
 
 from skyctl import __version__
 from skyctl.probe.fleet import Member
+from skyctl.probe.settled import unsettled
 from skyctl.records.cluster import device_id
 from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile, ShapeProfile
 
@@ -151,9 +152,11 @@ def known_timings(
             if prints.get(device.id) != device.fingerprint or not _trusted(device, date, now):
                 continue
             found = rows[device.id]
+            rough = {id(timing) for timing in unsettled(device.timings, SETTLED)}
             for timing in device.timings:
                 key = timing.signature, timing.microbatch_size
-                if key in wanted and key not in found and _settled(timing):
+                known = timing.forward_s is not None and id(timing) not in rough
+                if key in wanted and key not in found and known:
                     found[key] = timing
                     sources.setdefault(device.id, device)
                     dates[device.id] = min(date, dates.get(device.id, date))
@@ -174,10 +177,6 @@ def _trusted(device: DeviceProfile, date: str, now: str) -> bool:
         return False
     share = device.conditions.share if device.conditions is not None else None
     return share is None or share >= ALONE
-
-
-def _settled(timing: LayerTiming) -> bool:
-    return timing.forward_s is not None and (timing.interval is None or timing.interval <= SETTLED)
 
 
 def costliest(then: Profile, microbatch_size: int, members: Sequence[Member]) -> Known:

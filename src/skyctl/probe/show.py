@@ -9,12 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from skyctl.probe.heat import LEGEND, fitting, grid, heat_lines, heat_table
+from skyctl.probe.settled import unsettled
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
 
 GIB = 2**30
 BAR = 12
-STEADY = 0.03
-"""A layer whose mean is known less well than this did not settle in the time there was."""
 
 
 def plain_lines(profile: Profile) -> list[str]:
@@ -28,9 +27,10 @@ def plain_lines(profile: Profile) -> list[str]:
     for device in profile.devices:
         lines.append(f"device {device.id}: {device.name}, {_device_words(device)}")
         names = layer_names(profile)
+        rough = unsettled(device.timings)
         for timing in device.timings:
             label = f"{names.get(timing.signature, timing.signature)} × {timing.microbatch_size}"
-            lines.append(f"  {label}: {_timing_words(timing)}")
+            lines.append(f"  {label}: {_timing_words(timing, rough=timing in rough)}")
         if device.conditions is not None:
             lines += [f"  note: {note}" for note in device.conditions.notes]
     for link in profile.links:
@@ -68,11 +68,6 @@ def condition_notes(profile: Profile) -> list[tuple[str, str]]:
         for device in profile.devices
         for note in (device.conditions.notes if device.conditions is not None else ())
     ]
-
-
-def unsettled(device: DeviceProfile) -> list[LayerTiming]:
-    """Layers whose times were not steady when the time for them was over."""
-    return [timing for timing in device.timings if timing.interval is not None and timing.interval > STEADY]
 
 
 def device_table(profile: Profile) -> Table:
@@ -125,7 +120,9 @@ def layer_table(profile: Profile, size: int) -> Table:
         table.add_column(Text(names.get(signature, signature)), justify="right")
     for device in profile.devices:
         found = {t.signature: t for t in device.timings if t.microbatch_size == size}
-        table.add_row(Text(device.id), *(Text(_cell(found.get(signature))) for signature in signatures))
+        rough = {timing.signature for timing in unsettled(device.timings) if timing.microbatch_size == size}
+        cells = (Text(_cell(found.get(one), rough=one in rough)) for one in signatures)
+        table.add_row(Text(device.id), *cells)
     return table
 
 
@@ -186,24 +183,22 @@ def _sizes(profile: Profile) -> Sequence[int]:
     return sorted(set(sizes))
 
 
-def _cell(timing: LayerTiming | None) -> str:
+def _cell(timing: LayerTiming | None, *, rough: bool) -> str:
     if timing is None:
         return "·"
     if timing.forward_s is None or timing.backward_s is None:
         return "skipped"
-    known = ""
-    if timing.interval is not None:
-        known = f" ±{timing.interval:.1%}" + ("?" if timing.interval > STEADY else "")
-    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{known}"
+    known = f" ±{timing.interval:.1%}" if timing.interval is not None else ""
+    return f"{timing.forward_s * 1e3:.3g} + {timing.backward_s * 1e3:.3g}{known}{'?' if rough else ''}"
 
 
-def _timing_words(timing: LayerTiming) -> str:
+def _timing_words(timing: LayerTiming, *, rough: bool) -> str:
     if timing.forward_s is None or timing.backward_s is None:
         return f"skipped: {timing.skipped or 'no figures'}"
     spread = ""
     if timing.spread is not None:
         known = f"±{timing.interval:.1%}, " if timing.interval is not None else ""
-        did_not = ", not steady" if timing.interval is not None and timing.interval > STEADY else ""
+        did_not = ", not steady" if rough else ""
         spread = f" ({known}spread {timing.spread:.0%}, {timing.repeats} repeats{did_not})"
     return (
         f"forward {timing.forward_s * 1e3:.3g} ms, backward {timing.backward_s * 1e3:.3g} ms, "

@@ -113,7 +113,8 @@ class Meter:
         self.by_wall = False
         """Set where ``layers_wait``: a second of the CPU then says little."""
         self._waited_s = 0.0
-        self.stretches = Stretches(period_s) if single_thread and slowdown == 1.0 else None
+        told_apart = single_thread and self.on_cpu and slowdown == 1.0
+        self.stretches = Stretches(period_s) if told_apart else None
 
     def run(self, part: Callable[[], None]) -> tuple[float, float]:
         """Runs one part. Returns (wall, CPU) seconds, the emulated slowdown in the wall time."""
@@ -184,6 +185,7 @@ def collect(
     warm_up_s: float = 0.0,
     warm_up_repeats: int = 1,
     minimum_s: float = 0.0,
+    most_s: float = math.inf,
 ) -> list[Sample]:
     """Warm-up, then repetitions until the estimate is steady or the slice is over.
 
@@ -191,17 +193,22 @@ def collect(
         slice_s: wall seconds after which to stop; at least ``MIN_REPEATS`` are done all the same.
         warm_up_s: at least so long and so often is run before what counts.
         minimum_s: not to stop before this much, however steady.
+        most_s: after so long, warm-up included, one repetition that counts is enough.
     """
-    start = time.perf_counter()
+    begun = start = time.perf_counter()
     done = 0
     while done < warm_up_repeats or time.perf_counter() - start < warm_up_s:
         meter.sample(steps)
         done += 1
+        if time.perf_counter() - begun > most_s:
+            break
     samples: list[Sample] = []
     start = time.perf_counter()
     while len(samples) < MAX_SAMPLES:
         samples.append(meter.sample(steps))
         passed_s = time.perf_counter() - start
+        if time.perf_counter() - begun > most_s:
+            break
         if len(samples) < MIN_REPEATS or passed_s < minimum_s:
             continue
         if passed_s >= slice_s or (len(samples) & 3 == 3 and steady(samples, meter.by_cpu)):
@@ -209,32 +216,39 @@ def collect(
     return samples
 
 
-def _blocks(samples: Sequence[Sample], cpu: bool) -> list[list[Sample]]:
-    """Consecutive repetitions in blocks of at least ``BLOCK_S``; the rest joins the last one."""
-    blocks: list[list[Sample]] = [[]]
+def block_sizes(samples: Sequence[Sample], cpu: bool) -> list[int]:
+    """How many consecutive repetitions make blocks of at least ``BLOCK_S``; the rest joins the last one."""
+    sizes = [0]
     held_s = 0.0
     for sample in samples:
         if held_s >= BLOCK_S:
-            blocks.append([])
+            sizes.append(0)
             held_s = 0.0
-        blocks[-1].append(sample)
+        sizes[-1] += 1
         held_s += sample.cpu_s if cpu else sample.wall_s
-    if len(blocks) > 1 and held_s < BLOCK_S:
-        last = blocks.pop()
-        blocks[-1].extend(last)
-    return blocks
+    if len(sizes) > 1 and held_s < BLOCK_S:
+        rest = sizes.pop()
+        sizes[-1] += rest
+    return sizes
 
 
-def _means(samples: Sequence[Sample], cpu: bool) -> list[float]:
-    return [
-        sum(sample.cpu_s if cpu else sample.wall_s for sample in block) / len(block)
-        for block in _blocks(samples, cpu)
-    ]
+def _means(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None = None) -> list[float]:
+    means = []
+    start = 0
+    for count in block_sizes(samples, cpu) if sizes is None else sizes:
+        block = samples[start : start + count]
+        means.append(sum(sample.cpu_s if cpu else sample.wall_s for sample in block) / count)
+        start += count
+    return means
 
 
-def interval(samples: Sequence[Sample], cpu: bool) -> float:
-    """Half of the 95% interval (two standard errors) of the blocks' mean, relative to it; inf: not known."""
-    return relative_interval(_means(samples, cpu))
+def interval(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None = None) -> float:
+    """Half of the 95% interval (two standard errors) of the blocks' mean, relative to it; inf: not known.
+
+    Args:
+        sizes: of the blocks, where they are not the samples' own (those of the window they are a part of).
+    """
+    return relative_interval(_means(samples, cpu, sizes))
 
 
 def relative_interval(means: Sequence[float]) -> float:
@@ -264,15 +278,18 @@ class Estimate:
     interval: float | None
 
 
-def estimate(samples: Sequence[Sample], stretch: float | None) -> Estimate:
+def estimate(
+    samples: Sequence[Sample], stretch: float | None, sizes: Sequence[int] | None = None
+) -> Estimate:
     """What one repetition takes.
 
     Args:
+        sizes: of the blocks, as for ``interval``.
         stretch: wall seconds per CPU second on this device (``Meter.stretch``), or None to go by the wall
             clock alone: then it is the mean, which holds stalls in their proportion.
     """
     cpu = stretch is not None
-    means = sorted(_means(samples, cpu))
+    means = sorted(_means(samples, cpu, sizes))
     half = relative_interval(means)
     median = statistics.median(means)
     spread = (_quantile(means, 0.9) - _quantile(means, 0.1)) / median if median > 0 else 0.0

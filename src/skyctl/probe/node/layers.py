@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from skyctl.probe.node.clock import STEADY_INTERVAL, Meter, Sample, collect, estimate, interval
+from skyctl.probe.node.clock import Meter, block_sizes, collect, estimate
 from skyctl.probe.node.drain import drain
 from skyctl.probe.node.steps import ChainSteps, OptimizerSteps
+from skyctl.probe.node.tally import Tally
 from skyctl.probe.node.weights import Backwards, measure_split
 from skyctl.probe.node.windows import Window, singly, windows
 from skyctl.workload.workload import Workload
@@ -27,10 +28,14 @@ OPTIMIZER_SHARE = 0.25
 
 MIN_TOTAL_S = 1.0
 MORE = 2.0
-"""Times the budget: so long is then spent on what is not steady yet."""
+"""Times the budget: so long is then spent on what is not steady yet. Once the budget is spent in any case: a
+machine's speed also changes within seconds, which no interval of one second's repetitions shows."""
 
 MOST_SPLIT = 1.25
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
+NO_TIME = "there was no time for it"
+FIRST_SHARE = 0.8
+"""Of the time there is at most, for the first pass: what it does not come to is skipped."""
 MIN_PERIODS = 25
 """A device is measured at least so long and over so many quota periods, for the stretch to be right."""
 
@@ -67,22 +72,6 @@ class _Slices:
     warm_up_repeats: int
 
 
-@dataclass
-class Tally:
-    """All repetitions so far, by layer index and microbatch size; size 0 is the optimizer's step.
-
-    ``splits``: of the backward alone, cut in two (see ``weights``).
-    """
-
-    samples: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
-    splits: dict[tuple[int, int], Backwards] = field(default_factory=dict)
-    skipped: dict[tuple[int, int], str] = field(default_factory=dict)
-
-    def add(self, index: int, size: int, samples: Sequence[Sample]) -> None:
-        """Joins new repetitions to those there are."""
-        self.samples.setdefault((index, size), []).extend(samples)
-
-
 class LayerBench:
     """Measures a workload's distinct layers on one device, in passes over all of them.
 
@@ -116,6 +105,8 @@ class LayerBench:
         self.tally = Tally()
         self._alone: set[int] = set()
         """Tasks that found no memory in company."""
+        self._end = math.inf
+        """When the first pass stops, whatever is missing."""
 
     def measure(
         self,
@@ -145,14 +136,17 @@ class LayerBench:
         slices = _Slices(max(0.02, budget_s / parts), 2 * period_s, 2)
         told = False
         most_s = cap_s
+        self._end = start + FIRST_SHARE * cap_s
         rough: set[tuple[int, int]] | None = None
         while True:
             updated: set[int] = set()
             for size, window, timed in self._rounds(tasks, kinds):
                 if rough and not any((tasks[number].index, size) in rough for number in timed):
                     continue
-                if told and stopped():
+                if (told and stopped()) or (rough is not None and time.monotonic() - start >= cap_s):
                     return
+                if rough is None and time.monotonic() >= self._end:
+                    break
                 done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
                 on_progress(done, len(tasks), tasks[timed[0]].name)
                 self._measure_window(tasks, window, size, timed, slices, updated)
@@ -162,7 +156,8 @@ class LayerBench:
                 self.tally = Tally(skipped=self.tally.skipped)
                 continue
             if rough is None:
-                most_s = passed_s + MORE * budget_s
+                most_s = min(passed_s + MORE * budget_s, cap_s)
+                settle_s = max(settle_s, min(passed_s + budget_s, cap_s))
                 slices = replace(slices, warm_up_s=0.0, warm_up_repeats=1)
             rough = self._unsteady(tasks)
             spent = passed_s >= settle_s and (not rough or passed_s >= most_s)
@@ -177,12 +172,7 @@ class LayerBench:
     def _unsteady(self, tasks: Sequence[LayerTask]) -> set[tuple[int, int]]:
         """(layer index, microbatch size) of those whose mean is not known well enough yet."""
         keys = {(task.index, size) for task in tasks for size in set(task.needs_bytes) - task.known}
-        by_cpu = self.stretch() is not None
-        return {
-            key
-            for key in keys & self.tally.samples.keys()
-            if interval(self.tally.samples[key], by_cpu) > STEADY_INTERVAL
-        }
+        return self.tally.unsteady(keys, self.stretch() is not None)
 
     def _rounds(
         self, tasks: Sequence[LayerTask], kinds: Mapping[int, Sequence[int]] | None
@@ -260,14 +250,16 @@ class LayerBench:
             slice_s=slices.whole_s * count,
             warm_up_s=slices.warm_up_s,
             warm_up_repeats=slices.warm_up_repeats,
+            most_s=max(0.0, self._end - time.monotonic()),
         )
         shares = steps.shares[-len(samples) :]
+        blocks = block_sizes(samples, self.meter.by_cpu)
         for at, number in enumerate(window.kinds):
             parts = [
                 sample.part(forward[at], backward[at])
                 for sample, (forward, backward) in zip(samples, shares, strict=True)
             ]
-            self.tally.add(tasks[number].index, size, parts)
+            self.tally.add(tasks[number].index, size, parts, blocks)
 
     def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
         by_cpu = self.meter.by_cpu and (self._threads == 1 or self._quota is not None)
@@ -299,7 +291,8 @@ class LayerBench:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         steps = OptimizerSteps(self._workload, module, self._device)
-        self.tally.add(task.index, 0, collect(self.meter, steps, slice_s=slice_s))
+        samples = collect(self.meter, steps, slice_s=slice_s)
+        self.tally.add(task.index, 0, samples, block_sizes(samples, self.meter.by_cpu))
 
     def _fits(self, task: LayerTask, size: int) -> bool:
         if (task.index, size) in self.tally.skipped:
@@ -318,7 +311,7 @@ class LayerBench:
     def _skip(self, task: LayerTask, sizes: Sequence[int], reason: str) -> None:
         for size in sizes:
             self.tally.skipped[task.index, size] = reason
-            self.tally.samples.pop((task.index, size), None)
+            self.tally.drop((task.index, size))
 
     def stretch(self) -> float | None:
         """Wall seconds per CPU second on this device; None where wall time is used as it is."""
@@ -343,7 +336,7 @@ class LayerBench:
                 samples = self.tally.samples.get((task.index, size))
                 parts = self.tally.splits.get((task.index, size))
                 if samples:
-                    found = estimate(samples, stretch)
+                    found = estimate(samples, stretch, self.tally.blocks[task.index, size])
                     split_s = None
                     if parts:  # few repetitions, so not out of proportion to the whole
                         split_s = found.backward_s * min(max(1.0, parts.ratio(on_cpu)), MOST_SPLIT)
@@ -358,7 +351,7 @@ class LayerBench:
                         "interval": found.interval and math.hypot(found.interval, stretch_interval),
                     }
                 else:
-                    row["skipped"] = self.tally.skipped.get((task.index, size), "there was no time for it")
+                    row["skipped"] = self.tally.skipped.get((task.index, size), NO_TIME)
                 rows.append(row)
         return rows
 
