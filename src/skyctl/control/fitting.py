@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from skyctl.control.problem import shape_of
+from skyctl.records.cluster import node_of
 from skyctl.records.problem import LayerTimes, Problem
 from skyctl.records.profile import Observation, Profile
 
@@ -110,7 +111,7 @@ def _links(profile: Profile, observations: Sequence[Observation]) -> tuple[dict[
     probed = {(link.source, link.target): link.bandwidth_bytes_per_s for link in profile.links}
     pairs = {(one.device, one.target) for one in observations if one.target is not None}
     for source, target in sorted((a, b) for a, b in pairs if b is not None):
-        nodes = _node(source), _node(target)
+        nodes = node_of(source), node_of(target)
         bandwidth, latency_s = probed.get(nodes), latency.get(nodes)
         if bandwidth is None or latency_s is None:
             continue
@@ -135,7 +136,7 @@ def _probed(profile: Profile, one: Observation) -> str:
     if one.target is None:
         dates = [device.measured for device in profile.devices if device.id == one.device]
     else:
-        nodes = _node(one.device), _node(one.target)
+        nodes = node_of(one.device), node_of(one.target)
         dates = [link.measured for link in profile.links if (link.source, link.target) == nodes]
     return (dates[0] if dates else None) or profile.created
 
@@ -145,7 +146,3 @@ def _newer(one: Observation, date: str) -> bool:
         return datetime.fromisoformat(one.seen) >= datetime.fromisoformat(date)
     except (ValueError, TypeError):
         return False
-
-
-def _node(device: str) -> str:
-    return device.rpartition("/")[0]

@@ -12,6 +12,7 @@ from skyctl.control.connect import Connected, need_all
 from skyctl.control.request import Request, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
+from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster, Node, device_id
 from skyctl.records.profile import NodeFailure, Observation, Profile
 
@@ -169,8 +170,8 @@ def _change(node: Node, profile: Profile) -> str | None:
             return f"{device.id} had slowdown {device.slowdown:g}, now {node.slowdown:g}"
         if node.threads is not None and device.threads not in (None, node.threads):
             return f"{device.id} had {device.threads} threads, now {node.threads}"
-        if node.memory_gib is not None and device.memory_bytes > node.memory_gib * 2**30:
-            had = device.memory_bytes / 2**30
+        if node.memory_gib is not None and device.memory_bytes > node.memory_gib * GIB:
+            had = device.memory_bytes / GIB
             return f"{device.id} had {had:.2f} GiB, now memory_gib is {node.memory_gib:g}"
     return None
 

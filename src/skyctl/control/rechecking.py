@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skyctl.control.changes import GIB, Change, machines, of_machine
+from skyctl.control.changes import Change, machines, of_machine
 from skyctl.control.connect import Connected, need_all
 from skyctl.control.probing import progress_words, ship_timed
 from skyctl.control.request import Request
 from skyctl.errors import InputError
-from skyctl.probe.show import layer_names
+from skyctl.probe.shapes import layer_names
+from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster
 from skyctl.records.profile import DeviceProfile, LinkProfile, Profile
 

@@ -15,11 +15,11 @@ from skyctl.probe.earlier import Known, costliest, known_links, known_timings, n
 from skyctl.probe.fleet import Fleet, Member, SessionLike
 from skyctl.probe.found import device_profiles, node_profiles
 from skyctl.probe.links import How
-from skyctl.probe.memory import GIB
 from skyctl.probe.network import Network, addresses_of, measure_network, rounds_of
 from skyctl.probe.ring import measure_ring
 from skyctl.probe.shapes import distinct, kinds_of, shapes_of
 from skyctl.probe.watching import OwnUse, conditions, threads
+from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster, device_id
 from skyctl.records.profile import (
     LinkProfile,

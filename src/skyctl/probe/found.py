@@ -7,7 +7,8 @@ from typing import Any
 
 from skyctl import __version__
 from skyctl.probe.fleet import Fleet, Member
-from skyctl.probe.memory import GIB, Seen, Usable, usable
+from skyctl.probe.memory import Seen, Usable, usable
+from skyctl.records.base import GIB
 from skyctl.records.cluster import device_id
 from skyctl.records.profile import (
     Conditions,

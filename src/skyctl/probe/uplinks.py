@@ -38,7 +38,6 @@ class Trial:
     site: str
     direction: Direction
     ways: tuple[Way, ...]
-    sites: frozenset[str]
 
 
 def trials(sites: Sequence[SiteProfile], links: Rates) -> list[Trial]:
@@ -53,9 +52,7 @@ def trials(sites: Sequence[SiteProfile], links: Rates) -> list[Trial]:
         for direction in directions:
             chosen = _chosen(site, sites, links, direction)
             if len(chosen) == FLOWS:
-                place = {name: other.name for other in sites for name in other.nodes}
-                touched = frozenset(place[name] for way in chosen for name in way)
-                found.append(Trial(site.name, direction, tuple(chosen), touched))
+                found.append(Trial(site.name, direction, tuple(chosen)))
     return found
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from skyctl.probe.conditions import Watched, across_numa, judge, share_threads
 from skyctl.probe.fleet import Member
+from skyctl.probe.otherload import Watched, across_numa, judge, share_threads
 from skyctl.records.cluster import device_id
 from skyctl.records.profile import Conditions
 

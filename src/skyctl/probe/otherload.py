@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skyctl.records.base import GIB
 from skyctl.records.profile import Conditions
 
 OTHERS = 0.08
@@ -27,12 +28,11 @@ STOOD_STILL_S = 0.3
 STOLEN = 0.05
 CARD_BUSY = 0.05
 CARD_HELD_BYTES = 512 << 20
-GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What one device's process counted; see ``probe/node/conditions.Watch.read``.
+    """What one device's process counted; see ``probe/node/watch.Watch.read``.
 
     ``scope``: equal for devices that draw on the same processors; ``machine``: for those of one machine.
     ``cpus``: how many the scope has; ``bound``: by a quota. ``slowdown``: emulated, part of the time asleep.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skyctl.probe.conditions import Watched, across_numa, judge, share_threads
-from skyctl.probe.node import conditions as node
+from skyctl.probe.node import watch as node
+from skyctl.probe.otherload import Watched, across_numa, judge, share_threads
 
 
 def watched(**more: Any) -> Watched:
