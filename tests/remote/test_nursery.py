@@ -155,6 +155,24 @@ def test_modules_that_start_threads(home: Path, tmp_path: Path, monkeypatch: pyt
         nursery.release()
 
 
+def test_a_fork_that_has_lost_its_accelerator_starts_its_tasks_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_env: Env
+) -> None:
+    """As torch tells it when its CUDA was touched before the fork."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "cuda.py").write_text("def _is_in_bad_fork():\n    return True\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    nursery = Nursery((*LIGHT, "torch.cuda"))
+    try:
+        with open_session(LOCAL, OPTIONS, lambda node, _: BornRemote(node, nursery)) as session:
+            assert parent(session.hello["pid"]) == nursery.pid
+            pid = up(session.task("node_tasks", {"do": "sleep"}, env=task_env(session)))["pid"]
+            assert b"-m\0skyctl.agent.task\0node_tasks" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    finally:
+        nursery.release()
+
+
 def test_which_nodes_are_alike() -> None:
     nodes = [
         Node(name="a", transport="local"),
