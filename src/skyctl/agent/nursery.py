@@ -59,7 +59,7 @@ def can_fork(package: Path, env: Mapping[str, str]) -> bool:
 
 
 def _accelerator_lost() -> bool:
-    """Whether an accelerator was used, or only counted, before this process was forked: torch refuses it then."""
+    """Whether an accelerator was used, or only counted, before the fork: torch refuses it after that."""
     there = (sys.modules.get(f"torch.{kind}") for kind in ACCELERATORS)
     return any(getattr(module, "_is_in_bad_fork", bool)() for module in there)
 

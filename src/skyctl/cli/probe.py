@@ -101,7 +101,7 @@ def probe(
         return rechecking.quick(out, target, options, request, loaded)
     with (
         out.progress("probe") as progress,
-        connected(target.cluster.nodes, options, progress) as sessions,
+        connected(target.cluster.nodes, options, progress, target.everyone) as sessions,
     ):
         profile, path = probe_cluster(
             target.cluster,

@@ -25,7 +25,7 @@ def quick(
     then, request, loaded = _profile(target, request, loaded)
     with (
         out.progress("quick probe") as progress,
-        connected(target.cluster.nodes, options, progress) as links,
+        connected(target.cluster.nodes, options, progress, target.everyone) as links,
     ):
         now = recheck_cluster(target.cluster, links, then, request, loaded, progress)
     found = differences(then, now)
