@@ -36,8 +36,13 @@ def quick(
         out.note(f"next: measure it again: skyctl probe {source or ''}".rstrip())
     else:
         what = f" of {source}" if source is not None else ""
-        out.line(f"the profile{what} of {then.created} still holds")
-    out.json({"profile": then.created, "holds": not found, "differences": [asdict(one) for one in found]})
+        where = " where it could be looked at" if now.failures else ""
+        out.line(f"the profile{what} of {then.created} still holds{where}")
+    for failure in now.failures:
+        hint = f" ({failure.hint})" if failure.hint else ""
+        out.warn(f"{failure.node} could not be looked at: {failure.error}{hint}")
+    told = {"profile": then.created, "holds": not found, "differences": [asdict(one) for one in found]}
+    out.json(told | {"failures": [failure.model_dump() for failure in now.failures]})
     if now.failures:
         return 4
     return 5 if found else None

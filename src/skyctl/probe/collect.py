@@ -124,7 +124,8 @@ def probe(
         else:
             network = Network(taken.links, taken.sites, taken.lines, taken.uplinks)
         seen = conditions(fleet.alive(), own_use)
-        devices = [known.dated(device, created) for device in device_profiles(fleet, shapes, seen)]
+        found = device_profiles(fleet, shapes, seen, known.speeds)
+        devices = [known.dated(device, created) for device in found]
         nodes = node_profiles(fleet, sessions, addresses, network.sites)
     finally:
         fleet.close()
@@ -215,10 +216,10 @@ def _measure(
     counts = threads(members)
     for member in members:
         cap_gib = member.node.memory_gib
-        order = {"op": "measure", "layers": layers, "kinds": kinds, "generic": generic}
-        order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
         name = device_id(member.node.name, member.local)
-        order |= {"layers": known.order(name, layers), "handling": known.handles(name)}
+        order = {"op": "measure", "layers": known.order(name, layers), "kinds": kinds}
+        order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
+        order |= {"generic": generic or known.generic(name), "handling": known.handles(name)}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     fleet.wait(members, ("measured", "timings"), cap_s, heard)
     for member in fleet.alive():
