@@ -71,7 +71,7 @@ def learned(profile: Profile, microbatches: int) -> Learned:
     mine = [one for one in profile.observations if one.digest == profile.workload.digest]
     factors, words = _devices(profile, mine, size)
     rates, link_words = _links(profile, mine)
-    ignored = [one for one in mine if one.spread > UNSTEADY and _newer(one, _probed(profile, one))]
+    ignored = [one for one in mine if one.spread > UNSTEADY and _newer(one, probed_at(profile, one))]
     said = [f"as seen in run {run}: {', '.join(parts)}" for run, parts in _by_run(words + link_words).items()]
     said += [
         f"run {run} was disturbed ({spread_words(one)}): not used"
@@ -128,10 +128,10 @@ def _links(profile: Profile, observations: Sequence[Observation]) -> tuple[dict[
 def _usable(observations: Sequence[Observation], profile: Profile) -> list[Observation]:
     """Those, steady and newer than the probe, oldest first."""
     found = [one for one in observations if one.spread <= UNSTEADY]
-    return sorted((o for o in found if _newer(o, _probed(profile, o))), key=lambda one: one.seen)
+    return sorted((o for o in found if _newer(o, probed_at(profile, o))), key=lambda one: one.seen)
 
 
-def _probed(profile: Profile, one: Observation) -> str:
+def probed_at(profile: Profile, one: Observation) -> str:
     """When the probe measured the same thing (ISO)."""
     if one.target is None:
         dates = [device.measured for device in profile.devices if device.id == one.device]
