@@ -52,17 +52,12 @@ def fingerprint(facts: Mapping[str, Any], device: str, slowdown: float, sharing:
 
 def fingerprints(members: Sequence[Member]) -> dict[str, str]:
     """By device id."""
-    scopes = [_scope(member) for member in members]
     return {
         device_id(m.node.name, m.local): fingerprint(
-            m.facts, m.local, m.node.slowdown, scopes.count(_scope(m))
+            m.facts, m.local, m.node.slowdown, sum(m.shares(other) for other in members)
         )
         for m in members
     }
-
-
-def _scope(member: Member) -> str:
-    return str(member.facts.get("cpu_scope") or member.node.name)
 
 
 @dataclass
