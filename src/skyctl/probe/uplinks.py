@@ -231,7 +231,8 @@ class _Player:
             self._order(way[1], source, more, sends=False)
         elif kind == "line-ready":
             self._ready.add(source)
-            if self._ready == set(self._ways):
+            gave_up = self._answers.keys() & self._ways.keys()  # a source that waits has not answered
+            if self._ready == set(self._ways) and not gave_up:
                 for other in self._ways:
                     self._fleet.send(self._members[other], {"op": "go"})
 

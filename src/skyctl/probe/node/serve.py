@@ -104,7 +104,7 @@ class _Server:
         """What ``nvidia-smi`` told of it before we used it."""
 
     def serve(self) -> None:
-        """Follows orders until ``quit``."""
+        """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
         orders = {"measure": self.measure, "link": self.link, "line": self.line}
         while True:
             got = self._channel.recv(None)
@@ -112,8 +112,10 @@ class _Server:
                 continue
             if got[0]["op"] == "quit":
                 return
-            orders[got[0]["op"]](got[0])
-            give_back_freed_memory()
+            follow = orders.get(got[0]["op"])
+            if follow is not None:
+                follow(got[0])
+                give_back_freed_memory()
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
