@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skyctl.probe.heat import LEGEND, fitting, grid, heat_lines, heat_table
+from skyctl.probe.heat import LEGEND, failed_lines, fitting, grid, heat_lines, heat_table, spread_lines
 from skyctl.probe.shapes import layer_names
 from skyctl.records.base import GIB
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
@@ -50,7 +50,10 @@ def tables(profile: Profile, width: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [device_table(profile)]
     parts += [layer_table(profile, size) for size in _sizes(profile)]
     if profile.links:
-        parts += [heat_table(grid(profile, fitting(width))), Text(LEGEND, style="dim")]
+        found = grid(profile, fitting(width))
+        parts += [heat_table(found), Text(LEGEND, style="dim")]
+        parts += [Text(words) for words in spread_lines(profile, found)]
+        parts += [Text.assemble(("✗ ", "bold red"), words) for words in failed_lines(profile)]
     parts += [Text(words) for words in site_words(profile)]
     parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
     parts += [Text.assemble(("! ", "yellow"), f"{name}: {note}") for name, note in condition_notes(profile)]
