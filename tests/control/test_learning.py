@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from skyctl.control.fitting import learned
 from skyctl.control.learning import KEPT, from_run, gathered, keep, merged, observe
+from skyctl.control.linking import LinkChoice
 from skyctl.control.planning import PlanOptions, plan_profile, plan_run, problems
 from skyctl.control.problem import build_problem
 from skyctl.errors import InputError
@@ -239,6 +241,15 @@ def test_planning_again_from_a_run_changes_that_plans_own_figures() -> None:
         plan_run(made, ran(made, {A: 1, B: 1}), PlanOptions(microbatches=2))
     with pytest.raises(InputError, match="2 steps after its warm-up"):
         from_run(made, ran(made, {A: 1, B: 1}, steps=3))
+
+
+def test_planning_again_from_a_run_knows_what_its_layers_give() -> None:
+    """In bfloat16 there is nothing to gain from sending bfloat16."""
+    choice = (LinkChoice("bfloat16"),)
+    for dtype, share in (("float32", 0.5), ("bfloat16", 1.0)):
+        made = plan_profile(profile(), OPTIONS, REF.model_copy(update={"dtype": dtype}))
+        again, _ = plan_run(made, ran(made, {A: 1, B: 1}), replace(OPTIONS, link_dtype=choice))
+        assert {link.sent_share for link in again.problem.links} == {share}
 
 
 def test_only_the_newest_of_a_kind_are_kept(tmp_path: Path) -> None:
