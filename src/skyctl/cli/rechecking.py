@@ -48,6 +48,20 @@ def quick(
     return 5 if found else None
 
 
+def say_what(out: Output, target: Target, request: Request | None, loaded: Workload | None) -> None:
+    """What would be looked at."""
+    then, request, _ = _profile(target, request, loaded)
+    nodes = [node.name for node in target.cluster.nodes]
+    source = request.spec.source if request is not None else None
+    layer = f", the costliest layer of {source} on each device" if source is not None else ""
+    ring = ", and a ring of links" if len(nodes) > 1 else ""
+    out.line(
+        f"would look whether the profile of {then.created} still holds on {', '.join(nodes)}: versions, "
+        f"devices, processors, memory{layer}{ring}"
+    )
+    out.json({"nodes": nodes, "workload": source, "profile": then.created, "links": "ring"})
+
+
 def _profile(
     target: Target, request: Request | None, loaded: Workload | None
 ) -> tuple[Profile, Request | None, Workload | None]:
