@@ -217,7 +217,7 @@ def _measure(
     for member in members:
         cap_gib = member.node.memory_gib
         name = device_id(member.node.name, member.local)
-        order = {"op": "measure", "layers": known.order(name, layers), "kinds": kinds}
+        order: dict[str, Any] = {"op": "measure", "layers": known.order(name, layers), "kinds": kinds}
         order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
         order |= {"generic": generic or known.generic(name), "handling": known.handles(name)}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
