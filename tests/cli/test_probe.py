@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from skyctl.cli.app import main
 from skyctl.files import save_profile
-from skyctl.records.profile import Profile
+from skyctl.records.profile import NodeFailure, Profile
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -68,11 +69,29 @@ def test_a_dry_run_says_which_links(run: Run, flags: tuple[str, ...], links: str
     assert json.loads(run("--dry-run", "--json", *flags)[1])["links"] == links
 
 
+def empty(created: str = "2026-01-01T00:00:00+00:00", **more: Any) -> Profile:
+    bare: dict[str, Any] = {"cluster": "pair", "cluster_digest": "d", "nodes": (), "devices": (), "links": ()}
+    return Profile(created=created, **bare | more)
+
+
+def test_quick_names_every_node_that_failed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that the profile has no device of: the exit code says that something was wrong."""
+    save_profile(empty())
+    now = empty(failures=[NodeFailure(node="b", error="no torch", hint="install it")])
+    monkeypatch.setattr("skyctl.control.connect.connected", lambda *_: nullcontext())
+    monkeypatch.setattr("skyctl.control.rechecking.recheck_cluster", lambda *_: now)
+    code, out, err = run("--quick")
+    assert code == 4
+    assert "still holds where it could be looked at" in out
+    assert "b could not be looked at: no torch (install it)" in err
+    told = json.loads(run("--quick", "--json")[1])
+    assert told["failures"] == [{"node": "b", "error": "no torch", "hint": "install it"}]
+
+
 def test_a_dry_run_of_quick_says_what_is_looked_at(run: Run) -> None:
     assert run("--quick", "--dry-run")[0] == 2, "there is no profile yet"
-    created = "2026-01-01T00:00:00+00:00"
-    save_profile(Profile(cluster="pair", cluster_digest="d", created=created, nodes=(), devices=(), links=()))
+    save_profile(empty())
     code, out, _ = run("--quick", "--dry-run")
     assert code == 0
-    assert f"the profile of {created} still holds on a, b" in out
+    assert f"the profile of {empty().created} still holds on a, b" in out
     assert "a ring of links" in out
