@@ -249,12 +249,8 @@ def profile_folder(cluster_name: str) -> Path:
     return home() / "profiles" / safe_name(cluster_name)
 
 
-def save_profile(profile: Profile, *, replaces: Path | None = None) -> Path:
-    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``.
-
-    Args:
-        replaces: the kept file that it was made from, which goes once the new one is there.
-    """
+def save_profile(profile: Profile) -> Path:
+    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``."""
     folder = make_private(profile_folder(profile.cluster))
     kept = sorted(folder.glob("*.json"))
     stamp = new_run_id()
@@ -262,9 +258,7 @@ def save_profile(profile: Profile, *, replaces: Path | None = None) -> Path:
         # Within one second, or the clock was set back: the newest must still sort last.
         stamp = f"{kept[-1].stem}~"
     path = write_atomic(folder / f"{stamp}.json", profile.to_json())
-    superseded = [old for old in kept if old == replaces]
-    kept = [old for old in kept if old != replaces]
-    for old in [*superseded, *[*kept, path][:-PROFILES_KEPT]]:
+    for old in [*kept, path][:-PROFILES_KEPT]:
         with contextlib.suppress(OSError):
             old.unlink()
     return path
@@ -280,7 +274,8 @@ def newest_profile(
 
 def recent_profiles(cluster_name: str) -> list[Profile]:
     """The profiles of that cluster that are kept and can be read, newest first."""
-    return [profile for _, profile in _profiles(cluster_name)]
+    found = [profile for _, profile in _profiles(cluster_name)]
+    return sorted(found, key=lambda profile: profile.created, reverse=True)
 
 
 def _profiles(cluster_name: str) -> Iterator[tuple[Path, Profile]]:

@@ -137,6 +137,10 @@ def test_flags_that_do_not_go(run: Run) -> None:
     code, _, err = run(*PLAN, "--whole-blocks", "--assign", "n0=0:14")
     assert code == 2
     assert "--whole-blocks does not go with --assign" in err
+    for flags in (["--dtype", "bfloat16"], ["--batch-size", "32"], ["--seed", "0"], ["--no-learn"]):
+        code, _, err = run("plan", "gpt:layers=2", "--from-run", "some-run", *flags)
+        assert code == 2
+        assert f"{flags[0]} does not go with --from-run some-run" in err
 
 
 def test_what_a_person_is_told(run: Run) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from skyctl.control.fitting import learned
-from skyctl.control.learning import KEPT, from_run, keep, merged, observe
+from skyctl.control.learning import KEPT, from_run, gathered, keep, merged, observe
+from skyctl.control.linking import LinkChoice
 from skyctl.control.planning import PlanOptions, plan_profile, plan_run, problems
 from skyctl.control.problem import build_problem
 from skyctl.errors import InputError
-from skyctl.files import newest_profile, profile_folder, save_profile
+from skyctl.files import newest_profile, profile_folder, read_record, recent_profiles, save_profile
 from skyctl.planner.playing import play_of
 from skyctl.records.measurement import (
     Measurement,
@@ -142,6 +144,35 @@ def test_three_runs_of_the_same_slowness_count_it_once() -> None:
     assert newest().devices == profile().devices
 
 
+def test_a_run_makes_no_profile_the_newest_and_what_it_saw_is_found_all_the_same() -> None:
+    save_profile(profile())
+    path = newest_profile("c")[0]  # type: ignore[index]
+    made = plan_profile(newest(), OPTIONS, REF)
+    other = WorkloadProfile(source="x", digest="x", batch_size=8, dtype="float32", shapes=())
+    later = profile().model_copy(update={"workload": other, "created": "2026-01-02T00:00:00+00:00"})
+    save_profile(later)
+    keep("c", made, "w", ran(made, {A: 1.3, B: 0.9}))
+    assert newest() == later
+    assert read_record(Profile, path).observations
+    assert [p.created for p in recent_profiles("c")] == [later.created, profile().created]
+    taken = [d.model_copy(update={"measured": profile().created}) for d in profile().devices]
+    again = profile().model_copy(update={"devices": tuple(taken), "created": "2026-01-03T00:00:00+00:00"})
+    assert learned(gathered(again, recent_profiles("c")), 4).seen.factors == pytest.approx({A: 1.3, B: 0.9})
+    anew = [d.model_copy(update={"measured": again.created}) for d in profile().devices]
+    again = again.model_copy(update={"devices": tuple(anew)})
+    assert gathered(again, recent_profiles("c")).observations == ()
+
+
+def test_a_run_is_kept_with_a_profile_that_has_its_devices() -> None:
+    save_profile(profile())
+    made = plan_profile(newest(), OPTIONS, REF)
+    part = profile().model_copy(update={"devices": profile().devices[:1]})
+    save_profile(part)
+    assert keep("c", made, "w", ran(made, {A: 1.3, B: 0.9})) is not None
+    assert newest() == part
+    assert [len(p.observations) for p in recent_profiles("c")] == [0, 2]
+
+
 def test_the_probe_alone_where_that_is_asked_for() -> None:
     save_profile(profile())
     made = plan_profile(newest(), OPTIONS, REF)
@@ -210,6 +241,15 @@ def test_planning_again_from_a_run_changes_that_plans_own_figures() -> None:
         plan_run(made, ran(made, {A: 1, B: 1}), PlanOptions(microbatches=2))
     with pytest.raises(InputError, match="2 steps after its warm-up"):
         from_run(made, ran(made, {A: 1, B: 1}, steps=3))
+
+
+def test_planning_again_from_a_run_knows_what_its_layers_give() -> None:
+    """In bfloat16 there is nothing to gain from sending bfloat16."""
+    choice = (LinkChoice("bfloat16"),)
+    for dtype, share in (("float32", 0.5), ("bfloat16", 1.0)):
+        made = plan_profile(profile(), OPTIONS, REF.model_copy(update={"dtype": dtype}))
+        again, _ = plan_run(made, ran(made, {A: 1, B: 1}), replace(OPTIONS, link_dtype=choice))
+        assert {link.sent_share for link in again.problem.links} == {share}
 
 
 def test_only_the_newest_of_a_kind_are_kept(tmp_path: Path) -> None:

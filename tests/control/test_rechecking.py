@@ -31,6 +31,11 @@ def device(name: str, seconds: float = 0.01, **more: Any) -> DeviceProfile:
     return DeviceProfile(id=f"{name}/cpu:0", node=name, timings=(timing,), **figures, **{**known, **more})
 
 
+def too_large(name: str) -> DeviceProfile:
+    timing = LayerTiming(signature="x", microbatch_size=2, skipped="needs 5.00 GiB")
+    return device(name).model_copy(update={"timings": (timing,)})
+
+
 def link(latency_s: float = 0.01, rate: float = 1e6, **more: Any) -> LinkProfile:
     return LinkProfile(source="a", target="b", latency_s=latency_s, bandwidth_bytes_per_s=rate, **more)
 
@@ -66,6 +71,7 @@ def test_noise_is_no_difference() -> None:
         (profile([node("a", cpus=0.5)], [device("a")]), "a/cpu:0", "cpus"),
         (profile([node("a")], []), "a/cpu:0", "device"),
         (profile([node("z")], [device("z")]), "z/cpu:0", "device"),
+        (profile([node("a")], [too_large("a")]), "a/cpu:0", "a layer, microbatch of 2"),
         (profile([node("a")], [device("a")], [link(rate=0.5e6)]), "a → b", "rate"),
         (profile([node("a")], [device("a")], [link(0.02)]), "a → b", "latency"),
         (
@@ -78,6 +84,11 @@ def test_noise_is_no_difference() -> None:
 )
 def test_each_difference_is_named(now: Profile, where: str, what: str) -> None:
     assert [(one.where, one.what) for one in differences(THEN, now)] == [(where, what)]
+
+
+def test_a_node_that_failed_then_too_is_no_difference() -> None:
+    now = profile([node("a")], [device("a")], failures=[NodeFailure(node="z", error="no route")])
+    assert differences(THEN, now) == []
 
 
 def test_what_was_not_measured_is_not_compared() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from skyctl.control.rechecking import differences
 from skyctl.errors import UnreachableError
-from skyctl.probe.collect import probe
+from skyctl.probe.collect import Recheck, probe
 from skyctl.records.base import parse
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.profile import Profile
@@ -49,10 +50,12 @@ class FakeTask:
         self._script = script
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.killed = False
+        self.sent: list[dict[str, Any]] = []
         for event in script.get("start", []):
             self._events.put(event)
 
     def send(self, message: dict[str, Any], body: bytes = b"") -> None:
+        self.sent.append(message)
         order = "link " + message["role"] if message["op"] == "link" else message["op"]
         for event in self._script.get(order, []):
             self._events.put(event)
@@ -160,6 +163,22 @@ def test_every_device_of_a_node_has_its_process_and_one_pair_is_measured() -> No
     assert [d.id for d in profile.devices] == ["a/cuda:0", "a/cuda:1", "a/cuda:2"]
     assert [d.threads for d in profile.devices] == [None] * 3
     assert [(link.source, link.target) for link in profile.links] == [("a", "a")]
+
+
+def test_a_recheck_fails_no_device_of_which_it_measures_too_little_to_tell_its_speed() -> None:
+    """One whose costliest layer has no counted flops, and one that the profile does not have."""
+    then = probe(cluster("a"), {"a": FakeSession(cluster("a").node("a"), GOOD)})
+    then = then.model_copy(update={"devices": (then.devices[0].model_copy(update={"flops_per_s": 5e9}),)})
+    them = cluster("a", "b")
+    untold = {**GOOD, "stop": [{**TIMINGS, "flops_per_s": None}]}
+    sessions = {"a": FakeSession(them.node("a"), untold), "b": FakeSession(them.node("b"), GOOD)}
+    now = probe(them, sessions, recheck=Recheck(then, lambda _: True))
+    assert not now.failures
+    assert [(d.id, d.flops_per_s) for d in now.devices] == [("a/cpu:0", 5e9), ("b/cpu:0", 1e9)]
+    orders = {name: session.tasks[0].sent[0] for name, session in sessions.items()}
+    assert {name: order["generic"] for name, order in orders.items()} == {"a": False, "b": True}
+    found = [(one.where, one.what, one.then) for one in differences(then, now)]
+    assert ("b/cpu:0", "device", "not measured before") in found
 
 
 @pytest.mark.slow

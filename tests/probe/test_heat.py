@@ -11,7 +11,19 @@ from rich.console import Console
 
 from skyctl.cli.show_sites import check_plot, draw
 from skyctl.errors import InputError, SkyctlError
-from skyctl.probe.heat import MOST_NODES, Cell, colour, fitting, grid, heat_lines, heat_table, ink, rate_words
+from skyctl.probe.heat import (
+    MOST_NODES,
+    Cell,
+    colour,
+    failed_lines,
+    fitting,
+    grid,
+    heat_lines,
+    heat_table,
+    ink,
+    rate_words,
+    spread_lines,
+)
 from skyctl.records.profile import LinkProfile, NodeProfile, Profile, SiteProfile
 
 
@@ -79,6 +91,31 @@ def test_many_nodes_are_shown_by_site() -> None:
     assert grid(profile(20), fitting(60)).by_site is True
 
 
+def test_a_slow_pair_is_seen_among_many_nodes_of_one_site() -> None:
+    whole = profile(MOST_NODES + 1, sites=1)
+    slow = whole.links[7].model_copy(update={"bandwidth_bytes_per_s": 1.25e6})
+    whole = whole.model_copy(update={"links": (*whole.links[:7], slow, *whole.links[8:])})
+    found = grid(whole)
+    assert found.names == ("s0",)
+    ends = f"{slow.source} → {slow.target}"
+    assert spread_lines(whole, found) == [f"within s0: 10 to 98.4 Mbit/s, median 98.4; slow: {ends} 10"]
+    two = profile(MOST_NODES + 1)
+    assert spread_lines(two, grid(two)) == [], "nothing is slow"
+    assert spread_lines(whole, grid(profile(4))) == [], "a map by node hides nothing"
+
+
+def test_what_failed_is_named_with_its_cause() -> None:
+    whole = profile(5)
+    first, *others = whole.links
+    assert failed_lines(whole) == ["n0 → n1: refused"]
+    both = others[3].model_copy(update={"error": "refused"})
+    assert (both.source, both.target) == ("n1", "n0")
+    assert failed_lines(whole.model_copy(update={"links": (first, both)})) == ["n0 ↔ n1: refused"]
+    all_ = tuple(link.model_copy(update={"error": link.target}) for link in whole.links)
+    said = failed_lines(whole.model_copy(update={"links": all_}))
+    assert (len(said), said[-1]) == (7, "and 14 more")
+
+
 def test_colours_run_from_fast_to_slow_and_their_ink_can_be_read() -> None:
     assert colour(100, 1, 100) == (253, 231, 37)
     assert colour(1, 1, 100) == (68, 1, 84)
@@ -89,8 +126,9 @@ def test_colours_run_from_fast_to_slow_and_their_ink_can_be_read() -> None:
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = draw(profile(5), tmp_path / "links.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    for one in (profile(5), profile(MOST_NODES + 1, sites=1)):
+        path = draw(one, tmp_path / "links.png")
+        assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SkyctlError, match="no links to draw"):
         draw(profile(3).model_copy(update={"links": ()}), tmp_path / "none.png")
 

@@ -116,7 +116,14 @@ def test_tables_show_every_fact() -> None:
         "skipped",
     ):
         assert word in text
-    for word in ("Mbit/s, below it ms", "100", "✗", "no torch", "install it", "n[2] in: 20 Mbit/s for all"):
+    for word in (
+        "Mbit/s, below it ms",
+        "100",
+        "✗ n[2] → n1: no connection",
+        "no torch",
+        "install it",
+        "n[2] in: 20 Mbit/s for all",
+    ):
         assert word in text
 
 

@@ -102,6 +102,7 @@ class Script:
         if self.fault in ("dies", "silent"):
             return
         if message["op"] == "go":
+            assert self.fault != "gives up", "it waits no more"
             (pair,) = self.asked["pairs"]
             target = next(script for script in self.peers if script.name == pair["peer"])
             each_s = pair["send_bytes"] / self.wires.rate(self.name, target.name)
@@ -121,6 +122,8 @@ class Script:
             self.wires.flows[self.name] = message["pairs"][0]["peer"]
             said = {"event": "line-listening", "hub": self.name, "address": "192.0.2.1", "ports": [5]}
             self.events.put(said)
+            if self.fault == "gives up":
+                self.events.put({"event": "line", "hub": self.name, "error": "not ready in time"})
         else:
             hub = next(script for script in self.peers if script.name == message["hub"])
             hub.events.put({"event": "line-ready", "hub": hub.name})
@@ -197,6 +200,13 @@ def test_a_failed_trial_is_left_out_with_the_reason_and_fails_no_node(
     found, reasons, fleet = play(fleets, "ab", {"b": 20}, b0=fault)
     assert not any(uplink.direction == "out" for uplink in found)
     assert words in reasons["a"] or "answers no more" in reasons["a"]
+    assert not fleet.failures
+
+
+def test_nobody_is_told_to_go_once_a_source_has_given_up(fleets: list[Fleet]) -> None:
+    found, reasons, fleet = play(fleets, "ab", {"b": 20}, a0="gives up")
+    assert found == []
+    assert reasons
     assert not fleet.failures
 
 

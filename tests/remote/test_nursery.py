@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from skyctl.agent import process
 from skyctl.errors import UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions, Remote
-from skyctl.remote.nursery import BornRemote, Nursery, alike
+from skyctl.remote.nursery import BornRemote, Nursery, alike, connector_for
 from skyctl.remote.session import Session, open_session, open_sessions
 
 from .test_session import (  # noqa: F401
@@ -153,6 +155,58 @@ def test_modules_that_start_threads(home: Path, tmp_path: Path, monkeypatch: pyt
             assert started_alone(session)
     finally:
         nursery.release()
+
+
+def test_a_fork_that_has_lost_its_accelerator_starts_its_tasks_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_env: Env
+) -> None:
+    """As torch tells it when its CUDA was touched before the fork."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "cuda.py").write_text("def _is_in_bad_fork():\n    return True\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    nursery = Nursery((*LIGHT, "torch.cuda"))
+    try:
+        with open_session(LOCAL, OPTIONS, lambda node, _: BornRemote(node, nursery)) as session:
+            assert parent(session.hello["pid"]) == nursery.pid
+            pid = up(session.task("node_tasks", {"do": "sleep"}, env=task_env(session)))["pid"]
+            assert b"-m\0skyctl.agent.task\0node_tasks" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    finally:
+        nursery.release()
+
+
+def test_who_waits_for_a_birth_is_told_that_there_will_be_none(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Ctrl-C while torch is imported."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    nursery = Nursery(("slow",))
+    ours, theirs = socket.socketpair()
+    told: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            nursery.birth("", theirs)
+        except OSError as exc:
+            told.append(exc)
+
+    waiting = threading.Thread(target=wait)
+    with ours, theirs:
+        waiting.start()
+        nursery.release()
+        waiting.join()
+    assert len(told) == 1
+    assert process.entry(nursery.pid) is None
+
+
+def test_one_node_of_several_alike_is_born_too(home: Path) -> None:
+    nodes = [Node(name=name, transport="local") for name in ("a", "b")]
+    for of, born in ((nodes, True), (None, False)):
+        with connector_for(nodes[:1], of) as connector:
+            remote = connector(nodes[0], OPTIONS)
+            assert isinstance(remote, BornRemote) is born
+            remote.close()
 
 
 def test_which_nodes_are_alike() -> None:

@@ -29,6 +29,8 @@ from typing import Any
 from skyctl.agent import fork
 
 MESSAGE_BYTES = 64 << 10
+ACCELERATORS = ("cuda", "xpu")
+"""Those of torch's that a fork may lose."""
 
 
 @dataclass
@@ -52,7 +54,14 @@ def can_fork(package: Path, env: Mapping[str, str]) -> bool:
 
     What else than PYTHONPATH is in the environment may have been read already, when this process started.
     """
-    return _born.package == package and set(env) <= {"PYTHONPATH"} and fork.threads() == 1
+    alike = _born.package == package and set(env) <= {"PYTHONPATH"}
+    return alike and fork.threads() == 1 and not _accelerator_lost()
+
+
+def _accelerator_lost() -> bool:
+    """Whether an accelerator was used, or only counted, before the fork: torch refuses it after that."""
+    there = (sys.modules.get(f"torch.{kind}") for kind in ACCELERATORS)
+    return any(getattr(module, "_is_in_bad_fork", bool)() for module in there)
 
 
 def fork_task(module: str, env: Mapping[str, str], tags: Mapping[str, str], control: int, output: int) -> int:

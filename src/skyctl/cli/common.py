@@ -17,7 +17,7 @@ import inspect
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -28,7 +28,7 @@ from skyctl.cli.output import Output, ReaderGoneError
 from skyctl.errors import InputError, NodeError, SkyctlError
 
 if TYPE_CHECKING:
-    from skyctl.records.cluster import Cluster
+    from skyctl.records.cluster import Cluster, Node
     from skyctl.remote.base import ConnectOptions
 
 __all__ = [
@@ -97,10 +97,11 @@ class Terminated(KeyboardInterrupt):
 
 
 class Target(NamedTuple):
-    """The cluster in use and the file it came from."""
+    """The cluster in use, the file it came from, and all nodes of that file."""
 
     path: Path
     cluster: Cluster
+    everyone: Sequence[Node]
 
 
 def load_target(cluster: Path | None, limit: str | None = None) -> Target:
@@ -112,7 +113,8 @@ def load_target(cluster: Path | None, limit: str | None = None) -> Target:
     from skyctl.inventory.read import cluster_path, read_cluster, select
 
     path = cluster_path(cluster)
-    return Target(path, select(read_cluster(path), limit))
+    whole = read_cluster(path)
+    return Target(path, select(whole, limit), whole.nodes)
 
 
 def connect_options(

@@ -93,7 +93,7 @@ def compare(
     )
     with out.progress("compare") as progress:
         if measure:
-            with connected(target.cluster.nodes, connect, progress) as links:
+            with connected(target.cluster.nodes, connect, progress, target.everyone) as links:
                 need_all(links.failures)
                 found = job.profile(links, profile, progress)
                 training.warn_left_out(out, found, target.cluster)

@@ -141,7 +141,7 @@ def launch(
     run = RunOptions(steps=steps, trace=trace, ignore_changes=ignore_changes)
     with (
         out.progress("launch") as progress,
-        connected(nodes, options, progress) as links,
+        connected(nodes, options, progress, target.everyone) as links,
     ):
         need_all(links.failures)
         made = given or _make_plan(out, progress, target, links, request, loaded, choice)

@@ -42,13 +42,13 @@ def plan(
     profile: training.ProfileOption = None,
     pin_first: training.PinFirstOption = None,
     pin_last: training.PinLastOption = None,
-    batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
+    batch_size: training.GivenBatchSizeOption = None,
     microbatches: training.MicrobatchesOption = None,
     schedule: training.ScheduleOption = None,
     objective: training.ObjectiveOption = None,
     link_dtype: training.LinkDtypeOption = None,
-    dtype: training.DtypeOption = "float32",
-    seed: training.SeedOption = 0,
+    dtype: training.GivenDtypeOption = None,
+    seed: training.GivenSeedOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
     time_limit: training.TimeLimitOption = 30.0,
@@ -95,14 +95,16 @@ def plan(
         if problem is not None:
             made = _offline(problem, options, pins, forbidden=(workload, limit, profile, from_run))
         elif workload is not None and from_run is not None:
-            _refuse(f"--from-run {from_run}", ("--limit", "--profile"), (limit, profile))
+            given = {"--limit": limit, "--profile": profile, "--batch-size": batch_size, "--dtype": dtype}
+            given |= {"--seed": seed, "--no-learn": no_learn or None}
+            _refuse(f"--from-run {from_run}", tuple(given), tuple(given.values()))
             made = _from_run(out, workload, from_run, options, pins)
         elif workload is not None:
             request = {
-                "batch_size": batch_size,
+                "batch_size": batch_size or training.DEFAULT_BATCH_SIZE,
                 "microbatches": microbatches,
-                "seed": seed,
-                "dtype": dtype,
+                "seed": seed or 0,
+                "dtype": dtype or "float32",
                 "data": data,
                 "random_inputs": random_inputs,
             }

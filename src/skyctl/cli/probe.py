@@ -12,6 +12,7 @@ from skyctl.cli.common import Output, command
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
+    from skyctl.control.request import Request
     from skyctl.probe.links import How
 
 LinksOption = Annotated[
@@ -61,18 +62,16 @@ def probe(
     the others are in the profile all the same.
     """
     from skyctl.cli.show_profile import show_profile
-    from skyctl.cli.show_sites import LINKS, check_plot, say_links
+    from skyctl.cli.show_sites import check_plot, say_links
     from skyctl.control.connect import connected
     from skyctl.control.probing import probe_cluster
     from skyctl.files import write_atomic
 
     common.check_output(output)
+    how = _links_of(links, plot)
     check_plot(plot)
-    how = None if links is None else cast("How", training.one_of("--links", links, LINKS))
-    if quick and (refresh or output is not None):
-        raise InputError(
-            f"--quick does not go with {'--refresh' if refresh else '-o'}: it measures no profile"
-        )
+    if quick:
+        _refuse({"--refresh": refresh, "-o": output, "--plot": plot, "--links": links})
     target = common.load_target(cluster, limit)
     request = loaded = None
     if workload is not None:
@@ -86,13 +85,11 @@ def probe(
             random_inputs=random_inputs,
         )
         training.say_notes(out, loaded)
-    names = ", ".join(node.name for node in target.cluster.nodes)
+    if dry_run and quick:
+        rechecking.say_what(out, target, request, loaded)
+        return None
     if dry_run:
-        sizes = f" at {request.choices()} microbatches" if request is not None else ""
-        out.line(f"would measure {names}, every pair of them" + (f", {workload}{sizes}" if workload else ""))
-        choices = request.choices() if request is not None else []
-        nodes = [node.name for node in target.cluster.nodes]
-        out.json({"nodes": nodes, "workload": workload, "microbatches": choices})
+        _say_what(out, [node.name for node in target.cluster.nodes], request, how)
         return None
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
@@ -101,7 +98,7 @@ def probe(
         return rechecking.quick(out, target, options, request, loaded)
     with (
         out.progress("probe") as progress,
-        connected(target.cluster.nodes, options, progress) as sessions,
+        connected(target.cluster.nodes, options, progress, target.everyone) as sessions,
     ):
         profile, path = probe_cluster(
             target.cluster,
@@ -128,3 +125,36 @@ def probe(
         out.note(f"next: skyctl plan {flags} -o plan.json")
     out.json(profile)
     return 4 if profile.failures else None
+
+
+def _links_of(links: str | None, plot: Path | None) -> How | None:
+    from skyctl.cli.show_sites import LINKS
+
+    how = None if links is None else cast("How", training.one_of("--links", links, LINKS))
+    if how == "none" and plot is not None:
+        raise InputError(f"--plot {plot} does not go with --links none: there would be no links to draw")
+    return how
+
+
+def _refuse(given: dict[str, object]) -> None:
+    """What does nothing beside --quick."""
+    for flag, value in given.items():
+        if value:
+            raise InputError(f"--quick does not go with {flag}: it makes no profile and measures a few links")
+
+
+def _say_what(out: Output, nodes: list[str], request: Request | None, how: How | None) -> None:
+    """What would be measured."""
+    from skyctl.probe.links import default_how
+
+    links = how or default_how(len(nodes))
+    pairs = {
+        "all": "every pair of them",
+        "sites": "all pairs within a site and one between every two sites",
+        "none": "no links",
+    }
+    choices = request.choices() if request is not None else []
+    source = request.spec.source if request is not None else None
+    layers = f", {source} at {choices} microbatches" if source is not None else ""
+    out.line(f"would measure {', '.join(nodes)}, {pairs[links]}{layers}")
+    out.json({"nodes": nodes, "workload": source, "microbatches": choices, "links": links})

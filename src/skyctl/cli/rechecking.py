@@ -25,7 +25,7 @@ def quick(
     then, request, loaded = _profile(target, request, loaded)
     with (
         out.progress("quick probe") as progress,
-        connected(target.cluster.nodes, options, progress) as links,
+        connected(target.cluster.nodes, options, progress, target.everyone) as links,
     ):
         now = recheck_cluster(target.cluster, links, then, request, loaded, progress)
     found = differences(then, now)
@@ -36,11 +36,30 @@ def quick(
         out.note(f"next: measure it again: skyctl probe {source or ''}".rstrip())
     else:
         what = f" of {source}" if source is not None else ""
-        out.line(f"the profile{what} of {then.created} still holds")
-    out.json({"profile": then.created, "holds": not found, "differences": [asdict(one) for one in found]})
+        where = " where it could be looked at" if now.failures else ""
+        out.line(f"the profile{what} of {then.created} still holds{where}")
+    for failure in now.failures:
+        hint = f" ({failure.hint})" if failure.hint else ""
+        out.warn(f"{failure.node} could not be looked at: {failure.error}{hint}")
+    told = {"profile": then.created, "holds": not found, "differences": [asdict(one) for one in found]}
+    out.json(told | {"failures": [failure.model_dump() for failure in now.failures]})
     if now.failures:
         return 4
     return 5 if found else None
+
+
+def say_what(out: Output, target: Target, request: Request | None, loaded: Workload | None) -> None:
+    """What would be looked at."""
+    then, request, _ = _profile(target, request, loaded)
+    nodes = [node.name for node in target.cluster.nodes]
+    source = request.spec.source if request is not None else None
+    layer = f", the costliest layer of {source} on each device" if source is not None else ""
+    ring = ", and a ring of links" if len(nodes) > 1 else ""
+    out.line(
+        f"would look whether the profile of {then.created} still holds on {', '.join(nodes)}: versions, "
+        f"devices, processors, memory{layer}{ring}"
+    )
+    out.json({"nodes": nodes, "workload": source, "profile": then.created, "links": "ring"})
 
 
 def _profile(

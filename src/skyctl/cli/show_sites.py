@@ -47,18 +47,21 @@ def say_links(out: Output, profile: Profile, how: str | None, plot: Path | None)
 def draw(profile: Profile, path: Path) -> Path:
     """Writes the map of the links as a PNG."""
     from skyctl.compare.heatmap import plot_heat
-    from skyctl.probe.heat import grid
+    from skyctl.probe.heat import MOST_NODES, grid
 
     found = grid(profile)
+    if len(found.names) == 1:  # one square would hide a slow pair; by colour alone all nodes fit
+        found = grid(profile, len(profile.nodes))
     low, high = found.span()
-    rows = [[_square(cell, low, high) for cell in row] for row in found.cells]
+    written = len(found.names) <= MOST_NODES
+    rows = [[_square(cell, low, high, written=written) for cell in row] for row in found.cells]
     what = "site" if found.by_site else "node"
     key = "Mbit/s, below it ms one way; yellow is fast, violet slow; ~ filled in; ✗ no connection"
     names = found.names if profile.links else ()
     return plot_heat(names, rows, f"Links of {profile.cluster}, from row to column, by {what}", key, path)
 
 
-def _square(cell: Cell | None, low: float, high: float) -> Square:
+def _square(cell: Cell | None, low: float, high: float, *, written: bool) -> Square:
     from skyctl.compare.heatmap import Square
     from skyctl.probe.heat import colour, ink, latency_words, rate_words
 
@@ -68,4 +71,4 @@ def _square(cell: Cell | None, low: float, high: float) -> Square:
         return Square(None, "red", ("✗",))
     shade = colour(cell.mbit, low, high)
     words = ("~" if cell.estimated else "") + rate_words(cell.mbit)
-    return Square(shade, ink(shade), (words, latency_words(cell.latency_ms)))
+    return Square(shade, ink(shade), (words, latency_words(cell.latency_ms)) if written else ())

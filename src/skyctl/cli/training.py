@@ -30,11 +30,16 @@ UNSTEADY = 1.0
 
 GivenBatchSizeOption = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, metavar="N", help="Samples a step; default 32, or the plan's."),
+    typer.Option(
+        "--batch-size", min=1, metavar="N", help="Samples a step; default 32, or the plan's or run's."
+    ),
 ]
-GivenSeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Default 0, or the plan's.")]
+GivenSeedOption = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Default 0, or the plan's or run's.")
+]
 GivenDtypeOption = Annotated[
-    str | None, typer.Option("--dtype", metavar="NAME", help="Default float32, or the plan's.")
+    str | None,
+    typer.Option("--dtype", metavar="NAME", help="Default float32, or the plan's or run's."),
 ]
 GivenStrategyOption = Annotated[
     str | None, typer.Option("--strategy", metavar="NAME", help="For a bare workload; default optimal.")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from skyctl.errors import MismatchError
+from skyctl.records.base import GIB
 from skyctl.records.cluster import split_device_id
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.profile import Profile
@@ -21,7 +22,6 @@ CPUS = 0.10
 """How far the number of processors may be off; a quota is a fraction."""
 MEMORY = 0.02
 """How far what is free may be below the predicted need, which is no more exact than that."""
-GIB = 2**30
 
 
 @dataclass(frozen=True)

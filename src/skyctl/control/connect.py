@@ -28,11 +28,17 @@ def connected(
     nodes: Sequence[Node],
     options: ConnectOptions,
     on_progress: Callable[[str], None] | None = None,
+    of: Sequence[Node] | None = None,
 ) -> Iterator[Connected]:
-    """Opens one session a node; on the way out, however that comes, closes them all."""
+    """Opens one session a node; on the way out, however that comes, closes them all.
+
+    Args:
+        of: all nodes of the cluster, where these are some of them: it decides who is alike
+            (``remote/nursery.py``).
+    """
     if on_progress is not None:
         on_progress(f"connecting to {len(nodes)} nodes")
-    outcomes = open_sessions(nodes, options)
+    outcomes = open_sessions(nodes, options, of=of)
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
     try:
         yield Connected(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})

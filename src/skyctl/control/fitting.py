@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from skyctl.control.problem import shape_of
+from skyctl.records.cluster import node_of
 from skyctl.records.problem import LayerTimes, Problem
 from skyctl.records.profile import Observation, Profile
 
@@ -70,7 +71,7 @@ def learned(profile: Profile, microbatches: int) -> Learned:
     mine = [one for one in profile.observations if one.digest == profile.workload.digest]
     factors, words = _devices(profile, mine, size)
     rates, link_words = _links(profile, mine)
-    ignored = [one for one in mine if one.spread > UNSTEADY and _newer(one, _probed(profile, one))]
+    ignored = [one for one in mine if one.spread > UNSTEADY and _newer(one, probed_at(profile, one))]
     said = [f"as seen in run {run}: {', '.join(parts)}" for run, parts in _by_run(words + link_words).items()]
     said += [
         f"run {run} was disturbed ({spread_words(one)}): not used"
@@ -110,7 +111,7 @@ def _links(profile: Profile, observations: Sequence[Observation]) -> tuple[dict[
     probed = {(link.source, link.target): link.bandwidth_bytes_per_s for link in profile.links}
     pairs = {(one.device, one.target) for one in observations if one.target is not None}
     for source, target in sorted((a, b) for a, b in pairs if b is not None):
-        nodes = _node(source), _node(target)
+        nodes = node_of(source), node_of(target)
         bandwidth, latency_s = probed.get(nodes), latency.get(nodes)
         if bandwidth is None or latency_s is None:
             continue
@@ -127,15 +128,15 @@ def _links(profile: Profile, observations: Sequence[Observation]) -> tuple[dict[
 def _usable(observations: Sequence[Observation], profile: Profile) -> list[Observation]:
     """Those, steady and newer than the probe, oldest first."""
     found = [one for one in observations if one.spread <= UNSTEADY]
-    return sorted((o for o in found if _newer(o, _probed(profile, o))), key=lambda one: one.seen)
+    return sorted((o for o in found if _newer(o, probed_at(profile, o))), key=lambda one: one.seen)
 
 
-def _probed(profile: Profile, one: Observation) -> str:
+def probed_at(profile: Profile, one: Observation) -> str:
     """When the probe measured the same thing (ISO)."""
     if one.target is None:
         dates = [device.measured for device in profile.devices if device.id == one.device]
     else:
-        nodes = _node(one.device), _node(one.target)
+        nodes = node_of(one.device), node_of(one.target)
         dates = [link.measured for link in profile.links if (link.source, link.target) == nodes]
     return (dates[0] if dates else None) or profile.created
 
@@ -145,7 +146,3 @@ def _newer(one: Observation, date: str) -> bool:
         return datetime.fromisoformat(one.seen) >= datetime.fromisoformat(date)
     except (ValueError, TypeError):
         return False
-
-
-def _node(device: str) -> str:
-    return device.rpartition("/")[0]

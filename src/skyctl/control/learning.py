@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from skyctl.control.fitting import CARRIED, UNSTEADY, Seen, spread_words
+from skyctl.control.fitting import CARRIED, UNSTEADY, Seen, probed_at, spread_words
 from skyctl.control.problem import build_problem, shape_of
 from skyctl.errors import InputError, MismatchError, SkyctlError
-from skyctl.files import newest_profile, save_profile
+from skyctl.files import newest_profile, write_atomic
 from skyctl.planner.playing import play_of
 from skyctl.records.measurement import Measurement, ReplicaMeasurement
 from skyctl.records.plan import Plan
@@ -126,13 +126,14 @@ def _messages(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, floa
 def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None:
     """Adds what a run saw to the cluster's newest profile of its workload; what to tell the user of it.
 
-    The file takes the place of the one it comes from. What goes wrong here is a sentence, and takes nothing
-    away from the run.
+    Its file is written anew in its place: a run makes no profile newer than others. What goes wrong here is a
+    sentence, and takes nothing away from the run.
     """
     steps = len(done.steps) - 1
     if steps < LEAST_STEPS:
         return None
     ref = plan.workload
+    used = {replica.device for stage in plan.stages for replica in stage.replicas}
 
     def holds(profile: Profile) -> bool:
         known = profile.workload
@@ -140,7 +141,8 @@ def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None
             return False
         sizes = [shape.microbatches for shape in known.shapes]
         asked = (digest, ref.batch_size, ref.dtype)
-        return (known.digest, known.batch_size, known.dtype) == asked and plan.problem.microbatches in sizes
+        fits = (known.digest, known.batch_size, known.dtype) == asked and plan.problem.microbatches in sizes
+        return fits and used <= {device.id for device in profile.devices}
 
     try:
         found = newest_profile(cluster, holds)
@@ -150,10 +152,8 @@ def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None
         new = observe(profile, plan, done, datetime.now(UTC).isoformat(timespec="seconds"))
         if not new:
             return None
-        latest = newest_profile(cluster)
-        earlier = latest[1].observations if latest is not None else ()
-        together = merged([*profile.observations, *earlier, *new])
-        save_profile(profile.model_copy(update={"observations": together}), replaces=path)
+        together = merged([*profile.observations, *new])
+        write_atomic(path, profile.model_copy(update={"observations": together}).to_json())
     except (MismatchError, InputError) as exc:
         return f"nothing was learned from this run: {exc.message}"
     except SkyctlError as exc:
@@ -163,6 +163,20 @@ def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None
     return (
         "what this run saw is kept; the next plan uses it (skyctl plan --no-learn: the probe's figures alone)"
     )
+
+
+def gathered(profile: Profile, others: Iterable[Profile]) -> Profile:
+    """The profile with what runs saw of the same figures, whichever profiles it is kept in.
+
+    Where a figure was measured at another time than this profile's, it is not the same.
+    """
+    seen = [
+        one
+        for other in others
+        for one in other.observations
+        if probed_at(other, one) == probed_at(profile, one)
+    ]
+    return profile.model_copy(update={"observations": merged([*profile.observations, *seen])})
 
 
 def merged(observations: Iterable[Observation]) -> tuple[Observation, ...]:

@@ -9,6 +9,7 @@ from typing import get_args
 
 from skyctl.errors import InputError
 from skyctl.planner.offers import SLOW_BYTES_PER_S, sent_share
+from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, LinkDtype, Problem
 
@@ -57,7 +58,7 @@ def with_link_dtypes(problem: Problem, choices: Sequence[LinkChoice], activation
     """
     if not choices:
         return problem
-    names = {name for device in problem.devices for name in (device.id, _node(device.id))}
+    names = {name for device in problem.devices for name in (device.id, node_of(device.id))}
     links = list(problem.links)
     for choice in choices:
         named = [i for i, link in enumerate(links) if _chosen(choice, link, names)]
@@ -87,7 +88,7 @@ def _chosen(choice: LinkChoice, link: Link, names: Collection[str]) -> bool:
     if choice.where == SLOW:
         return link.bandwidth_bytes_per_s < SLOW_BYTES_PER_S
     a, b = _pair(choice.where, names)
-    source, target = {link.source, _node(link.source)}, {link.target, _node(link.target)}
+    source, target = {link.source, node_of(link.source)}, {link.target, node_of(link.target)}
     return (a in source and b in target) or (b in source and a in target)
 
 
@@ -105,7 +106,7 @@ def _pair(text: str, names: Collection[str] | None) -> tuple[str, str]:
         return cuts[0]
     fit = [cut for cut in cuts if all(_known(name, names) for name in cut)]
     if not fit:
-        there = ", ".join(sorted({_node(name) for name in names})[:12])
+        there = ", ".join(sorted({node_of(name) for name in names})[:12])
         unknown = next((b if _known(a, names) else a for a, b in cuts if {a, b} & set(names)), text)
         raise InputError(f"--link-dtype @{text}: there is no node {unknown!r}; there is {there}")
     if len(fit) > 1:
@@ -119,9 +120,4 @@ def _pair(text: str, names: Collection[str] | None) -> tuple[str, str]:
 
 def _known(name: str, names: Collection[str]) -> bool:
     """Whether it is one of them, or a device of one of them while the devices are not known yet."""
-    return name in names or ("/" in name and not any("/" in n for n in names) and _node(name) in names)
-
-
-def _node(device: str) -> str:
-    """The node of a device id; an id that names no node stands for itself."""
-    return device.rpartition("/")[0] or device
+    return name in names or ("/" in name and not any("/" in n for n in names) and node_of(name) in names)

@@ -26,6 +26,7 @@ from skyctl.records.problem import Objective, Problem
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
+FLOAT32 = "float32"
 PROVED_OF_BLOCKS = "proved: the best plan of whole blocks does without it"
 
 
@@ -114,7 +115,8 @@ def plan_run(
     if options.schedule is None:
         options = replace(options, schedule=AUTO)
     problem, words = from_run(plan, done)
-    best = plan_best([override(problem, options, pin_first, pin_last)], options)
+    dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
+    best = plan_best([override(problem, options, pin_first, pin_last, dtype)], options)
     return best.model_copy(update={"workload": plan.workload, "machines": plan.machines}), words
 
 
@@ -176,12 +178,17 @@ def _failure(failures: Sequence[InfeasibleError | UndecidedError]) -> Infeasible
 
 
 def override(
-    problem: Problem, options: PlanOptions, pin_first: str | None = None, pin_last: str | None = None
+    problem: Problem,
+    options: PlanOptions,
+    pin_first: str | None = None,
+    pin_last: str | None = None,
+    activations: str = FLOAT32,
 ) -> Problem:
     """The problem with what was given on the command line instead of what its file says.
 
     Args:
         pin_first, pin_last: device ids or node names, comma-separated.
+        activations: the dtype of what its layers give.
 
     Raises:
         InputError: a pin names no device of the problem.
@@ -198,7 +205,7 @@ def override(
         made = Problem.model_validate({**dict(problem), **changed})
     except ValidationError as exc:
         raise InputError(describe(exc, Problem)) from exc
-    return with_link_dtypes(made, options.link_dtype, "float32")
+    return with_link_dtypes(made, options.link_dtype, activations)
 
 
 def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:

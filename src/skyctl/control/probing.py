@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyctl.control.connect import Connected, need_all
+from skyctl.control.learning import gathered
 from skyctl.control.request import Request, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
+from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster, Node, device_id
-from skyctl.records.profile import NodeFailure, Observation, Profile
+from skyctl.records.profile import NodeFailure, Profile
 
 if TYPE_CHECKING:
     from skyctl.probe.links import How
@@ -60,8 +62,7 @@ def probe_cluster(
     )
     if not profile.devices:
         raise _nobody(list(profile.failures))
-    if earlier:
-        profile = profile.model_copy(update={"observations": _still_seen(earlier[0].observations, profile)})
+    profile = gathered(profile, earlier)
     return profile, save_profile(profile)
 
 
@@ -82,19 +83,12 @@ def progress_words(on_progress: Callable[[str], None]) -> Callable[[str, str, fl
     return lambda node, what, share: on_progress(f"{node}: {what}" + (f" {share:.0%}" if share > 0 else ""))
 
 
-def _still_seen(observations: Sequence[Observation], profile: Profile) -> tuple[Observation, ...]:
-    """What runs saw, but not of devices whose layers of the same workload have been measured since."""
-    digest = None if profile.workload is None else profile.workload.digest
-    new = {device.id for device in profile.devices if device.measured == profile.created}
-    return tuple(
-        one for one in observations if one.target is not None or one.digest != digest or one.device not in new
-    )
-
-
 def find_profile(
     cluster: Cluster, given: str | None, request: Request, workload: Workload
 ) -> tuple[Profile, Path]:
     """The profile the user named, or the cluster's newest that fits the request and the cluster as it is now.
+
+    To one that was not named comes what runs have seen of the same figures.
 
     Raises:
         InputError: there is none, or the one given does not fit; says why the newest does not.
@@ -108,7 +102,7 @@ def find_profile(
         return profile, Path(given)
     found = newest_profile(cluster.name, lambda p: misfit(p, request, workload, cluster.nodes) is None)
     if found is not None:
-        return found[1], found[0]
+        return gathered(found[1], recent_profiles(cluster.name)), found[0]
     newest = newest_profile(cluster.name)
     if newest is None:
         raise InputError(f"cluster {cluster.name!r} has no profile yet", hint=hint)
@@ -169,8 +163,8 @@ def _change(node: Node, profile: Profile) -> str | None:
             return f"{device.id} had slowdown {device.slowdown:g}, now {node.slowdown:g}"
         if node.threads is not None and device.threads not in (None, node.threads):
             return f"{device.id} had {device.threads} threads, now {node.threads}"
-        if node.memory_gib is not None and device.memory_bytes > node.memory_gib * 2**30:
-            had = device.memory_bytes / 2**30
+        if node.memory_gib is not None and device.memory_bytes > node.memory_gib * GIB:
+            had = device.memory_bytes / GIB
             return f"{device.id} had {had:.2f} GiB, now memory_gib is {node.memory_gib:g}"
     return None
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skyctl.control.changes import GIB, Change, machines, of_machine
+from skyctl.control.changes import Change, machines, of_machine
 from skyctl.control.connect import Connected, need_all
 from skyctl.control.probing import progress_words, ship_timed
 from skyctl.control.request import Request
 from skyctl.errors import InputError
-from skyctl.probe.show import layer_names
+from skyctl.probe.shapes import layer_names
+from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster
-from skyctl.records.profile import DeviceProfile, LinkProfile, Profile
+from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
@@ -91,7 +92,10 @@ def recheck_cluster(
 
 
 def differences(then: Profile, now: Profile) -> list[Change]:
-    """What is not as it was, beyond what two measurements of the same thing may differ by. Pure."""
+    """What is not as it was, beyond what two measurements of the same thing may differ by. Pure.
+
+    A node that the profile has no device of, and that failed now, is no difference.
+    """
     found: list[Change] = []
     nodes = {node.name for node in now.nodes} | {failure.node for failure in now.failures}
     for failure in now.failures:
@@ -111,7 +115,7 @@ def differences(then: Profile, now: Profile) -> list[Change]:
             found += of_machine(before[device.id], after[device.id])
         found += _of_device(device, there[device.id], layer_names(then))
     new = there.keys() - {device.id for device in then.devices}
-    found += [Change(name, "device", "not measured", there[name].name) for name in sorted(new)]
+    found += [Change(name, "device", "not measured before", there[name].name) for name in sorted(new)]
     links = {(link.source, link.target): link for link in then.links}
     for link in now.links:
         found += _of_link(links.get((link.source, link.target)), link)
@@ -127,16 +131,24 @@ def _of_device(then: DeviceProfile, now: DeviceProfile, names: dict[str, str]) -
     known = {(t.signature, t.microbatch_size): t for t in then.timings}
     for timing in now.timings:
         had_t = known.get((timing.signature, timing.microbatch_size))
-        if had_t is None or timing.forward_s is None or timing.backward_s is None:
+        had_s = _seconds(had_t) if had_t is not None else None
+        if not had_s:
             continue
-        had_s = (had_t.forward_s or 0.0) + (had_t.backward_s or 0.0)
-        has_s = timing.forward_s + timing.backward_s
-        if had_s > 0 and abs(has_s / had_s - 1) > TIMES:
-            name = names.get(timing.signature, "a layer").partition(" ×")[0]
-            what = f"{name}, microbatch of {timing.microbatch_size}"
+        has_s = _seconds(timing)
+        name = names.get(timing.signature, "a layer").partition(" ×")[0]
+        what = f"{name}, microbatch of {timing.microbatch_size}"
+        if has_s is None:
+            found.append(Change(then.id, what, f"{had_s * 1e3:.2f} ms", timing.skipped or "no figures"))
+        elif abs(has_s / had_s - 1) > TIMES:
             change = f"{has_s / had_s - 1:+.0%}"
             found.append(Change(then.id, what, f"{had_s * 1e3:.2f} ms", f"{has_s * 1e3:.2f} ms", change))
     return found
+
+
+def _seconds(timing: LayerTiming) -> float | None:
+    if timing.forward_s is None or timing.backward_s is None:
+        return None
+    return timing.forward_s + timing.backward_s
 
 
 def _of_link(then: LinkProfile | None, now: LinkProfile) -> list[Change]:

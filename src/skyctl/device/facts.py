@@ -31,10 +31,11 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
         wanted: device names (``cpu``, ``cuda:0``), or None for all accelerators, else the CPU.
 
     Returns:
-        ``hostname, platform, python, torch, cpu_model, cpus, cpu_scope, quota, memory_total_bytes,
-        memory_available_bytes, boot_id, threads, devices, notes, numa_nodes``. ``cpu_scope`` is equal on
-        nodes that draw from the same processors; ``numa_nodes``: groups of processors, each with memory of
-        its own, that hold one we may use.
+        ``hostname, platform, python, torch, cpu_model, cpus, cpu_scope, bound, affinity, quota,
+        memory_total_bytes, memory_available_bytes, boot_id, threads, devices, notes, numa_nodes``.
+        ``cpu_scope`` is equal on nodes that draw from the same processors: under one quota where that binds
+        (``bound``), else with the same ``affinity``, the numbers of those we may use (None: not told);
+        ``numa_nodes``: groups of processors, each with memory of its own, that hold one we may use.
 
     Raises:
         SkyctlError: a wanted device is not there.
@@ -45,6 +46,10 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
     quota = limits.quota
     cpus = float(usable_cpus())
     bound = quota is not None and quota.cpus < cpus
+    allowed = affinity()
+    scope = f"cpus {','.join(map(str, allowed))}" if allowed else ""
+    if quota is not None and bound:
+        scope = quota.scope
     told = None
     if quota is not None:
         told = {"cpus": quota.cpus, "period_s": quota.period_s, "burst_s": quota.burst_s}
@@ -55,7 +60,9 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cpu_model": cpu_model(),
         "cpus": quota.cpus if quota is not None and bound else cpus,
-        "cpu_scope": f"{boot}/{quota.scope}" if quota is not None and bound else boot,
+        "cpu_scope": f"{boot}/{scope}",
+        "bound": bound,
+        "affinity": allowed,
         "quota": told,
         "numa_nodes": numa_nodes(),
         "memory_total_bytes": memory["total_bytes"],
@@ -67,18 +74,19 @@ def facts(wanted: list[str] | None = None) -> dict[str, Any]:
     }
 
 
+def affinity() -> list[int] | None:
+    """The processors that this process may be scheduled on (affinity and cpuset); None: not told."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
 def usable_cpus() -> int:
-    """How many processors this process may be scheduled on (affinity and cpuset), at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
+    """How many processors this process may be scheduled on, at least 1."""
+    return max(1, len(affinity() or ()) or os.cpu_count() or 1)
 
 
 def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int | None:
     """How many of the machine's NUMA nodes hold a processor that we may use; None where it is not told."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    allowed = os.sched_getaffinity(0)
+    allowed = set(affinity() or ())
     try:
         numbers = _listed((folder / "online").read_text())
         return sum(1 for n in numbers if allowed & _listed((folder / f"node{n}/cpulist").read_text())) or None

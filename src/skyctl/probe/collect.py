@@ -15,11 +15,11 @@ from skyctl.probe.earlier import Known, costliest, known_links, known_timings, n
 from skyctl.probe.fleet import Fleet, Member, SessionLike
 from skyctl.probe.found import device_profiles, node_profiles
 from skyctl.probe.links import How
-from skyctl.probe.memory import GIB
 from skyctl.probe.network import Network, addresses_of, measure_network, rounds_of
 from skyctl.probe.ring import measure_ring
 from skyctl.probe.shapes import distinct, kinds_of, shapes_of
 from skyctl.probe.watching import OwnUse, conditions, threads
+from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster, device_id
 from skyctl.records.profile import (
     LinkProfile,
@@ -124,7 +124,8 @@ def probe(
         else:
             network = Network(taken.links, taken.sites, taken.lines, taken.uplinks)
         seen = conditions(fleet.alive(), own_use)
-        devices = [known.dated(device, created) for device in device_profiles(fleet, shapes, seen)]
+        found = device_profiles(fleet, shapes, seen, known.speeds)
+        devices = [known.dated(device, created) for device in found]
         nodes = node_profiles(fleet, sessions, addresses, network.sites)
     finally:
         fleet.close()
@@ -215,10 +216,10 @@ def _measure(
     counts = threads(members)
     for member in members:
         cap_gib = member.node.memory_gib
-        order = {"op": "measure", "layers": layers, "kinds": kinds, "generic": generic}
-        order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
         name = device_id(member.node.name, member.local)
-        order |= {"layers": known.order(name, layers), "handling": known.handles(name)}
+        order: dict[str, Any] = {"op": "measure", "layers": known.order(name, layers), "kinds": kinds}
+        order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
+        order |= {"generic": generic or known.generic(name), "handling": known.handles(name)}
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     fleet.wait(members, ("measured", "timings"), cap_s, heard)
     for member in fleet.alive():

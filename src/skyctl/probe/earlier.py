@@ -53,17 +53,12 @@ def fingerprint(facts: Mapping[str, Any], device: str, slowdown: float, sharing:
 
 def fingerprints(members: Sequence[Member]) -> dict[str, str]:
     """By device id."""
-    scopes = [_scope(member) for member in members]
     return {
         device_id(m.node.name, m.local): fingerprint(
-            m.facts, m.local, m.node.slowdown, scopes.count(_scope(m))
+            m.facts, m.local, m.node.slowdown, sum(m.shares(other) for other in members)
         )
         for m in members
     }
-
-
-def _scope(member: Member) -> str:
-    return str(member.facts.get("cpu_scope") or member.node.name)
 
 
 @dataclass
@@ -73,6 +68,7 @@ class Known:
     ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
     ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
     ``handling``: whether what messages cost is measured, where not all is known.
+    ``speeds``: when a profile is only re-checked, its devices' FLOP/s; too little is measured then to tell.
     """
 
     prints: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +77,11 @@ class Known:
     dates: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, Collection[Row]] = field(default_factory=dict)
     handling: bool = True
+    speeds: Mapping[str, float] | None = None
+
+    def generic(self, name: str) -> bool:
+        """Whether that device measures its speed alone: what is re-checked knows nothing of it."""
+        return self.speeds is not None and name not in self.speeds
 
     def handles(self, name: str) -> bool:
         """Whether that device measures what messages cost it."""
@@ -180,7 +181,10 @@ def _trusted(device: DeviceProfile, date: str, now: str) -> bool:
 
 
 def costliest(then: Profile, microbatch_size: int, members: Sequence[Member]) -> Known:
-    """When a profile is only re-checked: each device measures its costliest layer and no other."""
+    """When a profile is only re-checked: each device measures its costliest layer and no other.
+
+    A device that the profile does not have measures none.
+    """
     prints = fingerprints(members)
     lacking: dict[str, list[Row]] = {name: [] for name in prints}
     for device in then.devices:
@@ -189,7 +193,8 @@ def costliest(then: Profile, microbatch_size: int, members: Sequence[Member]) ->
         if device.id in lacking and timings:
             worst = max(timings, key=lambda t: (t.forward_s or 0.0) + (t.backward_s or 0.0))
             lacking[device.id] = [(worst.signature, microbatch_size)]
-    return Known(prints, lacking=lacking, handling=False)
+    speeds = {device.id: device.flops_per_s for device in then.devices}
+    return Known(prints, lacking=lacking, handling=False, speeds=speeds)
 
 
 def known_links(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +17,8 @@ from skyctl.remote.session import translate
 
 MODULE = "skyctl.probe.node.serve"
 TAIL_LINES = 5
+TURN_S = 0.5
+"""A wait looks at deadlines so often; where it takes far longer, the launcher itself did not run (Ctrl-Z)."""
 SILENCE_S = 45.0
 """A process that has spoken says at least that it is alive; one silent for so long is stopped or lost."""
 
@@ -78,6 +80,21 @@ class Member:
         device = str(self.facts["device"])
         return device if ":" in device else f"{device}:0"
 
+    @property
+    def affinity(self) -> frozenset[int]:
+        """The processors it may use; empty where that is not told."""
+        return frozenset(self.facts.get("affinity") or ())
+
+    def shares(self, other: Member) -> bool:
+        """Whether it and the other may use the same processors; with itself it does."""
+        scopes = [member.facts.get("cpu_scope") or member.node.name for member in (self, other)]
+        if scopes[0] == scopes[1]:
+            return True
+        if self.facts.get("boot_id") != other.facts.get("boot_id"):
+            return False
+        bound = self.facts.get("bound") or other.facts.get("bound")  # a quota is not shared
+        return not bound and bool(self.affinity & other.affinity)
+
 
 class Fleet:
     """All devices' processes. ``failures`` by node; a failed node's members are out from then on."""
@@ -87,6 +104,7 @@ class Fleet:
         self.members: list[Member] = []
         self.failures: dict[str, NodeFailure] = {}
         self._news: queue.Queue[tuple[Member, dict[str, Any] | SkyctlError]] = queue.Queue()
+        self._turned = time.monotonic()
 
     def start(self, session: SessionLike, payload: dict[str, Any], name: str) -> None:
         """Starts one device's process; a failure is the node's."""
@@ -139,24 +157,49 @@ class Fleet:
         """
         kinds = {kind} if isinstance(kind, str) else set(kind)
         waiting = {id(member): member for member in members}
+        self._away_s()
         end = time.monotonic() + deadline_s
-        while pending := [m for m in waiting.values() if m.node.name not in self.failures]:
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                for member in pending if fatal else ():
-                    self.fail(member.node.name, _late(member, deadline_s))
-                return
-            for member in pending if fatal else ():
-                if member.heard is not None and time.monotonic() - member.heard > SILENCE_S:
-                    self.fail(member.node.name, _silent(member))
-            with suppress(queue.Empty):
-                member, event = self._news.get(timeout=min(left_s, 0.5))
-                member.heard = time.monotonic()
+
+        def pending() -> list[Member]:
+            return [m for m in waiting.values() if m.node.name not in self.failures]
+
+        while pending():
+            for member, event in self._come(min(TURN_S, max(0.0, end - time.monotonic()))):
                 if self._take(member, event):
                     assert isinstance(event, dict)
                     handler(member, event)
                     if event.get("event") in kinds:
                         waiting.pop(id(member), None)
+                if not pending():
+                    return  # what else is there is for those who wait next
+            end += self._away_s()
+            now = time.monotonic()
+            for member in pending() if fatal else ():
+                if now > end:
+                    self.fail(member.node.name, _late(member, deadline_s))
+                elif member.heard is not None and now - member.heard > SILENCE_S:
+                    self.fail(member.node.name, _silent(member))
+            if now > end:
+                return
+
+    def _away_s(self) -> float:
+        """For how long since the last time we did not listen; nobody counts as silent for that."""
+        now = time.monotonic()
+        away_s = max(0.0, now - self._turned - 2 * TURN_S)
+        self._turned = now
+        for member in self.members:
+            if member.heard is not None:
+                member.heard = min(now, member.heard + away_s)
+        return away_s
+
+    def _come(self, timeout_s: float) -> Iterator[tuple[Member, dict[str, Any] | SkyctlError]]:
+        """All that is there, waited for until there is something; who sent it has spoken."""
+        with suppress(queue.Empty):
+            for _ in range(max(1, self._news.qsize())):
+                member, event = self._news.get(timeout=timeout_s)
+                timeout_s = 0.0
+                member.heard = time.monotonic()
+                yield member, event
 
     def _take(self, member: Member, event: dict[str, Any] | SkyctlError) -> bool:
         """Whether that is an event for the handler."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from skyctl import __version__
 from skyctl.probe.fleet import Fleet, Member
-from skyctl.probe.memory import GIB, Seen, Usable, usable
+from skyctl.probe.memory import Seen, Usable, usable
+from skyctl.records.base import GIB
 from skyctl.records.cluster import device_id
 from skyctl.records.profile import (
     Conditions,
@@ -21,15 +22,22 @@ from skyctl.remote.addresses import interface_of
 
 
 def device_profiles(
-    fleet: Fleet, shapes: Sequence[ShapeProfile], seen: Mapping[str, Conditions]
+    fleet: Fleet,
+    shapes: Sequence[ShapeProfile],
+    seen: Mapping[str, Conditions],
+    speeds: Mapping[str, float] | None = None,
 ) -> list[DeviceProfile]:
-    """Every device as measured; one that could run no layer is its node's failure."""
+    """Every device as measured; one that could run no layer is its node's failure.
+
+    Args:
+        speeds: by device, FLOP/s known from before, for those that were not to measure enough to tell.
+    """
     members = {device_id(m.node.name, m.local): m for m in fleet.alive()}
     shares = usable({name: _seen(member) for name, member in members.items()})
     found = []
     for name, member in members.items():
         timings = tuple(LayerTiming(**row) for row in member.measured["timings"])
-        flops_per_s = member.measured["flops_per_s"] or _speed(timings, shapes)
+        flops_per_s = member.measured["flops_per_s"] or _speed(timings, shapes) or (speeds or {}).get(name)
         if flops_per_s is None:
             reason = next((t.skipped for t in timings if t.skipped), "nothing was measured")
             fleet.fail(member.node.name, f"no layer of the workload could be run on {name}: {reason}")

@@ -17,6 +17,10 @@ MOST_NODES = 24
 """With more nodes the map is of their sites."""
 COLUMN = 8
 """Characters of a column, about."""
+MOST_LINES = 6
+"""So many pairs are named below it, of those without a connection and of those that a median hides."""
+SLOW = 0.5
+"""A pair slower than this part of its sites' median is named."""
 RAMP = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
 """Viridis, fast to slow: ordered in lightness too, for colour-blind eyes and for grey."""
 
@@ -92,6 +96,51 @@ def heat_lines(found: Grid) -> list[str]:
         for b, cell in zip(found.names, row, strict=True)
         if cell is not None and cell.mbit is not None and cell.latency_ms is not None
     ]
+
+
+def failed_lines(profile: Profile) -> list[str]:
+    """The pairs without a connection and why, once where it is the same both ways."""
+    reasons = {(link.source, link.target): link.error for link in profile.links if link.error is not None}
+    said: list[str] = []
+    told: set[tuple[str, str]] = set()
+    for (a, b), why in reasons.items():
+        both = reasons.get((b, a)) == why
+        if not (both and (b, a) in told):
+            said.append(f"{a} {'↔' if both else '→'} {b}: {why}")
+        told.add((a, b))
+    return _some(said)
+
+
+def spread_lines(profile: Profile, found: Grid) -> list[str]:
+    """What the medians of a map by site hide: least and greatest rate, and which pairs are slow.
+
+    Only where a pair is much slower than the median, but always where all nodes are one site.
+    """
+    if not found.by_site:
+        return []
+    said = []
+    place = {name: site.name for site in profile.sites for name in site.nodes}
+    cells: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for link in profile.links:
+        if link.bandwidth_bytes_per_s is not None and not link.estimated:
+            ends = place.get(link.source, link.source), place.get(link.target, link.target)
+            way = f"{link.source} → {link.target}"
+            cells.setdefault(ends, []).append((link.bandwidth_bytes_per_s / 125_000, way))
+    for (a, b), rates in cells.items():
+        rates.sort()
+        middle = median(rate for rate, _ in rates)
+        slow = [f"{way} {rate_words(rate)}" for rate, way in rates if rate < SLOW * middle]
+        if slow or len(found.names) == 1:
+            where = f"within {a}" if a == b else f"{a} → {b}"
+            low, high = rate_words(rates[0][0]), rate_words(rates[-1][0])
+            words = f"{where}: {low} to {high} Mbit/s, median {rate_words(middle)}"
+            said.append(words + (f"; slow: {', '.join(_some(slow))}" if slow else ""))
+    return _some(said)
+
+
+def _some(said: list[str]) -> list[str]:
+    more = len(said) - MOST_LINES
+    return said if more <= 0 else [*said[:MOST_LINES], f"and {more} more"]
 
 
 def colour(mbit: float, low: float, high: float) -> tuple[int, int, int]:

@@ -6,19 +6,17 @@ measured, and for every two sites one pair is measured alone (``sites.fill_in`` 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from skyctl.probe.fleet import Fleet, Member
+from skyctl.probe.pairs import CONNECT_S, MEASURE_S, faster, measure_round
 from skyctl.probe.rounds import Pair, crossings, disjoint, exploring, inside, rounds
 from skyctl.probe.sites import Sites, fill_in, find_sites, speeds
 from skyctl.records.profile import LinkProfile
 
 How = Literal["all", "sites", "none"]
 Found = dict[tuple[str, str], LinkProfile]
-CONNECT_S = 10.0
-MEASURE_S = 60.0
 MOST_ALL = 32
 """With more nodes than this, only sites are compared unless all pairs are asked for."""
 SUSPECT = 0.7
@@ -132,12 +130,12 @@ class _Survey:
     def _keep(self, pairs: Sequence[tuple[Member, Member]], left: int, *, better: bool = False) -> None:
         """One round. ``better``: of what was known before and what was seen now, the better stays."""
         self._on_round(self._done, self._done + left)
-        found = _round(
+        found = measure_round(
             self._fleet, pairs, self._addresses, connect_s=self._connect_s, measure_s=self._measure_s
         )
         for way, link in found.items():
             known = self._links.get(way) if better else None
-            self._links[way] = link if known is None else _faster(known, link)
+            self._links[way] = link if known is None else faster(known, link)
         self._done += 1
 
 
@@ -161,78 +159,3 @@ def again(links: Sequence[LinkProfile]) -> list[tuple[str, str]]:
             pair = min((link.source, link.target), (link.target, link.source))
             found[pair] = min(rate, found.get(pair, rate))
     return sorted(found, key=lambda pair: (found[pair], pair))
-
-
-def _faster(one: LinkProfile, other: LinkProfile) -> LinkProfile:
-    """The better of two measurements of one direction, in rate and in latency."""
-    if one.bandwidth_bytes_per_s is None or other.bandwidth_bytes_per_s is None:
-        return other if one.bandwidth_bytes_per_s is None else one
-    latencies = [link.latency_s for link in (one, other) if link.latency_s is not None]
-    return one.model_copy(
-        update={
-            "bandwidth_bytes_per_s": max(one.bandwidth_bytes_per_s, other.bandwidth_bytes_per_s),
-            "latency_s": min(latencies, default=None),
-        }
-    )
-
-
-def _round(
-    fleet: Fleet,
-    pairs: Sequence[tuple[Member, Member]],
-    addresses: Mapping[str, str],
-    *,
-    connect_s: float,
-    measure_s: float,
-) -> dict[tuple[str, str], LinkProfile]:
-    """One round, its pairs at the same time. A pair that fails has the reason in both directions."""
-    secret = secrets.token_hex(16)
-    answers: dict[int, dict[str, Any]] = {}
-    peers: dict[int, Member] = {}
-    asked: list[Member] = []
-
-    def order(member: Member, peer: Member, **more: Any) -> None:
-        member.phase = f"its link with {peer.node.name}"
-        message = {"op": "link", "peer": peer.node.name, "secret": secret, "timeout_s": connect_s}
-        fleet.send(member, message | {"address": addresses[member.node.name]} | more)
-
-    def handle(member: Member, event: dict[str, Any]) -> None:
-        peer = peers.get(id(member))
-        if peer is None:
-            return
-        if event.get("event") == "listening":
-            order(peer, member, role="connect", host=event["address"], port=event["port"])
-            expected.append(peer)
-        elif event.get("event") == "link":
-            answers[id(member)] = event
-
-    expected: list[Member] = []
-    for a, b in pairs:
-        if a.node.name in fleet.failures or b.node.name in fleet.failures:
-            continue
-        peers[id(a)], peers[id(b)] = b, a
-        order(a, b, role="listen")
-        asked.append(a)
-    fleet.wait(asked, "link", connect_s + measure_s, handle)
-    fleet.wait([m for m in expected if id(m) not in answers], "link", connect_s + measure_s, handle)
-    found: dict[tuple[str, str], LinkProfile] = {}
-    for a, b in pairs:
-        if a.node.name in fleet.failures or b.node.name in fleet.failures:
-            continue
-        ends = [answers.get(id(a), {}), answers.get(id(b), {})]
-        errors = [str(end["error"]) for end in ends if end.get("error")]
-        for source, target, end in ((a, b, ends[0]), (b, a, ends[1])):
-            found[source.node.name, target.node.name] = _link(source, target, end, errors)
-    return found
-
-
-def _link(source: Member, target: Member, end: dict[str, Any], errors: Sequence[str]) -> LinkProfile:
-    names = source.node.name, target.node.name
-    if "latency_s" not in end:
-        reason = "; ".join(dict.fromkeys(errors)) or "the pair gave no figures"
-        return LinkProfile(source=names[0], target=names[1], error=reason)
-    return LinkProfile(
-        source=names[0],
-        target=names[1],
-        latency_s=float(end["latency_s"]),
-        bandwidth_bytes_per_s=float(end["bandwidth_bytes_per_s"]),
-    )

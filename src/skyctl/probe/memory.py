@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-GIB = 2**30
-
 
 @dataclass(frozen=True)
 class Seen:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from skyctl.probe.fleet import Fleet, Member
-from skyctl.probe.links import CONNECT_S, MEASURE_S, _faster, _round
+from skyctl.probe.pairs import CONNECT_S, MEASURE_S, faster, measure_round
 from skyctl.records.profile import LinkProfile
 
 T = TypeVar("T")
@@ -43,10 +43,10 @@ def measure_ring(
     found: dict[tuple[str, str], LinkProfile] = {}
     for number, pairs in enumerate(schedule):
         on_round(number, len(schedule))
-        found |= _round(fleet, pairs, addresses, connect_s=CONNECT_S, measure_s=MEASURE_S)
+        found |= measure_round(fleet, pairs, addresses, connect_s=CONNECT_S, measure_s=MEASURE_S)
     changed = {tuple(sorted(key)) for key, link in found.items() if not holds(link)}
     for a, b in sorted(changed)[:AGAIN]:
         pair = [(first[a], first[b])]
-        alone = _round(fleet, pair, addresses, connect_s=CONNECT_S, measure_s=MEASURE_S)
-        found |= {key: _faster(found[key], link) for key, link in alone.items()}
+        alone = measure_round(fleet, pair, addresses, connect_s=CONNECT_S, measure_s=MEASURE_S)
+        found |= {key: faster(found[key], link) for key, link in alone.items()}
     return list(found.values())

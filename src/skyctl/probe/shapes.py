@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from skyctl.records.profile import LayerCosts, ShapeProfile
+from skyctl.records.profile import LayerCosts, Profile, ShapeProfile
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload, WorkloadSpec
@@ -66,3 +66,18 @@ def kinds_of(shapes: Sequence[ShapeProfile], layers: Sequence[dict[str, Any]]) -
         numbers = {row["signatures"][size]: n for n, row in enumerate(layers) if size in row["signatures"]}
         found[size] = [numbers[layer.signature] for layer in shape.layers]
     return found
+
+
+def layer_names(profile: Profile) -> dict[str, str]:
+    """By signature, the name of the first layer that has it, and how many have: ``block.0.mlp ×12``."""
+    if profile.workload is None or not profile.workload.shapes:
+        return {}
+    first: dict[str, str] = {}
+    count: dict[str, int] = {}
+    for shape in profile.workload.shapes:
+        seen: Mapping[str, int] = dict(count)
+        for layer in shape.layers:
+            first.setdefault(layer.signature, layer.name)
+            if layer.signature not in seen:
+                count[layer.signature] = count.get(layer.signature, 0) + 1
+    return {s: name + (f" ×{count[s]}" if count[s] > 1 else "") for s, name in first.items()}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skyctl.probe.heat import LEGEND, fitting, grid, heat_lines, heat_table
+from skyctl.probe.heat import LEGEND, failed_lines, fitting, grid, heat_lines, heat_table, spread_lines
 from skyctl.probe.settled import unsettled
+from skyctl.probe.shapes import layer_names
+from skyctl.records.base import GIB
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
 
-GIB = 2**30
 BAR = 12
 
 
@@ -49,7 +50,10 @@ def tables(profile: Profile, width: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [device_table(profile)]
     parts += [layer_table(profile, size) for size in _sizes(profile)]
     if profile.links:
-        parts += [heat_table(grid(profile, fitting(width))), Text(LEGEND, style="dim")]
+        found = grid(profile, fitting(width))
+        parts += [heat_table(found), Text(LEGEND, style="dim")]
+        parts += [Text(words) for words in spread_lines(profile, found)]
+        parts += [Text.assemble(("✗ ", "bold red"), words) for words in failed_lines(profile)]
     parts += [Text(words) for words in site_words(profile)]
     parts += [Text(f"{line.node} {line.direction}: {line_words(line)}") for line in profile.lines]
     parts += [Text.assemble(("! ", "yellow"), f"{name}: {note}") for name, note in condition_notes(profile)]
@@ -135,21 +139,6 @@ def site_words(profile: Profile) -> list[str]:
         rate, way = _rate(uplink.bandwidth_bytes_per_s), "from" if uplink.direction == "in" else "to"
         found.append(f"uplink {uplink.site} {uplink.direction}: {rate} for all its links {way} other sites")
     return found
-
-
-def layer_names(profile: Profile) -> dict[str, str]:
-    """By signature, the name of the first layer that has it, and how many have: ``block.0.mlp ×12``."""
-    if profile.workload is None or not profile.workload.shapes:
-        return {}
-    first: dict[str, str] = {}
-    count: dict[str, int] = {}
-    for shape in profile.workload.shapes:
-        seen: Mapping[str, int] = dict(count)
-        for layer in shape.layers:
-            first.setdefault(layer.signature, layer.name)
-            if layer.signature not in seen:
-                count[layer.signature] = count.get(layer.signature, 0) + 1
-    return {s: name + (f" ×{count[s]}" if count[s] > 1 else "") for s, name in first.items()}
 
 
 def bar(part: float, width: int = BAR) -> str:

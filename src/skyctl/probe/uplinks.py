@@ -38,7 +38,6 @@ class Trial:
     site: str
     direction: Direction
     ways: tuple[Way, ...]
-    sites: frozenset[str]
 
 
 def trials(sites: Sequence[SiteProfile], links: Rates) -> list[Trial]:
@@ -53,9 +52,7 @@ def trials(sites: Sequence[SiteProfile], links: Rates) -> list[Trial]:
         for direction in directions:
             chosen = _chosen(site, sites, links, direction)
             if len(chosen) == FLOWS:
-                place = {name: other.name for other in sites for name in other.nodes}
-                touched = frozenset(place[name] for way in chosen for name in way)
-                found.append(Trial(site.name, direction, tuple(chosen), touched))
+                found.append(Trial(site.name, direction, tuple(chosen)))
     return found
 
 
@@ -234,7 +231,8 @@ class _Player:
             self._order(way[1], source, more, sends=False)
         elif kind == "line-ready":
             self._ready.add(source)
-            if self._ready == set(self._ways):
+            gave_up = self._answers.keys() & self._ways.keys()  # a source that waits has not answered
+            if self._ready == set(self._ways) and not gave_up:
                 for other in self._ways:
                     self._fleet.send(self._members[other], {"op": "go"})
 

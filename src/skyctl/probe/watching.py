@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from skyctl.probe.conditions import Watched, across_numa, judge, share_threads
 from skyctl.probe.fleet import Member
+from skyctl.probe.otherload import Used, Watched, across_numa, judge, share_threads
 from skyctl.records.cluster import device_id
 from skyctl.records.profile import Conditions
 
@@ -19,30 +19,29 @@ class OwnUse:
     def __init__(self) -> None:
         self._start = time.monotonic(), time.process_time()
 
-    def by_machine(self) -> dict[str, float]:
-        """{boot id: processors}; empty where the machine can't be told."""
+    def by_machine(self) -> dict[str, Used]:
+        """By boot id; empty where the machine can't be told."""
         wall_s, cpu_s = time.monotonic() - self._start[0], time.process_time() - self._start[1]
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return {}
-        return {boot: cpu_s / wall_s} if wall_s > 0 else {}
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        return {boot: Used(cpu_s / wall_s, frozenset(allowed))} if wall_s > 0 else {}
 
 
 def threads(members: Sequence[Member]) -> dict[int, int]:
     """By ``id`` of the member: what to set. CPU devices on the same processors share them."""
-    scopes: dict[str, list[Member]] = {}
-    for member in members:
-        if _on_cpu(member) and "cpu_scope" in member.facts:
-            scopes.setdefault(str(member.facts["cpu_scope"]), []).append(member)
+    told = [member for member in members if _on_cpu(member) and "cpu_scope" in member.facts]
     found: dict[int, int] = {}
-    for sharing in scopes.values():
+    for member in told:
+        sharing = [other for other in told if member.shares(other)]
         shares = share_threads(
-            [member.node.threads for member in sharing],
-            [int(member.facts["threads"]) for member in sharing],
-            min(float(member.facts["cpus"]) for member in sharing),
+            [other.node.threads for other in sharing],
+            [int(other.facts["threads"]) for other in sharing],
+            float(member.facts["cpus"]),
         )
-        found |= {id(member): count for member, count in zip(sharing, shares, strict=True)}
+        found |= {id(m): n for m, n in zip(sharing, shares, strict=True) if m is member}
     return found
 
 
@@ -63,17 +62,17 @@ def conditions(members: Sequence[Member], launcher: OwnUse) -> dict[str, Conditi
 def _watched(member: Member) -> Watched:
     facts = member.facts
     machine = str(facts.get("boot_id", ""))
-    scope = str(facts.get("cpu_scope", machine))
     return Watched(
         node=member.node.name,
-        scope=scope,
+        scope=str(facts.get("cpu_scope", machine)),
         machine=machine,
         cpus=float(facts["cpus"]),
-        bound=scope != machine,
+        bound=bool(facts.get("bound")),
         threads=int(member.measured["threads"]),
         on_cpu=_on_cpu(member),
         slowdown=member.node.slowdown,
         counts=member.measured["watched"],
+        allowed=member.affinity,
     )
 
 
@@ -88,10 +87,7 @@ def _shared(member: Member, members: Sequence[Member], sharing: dict[int, int]) 
     count = sharing.get(id(member))
     if count is None or member.node.threads is not None or count >= int(member.facts["threads"]):
         return None
-    scope: Any = member.facts["cpu_scope"]
-    others = sorted(
-        {m.node.name for m in members if m is not member and _on_cpu(m) and m.facts["cpu_scope"] == scope}
-    )
+    others = sorted({m.node.name for m in members if m is not member and _on_cpu(m) and member.shares(m)})
     words = f"{count} thread{'' if count == 1 else 's'} instead of {member.facts['threads']}"
     if not others:
         return f"it has {words}: its quota allows no more"

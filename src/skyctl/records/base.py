@@ -37,6 +37,9 @@ Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 
+GIB = 2**30
+"""Bytes of one, wherever memory is said in words."""
+
 
 def since(version: int, default: Any, **limits: Any) -> Any:
     """A field that files have only from ``version`` on; older files mean ``default``."""

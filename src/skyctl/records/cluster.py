@@ -24,6 +24,11 @@ def split_device_id(device: str) -> tuple[str, str]:
     return node, local
 
 
+def node_of(device: str) -> str:
+    """The node of a device id; an id that names no node stands for itself."""
+    return split_device_id(device)[0] or device
+
+
 class Node(Record):
     """One machine. ``None`` means: find out there.
 

@@ -72,7 +72,8 @@ class Nursery:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of a birth
+        self._counting = threading.Lock()
         self._holders = 1
         self._ready: bool | None = None
 
@@ -121,15 +122,24 @@ class Nursery:
 
     def hold(self) -> None:
         """Another holder."""
-        with self._lock:
+        with self._counting:
             self._holders += 1
+
+    def give_up(self) -> None:
+        """No births from now on: who waits for one is told so at once, and one that is not ready is ended."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if not self._ready:
+            self._process.kill()
 
     def release(self) -> None:
         """One holder less; the last one ends it."""
-        with self._lock:
+        with self._counting:
             self._holders -= 1
             if self._holders:
                 return
+        self.give_up()
+        with self._lock:
             self._ready = False
             self._sock.close()
             try:
@@ -211,7 +221,7 @@ class BornRemote(LocalRemote):
 
 
 def alike(nodes: Sequence[Node]) -> set[str]:
-    """The nodes that one nursery can serve: local, with our own Python and environment; none for just one."""
+    """Those that one nursery can serve: local, with our own Python and environment; none for just one."""
     if not sys.platform.startswith("linux") or SESSION_TAG in os.environ:
         return set()
     found = {
@@ -223,9 +233,16 @@ def alike(nodes: Sequence[Node]) -> set[str]:
 
 
 @contextlib.contextmanager
-def connector_for(nodes: Sequence[Node]) -> Iterator[Callable[[Node, ConnectOptions], Remote]]:
-    """``connect``, with the nodes that are alike born in one nursery; it lives as long as one of them."""
-    served = alike(nodes)
+def connector_for(
+    nodes: Sequence[Node], of: Sequence[Node] | None = None
+) -> Iterator[Callable[[Node, ConnectOptions], Remote]]:
+    """``connect``, with the nodes that are alike born in one nursery; it lives as long as one of them.
+
+    Args:
+        of: the whole cluster (None: these are all of it), by which it is decided who is: a node that was born
+            when all were measured is born when it trains alone, and holds what was measured.
+    """
+    served = alike(nodes if of is None else of) & {node.name for node in nodes}
     nursery = None
     if served:
         with contextlib.suppress(OSError, ValueError):
@@ -239,5 +256,8 @@ def connector_for(nodes: Sequence[Node]) -> Iterator[Callable[[Node, ConnectOpti
 
     try:
         yield born
+    except BaseException:
+        nursery.give_up()
+        raise
     finally:
         nursery.release()

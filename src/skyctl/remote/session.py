@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -290,17 +290,22 @@ def open_sessions(
     on_progress: Callable[[str, Session | SkyctlError], None] | None = None,
     limit: int = 8,
     connector: Callable[[Node, ConnectOptions], Remote] | None = None,
+    of: Sequence[Node] | None = None,
 ) -> dict[str, Session | SkyctlError]:
     """Opens a session with every node, ``limit`` at a time (sshd's MaxStartups begins to refuse at 10).
+
+    Args:
+        of: the whole cluster, where these nodes are a part of it.
 
     Returns:
         an outcome per node, in the nodes' order; an error of one is no other's.
 
-    Local nodes that are alike share a nursery (``remote/nursery.py``), unless a connector is given.
+    Local nodes of which the cluster has several that are alike come from a nursery (``remote/nursery.py``),
+    unless a connector is given.
     On an interrupt those opened by then, and those opened after, are closed.
     """
     nodes = list(nodes)
-    with contextlib.nullcontext(connector) if connector else connector_for(nodes) as dialled:
+    with contextlib.nullcontext(connector) if connector else connector_for(nodes, of) as dialled:
         return _open_all(nodes, options, on_progress, limit, dialled)
 
 

@@ -34,7 +34,7 @@ def found(device: str) -> dict[str, Any]:
         "own_bytes": 0,
     }
     with suppress(SkyctlError, RuntimeError, AssertionError):  # torch's, of a device that it can't reach
-        memory = facts.device_memory(device)
+        name, memory = facts.devices([device])[0]["name"], facts.device_memory(device)
         event |= {key: memory[key] for key in ("memory_bytes", "memory_scope", "own_bytes")}
-        event["device_name"] = facts.devices([device])[0]["name"]
+        event["device_name"] = name
     return event

@@ -26,7 +26,7 @@ import torch  # noqa: E402 - the filter must come first
 from skyctl.device import facts  # noqa: E402
 from skyctl.device.heap import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
-from skyctl.probe.node import compute, conditions, handling, line, link  # noqa: E402
+from skyctl.probe.node import compute, handling, line, link, watch  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -59,9 +59,9 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
     device = payload.get("device") or found["devices"][0]["id"]
     card = None
     if torch.device(device).type != "cpu":
-        cards = conditions.cards_in_use() if torch.device(device).type == "cuda" else []
+        cards = watch.cards_in_use() if torch.device(device).type == "cuda" else []
         facts.note_free(device)
-        card = conditions.own_card(cards, torch.device(device).index or 0, facts.card_uuid(device))
+        card = watch.own_card(cards, torch.device(device).index or 0, facts.card_uuid(device))
     spec = payload.get("workload")
     workload = load(WorkloadSpec.from_dict(spec)) if spec else None
     channel.send({"event": "facts", "device": device, **found})
@@ -104,7 +104,7 @@ class _Server:
         """What ``nvidia-smi`` told of it before we used it."""
 
     def serve(self) -> None:
-        """Follows orders until ``quit``."""
+        """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
         orders = {"measure": self.measure, "link": self.link, "line": self.line}
         while True:
             got = self._channel.recv(None)
@@ -112,8 +112,10 @@ class _Server:
                 continue
             if got[0]["op"] == "quit":
                 return
-            orders[got[0]["op"]](got[0])
-            give_back_freed_memory()
+            follow = orders.get(got[0]["op"])
+            if follow is not None:
+                follow(got[0])
+                give_back_freed_memory()
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
@@ -122,7 +124,7 @@ class _Server:
         if order.get("threads"):
             torch.set_num_threads(int(order["threads"]))
         threads = torch.get_num_threads()
-        watch = conditions.Watch()
+        watching = watch.Watch()
         left_out_s = 0.0
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         if self._workload is None:
@@ -144,12 +146,11 @@ class _Server:
             kinds = {int(size): found for size, found in order["kinds"].items()}
             bench.measure(tasks, budget_s, self._stop_came, self._progress, self._measured, cap_s, kinds)
             result["timings"] = bench.timings(tasks)
-            result["stretch"] = bench.stretch()
             left_out_s = bench.left_out_s()
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._generic(0.5, cap_s, told=True)
-        result["watched"] = watch.read() | {"left_out_s": left_out_s, "card": self.card}
+        result["watched"] = watching.read() | {"left_out_s": left_out_s, "card": self.card}
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skyctl.records.base import GIB
 from skyctl.records.profile import Conditions
 
 OTHERS = 0.08
@@ -27,15 +28,15 @@ STOOD_STILL_S = 0.3
 STOLEN = 0.05
 CARD_BUSY = 0.05
 CARD_HELD_BYTES = 512 << 20
-GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What one device's process counted; see ``probe/node/conditions.Watch.read``.
+    """What one device's process counted; see ``probe/node/watch.Watch.read``.
 
     ``scope``: equal for devices that draw on the same processors; ``machine``: for those of one machine.
     ``cpus``: how many the scope has; ``bound``: by a quota. ``slowdown``: emulated, part of the time asleep.
+    ``allowed``: the processors that it may use, which ``machine_s`` is counted on; empty: not told.
     """
 
     node: str
@@ -47,6 +48,7 @@ class Watched:
     on_cpu: bool
     slowdown: float
     counts: Mapping[str, Any]
+    allowed: frozenset[int] = frozenset()
 
     def rate(self, name: str) -> float | None:
         """CPU seconds of that count per second."""
@@ -54,13 +56,27 @@ class Watched:
         return None if value is None or wall_s <= 0 else float(value) / wall_s
 
 
+@dataclass(frozen=True)
+class Used:
+    """What a process used: so many processors' time, spread over those that it may use (empty: not told)."""
+
+    cpus: float
+    allowed: frozenset[int] = frozenset()
+
+    def of(self, mine: frozenset[int]) -> float:
+        """What falls on these processors."""
+        if not mine or not self.allowed:
+            return self.cpus
+        return self.cpus * len(mine & self.allowed) / len(self.allowed)
+
+
 def judge(
-    devices: Mapping[str, Watched], launcher: Mapping[str, float] | None = None
+    devices: Mapping[str, Watched], launcher: Mapping[str, Used] | None = None
 ) -> dict[str, Conditions]:
     """Conditions by device id.
 
     Args:
-        launcher: by machine, how many processors the launcher itself used there.
+        launcher: by machine, what the launcher itself used there.
     """
     found = {}
     for name, seen in devices.items():
@@ -72,8 +88,13 @@ def judge(
             for other in devices.values()
             if other.scope == seen.scope and other.machine == seen.machine
         )
-        ours = sum(other.rate("own_s") or 0.0 for other in devices.values() if other.machine == seen.machine)
-        ours += (launcher or {}).get(seen.machine, 0.0)
+        used = [
+            Used(other.rate("own_s") or 0.0, other.allowed)
+            for other in devices.values()
+            if other.machine == seen.machine
+        ]
+        used += [one for machine, one in (launcher or {}).items() if machine == seen.machine]
+        ours = sum(one.of(seen.allowed) for one in used)
         found[name] = _of_processor(seen, own, ours, _demand(devices, seen))
     return found
 
@@ -85,7 +106,7 @@ def _demand(devices: Mapping[str, Watched], seen: Watched) -> float:
 
 
 def _of_processor(seen: Watched, own: float, ours: float, demand: float) -> Conditions:
-    """``own``: used by the probe under the same quota (without one: ``ours``); ``ours``: on the machine."""
+    """``own``: used by the probe under the same quota (if there is one); ``ours``: on its processors."""
     machine = seen.rate("machine_s")
     outside = None if machine is None else max(0.0, machine - ours)
     used = seen.rate("scope_s") if seen.bound else machine

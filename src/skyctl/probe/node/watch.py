@@ -1,7 +1,7 @@
 """How it is on a node while a device is measured: who uses its processors, and what holds it back.
 
 Only counts are read here. Who the others are is told by the launcher, which knows what the probe's own
-processes on the same machine used (``probe/conditions.py``). A count that can't be had is None.
+processes on the same machine used (``probe/otherload.py``). A count that can't be had is None.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Watch:
         Returns:
             ``wall_s``; CPU seconds ``own_s`` (this process), ``scope_s`` (all under this process's quota),
             ``machine_s`` (all on the processors that it may use), ``steal_s`` (of these, taken by the host);
-            ``waited_s``, ``ran_s`` (this thread: for a processor, on one); ``throttled_s``;
-            ``overheated`` (how often a processor was slowed down for its heat); ``machine_cpus``.
+            ``waited_s``, ``ran_s`` (this thread: for a processor, on one); ``overheated`` (how often a
+            processor was slowed down for its heat); ``machine_cpus``.
         """
         after, wall_s = _counts(), time.monotonic() - self._start
         found: dict[str, Any] = {"wall_s": wall_s, "machine_cpus": len(_allowed()) or None}
@@ -56,7 +56,6 @@ def _counts() -> dict[str, float | None]:
         "steal_s": None if busy is None else busy[1],
         "ran_s": None if thread is None else thread[0],
         "waited_s": None if thread is None else thread[1],
-        "throttled_s": None if quota is None else quota.throttled_s,
         "overheated": _overheated(),
     }
 

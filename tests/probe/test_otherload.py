@@ -5,12 +5,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from skyctl.probe.conditions import Watched, across_numa, judge, share_threads
-from skyctl.probe.node import conditions as node
+from skyctl.probe.fleet import Member, TaskLike
+from skyctl.probe.node import watch as node
+from skyctl.probe.otherload import Used, Watched, across_numa, judge, share_threads
+from skyctl.probe.watching import threads
+from skyctl.records.cluster import Node
 
 
 def watched(**more: Any) -> Watched:
@@ -29,7 +32,7 @@ def watched(**more: Any) -> Watched:
         "card": None,
     }
     given = {"node": "n", "scope": "m/1", "machine": "m", "cpus": 0.5, "bound": True, "threads": 1}
-    given |= {"on_cpu": True, "slowdown": 1.0}
+    given |= {"on_cpu": True, "slowdown": 1.0, "allowed": frozenset()}
     given |= {name: more.pop(name) for name in list(more) if name in given}
     return Watched(**given, counts=counts | more)
 
@@ -62,7 +65,7 @@ def test_the_probe_s_other_processes_are_no_strangers() -> None:
     assert notes(local, local) == ""
     assert "other processes used 1.01 of this node's 2 cpus" in notes(local)
     assert judge({"it": local})["it"].share == pytest.approx(0.99), "one thread has a cpu to itself"
-    assert judge({"it": local}, {"m": 1.0})["it"].notes == (), "the launcher is one of us"
+    assert judge({"it": local}, {"m": Used(1.0)})["it"].notes == (), "the launcher is one of us"
 
 
 def test_one_cpu_by_affinity_of_which_half_is_eaten() -> None:
@@ -71,6 +74,36 @@ def test_one_cpu_by_affinity_of_which_half_is_eaten() -> None:
     )["it"]
     assert found.share == pytest.approx(0.5)
     assert "0.50 of this node's 1 cpu " in found.notes[0]
+
+
+def test_what_runs_on_other_processors_is_neither_ours_nor_anothers() -> None:
+    """Two nodes of one machine, each on two processors of its own; a stranger takes one of the first's."""
+    free = {"bound": False, "cpus": 2.0, "scope_s": None, "threads": 2}
+    disturbed = watched(
+        **free, scope="m/cpus 0,1", allowed=frozenset({0, 1}), own_s=10.0, machine_s=20.0, ran_s=10.0
+    )
+    alone = watched(**free, scope="m/cpus 2,3", allowed=frozenset({2, 3}), own_s=20.0, machine_s=20.0)
+    found = judge({"a": disturbed, "b": alone}, {"m": Used(1.0, frozenset({2, 3}))})
+    assert "other processes used 1.00 of this node's 2 cpus" in found["a"].notes[0]
+    assert (found["b"].notes, found["b"].share) == ((), 1.0)
+    assert Used(1.0, frozenset(range(4))).of(frozenset({0, 9})) == 0.25
+
+
+def member(name: str, affinity: list[int] | None, **more: Any) -> Member:
+    facts = {"device": "cpu:0", "boot_id": "m", "threads": 8, "affinity": affinity}
+    facts |= {"cpus": float(len(affinity or ())), "cpu_scope": f"m/{affinity}", "bound": False}
+    return Member(Node(name=name, transport="local"), "127.0.0.1", cast(TaskLike, None), facts | more)
+
+
+def test_threads_are_shared_with_those_on_the_same_processors_only() -> None:
+    left, right = member("a", [0, 1, 2, 3]), member("b", [4, 5, 6, 7])
+    assert list(threads([left, right]).values()) == [4, 4]
+    assert list(threads([left, member("b", [0, 1, 2, 3])]).values()) == [2, 2]
+    assert list(threads([left, member("all", list(range(8)))]).values()) == [2, 4], "a part of them"
+    quota = member("q", [0, 1, 2, 3], cpu_scope="m/1:2", bound=True, cpus=2.0)
+    assert list(threads([left, quota]).values()) == [4, 2]
+    elsewhere = member("e", [0, 1, 2, 3], boot_id="other", cpu_scope="other/[0, 1, 2, 3]")
+    assert list(threads([left, elsewhere]).values()) == [4, 4]
 
 
 def test_less_than_the_quota_says_who() -> None:
