@@ -186,6 +186,7 @@ class HeldLine(Line):
             return {"error": "another launcher has taken it over", "taken": True}
         if number > self._events.last:
             return {"error": f"it has sent {self._events.last} messages, not {number}", "taken": True}
+        self._met = True
         if adopts and self._connection is not None:
             self._connection.outbox.push({"op": "taken"})
             self.flush()
