@@ -170,7 +170,7 @@ def _open_all(
             opened.append(results.get()[1])
         _undo_all(opened, undo)
         deadline = time.monotonic() + CLOSE_S + 5
-        for thread in threads if held else []:
+        for thread in [thread for thread in threads if held and thread.ident]:
             thread.join(max(0.0, deadline - time.monotonic()))
         raise
     return {node.name: outcomes[node.name] for node in nodes}
