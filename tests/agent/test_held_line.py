@@ -109,7 +109,10 @@ def test_each_message_is_acted_on_once(near: Near) -> None:
     assert [message["op"] for message in again.heard()] == ["hello", "ack"]
 
 
-@pytest.mark.parametrize("fault", [{"op": "a", "n": 3}, {"op": "a"}, {"op": "ack"}, {"op": "a", "n": "x"}])
+@pytest.mark.parametrize(
+    "fault",
+    [{"op": "a", "n": 3}, {"op": "a"}, {"op": "ack"}, {"op": "ack", "n": "x", "r": 0}, {"op": "a", "n": "x"}],
+)
 def test_what_makes_no_sense_ends_the_connection_alone(near: Near, fault: Message) -> None:
     near.first.say({"op": "a", "n": 1}, fault)
     assert len(near.turn()) == 1
@@ -165,6 +168,23 @@ def test_more_than_was_sent(near: Near) -> None:
     assert near.first.heard() == [{"op": "pong"}], "who could not come in has not pushed it out"
 
 
+def test_too_much_is_kept(near: Near, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of output are left out then; tasks wait only for a launcher that is there and does not read."""
+    for place in ("backlog", "held"):
+        monkeypatch.setattr(f"skyctl.agent.{place}.SPOOL_BYTES", 10_000)
+    monkeypatch.setattr("skyctl.agent.held.FILL_BYTES", 0)
+    assert (near.line.crowded, near.line.stuffed) == (False, False)
+    last = [near.line.push({"op": "event", "text": "x" * 1000}) for _ in range(20)][-1]
+    assert (near.line.crowded, near.line.stuffed) == (True, True)
+    near.first.sock.shutdown(socket.SHUT_RDWR)
+    near.turn()
+    assert (near.line.crowded, near.line.stuffed) == (True, False)
+    second = near.come()
+    second.say({"op": "ack", "n": last, "r": 0})
+    near.turn()
+    assert (near.line.crowded, near.line.stuffed) == (False, False)
+
+
 def test_ending(near: Near) -> None:
     """Its own launcher may come back for the last words; nobody else takes over what ends."""
     near.line.ending = "it was told to"
@@ -175,6 +195,11 @@ def test_ending(near: Near) -> None:
 def test_a_crowd_at_the_door(near: Near) -> None:
     waiting = [near.come(op="nothing", owner=None) for _ in range(2)]
     assert all(far.heard()[0]["op"] == "fault" for far in waiting)
+    stray = Far(door.enter(near.folder.parent, near.folder.name))
+    stray.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    near.turn()
+    assert stray.heard() == [{"op": "fault"}, {"op": "end"}]
+    stray.sock.close()
     silent = [door.enter(near.folder.parent, near.folder.name) for _ in range(KNOCKING + 2)]
     for _ in range(KNOCKING + 2):
         near.turn()
