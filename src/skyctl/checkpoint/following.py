@@ -59,9 +59,11 @@ class Follower:
             try:
                 with Peer(self._address, self._credentials) as peer:
                     self._peer = peer
-                    retry_s = FIRST_RETRY_S
-                    while not self._over.is_set():
-                        if not self._turn(peer):
+                    while not self._over.is_set() and not peer.closed:
+                        busy = self._turn(peer)
+                        if not peer.closed:  # else this disk is full: tried again, more and more rarely
+                            retry_s = FIRST_RETRY_S
+                        if not busy:
                             self._over.wait(self._poll_s)
             except SkyctlError as exc:
                 self._complain(exc.message)
