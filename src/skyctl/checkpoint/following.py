@@ -84,7 +84,7 @@ class Follower:
                 if layer not in here
                 or (here[layer].sha256 != file.sha256 and here[layer].attempt <= file.attempt)
             }
-            if not wanted or self._superseded(step):
+            if not wanted or self._superseded(step, max(attempt for _, attempt in wanted.values())):
                 continue
             began = time.perf_counter()
             with self._room:
@@ -110,9 +110,14 @@ class Follower:
             return bool(taken)
         return False
 
-    def _superseded(self, step: int) -> bool:
-        """Whether that step would be pruned at once: newer ones are here already."""
-        newer = [other for other in layout.steps(self._folder) if other > step]
+    def _superseded(self, step: int, attempt: int) -> bool:
+        """Whether that step would be pruned at once: newer ones, of no earlier attempt, are here already."""
+        newer = [
+            other
+            for other in layout.steps(self._folder)
+            if other > step
+            and any(part.attempt >= attempt for _, part in layout.manifests(self._folder, other))
+        ]
         return bool(self._keep) and len(newer) >= max(2, self._keep)
 
     def _complain(self, why: str) -> None:
