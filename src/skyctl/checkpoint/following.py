@@ -92,6 +92,7 @@ class Follower:
                     peer, self._folder, step, wanted, self._credentials.run_id, self._over.is_set
                 )
             if taken:
+                layout.prune(self._folder, self._keep)
                 self._say(
                     {
                         "event": "replicated",
@@ -104,7 +105,6 @@ class Follower:
                         "wall_s": time.perf_counter() - began,
                     }
                 )
-                layout.prune(self._folder, self._keep)
             if failed:
                 self._complain(next(iter(failed.values())))
             return bool(taken)
