@@ -249,7 +249,7 @@ import sys, warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch
 from skyctl.transport.pair import Pair
-pair = Pair("rank 0", 30.0)
+pair = Pair("rank 0", 30.0, secret="s")
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=30.0)
 for _ in range(20):
     header, body = torch.empty(1, dtype=torch.int64), torch.empty(1000)
@@ -261,7 +261,7 @@ pair.close(politely=True)
 
 
 def test_a_pair_whose_tensors_are_on_a_device() -> None:
-    pair = Pair("rank 1", 30.0)
+    pair = Pair("rank 1", 30.0, secret="s")
     port = pair.listen("127.0.0.1")
     process = subprocess.Popen([sys.executable, "-c", PEER, str(port)], stderr=subprocess.PIPE, text=True)
     try:

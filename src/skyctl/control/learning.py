@@ -136,7 +136,7 @@ def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None
 
     def holds(profile: Profile) -> bool:
         known = profile.workload
-        if known is None or ref is None:
+        if known is None or ref is None or profile.encrypted != plan.encrypted:
             return False
         sizes = [shape.microbatches for shape in known.shapes]
         asked = (digest, ref.batch_size, ref.dtype)
@@ -150,7 +150,7 @@ def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None
         new = observe(profile, plan, done, datetime.now(UTC).isoformat(timespec="seconds"))
         if not new:
             return None
-        latest = newest_profile(cluster)
+        latest = newest_profile(cluster, lambda kept: kept.encrypted == plan.encrypted)
         earlier = latest[1].observations if latest is not None else ()
         together = merged([*profile.observations, *earlier, *new])
         save_profile(profile.model_copy(update={"observations": together}), replaces=path)

@@ -17,6 +17,7 @@ from skyctl.device.pace import Pace
 from skyctl.errors import RunError
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport import clocks
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import Pair, address_towards
 from skyctl.worker.clipping import Neighbour, clipping
 from skyctl.worker.executor import Executor, Ports, StepReport
@@ -191,8 +192,9 @@ class Training:
                 self._pairs[side] = Pair(
                     f"rank {peer['rank']} ({peer['host']})",
                     self._timeout_s,
-                    secret=str(self.payload.get("secret") or self.payload["run_id"]),
+                    secret=str(self.payload["secret"]),
                     device=self.device,
+                    identity=Identity.of(self.payload.get("tls")),
                 )
         accepted: Future[None] | None = None
         if following is not None:
