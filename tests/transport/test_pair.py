@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -320,6 +322,37 @@ def test_one_end_in_the_clear_does_not_get_in() -> None:
     try:
         with pytest.raises(RunError, match="no connection with rank 1"):
             pair.accept(10.0)
+    finally:
+        pair.close()
+        process.kill()
+        process.communicate()
+
+
+def listeners() -> set[str]:
+    """The addresses that this process listens on, as ``/proc/net/tcp`` has them (v4 and v6)."""
+    sockets = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(str(entry.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")
+def test_a_pair_listens_on_its_own_address_alone(tls: Tls) -> None:
+    """Gloo's own port, too."""
+    before = listeners()
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "s", tls)
+    try:
+        assert listeners() - before <= {"0100007F"}
+        pair.accept(30.0)
+        assert listeners() - before <= {"0100007F"}
     finally:
         pair.close()
         process.kill()

@@ -210,7 +210,8 @@ class Gate:
     def _accept(self) -> None:
         try:
             sock, where = self._sock.accept()
-        except OSError:  # it was gone before we looked; or the gate is closed
+        except OSError:  # it was gone before we looked; the gate is closed; or no descriptor is left
+            time.sleep(_RETRY_S)
             return
         while len(self._callers) >= self._most:
             self._refuse(self._callers[0], "it was the oldest of too many that had proved nothing")
