@@ -2,8 +2,9 @@
 
 Each figure is the median of some turns, the two ways taken in turn in one run, so that a machine that changes
 its speed changes both. ``cpu_ms_per_mb``: CPU time of both ends together for a megabyte (10^6 bytes) one way,
-in messages of 1 MiB; ``small_us``: the same for a message of 64 bytes. ``step_s``: a training step of two
-stages with one thread each. Run: ``python benchmarks/encrypt.py``.
+in messages of 1 MiB; ``small_us``: the same for a message of 64 bytes. ``stage_us``, ``stage_us_per_mb``: CPU
+time of a stage's microbatch beside its layers, and more for a megabyte of message, as the probe finds them.
+``step_s``: a training step of two stages with one thread each. Run: ``python benchmarks/encrypt.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402 — the filter must come first
 from runs.driver import worker_driver  # noqa: E402
 
+from skyctl.probe.node import handling  # noqa: E402
 from skyctl.remote.credentials import certificate, credentials  # noqa: E402
 from skyctl.transport.identity import Identity  # noqa: E402
 from skyctl.transport.pair import FIRST_TAG, Pair  # noqa: E402
@@ -60,11 +62,14 @@ def pair_figures(identity: Identity | None) -> dict[str, float]:
         for end in ends:
             end.close()
     megabytes = MESSAGE_BYTES * MESSAGES / 1e6
+    beside = handling.measure(1.0, identity)
     return {
         "mb_per_s": megabytes / large_s,
         "cpu_ms_per_mb": 1e3 * large_cpu_s / megabytes,
         "small_us": 1e6 * small_cpu_s / SMALLS,
         "round_trip_us": 1e6 * trips[0],
+        "stage_us": 1e6 * beside.stage_s,
+        "stage_us_per_mb": 1e12 * beside.byte_s,
     }
 
 
