@@ -8,6 +8,8 @@ from torch import Tensor
 from skyctl.errors import RunError
 from skyctl.probe.node import handling
 from skyctl.probe.node.handling import measure
+from skyctl.remote.credentials import certificate
+from skyctl.transport.identity import Identity
 
 
 def test_a_quota_stretches_what_the_whole_process_takes() -> None:
@@ -18,9 +20,10 @@ def test_a_quota_stretches_what_the_whole_process_takes() -> None:
     assert under.byte_s >= 0
 
 
-def test_nothing_is_left_running() -> None:
+@pytest.mark.parametrize("identity", [None, Identity.of(certificate())])
+def test_nothing_is_left_running(identity: Identity | None) -> None:
     before = threading.active_count()
-    measure(None)
+    assert measure(None, identity).stage_s > 0
     assert threading.active_count() == before
 
 

@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from skyctl.remote.credentials import certificate
 from skyctl.transport import clocks
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import Pair
 
 Clock = Callable[[], float]
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Pair, Pair]]:
+@pytest.fixture(params=["gloo", "tls"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Pair, Pair]]:
     """Both ends of one pair, in this process."""
-    first, second = Pair("rank 1", 30.0, secret="s"), Pair("rank 0", 30.0, secret="s")
+    identity = Identity.of(certificate()) if request.param == "tls" else None
+    first, second = (Pair(f"rank {n}", 30.0, secret="s", identity=identity) for n in (1, 0))
     port = first.listen("127.0.0.1")
     accepting = threading.Thread(target=first.accept, args=(30.0,))
     accepting.start()

@@ -1,56 +1,74 @@
-"""Pairs between real processes over real sockets."""
+"""Pairs between real processes over real sockets, in the clear (Gloo) and through TLS."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from skyctl.errors import RunError
+from skyctl.remote.credentials import certificate
 from skyctl.transport.addresses import address_towards
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import FIRST_TAG, Pair, PeerLostError
 
 PEER = """
-import sys, warnings
+import json, sys, warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import FIRST_TAG, Pair
-pair = Pair("rank 0", 30.0, secret=sys.argv[2])
+tls = Identity.of(json.loads(sys.stdin.readline()))
+pair = Pair("rank 0", 30.0, secret=sys.argv[2], identity=tls)
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=float(sys.argv[3]))
 print("connected", flush=True)
 for line in sys.stdin:
     exec(line)
 """
 
+Tls = dict[str, str] | None
+
+
+@pytest.fixture(scope="module", params=["gloo", "tls"])
+def tls(request: pytest.FixtureRequest) -> Tls:
+    """Every test that takes this runs both ways."""
+    return certificate() if request.param == "tls" else None
+
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[tuple[Pair, subprocess.Popen[str]]]:
+def peer(tls: Tls) -> Iterator[tuple[Pair, subprocess.Popen[str]]]:
     """Both ends: this process is rank 0; lines written to the other one's stdin run there."""
-    pair = Pair("rank 1", 30.0, secret="s")
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
     port = pair.listen("127.0.0.1")
-    process = _start(port, "s")
+    process = _start(port, "s", tls)
     try:
         pair.accept(30.0)
         yield pair, process
         pair.close()
     finally:
+        pair.close()
         process.kill()
         process.communicate()
 
 
-def _start(port: int, secret: str, timeout_s: float = 30.0) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def _start(port: int, secret: str, tls: Tls, timeout_s: float = 30.0) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
         [sys.executable, "-c", PEER, str(port), secret, str(timeout_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    _tell(process, json.dumps(tls))
+    return process
 
 
 def _tell(process: subprocess.Popen[str], line: str) -> None:
@@ -96,19 +114,44 @@ def test_order_is_kept_within_a_tag_and_tags_are_told_apart(peer: tuple[Pair, su
     assert [int(t) for t in odd] == [1, 3, 5]
 
 
-def test_round_trip_is_known_to_both_ends(peer: tuple[Pair, subprocess.Popen[str]]) -> None:
+def test_much_sent_both_ways_at_once_arrives_whole(peer: tuple[Pair, subprocess.Popen[str]]) -> None:
+    """More than any socket's buffers: both ends send first and receive afterwards."""
     pair, process = peer
-    _tell(process, "print(pair.round_trip_s(3), flush=True)")
-    here = pair.round_trip_s(3)
+    _tell(process, "out = [torch.arange(3_000_000, dtype=torch.float32) + n for n in range(4)]")
+    _tell(process, "ws = [pair.send(t, 30 + n % 2) for n, t in enumerate(out)]")
+    _tell(process, "got = [torch.empty(3_000_000) for _ in out]")
+    _tell(process, "rs = [pair.recv(t, 40 + n % 2) for n, t in enumerate(got)]; [w.wait() for w in ws + rs]")
+    _tell(process, "print('same', all(torch.equal(a, b + 7) for a, b in zip(got, out)), flush=True)")
+    mine = [torch.arange(3_000_000, dtype=torch.float32) + n + 7 for n in range(4)]
+    sends = [pair.send(t, 40 + n % 2) for n, t in enumerate(mine)]
+    got = [torch.empty(3_000_000) for _ in mine]
+    works = sends + [pair.recv(t, 30 + n % 2) for n, t in enumerate(got)]
+    for work in works:
+        work.wait()
+    assert all(torch.equal(t + 7, m) for t, m in zip(got, mine, strict=True))
     assert process.stdout is not None
-    lines = [process.stdout.readline(), process.stdout.readline()]
-    assert lines[0] == "connected\n"
-    assert float(lines[1]) == here > 0
+    assert "same True\n" in (process.stdout.readline(), process.stdout.readline())
 
 
-def test_a_peer_that_dies_is_named_as_lost() -> None:
-    pair = Pair("rank 7 (n7)", 30.0)
-    process = _start(pair.listen("127.0.0.1"), "")
+def test_round_trip_is_known_to_both_ends(tls: Tls) -> None:
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "s", tls)
+    try:
+        pair.accept(30.0)
+        _tell(process, "print(pair.round_trip_s(3), flush=True)")
+        here = pair.round_trip_s(3)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        assert float(process.stdout.readline()) == here > 0
+    finally:
+        pair.close()
+        process.kill()
+        process.communicate()
+
+
+def test_a_peer_that_dies_is_named_as_lost(tls: Tls) -> None:
+    pair = Pair("rank 7 (n7)", 30.0, secret="s", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         pair.accept(30.0)
         work = pair.recv(torch.empty(1), FIRST_TAG)
@@ -124,9 +167,9 @@ def test_a_peer_that_dies_is_named_as_lost() -> None:
         process.communicate()
 
 
-def test_silence_is_an_error_after_the_limit_and_close_ends_waits() -> None:
-    pair = Pair("rank 1", 30.0)
-    process = _start(pair.listen("127.0.0.1"), "")
+def test_silence_is_an_error_after_the_limit_and_close_ends_waits(tls: Tls) -> None:
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "s", tls)
     try:
         pair.accept(30.0)
         ended: list[RunError] = []
@@ -153,9 +196,32 @@ def test_silence_is_an_error_after_the_limit_and_close_ends_waits() -> None:
         process.communicate()
 
 
-def test_polite_close_delivers_what_was_sent(peer: tuple[Pair, subprocess.Popen[str]]) -> None:
-    pair = Pair("rank 1", 30.0, secret="p")
-    process = _start(pair.listen("127.0.0.1"), "p")
+def test_closing_ends_what_another_thread_waits_for(tls: Tls) -> None:
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "s", tls)
+    try:
+        pair.accept(30.0)
+        work, ended = pair.recv(torch.empty(1), FIRST_TAG), threading.Event()
+
+        def wait() -> None:
+            with pytest.raises(RunError):
+                work.wait()
+            ended.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        pair.close()
+        assert ended.wait(10)
+        waiter.join()
+    finally:
+        pair.close()
+        process.kill()
+        process.communicate()
+
+
+def test_polite_close_delivers_what_was_sent(tls: Tls) -> None:
+    pair = Pair("rank 1", 30.0, secret="p", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "p", tls)
     try:
         pair.accept(30.0)
         _tell(
@@ -169,20 +235,37 @@ def test_polite_close_delivers_what_was_sent(peer: tuple[Pair, subprocess.Popen[
         assert "tensor(1000000.)" in out, err
         assert process.returncode == 0, err
     finally:
+        pair.close()
         process.kill()
         process.wait()
 
 
-def test_another_secret_does_not_get_in() -> None:
-    pair = Pair("rank 1", 30.0, secret="right")
-    process = _start(pair.listen("127.0.0.1"), "wrong", timeout_s=1.0)
+def test_another_secret_does_not_get_in(tls: Tls) -> None:
+    told: list[str] = []
+    ended: list[RunError] = []
+    pair = Pair("rank 1", 30.0, secret="hush-hush", identity=Identity.of(tls), tell=told.append)
+
+    def accept() -> None:
+        try:
+            pair.accept(60.0)
+        except RunError as exc:
+            ended.append(exc)
+
+    process = _start(pair.listen("127.0.0.1"), "wrong", tls, timeout_s=20.0)
+    accepting = threading.Thread(target=accept)
+    accepting.start()
     try:
-        with pytest.raises(RunError, match=r"no connection with rank 1 over 127\.0\.0\.1:\d+ within 1 s"):
-            pair.accept(1.0)
-        _, err = process.communicate(timeout=30)
-        assert "no connection with rank 0" in err
+        _, err = process.communicate(timeout=60)
+        assert "no connection with rank 0 over" in err
+        assert "does not know the secret" in err
+        assert len(told) == 1
+        assert "hush" not in told[0] + err
+        pair.close()
+        accepting.join(10)
+        assert "no connection with rank 1 over" in str(ended[0])
     finally:
         pair.close()
+        accepting.join(10)
         process.kill()
         process.wait()
 
@@ -191,11 +274,90 @@ def test_nobody_listening_is_an_error_with_a_hint() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pair = Pair("rank 3", 5.0)
-    with pytest.raises(RunError, match="no connection with rank 3") as caught:
-        pair.connect("127.0.0.1", port, timeout_s=0.5)
+    pair = Pair("rank 3", 5.0, secret="s")
+    with pytest.raises(
+        RunError, match=r"no connection with rank 3 over .* 0 s: Connection refused"
+    ) as caught:
+        pair.connect("127.0.0.1", port, timeout_s=0.3)
     assert "firewall" in str(caught.value.hint)
     pair.close()
+
+
+def test_closing_ends_the_wait_for_a_peer() -> None:
+    pair = Pair("rank 1", 30.0, secret="s")
+    pair.listen("127.0.0.1")
+    ended: list[RunError] = []
+
+    def accept() -> None:
+        try:
+            pair.accept(60.0)
+        except RunError as exc:
+            ended.append(exc)
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    pair.close()
+    accepting.join(10)
+    assert not accepting.is_alive()
+    assert "no connection with rank 1" in str(ended[0])
+
+
+def test_another_certificate_does_not_get_in() -> None:
+    """The secret alone is not enough where the run is encrypted."""
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(certificate()))
+    process = _start(pair.listen("127.0.0.1"), "s", certificate(), timeout_s=5.0)
+    try:
+        with pytest.raises(RunError, match="no connection with rank 1"):
+            pair.accept(10.0)
+        _, err = process.communicate(timeout=30)
+        assert "no connection with rank 0" in err
+    finally:
+        pair.close()
+        process.kill()
+        process.wait()
+
+
+def test_one_end_in_the_clear_does_not_get_in() -> None:
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(certificate()))
+    process = _start(pair.listen("127.0.0.1"), "s", None, timeout_s=2.0)
+    try:
+        with pytest.raises(RunError, match="no connection with rank 1"):
+            pair.accept(10.0)
+    finally:
+        pair.close()
+        process.kill()
+        process.communicate()
+
+
+def listeners() -> set[str]:
+    """The addresses that this process listens on, as ``/proc/net/tcp`` has them (v4 and v6)."""
+    sockets = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(str(entry.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")
+def test_a_pair_listens_on_its_own_address_alone(tls: Tls) -> None:
+    """Gloo's own port, too."""
+    before = listeners()
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
+    process = _start(pair.listen("127.0.0.1"), "s", tls)
+    try:
+        assert listeners() - before <= {"0100007F"}
+        pair.accept(30.0)
+        assert listeners() - before <= {"0100007F"}
+    finally:
+        pair.close()
+        process.kill()
+        process.communicate()
 
 
 def test_own_address() -> None:
@@ -206,4 +368,4 @@ def test_own_address() -> None:
     with pytest.raises(RunError, match="no route from this machine to its peer 'no such host'"):
         address_towards("no such host")
     with pytest.raises(RunError, match=r"can't listen on 192\.0\.2\.1"):
-        Pair().listen("192.0.2.1")
+        Pair(secret="s").listen("192.0.2.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -11,6 +12,8 @@ from datetime import timedelta
 import pytest
 import torch
 
+from skyctl.remote.credentials import certificate
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import FIRST_TAG, Pair, PeerLostError
 from skyctl.transport.staging import Blocking, Event, Staging, streams_of
 
@@ -247,9 +250,11 @@ def test_a_device_without_streams_copies_at_once() -> None:
 PEER = """
 import sys, warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+import json
 import torch
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import Pair
-pair = Pair("rank 0", 30.0)
+pair = Pair("rank 0", 30.0, secret="s", identity=Identity.of(json.loads(sys.stdin.readline())))
 pair.connect("127.0.0.1", int(sys.argv[1]), timeout_s=30.0)
 for _ in range(20):
     header, body = torch.empty(1, dtype=torch.int64), torch.empty(1000)
@@ -260,11 +265,17 @@ pair.close(politely=True)
 """
 
 
-def test_a_pair_whose_tensors_are_on_a_device() -> None:
-    pair = Pair("rank 1", 30.0)
+@pytest.mark.parametrize("tls", [None, certificate()], ids=["gloo", "tls"])
+def test_a_pair_whose_tensors_are_on_a_device(tls: dict[str, str] | None) -> None:
+    pair = Pair("rank 1", 30.0, secret="s", identity=Identity.of(tls))
     port = pair.listen("127.0.0.1")
-    process = subprocess.Popen([sys.executable, "-c", PEER, str(port)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PEER, str(port)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(tls) + "\n")
+        process.stdin.flush()
         pair.accept(30.0)
         device = Lazy()
         staging = pair._stage(device)

@@ -179,6 +179,7 @@ def payloads(
     return [
         {
             "run_id": "test",
+            "secret": "test",
             "rank": stage,
             "stage": stage,
             "stages": stages,

@@ -11,7 +11,6 @@ Payload ``{"op": …}``:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
@@ -24,8 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-NONCE_BYTES = 16
+from skyctl.transport.gate import Gate, ImpostorError, listening, prove
+
+PURPOSE = "check"
 _AT_ONCE = 32
+_MOST_PEERS = 256
+_FOREVER_S = 86400.0
 
 
 def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
@@ -184,34 +187,19 @@ class _Listener:
     """Answers whoever knows the secret, so that the one who connects knows it is this node it reached."""
 
     def __init__(self, address: str, secret: str) -> None:
-        self._secret = secret
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            self._socket.bind((address, 0))
-            self._socket.listen(128)
-        except OSError:
-            self._socket.close()
-            raise
-        self.port = int(self._socket.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._gate = Gate(listening(address), secret, purpose=PURPOSE, most=_MOST_PEERS, tell=lambda _: None)
+        self.port = self._gate.port
+        threading.Thread(target=self._answer, daemon=True).start()
 
     def close(self) -> None:
-        with suppress(OSError):
-            self._socket.close()
+        self._gate.close()
 
-    def _accept(self) -> None:
+    def _answer(self) -> None:
         while True:
             try:
-                connection, _ = self._socket.accept()
-            except OSError:
+                self._gate.admit(_FOREVER_S).sock.close()
+            except OSError:  # closed
                 return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            connection.settimeout(10)
-            nonce = _exactly(connection, NONCE_BYTES)
-            connection.sendall(_proof(self._secret, nonce))
 
 
 def _connect_all(peers: dict[str, dict[str, Any]], timeout_s: float) -> dict[str, dict[str, Any]]:
@@ -225,29 +213,14 @@ def _connect(peer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         began = time.monotonic()
         with socket.create_connection((peer["host"], peer["port"]), timeout_s) as connection:
             connect_s = time.monotonic() - began
-            nonce = os.urandom(NONCE_BYTES)
-            connection.sendall(nonce)
-            if _exactly(connection, 32) != _proof(peer["secret"], nonce):
-                return {"error": "something else answered there"}
+            prove(connection, peer["secret"], purpose=PURPOSE, timeout_s=timeout_s)
+    except ImpostorError:
+        return {"error": "something else answered there"}
     except TimeoutError:
         return {"error": f"no answer in {timeout_s:g} s"}
     except OSError as exc:
         return {"error": _reason(exc)}
     return {"connect_s": connect_s}
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = connection.recv(size - len(data))
-        if not more:
-            raise ConnectionResetError(0, "the connection was closed")
-        data += more
-    return data
-
-
-def _proof(secret: str, nonce: bytes) -> bytes:
-    return hashlib.sha256(secret.encode() + nonce).digest()
 
 
 def _reason(exc: OSError) -> str:

@@ -36,6 +36,7 @@ def compare(
     learning_rate: training.LearningRateOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    encrypt: training.EncryptOption = False,
     time_limit: training.TimeLimitOption = 30.0,
     output: Annotated[
         Path | None,
@@ -69,6 +70,7 @@ def compare(
         learning_rate=learning_rate,
         data=data,
         random_inputs=random_inputs,
+        encrypt=encrypt,
     )
     training.say_notes(out, loaded)
     options = PlanOptions(

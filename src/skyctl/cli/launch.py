@@ -56,6 +56,7 @@ def launch(
     validate_every: training.ValidateEveryOption = None,
     validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
     trace: training.TraceOption = False,
+    encrypt: training.EncryptOption = False,
     ignore_changes: training.IgnoreChangesOption = False,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
@@ -105,6 +106,7 @@ def launch(
             data=data,
             random_inputs=random_inputs,
             recipe=recipe,
+            encrypt=encrypt,
         )
         nodes = target.cluster.nodes
         choice = PlanOptions(
@@ -138,7 +140,10 @@ def launch(
     if dry_run:
         _show_dry_run(out, given, target, request, steps, trace=trace)
         return
-    run = RunOptions(steps=steps, trace=trace, ignore_changes=ignore_changes)
+    unplanned = encrypt and given is not None and not given.encrypted
+    if unplanned:
+        out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
+    run = RunOptions(steps=steps, trace=trace, ignore_changes=ignore_changes, encrypt=encrypt)
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress, target.everyone) as links,
@@ -147,7 +152,7 @@ def launch(
         made = given or _make_plan(out, progress, target, links, request, loaded, choice)
         watch = watcher(out, progress, yes=yes)
         done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
-    seen = keep(target.cluster.name, made, loaded.digest, done)
+    seen = None if unplanned else keep(target.cluster.name, made, loaded.digest, done)
     if output is not None:
         write_atomic(output, done.to_json(), mode=None)
     show_measurement(out, done)
@@ -290,7 +295,9 @@ def _make_plan(
     from skyctl.control.planning import plan_profile
     from skyctl.control.probing import probe_cluster
 
-    profile, _ = probe_cluster(target.cluster, links, request, loaded, progress, progress.node)
+    profile, _ = probe_cluster(
+        target.cluster, links, request, loaded, progress, progress.node, encrypt=request.encrypt
+    )
     progress("planning")
     training.say_taken_over(out, profile)
     training.warn_left_out(out, profile, target.cluster)

@@ -51,6 +51,7 @@ def plan(
     seed: training.GivenSeedOption = None,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    encrypt: training.EncryptOption = False,
     time_limit: training.TimeLimitOption = 30.0,
     whole_blocks: training.WholeBlocksOption = False,
     export: training.ExportOption = None,
@@ -88,6 +89,8 @@ def plan(
         training.one_of("--export", export, training.TRAINERS)
     if whole_blocks and assign is not None:
         raise InputError("--whole-blocks does not go with --assign: your ranges are used as they are")
+    if encrypt and (problem is not None or from_run is not None):
+        raise InputError("--encrypt chooses a profile; with --problem or --from-run there is none to choose")
     pins = (pin_first, pin_last)
     with out.progress("plan") as progress:
         progress("searching")
@@ -107,6 +110,7 @@ def plan(
                 "dtype": dtype or "float32",
                 "data": data,
                 "random_inputs": random_inputs,
+                "encrypt": encrypt,
             }
             target = common.load_target(cluster, limit)
             made = _from_profile(out, workload, options, target, profile, pins, request)

@@ -41,6 +41,7 @@ def probe(
     seed: training.SeedOption = 0,
     data: training.DataOption = None,
     random_inputs: training.RandomInputsOption = False,
+    encrypt: training.EncryptOption = False,
     links: LinksOption = None,
     plot: PlotOption = None,
     quick: Annotated[
@@ -83,6 +84,7 @@ def probe(
             dtype=dtype,
             data=data,
             random_inputs=random_inputs,
+            encrypt=encrypt,
         )
         training.say_notes(out, loaded)
     if dry_run and quick:
@@ -109,6 +111,7 @@ def probe(
             progress.node,
             how_links=how,
             refresh=refresh,
+            encrypt=encrypt,
         )
     if output is not None:
         write_atomic(output, profile.to_json(), mode=None)

@@ -44,6 +44,10 @@ GivenDtypeOption = Annotated[
 GivenStrategyOption = Annotated[
     str | None, typer.Option("--strategy", metavar="NAME", help="For a bare workload; default optimal.")
 ]
+EncryptOption = Annotated[
+    bool,
+    typer.Option("--encrypt", help="Send what passes between stages through TLS; measure and plan it so."),
+]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Samples a step.")]
 MicrobatchesOption = Annotated[
     int | None,
@@ -192,6 +196,7 @@ def make_request(
     data: Path | None = None,
     random_inputs: bool = False,
     recipe: Recipe | None = None,
+    encrypt: bool = False,
 ) -> tuple[Request, Workload]:
     """The request, and its workload loaded and looked through (on the meta device: nothing is computed).
 
@@ -216,7 +221,7 @@ def make_request(
     workload = load(spec)
     if spec.validated:
         workload.check_validation()
-    return Request(workload.spec, microbatches, recipe or Recipe()), workload
+    return Request(workload.spec, microbatches, recipe or Recipe(), encrypt), workload
 
 
 def say_notes(out: Output, workload: Workload) -> None:

@@ -52,7 +52,16 @@ class Comparing:
             except InputError:
                 if given is not None:
                     raise
-        return probe_cluster(self.cluster, links, self.request, self.workload, on_progress, refresh=fresh)[0]
+        made, _ = probe_cluster(
+            self.cluster,
+            links,
+            self.request,
+            self.workload,
+            on_progress,
+            refresh=fresh,
+            encrypt=self.request.encrypt,
+        )
+        return made
 
     def measured(
         self, outcomes: list[Outcome], links: Connected, watcher_for: Callable[[str], Watcher]

@@ -137,7 +137,7 @@ def keep(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None
 
     def holds(profile: Profile) -> bool:
         known = profile.workload
-        if known is None or ref is None:
+        if known is None or ref is None or profile.encrypted != plan.encrypted:
             return False
         sizes = [shape.microbatches for shape in known.shapes]
         asked = (digest, ref.batch_size, ref.dtype)

@@ -90,7 +90,8 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         options = replace(options, schedule=AUTO)
     best = plan_best(problems(profile, options), options)
     known = machines(profile, [device.id for device in best.problem.devices])
-    return best.model_copy(update={"workload": workload or best.workload, "machines": known})
+    update = {"workload": workload or best.workload, "machines": known, "encrypted": profile.encrypted}
+    return best.model_copy(update=update)
 
 
 def plan_run(
@@ -117,7 +118,8 @@ def plan_run(
     problem, words = from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
     best = plan_best([override(problem, options, pin_first, pin_last, dtype)], options)
-    return best.model_copy(update={"workload": plan.workload, "machines": plan.machines}), words
+    kept = {"workload": plan.workload, "machines": plan.machines, "encrypted": plan.encrypted}
+    return best.model_copy(update=kept), words
 
 
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:

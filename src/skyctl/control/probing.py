@@ -32,6 +32,7 @@ def probe_cluster(
     *,
     how_links: How | None = None,
     refresh: bool = False,
+    encrypt: bool = False,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
 
@@ -39,6 +40,7 @@ def probe_cluster(
         on_node: a node's name, what it is at, and how much is done (below 0: it failed, and why); default:
             ``on_progress`` in words.
         refresh: measure everything, also what earlier profiles still say.
+        encrypt: measure messages and links through TLS; then only profiles that were taken so count.
 
     Raises:
         NodeError: no node could be measured at all.
@@ -48,7 +50,7 @@ def probe_cluster(
     if not links.sessions:
         need_all(links.failures)
     spec, told = ship_timed(request, links, on_progress)
-    earlier = recent_profiles(cluster.name)
+    earlier = [known for known in recent_profiles(cluster.name) if known.encrypted == encrypt]
     profile = probe(
         cluster,
         {**links.sessions, **links.failures},
@@ -59,6 +61,7 @@ def probe_cluster(
         node_specs=told,
         how_links=how_links,
         earlier=[] if refresh else earlier,
+        encrypt=encrypt,
     )
     if not profile.devices:
         raise _nobody(list(profile.failures))
@@ -126,6 +129,8 @@ def misfit(profile: Profile, request: Request, workload: Workload, nodes: Sequen
         return f"it holds {measured.source}"
     if (measured.batch_size, measured.dtype) != (request.spec.batch_size, request.spec.dtype):
         return f"it was measured at a batch of {measured.batch_size} in {measured.dtype}"
+    if profile.encrypted != request.encrypt:
+        return f"its links were measured {'through' if profile.encrypted else 'without'} TLS (--encrypt)"
     sizes = [shape.microbatches for shape in measured.shapes]
     if request.microbatches is not None and request.microbatches not in sizes:
         return f"it was measured at {', '.join(map(str, sizes))} microbatches, not at {request.microbatches}"

@@ -50,7 +50,8 @@ def request_of_profile(profile: Profile) -> tuple[Request, Workload] | tuple[Non
         raise InputError(
             f"{had.source} has changed since it was measured", hint=f"measure it: skyctl probe {had.source}"
         )
-    return Request(workload.spec, microbatches=most_microbatches(profile)), workload
+    request = Request(workload.spec, microbatches=most_microbatches(profile), encrypt=profile.encrypted)
+    return request, workload
 
 
 def most_microbatches(profile: Profile) -> int | None:
@@ -87,6 +88,7 @@ def recheck_cluster(
         progress_words(on_progress),
         node_specs=told,
         budget_s=BUDGET_S,
+        encrypt=then.encrypted,
         recheck=Recheck(then, lambda now: not _of_link(known.get((now.source, now.target)), now)),
     )
 

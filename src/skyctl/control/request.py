@@ -28,11 +28,15 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Request:
-    """A workload and how to train it. ``microbatches`` None: the planner chooses among measured ones."""
+    """A workload and how to train it. ``microbatches`` None: the planner chooses among measured ones.
+
+    ``encrypt``: what passes between the stages goes through TLS.
+    """
 
     spec: WorkloadSpec
     microbatches: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
+    encrypt: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatches is not None and self.microbatches > self.spec.batch_size:
@@ -60,6 +64,7 @@ class Request:
             ("--data", spec.data_path, None),
         ):
             words += [flag, str(value)] if value != default else []
+        words += ["--encrypt"] if self.encrypt else []
         return [*words, "--random-inputs"] if spec.random_inputs else words
 
     def ref(self, workload: Workload) -> WorkloadRef:

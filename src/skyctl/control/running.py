@@ -28,13 +28,15 @@ from skyctl.remote.session import Session
 class RunOptions:
     """How long to train and what to keep. ``trace``: record what every rank does when.
 
-    ``ignore_changes``: train on a cluster that is not what the plan was made for, too.
+    ``ignore_changes``: train on a cluster that is not what the plan was made for, too. ``encrypt``: what
+    passes between the stages goes through TLS (a plan that was made so is always run so).
     """
 
     steps: int = 10
     weights: bool = True
     trace: bool = False
     ignore_changes: bool = False
+    encrypt: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
 
 
@@ -74,7 +76,15 @@ def run_plan(
             elif found := of_plan(plan, facts):
                 watcher.warn("the cluster is not what the plan was made for:\n" + "\n".join(table(found)))
 
-        run = Run(paths, specs, sessions, with_early_word(watcher, figures), options.deadlines, check)
+        run = Run(
+            paths,
+            specs,
+            sessions,
+            with_early_word(watcher, figures),
+            options.deadlines,
+            check,
+            encrypt=options.encrypt or plan.encrypted,
+        )
         run.start()
         run.watch(plan.predicted.iteration_s)
         watcher.phase("gathering the trained weights")

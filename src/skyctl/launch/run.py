@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import queue
-import secrets
 import signal
 import threading
 import time
@@ -24,6 +23,7 @@ from skyctl.errors import RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.launch.events import Collected, Watcher
 from skyctl.launch.spec import RankSpec
+from skyctl.remote.credentials import credentials
 from skyctl.remote.session import Session, Task, translate
 
 MODULE = "skyctl.worker.rank"
@@ -88,8 +88,11 @@ class Run:
         watcher: Watcher,
         deadlines: Deadlines | None = None,
         check: Check = lambda _facts: None,
+        *,
+        encrypt: bool = False,
     ) -> None:
         self.paths = paths
+        self._encrypt = encrypt
         self._check = check
         self.specs = specs
         self.sessions = sessions
@@ -112,9 +115,9 @@ class Run:
         """
         self.watcher.phase(f"starting {len(self.specs)} ranks")
         self._began = time.monotonic()
-        secret = secrets.token_hex(16)  # over the sessions only: not in argv, logs or files
+        shared = credentials(encrypt=self._encrypt)  # over the sessions only: not in argv, logs or files
         for spec in self.specs:
-            payload = {**spec.payload, "secret": secret}
+            payload = {**spec.payload, **shared}
             task = self.sessions[spec.node].task(MODULE, payload, name=f"rank-{spec.rank}")
             rank = _Rank(spec, task)
             self._ranks.append(rank)

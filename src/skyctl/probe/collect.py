@@ -28,6 +28,7 @@ from skyctl.records.profile import (
     ShapeProfile,
     WorkloadProfile,
 )
+from skyctl.remote.credentials import certificate
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload, WorkloadSpec
@@ -69,6 +70,7 @@ def probe(
     how_links: How | None = None,
     earlier: Sequence[Profile] = (),
     recheck: Recheck | None = None,
+    encrypt: bool = False,
 ) -> Profile:
     """The cluster as it is now. A node that can't be measured is in ``failures`` and hides no other.
 
@@ -82,6 +84,7 @@ def probe(
         how_links: which links are measured (None: ``default_how``).
         earlier: the cluster's profiles, newest first; what of them still holds is not measured again.
         recheck: a profile to look at again; only its costliest layers and a ring of links are measured.
+        encrypt: messages and links are measured through TLS, as training will send them.
 
     Raises:
         InputError: a workload without its spec or without a number of microbatches.
@@ -106,7 +109,8 @@ def probe(
             for node in cluster.nodes:  # random inputs: the data may lie on some nodes only
                 given = (node_specs or {}).get(node.name) or workload.spec.to_dict()
                 specs[node.name] = dict(given) | {"random_inputs": True}
-        _start(fleet, cluster, sessions, specs, start_s, on_progress)
+        tls = certificate() if encrypt else None
+        _start(fleet, cluster, sessions, specs, tls, start_s, on_progress)
         created = now_iso()
         if recheck is None:
             known = known_timings(fleet.alive(), earlier, shapes, spec.dtype if spec else "", created)
@@ -143,6 +147,7 @@ def probe(
         lines=tuple(line for line in network.lines if line.node not in fleet.failures),
         sites=tuple(network.sites),
         uplinks=tuple(network.uplinks),
+        encrypted=encrypt,
     )
 
 
@@ -151,6 +156,7 @@ def _start(
     cluster: Cluster,
     sessions: Mapping[str, SessionLike],
     specs: Mapping[str, Any],
+    tls: Mapping[str, str] | None,
     start_s: float,
     on_progress: Progress,
 ) -> None:
@@ -170,6 +176,7 @@ def _start(
             "threads": node.threads,
             "slowdown": node.slowdown,
             "workload": specs.get(name),
+            "tls": tls,
         }
         fleet.start(sessions[name], payload, name=f"probe-{device or 'first'}".replace(":", "-"))
 

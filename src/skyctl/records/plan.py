@@ -104,10 +104,13 @@ class Certificate(Record):
 
 
 class Plan(FileRecord):
-    """An envelope (problem, prediction, certificate) around a form; this form is stages × replicas."""
+    """An envelope (problem, prediction, certificate) around a form; this form is stages × replicas.
+
+    ``encrypted``: its links were measured through TLS, and it is run so.
+    """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem
@@ -117,6 +120,7 @@ class Plan(FileRecord):
     predicted: Prediction
     certificate: Certificate
     machines: Seq[Machine] = since(3, ())
+    encrypted: bool = since(4, False)
 
     @model_validator(mode="after")
     def _covers(self) -> Plan:

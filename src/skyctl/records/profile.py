@@ -204,10 +204,10 @@ class NodeFailure(Record):
 
 
 class Profile(FileRecord):
-    """A cluster as measured at one time."""
+    """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     cluster: Name
     cluster_digest: str
     created: str
@@ -220,3 +220,4 @@ class Profile(FileRecord):
     sites: Seq[SiteProfile] = since(3, ())
     uplinks: Seq[UplinkProfile] = since(3, ())
     observations: Seq[Observation] = since(3, ())
+    encrypted: bool = since(4, False)

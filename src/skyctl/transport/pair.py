@@ -1,18 +1,23 @@
 """Point-to-point between two ranks, and nothing wider: only the pairs a plan needs ever connect.
 
-A pair is a ``ProcessGroupGloo`` of two, built directly, with a key-value store of its own that the side that
-listens serves on a port bound beforehand. The store's keys stand under the run's secret. Gloo moves a payload
-once its receiver is ready, so receives are best posted ahead. Tensors on the CPU are read and written in
-place; those of another device go through host memory (``staging``), and over NCCL where both ends are CUDA.
+The side that listens does so on a port bound beforehand, and both prove the run's secret before anything else
+is said (``gate``). A pair is then a ``ProcessGroupGloo`` of two, built directly, whose ends find each other
+over that connection (``exchange``); Gloo's own connection is proved once more, since its port is open to
+anybody. Or, given an identity, that first connection becomes TLS and carries everything (``tls``).
+
+A payload moves once its receiver is ready, so receives are best posted ahead. Tensors on the CPU are read and
+written in place; those of another device go through host memory (``staging``), and over NCCL where both ends
+are CUDA and nothing is to be encrypted.
 
 A peer that is gone shows as ``PeerLostError``, one that is silent too long as ``RunError``; both name it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
@@ -22,6 +27,9 @@ import torch.distributed as dist
 
 from skyctl.errors import RunError
 from skyctl.transport.addresses import address_towards
+from skyctl.transport.exchange import Exchange
+from skyctl.transport.gate import Admitted, Gate, ImpostorError, enter, listening, tell_stderr, words
+from skyctl.transport.identity import Identity
 from skyctl.transport.nccl import Lanes, lanes_wanted
 from skyctl.transport.staging import Staging, Streams, streams_of
 
@@ -30,8 +38,12 @@ _c10d: Any = dist  # what follows is not in torch's type stubs
 
 PING_TAG = 1
 BYE_TAG = 2
+PROOF_TAG = 4
 FIRST_TAG = 16
-"""Smaller tags are the pair's own."""
+"""Smaller tags are the pair's own (3: ``clocks``)."""
+JOIN_S = 60.0
+"""From a peer's proof to a pair that works."""
+PURPOSE = "pair"
 
 _LOST = (
     "closed by peer",
@@ -66,8 +78,10 @@ class Pair:
     Args:
         peer: what to call the other end in an error, as in ``rank 2``.
         timeout_s: how long one transfer may take, waiting for the peer included.
-        secret: what the two ends must share; it never leaves them, only its digest names the store's keys.
+        secret: what the two ends must share; it never leaves them.
         device: where this end's tensors are, to choose NCCL where both are CUDA (None: CPU).
+        identity: both ends' TLS certificate; None: nothing is encrypted.
+        tell: gets a line for each stranger that tried to be the peer.
     """
 
     def __init__(
@@ -75,21 +89,22 @@ class Pair:
         peer: str = "the peer",
         timeout_s: float = 1800.0,
         *,
-        secret: str = "",
+        secret: str,
         device: torch.device | None = None,
+        identity: Identity | None = None,
+        tell: Callable[[str], None] = tell_stderr,
     ) -> None:
         self.peer = peer
         self.timeout_s = timeout_s
         self._limit = timedelta(seconds=timeout_s)
-        self._prefix = "pair-" + hashlib.sha256(secret.encode()).hexdigest()[:32]
+        self._secret, self._identity, self._tell = secret, identity, tell
         self._device = device or torch.device("cpu")
-        self._listener: socket.socket | None = None
-        self._store: Any = None
+        self._gate: Gate | None = None
+        self._sock: socket.socket | None = None
         self._group: Any = None
         self._lanes: Lanes | None = None
         self._staging: Staging | None = None
         self._address = ""
-        self._port = 0
         self._rank = 0
 
     def listen(self, address: str) -> int:
@@ -98,39 +113,29 @@ class Pair:
         Raises:
             RunError: the address is not this machine's.
         """
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            listener.bind((address, 0))
-            listener.listen(16)
+            listener = listening(address)
         except OSError as exc:
-            listener.close()
-            raise RunError(f"can't listen on {address} for {self.peer}: {exc.strerror or exc}") from exc
-        self._listener, self._address = listener, address
-        self._port = int(listener.getsockname()[1])
-        return self._port
+            raise RunError(f"can't listen on {address} for {self.peer}: {words(exc)}") from exc
+        self._address = address
+        self._gate = Gate(listener, self._secret, purpose=PURPOSE, tell=self._tell)
+        return int(self._gate.port)
 
     def accept(self, timeout_s: float = 300.0) -> None:
-        """Waits until the peer has connected.
+        """Waits until the peer has connected and proved itself; whoever can't prove it is sent away.
 
         Raises:
             RunError: it did not come within ``timeout_s``.
         """
-        assert self._listener is not None, "listen() first"
-        descriptor, self._listener = self._listener.detach(), None
-        limit = timedelta(seconds=timeout_s)
+        gate = self._gate
+        assert gate is not None, "listen() first"
         try:
-            self._store = _c10d.TCPStore(
-                self._address,
-                self._port,
-                None,
-                True,
-                timeout=limit,
-                wait_for_workers=False,
-                master_listen_fd=descriptor,
-            )
-            self._join(0, limit)
-        except RuntimeError as exc:
-            raise self._unconnected(self._address, self._port, timeout_s, exc) from exc
+            self._join(0, gate.admit(timeout_s), min(timeout_s, JOIN_S))
+        except (RuntimeError, OSError) as exc:
+            raise self._unconnected(self._address, gate.port, timeout_s, exc) from exc
+        finally:
+            gate.close()
+            self._gate = None
 
     def connect(self, host: str, port: int, address: str | None = None, timeout_s: float = 300.0) -> None:
         """Connects to a peer that listens at ``host``:``port``.
@@ -139,14 +144,13 @@ class Pair:
             address: this end's own address (None: the one on the route to ``host``).
 
         Raises:
-            RunError: no connection within ``timeout_s``.
+            RunError: no connection within ``timeout_s``, or what answers there is not the peer.
         """
         self._address = address or address_towards(host)
-        limit = timedelta(seconds=timeout_s)
         try:
-            self._store = _c10d.TCPStore(host, port, None, False, timeout=limit)
-            self._join(1, limit)
-        except RuntimeError as exc:
+            admitted = enter(host, port, self._secret, purpose=PURPOSE, timeout_s=timeout_s)
+            self._join(1, admitted, min(timeout_s, JOIN_S))
+        except (RuntimeError, OSError) as exc:
             raise self._unconnected(host, port, timeout_s, exc) from exc
 
     def send(self, tensor: Tensor, tag: int) -> Work:
@@ -189,9 +193,8 @@ class Pair:
             politely: first tell the peer and hear the same from it, so that nothing under way is cut off;
                 only for a pair on which both ends have nothing more to send.
         """
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._gate is not None:
+            self._gate.close()
         if self._staging is not None:
             self._staging.close(finish=politely)
             self._staging = None
@@ -206,10 +209,14 @@ class Pair:
                     answer.wait(limit)
                 else:
                     answer.wait(timedelta(milliseconds=1))  # its time-out ends every wait still under way
+            if self._identity is not None:
+                group.close()
         if self._lanes is not None:
             self._lanes.close()
         self._lanes = None
-        self._store = None
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
 
     def lost(self, exc: RuntimeError, waited_s: float) -> RunError:
         """The transport's own error in skyctl's words."""
@@ -225,23 +232,36 @@ class Pair:
             )
         return RunError(f"the transfer with {self.peer} failed: {text.splitlines()[0] if text else exc!r}")
 
-    def _join(self, rank: int, limit: timedelta) -> None:
-        assert self._store is not None
-        store = _c10d.PrefixStore(self._prefix, self._store)
+    def _join(self, rank: int, admitted: Admitted, limit_s: float) -> None:
+        """From a proved connection to one that carries tensors."""
+        self._rank, self._sock = rank, admitted.sock
+        if self._identity is not None:
+            from skyctl.transport.tls import TlsGroup  # a Python without ssl can still train in the clear
+
+            wrapped = self._identity.wrap(admitted.sock, server=rank == 0, timeout_s=limit_s)
+            self._group = TlsGroup(wrapped, self.peer)
+            return
+        limit = timedelta(seconds=limit_s)
+        store = Exchange(admitted.sock, limit_s)
         options = _c10d.ProcessGroupGloo._Options()
         options._timeout = limit
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=self._address)]
-        self._rank = rank
-        self._group = _c10d.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, 2, options)
+        group = _c10d.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, 2, options)
+        _prove(group, rank, admitted.key, limit)
+        self._group = group
         if lanes_wanted(store, rank, self._device):
             self._lanes = Lanes(_c10d.PrefixStore("nccl", store), rank, self._device, limit, self)
 
-    def _unconnected(self, host: str, port: int, waited_s: float, exc: RuntimeError) -> RunError:
-        reason = str(exc).splitlines()[0]
+    def _unconnected(self, host: str, port: int, waited_s: float, exc: Exception) -> RunError:
+        reason = words(exc) if isinstance(exc, OSError) else str(exc).splitlines()[0]
+        hint = (
+            "a firewall or NAT may stand between the two nodes; 'skyctl check' tries every pair, and "
+            "'interface:' in cluster.yaml names the network to use (a VPN's, say)"
+        )
+        if isinstance(exc, ImpostorError):
+            hint = "another program, or another run's rank, answers at that address: is it the right node's?"
         return RunError(
-            f"no connection with {self.peer} over {host}:{port} within {waited_s:.0f} s: {reason}",
-            hint="a firewall or NAT may stand between the two nodes; 'skyctl check' tries every pair, and "
-            "'interface:' in cluster.yaml names the network to use (a VPN's, say)",
+            f"no connection with {self.peer} over {host}:{port} within {waited_s:.0f} s: {reason}", hint=hint
         )
 
     def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
@@ -268,6 +288,21 @@ class Pair:
             self.peer,
         )
         return self._staging
+
+
+def _prove(group: Any, rank: int, key: bytes, limit: timedelta) -> None:
+    """Gloo's own connection is between the two that hold this key, or RuntimeError.
+
+    Gloo listens without asking who comes: a stranger who is quicker than the peer would be taken for it.
+    """
+    proofs = [hmac.digest(key, role, "sha256") for role in (b"gloo listener", b"gloo connector")]
+    heard = bytearray(len(proofs[0]))
+    mine = torch.frombuffer(bytearray(proofs[rank]), dtype=torch.uint8)
+    answer = group.recv([torch.frombuffer(heard, dtype=torch.uint8)], 1 - rank, PROOF_TAG)
+    group.send([mine], 1 - rank, PROOF_TAG).wait(limit)
+    answer.wait(limit)
+    if not hmac.compare_digest(heard, proofs[1 - rank]):
+        raise RuntimeError("a stranger was quicker to Gloo's port than the peer")
 
 
 class _GlooWork:

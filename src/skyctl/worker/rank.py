@@ -4,7 +4,7 @@
 
     rank → {"event": "facts", …}                          with ``facts`` in its payload: see ``facts.found``
     → rank {"op": "build"}                                then only does it build anything
-    rank → {"event": "listening", "port", "address"}      a rank with a successor: it serves the pair's store
+    rank → {"event": "listening", "port", "address"}      a rank with a successor
     → rank {"op": "connect", "host", "port"}              to the rank that comes after
     rank → {"event": "ready"}                             built and connected
     → rank {"op": "start"}
@@ -27,9 +27,10 @@ start (None: none was). ``loss`` is None but on the last
 stage. An early end is rank 0's to decide: told to stop, it marks the last activation of the step under way,
 or of the next one, and every rank ends after that same step; other ranks need not be told.
 
-Payload beside what the launcher's ``rank_specs`` gives: ``secret`` (default: ``run_id``), shared by the run's
-ranks; ``timeout_s`` (default 1800), the longest a rank waits for a peer. With ``trace`` the result names a
-file with what this rank did when, on its own clock (``recorder.document``).
+Payload beside what the launcher's ``rank_specs`` gives: ``secret``, shared by the run's ranks, without which
+nobody joins; ``tls`` (``{"cert", "key"}``, PEM): what passes between them is encrypted; ``timeout_s``
+(default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with what this
+rank did when, on its own clock (``recorder.document``).
 """
 
 from __future__ import annotations

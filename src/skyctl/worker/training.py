@@ -18,6 +18,7 @@ from skyctl.errors import RunError
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport import clocks
 from skyctl.transport.addresses import address_towards
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import Pair
 from skyctl.worker.checkpointing import Checkpointer, Options, Origin
 from skyctl.worker.clipping import Neighbour, clipping
@@ -197,8 +198,9 @@ class Training:
                 self._pairs[side] = Pair(
                     f"rank {peer['rank']} ({peer['host']})",
                     self._timeout_s,
-                    secret=str(self.payload.get("secret") or self.payload["run_id"]),
+                    secret=str(self.payload["secret"]),
                     device=self.device,
+                    identity=Identity.of(self.payload.get("tls")),
                 )
         accepted: Future[None] | None = None
         if following is not None:

@@ -12,6 +12,7 @@ holds its layers up.
 from __future__ import annotations
 
 import gc
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from skyctl.device.heap import give_back_freed_memory
 from skyctl.device.pace import Pace, Timed
 from skyctl.errors import RunError
+from skyctl.transport.identity import Identity
 from skyctl.transport.pair import Pair
 from skyctl.worker.executor import Executor, Ports
 from skyctl.worker.messages import Inbox, Outbox
@@ -49,16 +51,19 @@ class Handling:
     byte_s: float
 
 
-def measure(cpus: float | None) -> Handling:
+def measure(cpus: float | None, identity: Identity | None = None) -> Handling:
     """On this node, now.
 
     Args:
         cpus: the CPU quota that all of this process is held to, None: none.
+        identity: the TLS certificate that messages will go under, None: none.
 
     Raises:
         RunError: this node can't connect to itself, or not all messages arrive.
     """
-    small_s, large_s = (_stage_s(size, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES))
+    small_s, large_s = (
+        _stage_s(size, identity, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES)
+    )
     give_back_freed_memory()
     byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
     stretch = 1.0 / cpus if cpus is not None and cpus < 1.0 else 1.0
@@ -174,12 +179,19 @@ def _ports(before: Pair | None, after: Pair | None, boundary: Sequence[_Floats])
     )
 
 
-def _stage_s(message_bytes: int, *, whole: bool) -> float:
+def _pair(identity: Identity | None) -> tuple[Pair, Pair]:
+    """Both ends of one, with a secret of their own: others may be logged in on this node."""
+    secret = secrets.token_hex(16)
+    first, second = (Pair("itself", TIMEOUT_S, secret=secret, identity=identity) for _ in range(2))
+    return first, second
+
+
+def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> float:
     """CPU seconds of one microbatch of a stage beside its layers; the first step is warm-up.
 
     ``whole``: of the process; else of the computing thread.
     """
-    pairs = [(Pair("itself", TIMEOUT_S), Pair("itself", TIMEOUT_S)) for _ in range(STAGES - 1)]
+    pairs = [_pair(identity) for _ in range(STAGES - 1)]
     ranks: list[_Rank] = []
     try:
         for listening, connecting in pairs:

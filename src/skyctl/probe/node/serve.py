@@ -28,6 +28,7 @@ from skyctl.device.heap import give_back_freed_memory, keep_freed_memory, share_
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, handling, line, link, watch  # noqa: E402
 from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
+from skyctl.transport.identity import Identity  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
 
@@ -49,7 +50,8 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
 
     Args:
         payload: ``device`` (None: the first), ``devices`` (wanted, or None), ``threads``, ``slowdown``,
-            ``workload`` (a spec with this node's paths, or None).
+            ``workload`` (a spec with this node's paths, or None), ``tls`` (``{"cert", "key"}``: messages are
+            measured through TLS; or None).
     """
     keep_freed_memory()
     share_one_heap()
@@ -99,6 +101,7 @@ class _Server:
         self._quota = found["quota"]
         self._workload = workload
         self._slowdown = float(payload.get("slowdown") or 1.0)
+        self._identity = Identity.of(payload.get("tls"))
         self._stopped = False
         self.card: dict[str, Any] | None = None
         """What ``nvidia-smi`` told of it before we used it."""
@@ -155,7 +158,7 @@ class _Server:
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
             self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
-            beside = handling.measure(self._quota["cpus"] if self._quota else None)
+            beside = handling.measure(self._quota["cpus"] if self._quota else None, self._identity)
             result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
         self._channel.send(result)
         while not self._stop_came(None):  # past the cap, the order to stop is still to come
@@ -243,8 +246,8 @@ class _Server:
             raise RunError("the other flows were not ready in time")
 
     def _pair(self, order: dict[str, Any], timeout_s: float) -> Pair:
-        device = torch.device(self._device)
-        return Pair(str(order["peer"]), timeout_s, secret=str(order["secret"]), device=device)
+        device, secret = torch.device(self._device), str(order["secret"])
+        return Pair(str(order["peer"]), timeout_s, secret=secret, device=device, identity=self._identity)
 
     def _message_device(self) -> str:
         return self._device if torch.device(self._device).type == "cuda" else "cpu"

@@ -1,0 +1,87 @@
+"""``--encrypt`` from probe to launch: what was measured through TLS is planned and trained so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+
+NOTING = """
+import os
+from pathlib import Path
+import skyctl.remote.credentials as made
+note, real = Path(os.environ.pop("NOTE")), made.credentials
+def noted(**how):
+    got = real(**how)
+    note.write_text(" ".join(got))
+    return got
+made.credentials = noted
+from skyctl.cli.app import main
+main()
+"""
+
+
+def launched(where, note: Path, *words: str) -> str:
+    """Trains two steps; what the ranks were given of secrets, by name."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", NOTING, "launch", *words, "--steps", "2"],
+        cwd=where.folder,
+        env={**where.env, "NOTE": str(note)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    where.started.append(child)
+    _, err = child.communicate(timeout=200)
+    assert child.returncode == 0, err
+    return note.read_text() + ("; noted" if "without TLS" in err else "")
+
+
+@pytest.fixture(scope="module")
+def both(probed):
+    """A cluster with one profile in the clear, and a newer one through TLS."""
+    done = probed.run("probe", "train.py", *SIZES, "--encrypt", "-o", "tls.json")
+    assert done.returncode == 0, done.stderr
+    return probed
+
+
+def test_a_profile_through_tls_says_so_and_takes_nothing_over(both) -> None:
+    profile = json.loads((both.folder / "tls.json").read_text())
+    assert profile["encrypted"]
+    assert profile["version"] == 4
+    assert all(device["measured"] == profile["created"] for device in profile["devices"])
+    assert all(link["bandwidth_bytes_per_s"] > 0 for link in profile["links"])
+
+
+def test_each_is_planned_with_its_own_and_run_so(both, tmp_path: Path) -> None:
+    words = ("plan", "train.py", *SIZES, "--strategy", "even")
+    for flags, name in ((("--encrypt",), "tls.plan.json"), ((), "clear.plan.json")):
+        done = both.run(*words, *flags, "-o", name)
+        assert done.returncode == 0, done.stderr
+    plans = {n: json.loads((both.folder / f"{n}.plan.json").read_text()) for n in ("tls", "clear")}
+    assert plans["tls"]["encrypted"]
+    assert "encrypted" not in plans["clear"]
+    assert plans["clear"]["version"] < 4
+    assert launched(both, tmp_path / "note", "tls.plan.json") == "secret tls"
+    assert launched(both, tmp_path / "note", "clear.plan.json") == "secret"
+    assert launched(both, tmp_path / "note", "clear.plan.json", "--encrypt") == "secret tls; noted"
+
+
+def test_a_profile_of_the_other_kind_is_refused_by_name(both) -> None:
+    clear = sorted((both.state / "profiles" / "here").iterdir())
+    names = {json.loads(path.read_text()).get("encrypted", False): str(path) for path in clear}
+    words = ("plan", "train.py", *SIZES, "--strategy", "even")
+    done = both.run(*words, "--encrypt", "--profile", names[False])
+    assert done.returncode == 2
+    assert "measured without TLS" in done.stderr
+    assert "probe train.py" in done.stderr
+    assert "--encrypt" in done.stderr.split("next:")[1]
+    done = both.run(*words, "--profile", names[True])
+    assert done.returncode == 2
+    assert "measured through TLS (--encrypt)" in done.stderr

@@ -1,0 +1,88 @@
+"""Stages that talk through TLS: the same losses, the same errors, and nobody else gets in."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from skyctl.remote.credentials import credentials
+
+Workloads = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+@pytest.mark.parametrize("link", [None, "int8"])
+def test_losses_are_the_same_to_the_last_bit(
+    workload: Workloads, pool: Any, driver: ModuleType, schedule: str, link: str | None
+) -> None:
+    losses = []
+    for encrypt in (False, True):
+        payloads = driver.payloads(
+            workload(), [0, 2, 4, 7], 4, schedule, 4, **credentials(encrypt=encrypt), trace=True
+        )
+        for payload in payloads:
+            payload["link_dtypes"] = dict.fromkeys(
+                ("to_next", "from_next", "to_previous", "from_previous"), link
+            )
+        outcome = pool.run(payloads)
+        assert not outcome.errors, outcome.errors
+        losses.append(outcome.losses)
+    assert losses[0] == losses[1]
+
+
+def test_clipping_and_validation_go_through_tls(workload: Workloads, pool: Any, driver: ModuleType) -> None:
+    recipe = {"total_steps": 3, "clip_norm": 0.01}
+    norms = []
+    for encrypt in (False, True):
+        payloads = driver.payloads(
+            workload(), [0, 3, 7], 4, "1f1b", 3, recipe=recipe, **credentials(encrypt=encrypt)
+        )
+        outcome = pool.run(payloads)
+        assert not outcome.errors, outcome.errors
+        norms.append([event["grad_norm"] for event in outcome.steps[0]])
+    assert norms[0] == norms[1]
+
+
+def test_a_stage_that_fails_is_the_cause_and_its_neighbours_lost_it(
+    workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    bad = (
+        "return self.norm(x + skip)",
+        "self.calls = getattr(self, 'calls', 0) + 1\n"
+        "        if self.calls == 7 and x.device.type == 'cpu' and not hasattr(x, 'fake_mode'):\n"
+        "            raise ValueError('bad sample')\n"
+        "        return self.norm(x + skip)",
+    )
+    outcome = pool.run(
+        driver.payloads(workload(replace=bad), [0, 3, 5, 7], 4, "1f1b", 5, **credentials(encrypt=True))
+    )
+    assert sorted(outcome.errors) == [0, 1, 2]
+    assert outcome.errors[1]["message"] == "step 1, forward of microbatch 2: ValueError: bad sample"
+    assert [outcome.errors[rank]["type"] for rank in (0, 2)] == ["PeerLostError", "PeerLostError"]
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_strangers_at_a_ranks_port_do_not_disturb_the_run(
+    workload: Workloads, pool: Any, driver: ModuleType, encrypt: bool
+) -> None:
+    strangers: list[socket.socket] = []
+
+    def come(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "listening":  # the peer has been told of it just now
+            for said in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(40)):
+                strangers.append(socket.create_connection((event["address"], event["port"]), 10))
+                strangers[-1].sendall(said)
+
+    try:
+        outcome = pool.run(
+            driver.payloads(workload(), [0, 2, 7], 4, "1f1b", 2, **credentials(encrypt=encrypt)), come
+        )
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    assert not outcome.errors, outcome.errors
+    assert len(outcome.losses) == 2
