@@ -103,16 +103,21 @@ class Target(NamedTuple):
     cluster: Cluster
 
 
-def load_target(cluster: Path | None, limit: str | None = None) -> Target:
+def load_target(cluster: Path | None, limit: str | None = None, *, set_up: bool = True) -> Target:
     """The cluster file in use, read and limited.
+
+    Args:
+        set_up: nodes run the Python that `skyctl setup` has made there; else the one that the file names.
 
     Raises:
         InputError: no such file, a fault in it, or a limit that matches nothing.
     """
     from skyctl.inventory.read import cluster_path, read_cluster, select
+    from skyctl.inventory.setups import with_setups
 
     path = cluster_path(cluster)
-    return Target(path, select(read_cluster(path), limit))
+    named = select(read_cluster(path), limit)
+    return Target(path, with_setups(named) if set_up else named)
 
 
 def connect_options(
