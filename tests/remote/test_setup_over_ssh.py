@@ -51,7 +51,7 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
     assert statuses[2] == "failed"
     assert not report.ok
     used = with_setups(cluster)
-    assert used.node("n3").python == python
+    assert used.node("n3") == nodes[2]
     for name in ("n1", "n2"):
         assert used.node(name).python.startswith(str(sshd.home / ".local/share/skyctl/env"))
         with open_session(used.node(name), options) as session:
