@@ -22,6 +22,7 @@ from typing import Any
 import mutate
 import pytest
 import samples
+import typer
 import yaml
 
 from skyctl.cli import app, training
@@ -121,9 +122,16 @@ def damaged(document: Any, rng: random.Random, dump: Callable[[Any], bytes] = mu
     return mutate.bytewise(data, rng, rng.choice([1, 2, 5])) if how >= 5 else data
 
 
+@pytest.fixture(scope="module")
+def commands() -> Any:
+    """The commands, put together once: that takes longer than most cases."""
+    return typer.main.get_command(app.app)
+
+
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: Any) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(app, "app", commands)
 
 
 def as_yaml(document: Any) -> bytes:
