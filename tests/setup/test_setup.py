@@ -189,7 +189,7 @@ def test_a_password_of_the_index_is_nowhere(site, index) -> None:
                 assert b"s3cr3t" not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_half_way(site, index, number: signal.Signals) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))
@@ -207,6 +207,21 @@ def test_interrupted_half_way(site, index, number: signal.Signals) -> None:
     assert site.kept == {}
     index.go_on.set()
     assert site.setup("--index-url", index.url)["a"]["status"] == "made"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_while_wheels_are_fetched(site, index, number: signal.Signals) -> None:
+    site.torch()
+    site.cluster(a=site.bare("bare"))
+    index.go_on.clear()
+    child = site.start("setup", "--index-url", index.url, "--push")
+    assert index.wheel_asked.wait(60)
+    child.send_signal(number)
+    index.go_on.set()  # after a kill, its pip ends by itself
+    child.communicate(timeout=60)
+    assert bool(list(site.state.glob("wheels-*"))) == (number == signal.SIGKILL)
+    assert site.setup("--index-url", index.url, "--push")["a"]["status"] == "made"
+    assert list(site.state.glob("wheels-*")) == []
 
 
 def test_what_a_kill_left_is_swept_up(site) -> None:

@@ -184,9 +184,9 @@ def _need(device: str, known: set[str], where: str) -> None:
 def _computable(problem: Problem) -> None:
     """Raises ValueError where sums and quotients of the problem's numbers are too large for a float."""
     m = problem.microbatches
-    for field, most in (("microbatches", MOST_MICROBATCHES), ("receive_window", MOST_WINDOW)):
-        if getattr(problem, field) > most:
-            raise ValueError(f"{field} may be at most {most}")
+    for field, limit in (("microbatches", MOST_MICROBATCHES), ("receive_window", MOST_WINDOW)):
+        if getattr(problem, field) > limit:
+            raise ValueError(f"{field} may be at most {limit}")
     flops = sum(layer.flops for layer in problem.layers)
     for device in problem.devices:
         times = problem.times.get(device.id)

@@ -127,6 +127,11 @@ class Mending:
         made, pushed = self._make()
         keep(self._job.cluster, self._node.name, SetUp.of(self._node, str(made["python"])))
         note = self._release(str(made["path"]))
+        if "+cu" in str(made["torch"]) and self._cpu_index() is not None:
+            note = (
+                f"this torch comes with CUDA, of no use there: {CPU_INDEX} was not reached; "
+                "`setup --remove`, then --extra-index-url of an index that has a CPU build, saves the room"
+            )
         return NodeOutcome(
             node=self._node.name,
             status="made" if made["made"] else "ready",

@@ -27,6 +27,9 @@ from skyctl.errors import InputError, SkyctlError, UnfitError
 from skyctl.files import home, make_private
 from skyctl.setup.node import pip, places
 
+PREFIX = "wheels-"
+"""Of the folder's name in SKYCTL_HOME; the process's number follows."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -110,7 +113,11 @@ class Wheels:
 
     def _place(self) -> Path:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="wheels-", dir=make_private(home())))
+            state = make_private(home())
+            for old in state.glob(f"{PREFIX}*"):
+                if not _alive(old.name.removeprefix(PREFIX).partition("-")[0]):
+                    shutil.rmtree(old, ignore_errors=True)  # of a setup that was killed
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=state))
         return self._folder
 
     def _download(
@@ -186,6 +193,17 @@ class Wheels:
         finally:
             self._running = None
         return pip.Finished(process.returncode, lines)
+
+
+def _alive(pid: str) -> bool:
+    """Whether that process is there (yes, where its number can't be read)."""
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
 
 
 def _pip_here() -> list[str]:
