@@ -266,6 +266,18 @@ def test_a_broken_environment_is_made_again(site) -> None:
     assert run_in(found["a"]["python"], "import torch; print(torch.__version__)") == f"{TORCH}+stub"
 
 
+def test_a_launcher_that_has_changed_its_name(site) -> None:
+    site.torch()
+    site.cluster(a=site.bare("bare"))
+    site.setup("--wheels", "wheels")
+    marker = site.environments[0] / "skyctl.json"
+    path = site.state / "setups" / "site.json"
+    for file in (marker, path):
+        file.write_text(file.read_text().replace("site/a of ", "site/a of former-"))
+    assert site.setup("--remove")["a"]["status"] == "removed"
+    assert site.environments == []
+
+
 def test_the_cluster_file_wins(site, monkeypatch: pytest.MonkeyPatch) -> None:
     """What setup has made counts as long as the file names the Python that it was made for."""
     site.torch()

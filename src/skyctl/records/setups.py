@@ -13,11 +13,13 @@ from skyctl.records.cluster import Node
 class SetUp(Record):
     """One node's environment.
 
-    ``python``: its interpreter there; ``base``: what the cluster file named when it was made. It counts as
-    long as the cluster file still names that, and reaches the node in the same way.
+    ``python``: its interpreter there; ``owner``: what we are called there, to be rid of it again; ``base``:
+    what the cluster file named when it was made. It counts as long as the cluster file still names that, and
+    reaches the node in the same way.
     """
 
     python: Name
+    owner: Name
     base: str
     transport: Literal["ssh", "local"]
     host: str | None
@@ -26,10 +28,11 @@ class SetUp(Record):
     proxy_jump: str | None
 
     @classmethod
-    def of(cls, node: Node, python: str) -> SetUp:
+    def of(cls, node: Node, python: str, owner: str) -> SetUp:
         """An environment just made on that node, which is as the cluster file describes it."""
         return cls(
             python=python,
+            owner=owner,
             base=node.python,
             transport=node.transport,
             host=node.host,
@@ -40,7 +43,7 @@ class SetUp(Record):
 
     def serves(self, node: Node) -> bool:
         """Whether it is that node's, as the cluster file describes it now."""
-        return self == SetUp.of(node, self.python)
+        return self == SetUp.of(node, self.python, self.owner)
 
 
 class Setups(FileRecord):

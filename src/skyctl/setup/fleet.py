@@ -17,7 +17,13 @@ MODULE = "skyctl.setup.node.serve"
 OnNode = Callable[[str, str, float], None]
 """Called with a node's name, what it is at, and the share that is done (below 0: it failed)."""
 
-_LAST = {"made": "set up", "ready": "set up", "fine": "left alone", "lacking": "looked at"}
+_LAST = {
+    "made": "set up",
+    "ready": "set up",
+    "fine": "left alone",
+    "lacking": "looked at",
+    "nothing": "looked at",
+}
 
 
 def each_node(

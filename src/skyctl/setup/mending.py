@@ -125,7 +125,11 @@ class Mending:
                 node=self._node.name, status="lacking", python=python, lacks=words, environment=root
             )
         made, pushed = self._make()
-        keep(self._job.cluster, self._node.name, SetUp.of(self._node, str(made["python"])))
+        keep(
+            self._job.cluster,
+            self._node.name,
+            SetUp.of(self._node, str(made["python"]), self._job.owner(self._node.name)),
+        )
         note = self._release(str(made["path"]))
         if "+cu" in str(made["torch"]) and self._cpu_index() is not None:
             note = (
@@ -274,7 +278,7 @@ class Mending:
 
     def _release(self, path: str | None) -> str | None:
         """Ends our claim to all that was made before ``path``; what is to be said of that."""
-        order = {"op": "remove", "owner": self._job.owner(self._node.name), "keep": path}
+        order = {"op": "remove", "owners": _owners(self._job, self._node, self._entry), "keep": path}
         busy = ask(self._session, order, lambda *_: None)["busy"]
         some = next(iter(busy), None)
         return None if some is None else f"{some} is still in use; the next `skyctl setup` removes it"
@@ -297,7 +301,7 @@ def unset(session: Session, entry: SetUp | None, job: Job, say: Say) -> NodeOutc
         status: Status = "lacking" if entry is not None else "nothing"
         return NodeOutcome(node=node.name, status=status, environment=entry.python if entry else None)
     say("removing", 0.1)
-    done = ask(session, {"op": "remove", "owner": job.owner(node.name), "keep": None}, say)
+    done = ask(session, {"op": "remove", "owners": _owners(job, node, entry), "keep": None}, say)
     for path, pids in done["busy"].items():
         raise UnfitError(
             f"node {node.name}: {path} is in use by {_processes(pids)}; it stays",
@@ -316,6 +320,11 @@ def unset(session: Session, entry: SetUp | None, job: Job, say: Say) -> NodeOutc
         took_s=time.monotonic() - began,
         note=others,
     )
+
+
+def _owners(job: Job, node: Node, entry: SetUp | None) -> list[str]:
+    """What we are called there: now, and when the entry was made (the host's name may have changed since)."""
+    return list(dict.fromkeys([job.owner(node.name), *([entry.owner] if entry is not None else [])]))
 
 
 def _processes(pids: Sequence[int]) -> str:

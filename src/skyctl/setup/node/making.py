@@ -256,8 +256,8 @@ def _mib(size_bytes: int | None) -> str:
     return f"{(size_bytes or 0) / 2**20:.0f} MiB"
 
 
-def remove(owner: str, keep: str | None, say: places.Say) -> dict[str, Any]:
-    """Ends that owner's claim to every environment but ``keep``; those without an owner left are deleted.
+def remove(owners: Sequence[str], keep: str | None, say: places.Say) -> dict[str, Any]:
+    """Ends those owners' claim to every environment but ``keep``; those without an owner left are deleted.
 
     Returns:
         ``{"removed": [path], "shared": [path], "busy": {path: [pid]}, "freed_bytes"}``. One in use stays as
@@ -268,13 +268,13 @@ def remove(owner: str, keep: str | None, say: places.Say) -> dict[str, Any]:
         return {"removed": [], "shared": [], "busy": {}, "freed_bytes": 0}
     with places.locked(say) as folder:
         freed_bytes += places.sweep(folder)
-        for path in places.owned(folder, owner):
+        for path in places.owned(folder, owners):
             if str(path) == keep:
                 continue
             marker = places.read_marker(path) or {}
-            owners = [other for other in marker["owners"] if other != owner]
-            if owners:
-                places.write_marker(path, {**marker, "owners": owners})
+            others = [other for other in marker["owners"] if other not in owners]
+            if others:
+                places.write_marker(path, {**marker, "owners": others})
                 shared.append(str(path))
             elif pids := places.users(path):
                 busy[str(path)] = pids

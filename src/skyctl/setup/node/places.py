@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +138,12 @@ def delete(path: Path) -> int:
     return size
 
 
-def owned(folder: Path, owner: str) -> list[Path]:
-    """The whole environments that this owner counts on."""
+def owned(folder: Path, owners: Sequence[str]) -> list[Path]:
+    """The whole environments that one of these owners counts on."""
     found = []
     for path in sorted(folder.iterdir()):
         marker = read_marker(path) if path.is_dir() else None
-        if marker is not None and owner in marker["owners"]:
+        if marker is not None and set(owners) & set(marker["owners"]):
             found.append(path)
     return found
 

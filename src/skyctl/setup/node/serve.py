@@ -6,7 +6,7 @@ Payload ``{"op": …}``:
 - ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → ``looking.look``, and
   ``had``: the requirements that an environment of ours was made with;
 - ``make``: ``making.Order``'s fields → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
-- ``remove``: ``owner``, ``keep`` → what was removed.
+- ``remove``: ``owners``, ``keep`` → what was removed.
 
 On the way it sends ``{"event": "progress", "what", "share"}``.
 """
@@ -43,7 +43,7 @@ def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
     if op == "look":
         return _look(payload)
     if op == "remove":
-        return making.remove(payload["owner"], payload.get("keep"), say)
+        return making.remove(payload["owners"], payload.get("keep"), say)
     if op != "make":
         raise UnfitError(f"this setup knows no {op!r}", node=making.NODE)
     fields = {name: payload[name] for name in making.Order.__dataclass_fields__}
