@@ -131,16 +131,16 @@ def test_no_ensurepip_there(site) -> None:
 
 def test_no_python_there_and_no_venv(site) -> None:
     site.torch()
-    site.cluster(
-        a="/nowhere/python3",
-        b=site.bare("bare"),
-        c=site.bare("poor", "import os, sys\nif 'venv' in sys.orig_argv: os._exit(3)\n"),
-    )
+    poor = site.bare("poor", "import os, sys\nif 'venv' in sys.orig_argv: os._exit(3)\n")
+    # A home of its own: else it finds what b has made.
+    own = {"XDG_DATA_HOME": str(site.folder / "own")}
+    site.cluster(a="/nowhere/python3", b=site.bare("bare"), c={"python": str(poor), "env": own})
     found = site.setup("--wheels", "wheels", code=4)
     assert "/nowhere/python3" in found["a"]["error"]
     assert found["b"]["status"] == "made"
     assert "virtual environment" in found["c"]["error"]
     assert "-venv" in found["c"]["hint"]
+    assert not (site.folder / "own" / "skyctl").exists()
     assert len(site.environments) == 1
 
 
