@@ -203,7 +203,8 @@ def _install(path: Path, temporary: Path, order: Order, free: int | None, say: p
     raise UnfitError(
         f"pip could not install: {done.why[:1000]}",
         node=NODE,
-        hint="see whether requirements.txt goes with the torch of this machine, and what pip says there",
+        hint="does requirements.txt go with this machine's torch, and with what earlier workloads required? "
+        "`skyctl setup --remove` forgets those",
     )
 
 
