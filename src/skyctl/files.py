@@ -4,6 +4,7 @@
 
     $SKYCTL_HOME  (default $XDG_STATE_HOME/skyctl, else ~/.local/state/skyctl)
     ├── profiles/CLUSTER/20261121-063012-ab12.json    the cluster's profiles, the newest last
+    ├── setups/CLUSTER.json                           environments that ``skyctl setup`` made on its nodes
     ├── labs/NAME/                                    what ``skyctl lab`` keeps of a lab that is up
     ├── comparisons/20261121-063012-ab12/             plans, measurements and plots of one comparison
     └── runs/20261121-063012-ab12/                    one run, see ``RunPaths``
@@ -242,6 +243,11 @@ def comparison_folder() -> Path:
 def lab_folder(name: str) -> Path:
     """Where a lab of that name keeps its files (not made here)."""
     return home() / "labs" / safe_name(name)
+
+
+def setups_file(cluster_name: str) -> Path:
+    """What ``skyctl setup`` has made on that cluster's nodes (not made here)."""
+    return home() / "setups" / f"{safe_name(cluster_name)}.json"
 
 
 def profile_folder(cluster_name: str) -> Path:

@@ -330,3 +330,12 @@ def test_a_profile_of_several_nodes_without_links_says_so() -> None:
     assert links_unknown(profile(device("a", 1.0), device("b", 1.0)))
     assert not links_unknown(profile(device("a", 1.0), device("b", 1.0), links=(link,)))
     assert not links_unknown(profile(device("a", 1.0)))
+
+
+def test_figures_that_contradict_each_other_are_an_input_error() -> None:
+    wrong = tuple(
+        timing(kind, 0.01).model_copy(update={"weight_s": 1e9, "split_s": 0.02})
+        for kind in ("attention", "mlp")
+    )
+    with pytest.raises(InputError, match=r"can't be planned with.*weight_s"):
+        build_problem(profile(device("a", 1.0, timings=wrong)), 4)

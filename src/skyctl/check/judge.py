@@ -18,6 +18,8 @@ LOW_DISK_BYTES = 1 << 30
 NO_DISK_BYTES = 64 << 20
 LOW_MEMORY_BYTES = 512 << 20
 LOW_CLOCK_S = 2.0
+SETUP_FOLDER = "/skyctl/env/"
+"""What the path of an environment holds that ``skyctl setup`` has made (``setup/node/places.py``)."""
 VPN = re.compile(r"^(tailscale|wg|zt|utun|tun|nebula|netbird|wt)\w*$")
 """Interfaces that are most likely a VPN's: Tailscale, WireGuard, ZeroTier, OpenVPN, Nebula, NetBird."""
 
@@ -53,16 +55,16 @@ def connection(node: Node, error: SkyctlError) -> list[Tick]:
 def torch_ticks(node: Node, answer: Mapping[str, Any] | SkyctlError) -> list[Tick]:
     """``torch`` and ``devices``, from the torch task's answer."""
     if isinstance(answer, SkyctlError):
-        hint = (
-            f"install it there: {node.python} -m pip install torch; or name another `python:` in cluster.yaml"
-        )
+        hint = f"`skyctl setup --limit {node.name}` brings it; or name another `python:` in cluster.yaml"
+        if isinstance(answer, UnfitError):  # it is missing, not broken
+            answer = SkyctlError(answer.message)
         return [failed_by("torch", answer, hint), *skipped(["devices"], "no torch")]
     ticks = []
     version = str(answer["torch"])
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if numbers < MIN_TORCH:
         need = ".".join(map(str, MIN_TORCH))
-        hint = f"upgrade it there: {node.python} -m pip install -U torch"
+        hint = f"`skyctl setup --limit {node.name}` brings a newer one; or upgrade it there"
         ticks.append(failed("torch", f"{version}; at least {need} is needed", hint))
     elif not answer["gloo"]:
         ticks.append(failed("torch", f"{version}, built without Gloo", "install a torch from pytorch.org"))
@@ -90,7 +92,8 @@ def _device(device: Mapping[str, Any]) -> str:
 
 def python_tick(facts: Mapping[str, Any]) -> Tick:
     """``python``: a session would not be open were it too old."""
-    return ok("python", f"{facts['python']} ({facts['executable']})")
+    made = ", set up by skyctl" if SETUP_FOLDER in facts["executable"] else ""
+    return ok("python", f"{facts['python']} ({facts['executable']}{made})")
 
 
 def limits_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
@@ -166,7 +169,7 @@ def same_torch(versions: Mapping[str, str]) -> dict[str, Tick]:
     minor = {node: ".".join(re.findall(r"\d+", version)[:2]) for node, version in versions.items()}
     found = list(minor.values())
     most = max(found, key=found.count, default="")
-    hint = "install the same version on all nodes: different ones may not understand each other"
+    hint = "different ones may not understand each other; `skyctl setup` brings this machine's"
     return {
         node: warning("torch", f"{versions[node]}, while others have {most}", hint)
         for node, number in minor.items()

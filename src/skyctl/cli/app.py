@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from skyctl import __version__
-from skyctl.cli import check, compare, demo, init, lab, launch, plan, probe, verify
+from skyctl.cli import check, compare, demo, init, lab, launch, plan, probe, setup, verify
 
 app = typer.Typer(
     name="skyctl",
@@ -23,6 +23,7 @@ app = typer.Typer(
 COMMANDS = {
     "init": init.init,
     "check": check.check,
+    "setup": setup.setup,
     "probe": probe.probe,
     "plan": plan.plan,
     "verify": verify.verify,

@@ -104,16 +104,22 @@ class Target(NamedTuple):
     everyone: Sequence[Node]
 
 
-def load_target(cluster: Path | None, limit: str | None = None) -> Target:
+def load_target(cluster: Path | None, limit: str | None = None, *, set_up: bool = True) -> Target:
     """The cluster file in use, read and limited.
+
+    Args:
+        set_up: nodes run the Python that `skyctl setup` has made there; else the one that the file names.
 
     Raises:
         InputError: no such file, a fault in it, or a limit that matches nothing.
     """
     from skyctl.inventory.read import cluster_path, read_cluster, select
+    from skyctl.inventory.setups import with_setups
 
     path = cluster_path(cluster)
     whole = read_cluster(path)
+    if set_up:
+        whole = with_setups(whole)
     return Target(path, select(whole, limit), whole.nodes)
 
 

@@ -1,4 +1,4 @@
-"""One line a node while a cluster is measured: what it is at and a bar, then a tick, or a cross and why."""
+"""One line a node while a cluster is measured or set up: what it is at, then a tick, or a cross and why."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 BAR = 16
 PAIRS = ("links", "lines", "uplinks")
 """What is measured between nodes has a line too, and counts as none of them."""
+ENDS = ("measured", "set up", "left alone", "looked at", "removed")
+"""What a node that is done says last."""
 SPARE_LINES = 3
 """Of the terminal's height: for the line above, and where the cursor stands."""
 
@@ -26,9 +28,7 @@ class Row:
     @property
     def state(self) -> str:
         """``failed``, ``done`` or ``busy``."""
-        return (
-            "failed" if self.share < 0 else "done" if self.share >= 1 and self.what == "measured" else "busy"
-        )
+        return "failed" if self.share < 0 else "done" if self.share >= 1 and self.what in ENDS else "busy"
 
 
 class Rows:
@@ -51,7 +51,7 @@ class Rows:
             return f"{name}: failed: {first}"
         nodes = [other for known, other in self._rows.items() if known not in PAIRS]
         done = sum(1 for other in nodes if other.state == "done")
-        return f"{name}: measured" + (f" ({done} of {len(nodes)})" if name not in PAIRS else "")
+        return f"{name}: {row.what}" + (f" ({done} of {len(nodes)})" if name not in PAIRS else "")
 
     def draw(self, progress: Progress) -> None:
         """Every node's line as it is now. Where there is no room for all, those that are done make it."""
@@ -80,6 +80,6 @@ def _line(name: str, row: Row, width: int) -> str:
     if row.state == "failed":
         return f"[red]✗[/red] {label} {escape(row.what)}"
     if row.state == "done":
-        return f"[green]✓[/green] {label} measured"
+        return f"[green]✓[/green] {label} {escape(row.what)}"
     full = round(max(0.0, min(1.0, row.share)) * BAR)
     return f"  {label} {'█' * full}{'░' * (BAR - full)} {row.share:4.0%} {escape(row.what)}"

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from itertools import product
 from statistics import median
 
+from pydantic import ValidationError
+
 from skyctl.errors import InputError, MismatchError
+from skyctl.records.base import describe
 from skyctl.records.problem import (
     Device,
     Layer,
@@ -44,9 +47,38 @@ def build_problem(
         only_nodes: leave out every other node's devices (``--limit``).
 
     Raises:
-        InputError: no workload in the profile, or it was not measured at that number of microbatches.
+        InputError: no workload in the profile, it was not measured at that number of microbatches, or its
+            figures contradict each other.
         MismatchError: no device is left, or a pin names a node without a measured device.
     """
+    try:
+        return _problem(
+            profile,
+            microbatches,
+            schedule=schedule,
+            objective=objective,
+            first_stage=first_stage,
+            last_stage=last_stage,
+            only_nodes=only_nodes,
+        )
+    except ValidationError as exc:
+        raise InputError(
+            f"the profile of cluster {profile.cluster!r} of {profile.created} can't be planned with: "
+            f"{describe(exc)}",
+            hint="measure again: skyctl probe WORKLOAD --refresh",
+        ) from exc
+
+
+def _problem(
+    profile: Profile,
+    microbatches: int,
+    *,
+    schedule: Schedule,
+    objective: Objective,
+    first_stage: Sequence[str] | None,
+    last_stage: Sequence[str] | None,
+    only_nodes: Sequence[str] | None,
+) -> Problem:
     shape = shape_of(profile, microbatches)
     devices = [d for d in profile.devices if only_nodes is None or d.node in only_nodes]
     if not devices:

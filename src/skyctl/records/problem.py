@@ -21,7 +21,9 @@ from skyctl.records.base import (
 
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
-MOST_MICROBATCHES = 1_000_000
+MOST_MICROBATCHES = 100_000
+"""A step is played microbatch by microbatch: with more, planning takes minutes, whatever its time limit."""
+MOST_WINDOW = 1_000_000
 NAMED = 12
 """So many of the devices there are are listed where one is named that is not."""
 
@@ -182,9 +184,9 @@ def _need(device: str, known: set[str], where: str) -> None:
 def _computable(problem: Problem) -> None:
     """Raises ValueError where sums and quotients of the problem's numbers are too large for a float."""
     m = problem.microbatches
-    for field in ("microbatches", "receive_window"):
-        if getattr(problem, field) > MOST_MICROBATCHES:
-            raise ValueError(f"{field} may be at most {MOST_MICROBATCHES}")
+    for field, limit in (("microbatches", MOST_MICROBATCHES), ("receive_window", MOST_WINDOW)):
+        if getattr(problem, field) > limit:
+            raise ValueError(f"{field} may be at most {limit}")
     flops = sum(layer.flops for layer in problem.layers)
     for device in problem.devices:
         times = problem.times.get(device.id)

@@ -7,8 +7,25 @@ from pathlib import Path
 
 from skyctl.agent.store import pack
 
-ROOMS = ("agent", "schedule", "workload", "checkpoint", "device", "transport", "worker", "probe/node")
-MODULES = ("__init__.py", "errors.py", "probe/__init__.py", "check/__init__.py", "check/node.py")
+ROOMS = (
+    "agent",
+    "schedule",
+    "workload",
+    "checkpoint",
+    "device",
+    "transport",
+    "worker",
+    "probe/node",
+    "setup/node",
+)
+MODULES = (
+    "__init__.py",
+    "errors.py",
+    "probe/__init__.py",
+    "check/__init__.py",
+    "check/node.py",
+    "setup/__init__.py",
+)
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Environments on nodes that lack torch: looked for, made, removed. ``setup/node/`` runs there."""
