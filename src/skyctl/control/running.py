@@ -56,7 +56,7 @@ def run_plan(
     check_fits(plan, cluster)
     play = play_of(plan)
     paths = RunPaths.new()
-    write_atomic(paths.plan, plan.to_json())
+    paths.keep_plan(plan.to_json())
     run = None
     metrics = Metrics(paths, watcher.note)
     try:
