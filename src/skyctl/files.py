@@ -177,7 +177,9 @@ class RunPaths:
     ::
 
         runs/RUN_ID/            0700
-        ├── state.json          where it stands, who supervises it
+        ├── state.json          where it stands
+        ├── supervisor.lock     held by, and naming, the process that supervises it
+        ├── position.json       how much of what its nodes said is in the files below
         ├── plan.json           the plan of the last attempt
         ├── logs                → attempts/N/logs, the last attempt's
         ├── attempts/1/         what belongs to one attempt
@@ -190,7 +192,7 @@ class RunPaths:
         ├── weights.safetensors the trained weights
         ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
         ├── trace.png           a typical step of it as a picture
-        ├── supervisor.log      what a supervisor in the background said
+        ├── supervisor.log      what the supervisor said
         ├── requests/           what other commands ask of the supervisor (stop, join)
         └── checkpoints/        with --keep-here: shards as on the nodes
     """
@@ -200,6 +202,7 @@ class RunPaths:
         self.attempt = attempt
         self.folder = home() / "runs" / safe_name(run_id)
         self.state = self.folder / "state.json"
+        self.lock = self.folder / "supervisor.lock"
         self.newest_plan = self.folder / "plan.json"
         self.newest_logs = self.folder / "logs"
         self.measurement = self.folder / "measurement.json"
@@ -258,16 +261,45 @@ class RunPaths:
         return self.folder / f".trace-{rank}.json"
 
 
-def run_folder(run: str) -> Path:
-    """The folder of a run that the user named by its id, or by its folder.
+def runs_folder() -> Path:
+    """Where the runs are kept (not made here)."""
+    return home() / "runs"
+
+
+def run_ids() -> list[str]:
+    """All runs that are kept, the oldest first: an id begins with its date."""
+    try:
+        return sorted(entry.name for entry in runs_folder().iterdir() if entry.is_dir())
+    except OSError:
+        return []
+
+
+def run_folder(run: str | None = None) -> Path:
+    """The folder of a run that the user named: by its id, the id's beginning or end, or the folder itself.
+
+    Args:
+        run: None: the newest one.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or several are meant.
     """
-    for folder in (Path(run), RunPaths(run).folder):
-        if folder.is_dir():
+    hint = f"runs are kept in {runs_folder()}: skyctl ps -a"
+    known = run_ids()
+    if run is None:
+        if not known:
+            raise InputError("there is no run yet", hint=hint)
+        return runs_folder() / known[-1]
+    for folder in (runs_folder() / safe_name(run), Path(run)):
+        if run and folder.is_dir():
             return folder
-    raise InputError(f"there is no run {run!r}", hint=f"runs are kept in {home() / 'runs'}")
+    found = [one for one in known if run and (one.startswith(run) or one.endswith(run))]
+    if len(found) > 1:
+        raise InputError(
+            f"{run!r} may be any of {len(found)} runs: {', '.join(found[-8:])}", hint="give more of its id"
+        )
+    if not found:
+        raise InputError(f"there is no run {run!r}", hint=hint)
+    return runs_folder() / found[0]
 
 
 def comparison_folder() -> Path:

@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from skyctl import __version__
-from skyctl.cli import check, compare, demo, init, lab, launch, plan, probe, verify
+from skyctl.cli import (
+    attach,
+    check,
+    compare,
+    demo,
+    init,
+    lab,
+    launch,
+    logs,
+    plan,
+    probe,
+    ps,
+    stop,
+    verify,
+)
 
 app = typer.Typer(
     name="skyctl",
@@ -27,6 +41,10 @@ COMMANDS = {
     "plan": plan.plan,
     "verify": verify.verify,
     "launch": launch.launch,
+    "ps": ps.ps,
+    "logs": logs.logs,
+    "attach": attach.attach,
+    "stop": stop.stop,
     "compare": compare.compare,
     "demo": demo.demo,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def connected(
     try:
         yield Connected(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})
     finally:
-        _close(list(sessions.values()))
+        close_all(sessions.values())
     for name, session in sessions.items():
         if session.left:
             raise NodeError(
@@ -47,8 +47,9 @@ def connected(
             )
 
 
-def _close(sessions: list[Session]) -> None:
+def close_all(sessions: Iterable[Session]) -> None:
     """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
+    sessions = list(sessions)
     ours = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TextIO
@@ -78,3 +78,51 @@ class Metrics:
             self._note("no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')")
             return None
         return SummaryWriter
+
+
+def figures(progress: Progress) -> dict[str, Any]:
+    """A step's line of ``metrics.jsonl``."""
+    line = {"step": progress.step, **{name: getattr(progress, name) for name in _SCALARS}}
+    return {key: value for key, value in line.items() if value is not None}
+
+
+class Board:
+    """TensorBoard's events, where it is installed. Files are made with the first step.
+
+    Args:
+        note: told where it is not.
+    """
+
+    def __init__(self, paths: RunPaths, note: Callable[[str], None]) -> None:
+        self._folder = paths.tensorboard
+        self._writer: Any = None
+        self._open: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            note("no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')")
+        else:
+            self._writer = SummaryWriter
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        """Adds a step's ``figures``. Raises SkyctlError where the disk refuses."""
+        if self._writer is None:
+            return
+        try:
+            self._open = self._open or self._writer(log_dir=str(self._folder), purge_step=line["step"])
+            for name in _SCALARS:
+                if name in line:
+                    self._open.add_scalar(name, line[name], line["step"])
+            self._open.flush()
+        except OSError as exc:
+            raise SkyctlError(
+                f"cannot write the run's figures to {self._folder}: {exc.strerror or exc}",
+                hint="free some space, or set SKYCTL_HOME to another disk",
+            ) from exc
+
+    def close(self) -> None:
+        """Idempotent."""
+        board, self._open = self._open, None
+        if board is not None:
+            with suppress(OSError):
+                board.close()

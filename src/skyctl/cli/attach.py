@@ -1,0 +1,109 @@
+"""``skyctl attach``: watch a run again, and supervise it where nobody does."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from skyctl.cli import common
+from skyctl.cli.common import Output, command
+from skyctl.cli.naming import RunArgument
+from skyctl.errors import RunError
+
+if TYPE_CHECKING:
+    from skyctl.control.runs import Seen
+
+
+@command
+def attach(out: Output, run: RunArgument = None, yes: common.YesOption = False) -> int:
+    """Show a run as `launch` does, until it ends.
+
+    A run whose supervisor is gone gets this process as its supervisor: its ranks, where they go on, are taken
+    over without a gap; where nothing of it is left, it goes on from its last checkpoint.
+    Ctrl-C asks whether to stop the run, to detach from it or to go on; without a terminal and with -y it
+    stops it. SIGTERM and a closed terminal detach.
+
+    Examples: `skyctl attach`, `skyctl attach ab12`
+    """
+    from skyctl.control.runs import of, refuse_unfinished, seen
+
+    found = seen(run)
+    refuse_unfinished(found)
+    name = found.paths.run_id
+    if run is None:
+        out.note(f"run {name}")
+    if not found.ended and found.standing == "alive":
+        from skyctl.cli.viewing import View
+
+        outcome = View(out, found, yes=yes).watch()
+        if outcome == "detached":
+            say_left(out, name)
+            return 0
+        found = of(name)
+        if outcome == "stopped":
+            out.note(f"run {name} is {found.state.status}")
+            out.json({"run_id": name, "status": found.state.status})
+            return 130
+        if not found.ended:
+            out.warn("its supervisor is gone; this process goes on with it")
+    return _end(out, found) if found.ended else _become(out, found, yes=yes)
+
+
+def say_left(out: Output, run_id: str) -> None:
+    """Which run goes on, and how to come back to it."""
+    out.line(f"run {run_id} goes on in the background")
+    out.note(f"see it again: skyctl attach {run_id}\nend it: skyctl stop {run_id}")
+    out.json({"run_id": run_id, "detached": True})
+
+
+def _become(out: Output, found: Seen, *, yes: bool) -> int:
+    """Supervises the run from here on, until it ends or is left."""
+    from skyctl.cli.launch import show_measurement
+    from skyctl.cli.leaving import Leaving
+    from skyctl.cli.show_off import show_off
+    from skyctl.cli.watching import watcher
+    from skyctl.control.adopting import take_over
+    from skyctl.control.handing import hand_over
+    from skyctl.control.supervisors import claim
+
+    leaving = Leaving()
+    with (
+        claim(found.paths, attached=True) as claimed,
+        out.progress("attach") as progress,
+        leaving.on((signal.SIGHUP, signal.SIGTERM)),
+    ):
+        watch = leaving.beside(watcher(out, progress, yes=yes, leaving=True))
+        over = take_over(claimed, watch, lambda charge: hand_over(charge, watch.phase))
+    if over is None:
+        say_left(out, found.paths.run_id)
+        return 0
+    done, paths = over
+    show_measurement(out, done)
+    show_off(out, done)
+    out.note(f"run: {paths.folder}")
+    out.json(done)
+    return 0
+
+
+def _end(out: Output, found: Seen) -> int:
+    """What became of a run that is over. Raises RunError where it failed."""
+    from skyctl.cli.launch import show_measurement
+    from skyctl.cli.show_off import show_off
+    from skyctl.files import read_record
+    from skyctl.records.measurement import Measurement
+
+    name, state = found.paths.run_id, found.state
+    if state.status == "failed":
+        raise RunError(
+            f"run {name} failed: {state.detail or 'it does not say why'}", log=str(found.paths.folder)
+        )
+    if state.status == "stopped" or not found.paths.measurement.is_file():
+        out.line(f"run {name} was {state.status} after {state.step} of {state.steps} steps")
+        out.json({"run_id": name, "status": state.status})
+        return 0 if state.status == "done" else 1
+    done = read_record(Measurement, found.paths.measurement)
+    show_measurement(out, done)
+    show_off(out, done)
+    out.note(f"run: {found.paths.folder}")
+    out.json(done)
+    return 0
