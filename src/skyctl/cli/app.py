@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from skyctl import __version__
-from skyctl.cli import check, compare, demo, init, lab, launch, plan, probe, verify
+from skyctl.cli import check, checkpoint, compare, demo, init, join, lab, launch, plan, probe, verify
 
 app = typer.Typer(
     name="skyctl",
@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": verify.verify,
     "launch": launch.launch,
     "compare": compare.compare,
+    "join": join.join,
     "demo": demo.demo,
 }
 """In the order of the way: what ``--help`` lists."""
@@ -50,6 +51,7 @@ def _root(
 
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(lab.app, name="lab")
 
 

@@ -66,6 +66,16 @@ class Session:
         """Why the session is over, or None while it is not."""
         return self._link.lost
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything came from the node."""
+        return self._link.silent_s
+
+    @property
+    def away_s(self) -> float:
+        """Seconds since the connection was lost and is being redialled; 0.0 while there is one."""
+        return 0.0
+
     def task(
         self, module: str, payload: Message, *, name: str | None = None, env: dict[str, str] | None = None
     ) -> Task:
