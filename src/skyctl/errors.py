@@ -14,7 +14,8 @@
     │   ├── UnreachableError   4   no connection (name, route, port, time-out)
     │   ├── HostKeyError       4   the host's key is unknown or has changed
     │   ├── LoginError         4   connected, but not let in
-    │   └── UnfitError         4   let in, but something it needs is missing there
+    │   ├── UnfitError         4   let in, but something it needs is missing there
+    │   └── SessionGoneError   4   the node has ended the session, or another launcher has it
     └── MismatchError          5   plan and cluster do not match
 
 Ctrl-C is KeyboardInterrupt, and ends a command with 130.
@@ -109,6 +110,10 @@ class LoginError(NodeError):
 
 class UnfitError(NodeError):
     """Logged in, but something the node needs is missing (Python, torch, disk, memory)."""
+
+
+class SessionGoneError(NodeError):
+    """The node has no such session any more, or another launcher has taken it over."""
 
 
 class MismatchError(SkyctlError):

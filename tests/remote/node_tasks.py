@@ -118,3 +118,18 @@ def imported(payload, channel):
         "private_mib": private / 1024,
         "cuda": torch is not None and torch.cuda.is_initialized(),
     }
+
+
+def count(payload, channel):
+    """Lines and events with rising numbers, until told to stop; gives what it was sent by then."""
+    number, heard = 0, []
+    while True:
+        for _ in range(20):
+            print(f"line {number}")
+            channel.send({"event": "count", "number": number}, b"x" * payload.get("bytes", 0))
+            number += 1
+        got = channel.recv(0.005)
+        if got is not None:
+            if got[0].get("op") == "stop":
+                return {"numbers": number, "heard": heard}
+            heard.append(got[0]["k"])

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from skyctl.errors import RunError
-from skyctl.transport.pair import FIRST_TAG, Pair, PeerLostError, address_towards
+from skyctl.transport.addresses import address_towards
+from skyctl.transport.pair import FIRST_TAG, Pair, PeerLostError
 
 PEER = """
 import sys, warnings

@@ -36,6 +36,7 @@ class Outcome:
     results: dict[int, Event] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     validation: dict[int, float] = field(default_factory=dict)
+    checkpoints: dict[int, list[Event]] = field(default_factory=dict)
     order: list[tuple[int, Event]] = field(default_factory=list)
 
     @property
@@ -134,6 +135,8 @@ class Pool:
                 outcome.steps.setdefault(rank, []).append(event)
             elif kind == "validation":
                 outcome.validation[event["step"]] = event["loss"]
+            elif kind == "checkpoint":
+                outcome.checkpoints.setdefault(rank, []).append(event)
             elif kind == "result":
                 outcome.results[rank] = event
                 open_ranks.discard(rank)

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.layout import layer_name
+from skyctl.checkpoint.shards import StageState, Stamp
 from skyctl.errors import WorkloadError
 from skyctl.workload.hf import export, stored, text
+from skyctl.workload.mixed import master_of
 from skyctl.workload.workload import Workload, encoded, load, make_spec, stored_weights
 
 pytest.importorskip("transformers")
@@ -213,3 +216,23 @@ def test_trained_weights_under_the_librarys_names(name: str, tmp_path: Path) -> 
     safetensors.save(tmp_path / "weights.safetensors", {**run, "4.odd": torch.zeros(1)})
     with pytest.raises(WorkloadError, match=r"is not of hf:.*'4\.odd'"):
         export.export(tmp_path / "weights.safetensors", f"hf:{folder},context=12,untie", tmp_path / "other")
+
+
+def test_a_checkpoints_step_under_the_librarys_names(tmp_path: Path) -> None:
+    """The folder of one step's shards gives the same as the run's weights."""
+    folder = hubs.write(tmp_path / "m", hubs.CONFIGS["llama"])
+    workload = loaded(folder)
+    layers = workload.build(0, workload.layers)
+    run = {f"{i}.{own}": t for i, layer in enumerate(layers) for own, t in layer.state_dict().items()}
+    safetensors.save(tmp_path / "weights.safetensors", run)
+    (tmp_path / "step").mkdir()
+    state = StageState(layers, None, master_of)
+    for index, name in enumerate(workload.names):
+        stamp = Stamp("r", 3, index, name, workload.layers, workload.digest, "float32", 0)
+        state.write(index, tmp_path / "step" / layer_name(index), stamp)
+    for given, out in (("weights.safetensors", "one"), ("step", "two")):
+        assert export.main([str(tmp_path / given), f"hf:{folder},context=12", str(tmp_path / out)]) == 0
+    files = {path.name for path in (tmp_path / "two").iterdir()}
+    assert files == {path.name for path in (tmp_path / "one").iterdir()}
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -11,7 +11,8 @@ import base64
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from skyctl.agent.store import Store, cache_root
@@ -41,8 +42,24 @@ def say(nonce: str, message: dict[str, Any]) -> None:
         data = data[os.write(1, data) :]
 
 
+def attach(nonce: str, root: Path, session_id: str) -> NoReturn:
+    """Becomes the relay between the launcher and an agent that runs already."""
+    from skyctl.agent import door, relay
+
+    try:
+        sock = door.enter(root / "sessions", session_id)
+    except (FileNotFoundError, ConnectionRefusedError) as exc:
+        say(nonce, {"gone": str(exc)})
+        sys.exit(1)
+    except OSError as exc:
+        say(nonce, {"error": exc.strerror or str(exc), "path": str(root / "sessions" / session_id)})
+        sys.exit(1)
+    say(nonce, {"ready": session_id})
+    sys.exit(relay.run(sock))
+
+
 def boot() -> None:
-    """Reads the settings, gets the package in place, runs the agent."""
+    """Reads the settings, gets the package in place, runs the agent (or a relay to one)."""
     line = read_line()
     if not line:
         sys.exit("skyctl: the launcher went away")
@@ -60,8 +77,10 @@ def boot() -> None:
         path = getattr(exc, "filename", None) or str(root)
         say(nonce, {"error": getattr(exc, "strerror", None) or str(exc), "path": str(path)})
         sys.exit(1)
-    say(nonce, {"ready": str(package)})
     sys.path.insert(0, str(package))
+    if "attach" in config:
+        attach(nonce, store.root, config["attach"])
+    say(nonce, {"ready": str(package)})
     from skyctl.agent.main import main
 
     sys.exit(main(config, package, store.root))

@@ -1,10 +1,11 @@
 """The node agent: one a node and command. It starts tasks, carries their messages, and leaves nothing behind.
 
 One thread, one poll loop, nothing in it blocks. Frames come on standard input and go out on what was
-standard output; descriptors 1 and 2 are both standard error from then on. It ends when it is told to, when
-standard input ends, on SIGTERM, or when the launcher has not been heard for the lease: then every process it
-started, whatever they started, and whatever carries its tag gets TERM and, after a grace, KILL, and the
-folder is removed. SIGHUP and SIGINT are for the launcher to act on.
+standard output; descriptors 1 and 2 are both standard error from then on. It ends when it is told to, on
+SIGTERM, when standard input ends, or when the launcher has not been heard for the lease: then every process
+it started, whatever they started, and whatever carries its tag gets TERM and, after a grace, KILL, and the
+folder is removed. With ``hold_s`` the end of a connection is not the end (``held.py``): it goes on until
+nobody has come for that long. SIGHUP and SIGINT are for the launcher to act on.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from skyctl.agent import facts, process
 from skyctl.agent.child import Child
 from skyctl.agent.folder import SessionFolder
+from skyctl.agent.held import HeldLine
+from skyctl.agent.line import Line, Message
 from skyctl.agent.store import Store
-from skyctl.agent.stream import Outbox, read_some
+from skyctl.agent.stream import read_some
 from skyctl.agent.transfer import Files
-from skyctl.agent.wire import Parser, WireError, write_frame
+from skyctl.agent.wire import WireError, write_frame
 
 KILL_S = 5.0
 AFTER_RESULT_S = 10.0
-HIGH_BYTES = 4 << 20
-LOG_HIGH_BYTES = 2 << 20
-Message = dict[str, Any]
 
 
 class Agent:
@@ -38,20 +37,23 @@ class Agent:
     def __init__(
         self, config: Message, package: Path, folder: SessionFolder, store: Store, out_fd: int
     ) -> None:
-        self._lease_s, self._grace_s = float(config["lease_s"]), float(config["grace_s"])
+        self._grace_s = float(config["grace_s"])
         self._package, self._folder, self._cache = package, folder, store.root
-        self._out = Outbox(out_fd)
-        self._files = Files(store, folder.path, self._out)
-        self._parser = Parser()
+        self._limits_said = {key: config[key] for key in ("lease_s", "hold_s") if key in config}
+        self._line = (
+            HeldLine(config, 0, out_fd, folder.path, self._hello, self._adopted)
+            if config.get("hold_s")
+            else Line(float(config["lease_s"]), 0, out_fd)
+        )
+        self._files = Files(store, folder.path, self._line.replies)
         self._children: dict[int, Child] = {}
+        self._known: dict[int, Message] = {}  # every task there was, as hello tells of it
+        self._highest = 0
         self._endings: dict[int, float] = {}  # task → when TERM was sent
         self._limits: dict[int, float] = {}  # task → when to end it, its result being out
-        self._heard_at = time.monotonic()
-        self._listening = True
         self._ending_at: float | None = None
         self._told_to_end = False
         self._why: str | None = None
-        os.set_blocking(0, False)
         self._wake_fd, wake = os.pipe()
         for fd in (self._wake_fd, wake):
             os.set_blocking(fd, False)
@@ -65,19 +67,25 @@ class Agent:
 
     def run(self) -> None:
         """Until the end."""
-        self._out.push({"op": "hello", **facts.hello(self._folder, self._cache)})
+        self._line.tell({"op": "hello", **self._hello()})
         while not self._over():
             self._turn()
         left = sorted(self._survivors())
         self._reap()
         for child in list(self._children.values()):
             self._bury(child)
+        self._line.drain()
         self._folder.remove()
         self._reap()
-        self._out.push({"op": "bye", "left": left})
-        deadline = time.monotonic() + 2
-        while self._flush() and self._out.size_bytes and time.monotonic() < deadline:
-            select.select([], [self._out.fd], [], 0.1)
+        self._line.finish({"op": "bye", "left": left})
+
+    def _hello(self) -> Message:
+        said = {**facts.hello(self._folder, self._cache), **self._limits_said}
+        return {**said, "tasks": list(self._known.values()), "highest": self._highest}
+
+    def _adopted(self) -> None:
+        """Another launcher has come: nobody waits for the files of the last one."""
+        self._files.forget_all()
 
     def _turn(self) -> None:
         self._files.pump()
@@ -87,31 +95,29 @@ class Agent:
             poll.register(fd, mask)
         ready = dict(poll.poll(self._timeout_s() * 1000))
         read_some(self._wake_fd)
-        if 0 in ready:
-            self._read_launcher()
+        for message, body in self._line.read(ready):
+            self._act(message, body)
         for child in list(self._children.values()):
             if child.output_fd in ready:
                 self._forward_output(child)
             if child.control_fd in ready:
                 self._forward_messages(child)
         self._reap()
-        self._watch_lease()
+        self._line.watch()
         self._end_tasks()
         if self._told_to_end:
             self._end("somebody sent it SIGTERM")
+        if self._line.over is not None:
+            self._end(self._line.over)
         if self._ending_at is not None and time.monotonic() - self._ending_at > self._grace_s:
             process.send(self._survivors(), signal.SIGKILL)
 
     def _interests(self) -> dict[int, int]:
-        wanted = {self._wake_fd: select.POLLIN}
-        if self._listening:
-            wanted[0] = select.POLLIN
-        if self._out.size_bytes:
-            wanted[self._out.fd] = select.POLLOUT
+        wanted = {self._wake_fd: select.POLLIN, **self._line.interests()}
         for child in self._children.values():
             if child.output_fd >= 0:
                 wanted[child.output_fd] = select.POLLIN
-            mask = select.POLLIN if self._out.size_bytes < HIGH_BYTES else 0
+            mask = 0 if self._line.stuffed else select.POLLIN
             mask |= select.POLLOUT if child.outbox.size_bytes else 0
             if child.line_open and mask:
                 wanted[child.control_fd] = mask
@@ -122,32 +128,14 @@ class Agent:
             return 0.05
         if self._files.ready():
             return 0.0
-        return max(0.05, min(1.0, self._lease_s / 4))
+        return self._line.pause_s
 
     # --- the launcher
 
-    def _read_launcher(self) -> None:
-        data = read_some(0)
-        if data is None:
-            return
-        if not data:
-            self._listening = False
-            self._end("the launcher is gone")
-            return
-        self._heard_at = time.monotonic()
-        self._parser.feed(data)
-        try:
-            for message, body in self._parser.frames():
-                self._act(message, body)
-        except WireError as exc:
-            self._listening = False
-            self._end(f"what the launcher sends makes no sense: {exc}")
-
     def _act(self, message: Message, body: bytes) -> None:
         op = message.get("op")
-        if op == "ping":
-            self._out.push({"op": "pong"})
-        elif op == "shutdown":
+        self._highest = max(self._highest, message.get("task", 0), message.get("id", 0))
+        if op == "shutdown":
             self._end("it was told to")
         elif op == "task":
             self._start(message)
@@ -167,24 +155,13 @@ class Agent:
         else:
             self._files.request(op, message, body)
 
-    def _flush(self) -> bool:
-        """False when the launcher does not read any more."""
-        try:
-            self._out.flush()
-        except OSError:
-            self._out.clear()
-            self._end("the launcher is gone")
-            return False
+    def _flush(self) -> None:
+        self._line.flush()
         for child in self._children.values():
             try:
                 child.outbox.flush()
             except OSError:
                 child.outbox.clear()
-        return True
-
-    def _watch_lease(self) -> None:
-        if self._ending_at is None and time.monotonic() - self._heard_at > self._lease_s:
-            self._end(f"it had not heard from the launcher for {self._lease_s:g} s")
 
     # --- tasks
 
@@ -192,14 +169,15 @@ class Agent:
         number = message["task"]
         if self._ending_at is not None:
             return
+        self._known[number] = {"task": number, "name": message["name"], "module": message["module"]}
         try:
             child = Child(
                 number, message["name"], message["module"], message["env"], self._folder.path, self._package
             )
         except OSError as exc:
             event = {"event": "error", "type": type(exc).__name__, "message": str(exc), "errno": exc.errno}
-            self._out.push({"op": "event", "task": number, "message": event})
-            self._out.push({"op": "gone", "task": number, "returncode": None, "signal": None})
+            self._line.push({"op": "event", "task": number, "message": event})
+            self._gone(number, {"returncode": None, "signal": None})
             return
         self._children[number] = child
         child.deliver({"payload": message["payload"]}, b"")
@@ -216,7 +194,7 @@ class Agent:
             if message.get("event") in ("result", "error") and not child.spoke:
                 child.spoke = True
                 self._limits[child.number] = time.monotonic() + AFTER_RESULT_S
-            self._out.push({"op": "event", "task": child.number, "message": message}, body)
+            self._line.push({"op": "event", "task": child.number, "message": message}, body)
         return bool(messages)
 
     def _forward_output(self, child: Child) -> None:
@@ -224,7 +202,7 @@ class Agent:
             self._log(child, line)
 
     def _log(self, child: Child, line: str) -> None:
-        if self._out.size_bytes > LOG_HIGH_BYTES:
+        if self._line.crowded:
             child.dropped_lines += 1
             return
         if child.dropped_lines:
@@ -232,7 +210,7 @@ class Agent:
             child.dropped_lines = 0
         for text in line.split("\n"):
             event = {"event": "log", "text": text}
-            self._out.push({"op": "event", "task": child.number, "message": event})
+            self._line.push({"op": "event", "task": child.number, "message": event})
 
     def _reap(self) -> None:
         """Every child that has ended, also those a task left to us."""
@@ -284,12 +262,16 @@ class Agent:
         if child.dropped_lines:
             self._log(child, f"[skyctl: the last {child.dropped_lines} lines are left out]")
         if not child.spoke:
-            self._out.push({"op": "event", "task": child.number, "message": child.exit_event(self._why)})
-        self._out.push({"op": "gone", "task": child.number, **child.outcome()})
+            self._line.push({"op": "event", "task": child.number, "message": child.exit_event(self._why)})
+        self._gone(child.number, child.outcome())
         child.close()
         del self._children[child.number]
         self._endings.pop(child.number, None)
         self._limits.pop(child.number, None)
+
+    def _gone(self, number: int, outcome: Message) -> None:
+        said = self._line.push({"op": "gone", "task": number, **outcome})
+        self._known[number] |= {**outcome, "gone": said}
 
     # --- the end
 
@@ -297,7 +279,8 @@ class Agent:
         if self._ending_at is None:
             self._ending_at = time.monotonic()
             self._why = why
-            self._out.push({"op": "ending", "why": why})
+            self._line.ending = True
+            self._line.tell({"op": "ending", "why": why})
             process.send(self._survivors(), signal.SIGTERM)
 
     def _survivors(self) -> set[int]:
@@ -325,10 +308,19 @@ def main(config: Message, package: Path, cache: Path) -> int:
         store = Store(cache)
         folder = SessionFolder.create(cache / "sessions")
     except OSError as exc:
-        fault = {"op": "fault", "error": exc.strerror or str(exc), "path": str(exc.filename or cache)}
-        with os.fdopen(out_fd, "wb") as out:
-            write_frame(out, fault)
-        return 1
+        return _give_up(out_fd, exc, cache)
     folder.guard()
-    Agent(config, package, folder, store, out_fd).run()
+    try:
+        agent = Agent(config, package, folder, store, out_fd)
+    except OSError as exc:
+        folder.remove()
+        return _give_up(out_fd, exc, folder.path)
+    agent.run()
     return 0
+
+
+def _give_up(out_fd: int, exc: OSError, path: Path) -> int:
+    fault = {"op": "fault", "error": exc.strerror or str(exc), "path": str(exc.filename or path)}
+    with os.fdopen(out_fd, "wb") as out:
+        write_frame(out, fault)
+    return 1

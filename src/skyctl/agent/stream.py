@@ -30,6 +30,11 @@ class Outbox:
         self._parts.clear()
         self.size_bytes = 0
 
+    def add(self, frame: bytes) -> None:
+        """Adds a frame that is encoded already."""
+        self._parts.append(memoryview(frame))
+        self.size_bytes += len(frame)
+
     def flush(self) -> None:
         """Writes what can be written now. Raises OSError (EPIPE, …) where nobody reads any more."""
         while self._parts:

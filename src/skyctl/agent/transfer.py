@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from skyctl.agent.backlog import Backlog
 from skyctl.agent.store import Store
 from skyctl.agent.stream import Outbox
 from skyctl.agent.wire import CHUNK_BYTES
@@ -99,7 +100,7 @@ class Fetch:
 class Files:
     """All transfers of one agent."""
 
-    def __init__(self, store: Store, session: Path, out: Outbox) -> None:
+    def __init__(self, store: Store, session: Path, out: Outbox | Backlog) -> None:
         self._store, self._session, self._out = store, session, out
         self._puts: dict[int, Put] = {}
         self._fetches: dict[int, Fetch] = {}
@@ -168,6 +169,11 @@ class Files:
         transfer = self._puts.pop(request, None) or self._fetches.pop(request, None)
         if transfer is not None:
             transfer.close()
+
+    def forget_all(self) -> None:
+        """Ends every transfer."""
+        for request in [*self._puts, *self._fetches]:
+            self.forget(request)
 
     def pump(self) -> None:
         """Sends chunks, as long as little else waits to go out."""

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from skyctl.checkpoint.atomic import Output, Written, writing
 from skyctl.errors import RecordError, SkyctlError
 
 HEADER_LIMIT_BYTES = 100_000_000
@@ -61,8 +62,17 @@ class Header:
     metadata: dict[str, str]
 
 
-def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def save(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    mode: int = 0o666,
+) -> Written:
     """Writes the tensors, from any device, in order of layer and name. Atomic: the whole file or none of it.
+
+    Args:
+        mode: the file's permissions, less the umask.
 
     Raises:
         SkyctlError: a tensor's type has no name in the format, or the disk is full or not writable.
@@ -77,12 +87,11 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
             )
         sizes[name] = (_NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.element_size())
 
-    def write(out: BinaryIO) -> None:
+    with writing(Path(path), mode) as out:
         out.write(_header(sizes, metadata or {}))
         for name in names:
             _write_tensor(out, tensors[name])
-
-    _atomically(Path(path), write)
+    return out.written
 
 
 def load(path: str | Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -112,8 +121,18 @@ def load(path: str | Path, names: Collection[str] | None = None) -> dict[str, Te
     return found
 
 
-def merge(paths: Sequence[str | Path], out: str | Path) -> None:
+def merge(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    *,
+    named: Callable[[Path, str], str | None] = lambda _path, name: name,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """One file from several, streamed: never more than a chunk in memory. Atomic.
+
+    Args:
+        named: what a file's tensor is called in ``out``; None leaves it out.
+        metadata: of ``out``; None: all that the files have.
 
     Raises:
         RecordError: an input is damaged, or two hold the same tensor or contradicting metadata.
@@ -121,28 +140,28 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> None:
     """
     sizes: dict[str, tuple[str, tuple[int, ...], int]] = {}
     source: dict[str, tuple[Path, Entry]] = {}
-    metadata: dict[str, str] = {}
+    found: dict[str, str] = {}
     for path in map(Path, paths):
         header = read_header(path)
-        for name, entry in header.tensors.items():
+        for own, entry in header.tensors.items():
+            name = named(path, own)
+            if name is None:
+                continue
             if name in source:
                 raise RecordError(f"tensor {name!r} is in both {source[name][0]} and {path}")
             source[name] = (path, entry)
             sizes[name] = (entry.dtype, entry.shape, entry.stop - entry.start)
-        for key, value in header.metadata.items():
-            if metadata.setdefault(key, value) != value:
-                raise RecordError(f"{path} says {key}={value!r}, another says {metadata[key]!r}")
+        for key, value in header.metadata.items() if metadata is None else ():
+            if found.setdefault(key, value) != value:
+                raise RecordError(f"{path} says {key}={value!r}, another says {found[key]!r}")
     names = sorted(sizes, key=_order)
-
-    def write(target: BinaryIO) -> None:
-        target.write(_header({name: sizes[name] for name in names}, metadata))
+    with writing(Path(out)) as target:
+        target.write(_header({name: sizes[name] for name in names}, found if metadata is None else metadata))
         for name in names:
             path, entry = source[name]
             with _reading(path) as file:
                 file.seek(entry.start)
                 _copy(file, target, entry.stop - entry.start, path)
-
-    _atomically(Path(out), write)
 
 
 def read_header(path: str | Path) -> Header:
@@ -220,7 +239,7 @@ def _header(sizes: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Map
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_tensor(out: BinaryIO, tensor: Tensor) -> None:
+def _write_tensor(out: Output, tensor: Tensor) -> None:
     if tensor.numel() == 0:
         return
     plain = tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
@@ -228,7 +247,7 @@ def _write_tensor(out: BinaryIO, tensor: Tensor) -> None:
     out.write(memoryview((ctypes.c_char * nbytes).from_address(plain.data_ptr())))
 
 
-def _copy(file: BinaryIO, target: BinaryIO, count: int, path: Path) -> None:
+def _copy(file: BinaryIO, target: Output, count: int, path: Path) -> None:
     while count:
         chunk = file.read(min(count, CHUNK_BYTES))
         if not chunk:
@@ -244,23 +263,3 @@ def _reading(path: str | Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as exc:
         raise RecordError(f"{path} can't be read: {exc.strerror or exc}") from exc
-
-
-def _atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Writes beside the target, to the disk, then renames; what was half written is removed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            with part.open("wb") as out:
-                write(out)
-                out.flush()
-                os.fsync(out.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        raise SkyctlError(
-            f"{path} can't be written: {exc.strerror or exc}",
-            hint="free space there, or choose another folder",
-        ) from exc

@@ -11,9 +11,11 @@ from skyctl import __version__
 from skyctl.cli import (
     attach,
     check,
+    checkpoint,
     compare,
     demo,
     init,
+    join,
     lab,
     launch,
     logs,
@@ -46,6 +48,7 @@ COMMANDS = {
     "attach": attach.attach,
     "stop": stop.stop,
     "compare": compare.compare,
+    "join": join.join,
     "demo": demo.demo,
 }
 """In the order of the way: what ``--help`` lists."""
@@ -68,6 +71,7 @@ def _root(
 
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(lab.app, name="lab")
 
 

@@ -16,7 +16,7 @@ _SCALARS = ("loss", "validation_loss", "learning_rate", "grad_norm", "iteration_
 
 
 class Metrics:
-    """Writes each finished step. Files are made with the first one.
+    """Writes each finished step. Files are made with the first one; a step done again gets one more line.
 
     Args:
         note: told once where TensorBoard is not installed.
@@ -35,9 +35,14 @@ class Metrics:
             self.step(progress)
             told(progress)
 
-        self._writer = self._tensorboard()
+        self.ready()
         told = watcher.step
         return replace(watcher, step=step)
+
+    def ready(self) -> Metrics:
+        """Looks whether TensorBoard is there, before the first step."""
+        self._writer = self._tensorboard()
+        return self
 
     def step(self, progress: Progress) -> None:
         """One line, flushed, so that it can be read while the run goes on.
@@ -48,7 +53,7 @@ class Metrics:
         line = {"step": progress.step, **{name: getattr(progress, name) for name in _SCALARS}}
         try:
             if self._lines is None:
-                self._lines = self._paths.metrics.open("x", encoding="utf-8")
+                self._lines = self._paths.metrics.open("a", encoding="utf-8")
                 self._board = self._writer and self._writer(log_dir=str(self._paths.tensorboard))
             self._lines.write(json.dumps({k: v for k, v in line.items() if v is not None}) + "\n")
             self._lines.flush()

@@ -24,6 +24,9 @@ class ConnectOptions:
         start_timeout_s: from the login to a running agent (Python may start slowly).
         grace_s: between TERM and KILL.
         lease_s: the agent ends, with all it started, when it has not heard from us for so long.
+        hold_s: instead, it goes on without us for so long, and keeps what it has to say; 0: it does not.
+        redial_s: how long to try to get a lost connection back before the session is lost; 0: not at all.
+        manual_ack: the agent keeps every event until ``Session.handled`` was called for it.
     """
 
     accept_new_host_keys: bool = False
@@ -33,6 +36,14 @@ class ConnectOptions:
     start_timeout_s: float = 60
     lease_s: float = 60
     grace_s: float = 2
+    hold_s: float = 0
+    redial_s: float = 0
+    manual_ack: bool = False
+
+    def __post_init__(self) -> None:
+        """Only what is held can be come back to."""
+        if not self.hold_s and (self.redial_s or self.manual_ack):
+            raise ValueError("redial_s and manual_ack need hold_s")
 
 
 class Channel(Protocol):
@@ -46,6 +57,9 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Ends it."""
+
+    def hang_up(self) -> None:
+        """As ``close``, but the command is left to itself, where that can be told apart."""
 
     def returncode(self) -> int | None:
         """The exit status (negative: a signal), waited for briefly; None while it runs or where unknown."""
@@ -62,6 +76,9 @@ class Remote(Protocol):
 
     def close(self) -> None:
         """Ends the connection and every channel."""
+
+    def hang_up(self) -> None:
+        """Ends the connection; commands are left to themselves, until ``close``, where there is one."""
 
 
 class Tail:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import skyctl.agent
-from skyctl.agent.wire import WireError, read_frame
-from skyctl.errors import NodeError, SkyctlError, UnfitError, UnreachableError
+from skyctl.agent.wire import WireError, read_frame, write_frame
+from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import Channel, ConnectOptions, Remote
 from skyctl.remote.package import node_archive
@@ -39,8 +39,11 @@ FIRST = (
 )
 
 
-def start_agent(remote: Remote, options: ConnectOptions) -> tuple[Channel, dict[str, Any]]:
+def start_agent(remote: Remote, options: ConnectOptions, owner: str = "") -> tuple[Channel, dict[str, Any]]:
     """Opens a channel and makes it an agent's.
+
+    Args:
+        owner: a secret by which it knows us again, where ``options`` have it hold.
 
     Returns:
         the channel, ready for frames, and the agent's hello.
@@ -49,6 +52,33 @@ def start_agent(remote: Remote, options: ConnectOptions) -> tuple[Channel, dict[
         UnfitError: no Python, one too old, no place for the package.
         UnreachableError: the connection ended, or nothing came in time.
     """
+    config: dict[str, Any] = {"lease_s": options.lease_s, "grace_s": options.grace_s}
+    if options.hold_s:
+        config |= {"hold_s": options.hold_s, "owner": owner}
+    return _opened(remote, options, config, None)
+
+
+def attach_agent(
+    remote: Remote, options: ConnectOptions, session_id: str, words: dict[str, Any]
+) -> tuple[Channel, dict[str, Any]]:
+    """Opens a channel to an agent that runs already and holds.
+
+    Args:
+        words: what it must know of us: owner, adopt, n and r (``agent/held.py``).
+
+    Returns:
+        the channel, ready for frames, and the agent's hello.
+
+    Raises:
+        SessionGoneError: it is there no more, or it is another's.
+        NodeError: as ``start_agent``.
+    """
+    return _opened(remote, options, {"attach": session_id}, {"op": "resume", **words})
+
+
+def _opened(
+    remote: Remote, options: ConnectOptions, config: dict[str, Any], first: dict[str, Any] | None
+) -> tuple[Channel, dict[str, Any]]:
     nonce = secrets.token_hex(16)
     channel = remote.open(command(remote.node, nonce))
     late = threading.Event()
@@ -61,7 +91,7 @@ def start_agent(remote: Remote, options: ConnectOptions) -> tuple[Channel, dict[
     timer.daemon = True
     timer.start()
     try:
-        return channel, _shake_hands(remote.node, channel, nonce, options)
+        return channel, _shake_hands(remote.node, channel, {**config, "nonce": nonce}, first)
     except (OSError, EOFError, ValueError, SkyctlError) as exc:
         channel.close()
         if late.is_set():
@@ -108,7 +138,10 @@ def stage_zero() -> bytes:
     return base64.b64encode(zlib.compress(text.encode(), 9)) + b"\n"
 
 
-def _shake_hands(node: Node, channel: Channel, nonce: str, options: ConnectOptions) -> dict[str, Any]:
+def _shake_hands(
+    node: Node, channel: Channel, config: dict[str, Any], first: dict[str, Any] | None
+) -> dict[str, Any]:
+    nonce = config["nonce"]
     version = _said(node, channel, nonce).decode(errors="replace")
     if tuple(int(part) for part in version.split(".")[:2]) < NEEDS:
         raise UnfitError(
@@ -117,23 +150,46 @@ def _shake_hands(node: Node, channel: Channel, nonce: str, options: ConnectOptio
             hint="name a newer one in cluster.yaml: `python: /path/to/python3`",
         )
     digest, archive = node_archive()
-    config: dict[str, Any] = {"nonce": nonce, "package": digest, "env": dict(node.env)}
-    config |= {"lease_s": options.lease_s, "grace_s": options.grace_s}
+    config |= {"package": digest, "env": dict(node.env)}
     _write(channel, stage_zero() + base64.b64encode(json.dumps(config).encode()) + b"\n")
     answer = _answer(node, channel, nonce)
     if "need" in answer:
         _write(channel, b"%d\n" % len(archive) + archive)
         answer = _answer(node, channel, nonce)
+    if "gone" in answer:
+        raise session_gone(node, config["attach"])
     if "ready" not in answer:
         raise _no_room(node, answer)
+    if first is not None:
+        write_frame(channel.stdin, first)
     frame = read_frame(channel.stdout)
     if frame is None:
         raise EOFError("no hello")
     if frame[0].get("op") == "fault":
-        raise _no_room(node, frame[0])
+        raise _no_room(node, frame[0]) if first is None else _refused(node, config["attach"], frame[0])
     if frame[0].get("op") != "hello":
         raise WireError(f"no hello but {frame[0]}")
     return frame[0]
+
+
+def session_gone(node: Node, session_id: str) -> SessionGoneError:
+    """The error for a session that has ended."""
+    return SessionGoneError(
+        f"node {node.name} has no session {session_id} any more: it ended, or the node was restarted",
+        node=node.name,
+        hint="what ran there has ended with it",
+    )
+
+
+def _refused(node: Node, session_id: str, fault: dict[str, Any]) -> SkyctlError:
+    if fault.get("gone"):
+        return session_gone(node, session_id)
+    text = f"session {session_id} of node {node.name} does not take us back: {fault.get('error')}"
+    if fault.get("taken"):
+        return SessionGoneError(
+            text, node=node.name, hint="see which other skyctl process supervises the run"
+        )
+    return UnreachableError(text, node=node.name)
 
 
 def _said(node: Node, channel: Channel, nonce: str) -> bytes:

@@ -40,6 +40,10 @@ class FakeRemote:
             channel.close()
             channel.release()
 
+    def hang_up(self) -> None:
+        """The same."""
+        self.close()
+
 
 class _FakeChannel:
     def __init__(self, serve: Serve, command: str, stderr: str) -> None:
@@ -71,6 +75,9 @@ class _FakeChannel:
         with contextlib.suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
 
+    def hang_up(self) -> None:
+        self.close()
+
     def release(self) -> None:
         self._thread.join(5)
         for file in (self.stdin, self.stdout, self._ours):
@@ -100,6 +107,10 @@ class FaultyRemote:
     def close(self) -> None:
         """Closes it there."""
         self._inner.close()
+
+    def hang_up(self) -> None:
+        """Hangs up there."""
+        self._inner.hang_up()
 
 
 class _FaultyReader(io.RawIOBase):

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from io import BufferedReader
@@ -20,6 +21,8 @@ from typing import BinaryIO, Protocol, cast
 from skyctl.errors import UnfitError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import Tail
+
+REAP_S = 0.5
 
 
 class Process(Protocol):
@@ -78,6 +81,7 @@ class ProcessChannel:
         self.stdout: BinaryIO = BufferedReader(ours.makefile("rb", buffering=0))
         self._tail = Tail(self._process.stderr, name)
         self._closing = threading.Lock()
+        self._left = False
 
     def stderr_tail(self) -> str:
         """The last of what the command wrote to standard error."""
@@ -102,6 +106,25 @@ class ProcessChannel:
                     self._signal(number)
             self._process.wait()
             self._tail.finish(2)
+
+    def hang_up(self) -> None:
+        """End of input, and woken readers; the command is left to itself, and reaped when it has ended."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        if not self._left:
+            self._left = True
+            threading.Thread(target=self._reap, name="reap", daemon=True).start()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                self._process.wait(0)
+            except subprocess.TimeoutExpired:
+                time.sleep(REAP_S)
+                continue
+            break
+        self._tail.finish(2)
+        self.release()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -139,3 +162,8 @@ class LocalRemote:
             channel = self._channels.pop()
             channel.close()
             channel.release()
+
+    def hang_up(self) -> None:
+        """Leaves every command started here to itself. ``close`` still ends them."""
+        for channel in self._channels:
+            channel.hang_up()

@@ -205,6 +205,14 @@ class BornRemote(LocalRemote):
     def close(self) -> None:
         """Ends every command started here, and lets the nursery go."""
         super().close()
+        self._let_go()
+
+    def hang_up(self) -> None:
+        """Leaves them to themselves, and lets the nursery go: what it has forked outlives it."""
+        super().hang_up()
+        self._let_go()
+
+    def _let_go(self) -> None:
         nursery, self._nursery = self._nursery, None
         if nursery is not None:
             nursery.release()

@@ -84,6 +84,10 @@ class SshRemote:
             command.close()
             command.release()
 
+    def hang_up(self) -> None:
+        """The same: sshd leaves the commands to themselves."""
+        self.close()
+
     def _enter(self, hop: Target) -> paramiko.Transport:
         """Connects, checks the host's key, logs in. Tries again where sshd has hung up (MaxStartups)."""
         for dial in range(1, DIALS + 1):

@@ -33,6 +33,10 @@ class SshChannel:
         with contextlib.suppress(Exception):
             self._channel.close()  # whatever it brings up, it is closed
 
+    def hang_up(self) -> None:
+        """The same: sshd leaves the command to itself."""
+        self.close()
+
 
 class _Reader(io.RawIOBase):
     def __init__(self, receive: Any) -> None:

@@ -11,15 +11,21 @@ LOG_EVENTS = 10_000
 
 
 class Task:
-    """One process on a node: messages both ways. Made by ``Session.task``."""
+    """One process on a node: messages both ways. Made by ``Session.task``.
 
-    def __init__(self, link: Link, number: int, name: str) -> None:
+    Args:
+        manual: every event carries its ``seq``, and no line of output is left out: ``Session.handled`` says
+            when one has been dealt with.
+    """
+
+    def __init__(self, link: Link, number: int, name: str, *, manual: bool = False) -> None:
         self.name = name
+        self.number = number
         self.node = link.node
         self.returncode: int | None = None
         self.signal: str | None = None
         self._link = link
-        self._number = number
+        self._manual = manual
         self._events: deque[tuple[Message, bytes]] = deque()
         self._logs = 0
         self._dropped = 0
@@ -38,7 +44,7 @@ class Task:
 
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends it a message (dropped where it has ended). Raises UnreachableError when the node is lost."""
-        self._link.send({"op": "send", "task": self._number, "message": message}, body)
+        self._link.send({"op": "send", "task": self.number, "message": message}, body)
 
     def recv(self, timeout_s: float | None = None) -> tuple[Message, bytes] | None:
         """The next event; None when the time is over, or it is ``done``.
@@ -57,14 +63,17 @@ class Task:
     def kill(self) -> None:
         """Ends it there: TERM, and KILL after a grace, for it and all it has started. Does not wait."""
         if not self._gone:
-            self._link.send({"op": "kill", "task": self._number})
+            self._link.send({"op": "kill", "task": self.number})
 
-    def take(self, message: Message, body: bytes) -> None:
-        """An event has come. The reader calls it, holding the link's condition."""
+    def take(self, message: Message, body: bytes, seq: int = 0) -> bool:
+        """An event has come; whether it will be reported. The reader calls it, holding the condition."""
+        if self._manual:
+            self._events.append(({**message, "seq": seq}, body))
+            return True
         if message.get("event") == "log":
             if self._logs >= LOG_EVENTS:
                 self._dropped += 1
-                return
+                return False
             if self._dropped:
                 note = f"[skyctl: {self._dropped} lines left out here, they came faster than they were read]"
                 self._dropped = 0
@@ -72,6 +81,13 @@ class Task:
                 self._logs += 1
             self._logs += 1
         self._events.append((message, body))
+        return False
+
+    def drop(self) -> list[int]:
+        """Forgets what has come and was not asked for; their numbers, where it is to be reported."""
+        left = [message["seq"] for message, _ in self._events if "seq" in message]
+        self._events.clear()
+        return left
 
     def end(self, message: dict[str, Any]) -> None:
         """It is gone. The reader calls it, holding the link's condition."""

@@ -11,10 +11,7 @@ A peer that is gone shows as ``PeerLostError``, one that is silent too long as `
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import socket
-import struct
-import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -24,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from skyctl.errors import RunError
+from skyctl.transport.addresses import address_towards
 from skyctl.transport.nccl import Lanes, lanes_wanted
 from skyctl.transport.staging import Staging, Streams, streams_of
 
@@ -43,7 +41,6 @@ _LOST = (
     "pair closure",
     "onnection refused",
 )
-_SIOCGIFADDR = 0x8915
 
 
 class PeerLostError(RunError):
@@ -57,52 +54,6 @@ class Work(Protocol):
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Returns once the tensor is received and usable, or sent and reusable (None: the pair's limit)."""
-
-
-def address_towards(host: str, interface: str | None = None) -> str:
-    """This machine's own IPv4 address on the route to ``host``, or that of ``interface`` where one is named.
-
-    Raises:
-        RunError: no such interface, it has no IPv4 address, or there is no route.
-    """
-    if interface is not None:
-        return _interface_address(interface)
-    try:
-        found = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(found)  # sends nothing: it only makes the kernel choose a route
-            return str(probe.getsockname()[0])
-    except OSError as exc:
-        raise RunError(
-            f"no route from this machine to its peer {host!r}: {exc.strerror or exc}",
-            hint="name the network interface to use with 'interface:' in cluster.yaml (a VPN's, say)",
-        ) from exc
-
-
-def _interface_address(interface: str) -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    if interface not in names:
-        raise RunError(
-            f"there is no network interface {interface!r} on this machine; it has {', '.join(names)}",
-            hint="name one of them with 'interface:' in cluster.yaml, or leave it out",
-        )
-    if not sys.platform.startswith("linux"):
-        raise RunError(
-            f"can't look up the address of interface {interface!r} on {sys.platform}",
-            hint="leave 'interface:' out for this node: the route to its peers is used",
-        )
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            request = struct.pack("256s", interface.encode()[:15])
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError as exc:
-            raise RunError(
-                f"network interface {interface!r} has no IPv4 address: {exc.strerror or exc}",
-                hint="connect it (a VPN, say), or name another with 'interface:' in cluster.yaml",
-            ) from exc
-    return str(ipaddress.IPv4Address(answer[20:24]))
 
 
 class Pair:

@@ -14,11 +14,14 @@ from skyctl.workload.recipe import Recipe
 class Rate:
     """Moves the rates of an optimizer's groups, each in proportion to its own.
 
+    Args:
+        step0: the first step that is made; the groups' rates must be their own still.
+
     Raises:
         WorkloadError: the rate would end higher than every group's own.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None, recipe: Recipe) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer | None, recipe: Recipe, step0: int = 0) -> None:
         self._optimizer = optimizer
         self._course: torch.optim.lr_scheduler.LambdaLR | None = None
         if optimizer is None or not recipe.moves_rate:
@@ -32,7 +35,10 @@ class Rate:
             )
         floors = [min(1.0, recipe.min_learning_rate / rate) if rate > 0 else 0.0 for rate in own]
         factors: list[Callable[[int], float]] = [partial(recipe.factor, floor=floor) for floor in floors]
-        self._course = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+        if step0:  # LambdaLR goes on from a step only where it is told the rates of the first
+            for group in optimizer.param_groups:
+                group["initial_lr"] = group["lr"]
+        self._course = torch.optim.lr_scheduler.LambdaLR(optimizer, factors, last_epoch=step0 - 1)
 
     @property
     def now(self) -> float | None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from skyctl.agent.task import AgentGoneError
+from skyctl.checkpoint.shards import StageState
 from skyctl.device.pace import Pace
 from skyctl.errors import RunError
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport import clocks
-from skyctl.transport.pair import Pair, address_towards
+from skyctl.transport.addresses import address_towards
+from skyctl.transport.pair import Pair
+from skyctl.worker.checkpointing import Checkpointer, Options, Origin
 from skyctl.worker.clipping import Neighbour, clipping
-from skyctl.worker.executor import Executor, Ports, StepReport
+from skyctl.worker.executor import Executor, Ports
 from skyctl.worker.facts import found
 from skyctl.worker.failures import explained
 from skyctl.worker.feed import Feed
@@ -28,9 +30,12 @@ from skyctl.worker.messages import Boundary, Inbox, Outbox, message_bytes, windo
 from skyctl.worker.optimizing import Rate
 from skyctl.worker.randomness import Randomness
 from skyctl.worker.recorder import Recorder
+from skyctl.worker.resuming import resume
 from skyctl.worker.saving import save
 from skyctl.worker.stage import Stage
+from skyctl.worker.stepping import Steps
 from skyctl.worker.validating import validation
+from skyctl.workload.mixed import master_of
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.spec import WorkloadSpec
 from skyctl.workload.split import sizes
@@ -102,7 +107,8 @@ class Training:
         parameters = stage.parameters
         optimizer = self.workload.optimizer(parameters) if parameters else None
         trained = any(parameter.requires_grad for parameter in parameters)
-        self._rate = Rate(optimizer if trained else None, self.recipe)
+        step0, checkpointer = self._resume(spec, layers, optimizer)
+        self._rate = Rate(optimizer if trained else None, self.recipe, step0)
         self.phase = "connect"
         self._connect()
         self._executor = Executor(
@@ -129,7 +135,7 @@ class Training:
         )
         self.channel.send({"event": "ready"})
         self._expect("start")
-        done = self._steps(self._executor)
+        done = self._steps(self._executor, step0, checkpointer)
         self._executor.drain()
         if self._clip is not None:
             self._clip.drain()
@@ -284,66 +290,43 @@ class Training:
             dtype=dtype,
         )
 
-    def _steps(self, executor: Executor) -> int:
+    def _steps(self, executor: Executor, step0: int, checkpointer: Checkpointer | None) -> int:
         self.phase = "steps"
-        feed = Feed(iter(self.workload.batches()))
-        steps = int(self.payload["steps"])
-        first = self.payload["previous"] is None
-        began = time.perf_counter()
-        for step in range(steps):
-            self._randomness.step = step
-            if self._clip is not None:
-                self._clip.begin(step)
-            report = executor.step(
-                step,
-                feed.get,
-                ending=self._told_to_stop if first else lambda: False,
-                meanwhile=feed.ahead if step + 1 < steps else lambda: None,
-            )
-            ended = time.perf_counter()
-            validates = self.recipe.validates(step, last=step + 1 == steps) and not report.last
-            self._report(step, ended - began, report, validates=validates)
-            self._rate.advance()
-            if validates:
-                self._validate(step, executor)
-            began = time.perf_counter() if validates else ended
-            if report.last:
-                return step + 1
-        return steps
-
-    def _validate(self, step: int, executor: Executor) -> None:
-        assert self._validator is not None
-        if self._recorder is not None:
-            self._recorder.apart()
-        began = time.perf_counter()
-        loss = self._validator.run(step, executor)
-        if loss is not None:
-            wall_s = time.perf_counter() - began
-            self.channel.send({"event": "validation", "step": step, "loss": loss, "wall_s": wall_s})
-
-    def _report(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
-        self.channel.send(
-            {
-                "event": "step",
-                "step": step,
-                "iteration_s": iteration_s,
-                "compute_s": max(0.0, iteration_s - report.transfer_s - report.idle_s),
-                "transfer_s": report.transfer_s,
-                "idle_s": report.idle_s,
-                "forward_s": report.forward_s,
-                "backward_s": report.backward_s,
-                "weight_s": report.weight_s,
-                "optimizer_s": report.optimizer_s,
-                "input_message_s": median(report.inputs_s) if report.inputs_s else None,
-                "gradient_message_s": median(report.gradients_s) if report.gradients_s else None,
-                "loss": report.loss,
-                "grad_norm": report.grad_norm,
-                "learning_rate": self._rate.now,
-                "validates": validates,
-                "samples": sum(self.sizes),
-                "peak_memory_bytes": peak_memory_bytes(self.device),
-            }
+        rounds = Steps(
+            executor=executor,
+            recipe=self.recipe,
+            rate=self._rate,
+            randomness=self._randomness,
+            send=self.channel.send,
+            stops=self._told_to_stop if self.payload["previous"] is None else None,
+            clip=self._clip,
+            validator=self._validator,
+            checkpointer=checkpointer,
         )
+        return rounds.run(Feed(self.workload.batches(step0)), step0, int(self.payload["steps"]))
+
+    def _resume(
+        self, spec: WorkloadSpec, layers: list[nn.Module], optimizer: torch.optim.Optimizer | None
+    ) -> tuple[int, Checkpointer | None]:
+        """The first step to make, with layers and optimizer as they were then; and who writes checkpoints."""
+        options = Options.of(self.payload)
+        if options is None and self.payload.get("resume") is None:
+            return 0, None
+        self.phase = "reading the checkpoint"
+        moved = ("lr",) if self.recipe.moves_rate else ()
+        state = StageState(layers, optimizer, master_of, skip=moved)
+        origin = Origin(
+            run_id=str(self.payload["run_id"]),
+            rank=int(self.payload["rank"]),
+            start=self.start,
+            stop=self.stop,
+            names=tuple(self.workload.names),
+            workload=str(self.payload.get("digest") or self.workload.digest),
+            dtype=spec.dtype,
+            seed=spec.seed,
+        )
+        step0 = resume(self.payload, state, origin)
+        return step0, Checkpointer(options, state, origin) if options is not None else None
 
     def _told_to_stop(self) -> bool:
         while not self._stop and (message := self.channel.recv(0.0)) is not None:

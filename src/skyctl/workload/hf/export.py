@@ -1,6 +1,7 @@
 """A run's trained weights → a folder that ``from_pretrained`` reads.
 
-``python -m skyctl.workload.hf.export RUN/weights.safetensors hf:DIR OUT``
+``python -m skyctl.workload.hf.export RUN/weights.safetensors hf:DIR OUT``; in place of the file, also a
+folder with the shards of all layers of one step of a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from skyctl.checkpoint import export as checkpoint
 from skyctl.checkpoint import safetensors
 from skyctl.errors import SkyctlError, WorkloadError
 from skyctl.workload.hf import source, stored
@@ -21,7 +24,7 @@ def export(weights: Path, workload: str, out: Path) -> Path:
     """Writes ``model.safetensors`` under the library's own names, ``config.json``, and the tokenizer's files.
 
     Args:
-        weights: the file a run ended with.
+        weights: the file a run ended with, or the folder of one step of a checkpoint.
         workload: what was trained, as it was typed: ``hf:DIR,…``.
         out: a folder; made where it is not there.
 
@@ -35,12 +38,17 @@ def export(weights: Path, workload: str, out: Path) -> Path:
     kept = out / stored.SINGLE[0]
     if kept.exists() or (out / source.CONFIG).exists():
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
+    merged = out / f".{kept.name}.merged"
     try:
-        header = safetensors.read_header(weights)
+        if weights.is_dir():
+            out.mkdir(parents=True, exist_ok=True)
+            checkpoint.weights(weights, merged)
+        file = merged if weights.is_dir() else weights
+        header = safetensors.read_header(file)
         wanted = [{f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(made.names)]
         _check(header, wanted, weights, workload)
         out.mkdir(parents=True, exist_ok=True)
-        _rename(weights, wanted, kept)
+        _rename(file, wanted, kept)
         config = made.settings.config
         config.architectures = [made.architecture]
         config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
@@ -49,6 +57,9 @@ def export(weights: Path, workload: str, out: Path) -> Path:
             shutil.copyfile(path, out / path.name)
     except OSError as exc:
         raise SkyctlError(f"can't write {out}: {exc.strerror or exc}") from exc
+    finally:
+        with suppress(OSError):
+            merged.unlink()
     return kept
 
 
@@ -81,7 +92,7 @@ def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m skyctl.workload.hf.export", description=export.__doc__)
-    parser.add_argument("weights", type=Path, help="the run's weights.safetensors")
+    parser.add_argument("weights", type=Path, help="the run's weights.safetensors, or a step's folder")
     parser.add_argument("workload", help="hf:DIR as it was typed for the run")
     parser.add_argument("out", type=Path, help="a new folder")
     given = parser.parse_args(words)

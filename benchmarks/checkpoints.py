@@ -1,0 +1,118 @@
+"""What checkpoints cost: writing, reading and verifying shards, and moving them between two keepers.
+
+One JSON line a case, on standard output. ``python benchmarks/checkpoints.py [--folder DIR] [--hidden N]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyctl.checkpoint import layout
+from skyctl.checkpoint.fetching import Address, Credentials, Peer, take
+from skyctl.checkpoint.serving import Server
+from skyctl.checkpoint.shards import StageState, Stamp
+from skyctl.workload.mixed import master_of
+from skyctl.workload.spec import WorkloadSpec
+from skyctl.workload.workload import load
+
+REPEATS = 5
+
+
+def main() -> int:
+    """Prints the lines; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--dtype", default="float32")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        _measure(Path(folder), given.hidden, given.dtype)
+    return 0
+
+
+def _measure(folder: Path, hidden: int, dtype: str) -> None:
+    source = f"gpt:layers=4,hidden={hidden},heads=8,context=64"
+    workload = load(WorkloadSpec(source=source, batch_size=4, dtype=dtype, random_inputs=True))
+    layers = workload.build(0, workload.layers)
+    parameters = [p for layer in layers for p in layer.parameters()]
+    optimizer = workload.optimizer(parameters)
+    state = StageState(layers, optimizer, master_of)
+    began = time.perf_counter()
+    value: Any = next(workload.batches())
+    outputs, targets = value
+    for layer in layers:
+        outputs = layer(outputs)
+    workload.loss(outputs, targets).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step_s = time.perf_counter() - began
+    stamps = [
+        Stamp("bench", 1, i, name, workload.layers, workload.digest, dtype, 0)
+        for i, name in enumerate(workload.names)
+    ]
+
+    def write() -> dict[int, Any]:
+        layout.make_step(folder, 1)
+        return {i: state.write(i, layout.layer_path(folder, 1, i), stamps[i]) for i in range(len(layers))}
+
+    files, write_s = _best(write)
+    part = layout.Part("bench", 0, 1, 0, 0, len(layers), workload.digest, files)
+    layout.write_part(folder, part)
+    size = sum(file.size_bytes for file in files.values())
+    _tell("write (with fsync and SHA-256)", size, write_s, first_step_s=step_s, files=len(files))
+    _, verify_s = _best(lambda: [layout.fault(folder, 1, i) for i in range(len(layers))])
+    _tell("verify", size, verify_s)
+    _, read_s = _best(
+        lambda: [state.read(i, layout.layer_path(folder, 1, i), stamps[i]) for i in range(len(layers))]
+    )
+    _tell("restore", size, read_s)
+    wanted = {i: (file.sha256, 0) for i, file in files.items()}
+    server = Server(folder, run_id="bench", secret="bench", address="127.0.0.1")
+    try:
+
+        def pull() -> object:
+            copies = folder / "copies"
+            layout.forget(copies)
+            with Peer(Address("127.0.0.1", server.port), Credentials("bench", "bench")) as peer:
+                return take(peer, copies, 1, wanted, "bench")
+
+        _, pull_s = _best(pull)
+        _tell("pull over loopback", size, pull_s)
+    finally:
+        server.close()
+
+
+def _best(act: Callable[[], Any]) -> tuple[Any, float]:
+    """The result, and the median seconds."""
+    times = []
+    result = None
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        result = act()
+        times.append(time.perf_counter() - began)
+    return result, sorted(times)[REPEATS // 2]
+
+
+def _tell(case: str, size_bytes: int, wall_s: float, **more: Any) -> None:
+    figures = {
+        "case": case,
+        "mb": round(size_bytes / 1e6, 1),
+        "wall_s": round(wall_s, 4),
+        "mb_per_s": round(size_bytes / wall_s / 1e6, 1),
+        "torch": torch.__version__,
+        **more,
+    }
+    sys.stdout.write(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""One layer's state as one safetensors file: what it takes to go on training it, under any plan.
+
+A shard's tensors are ``model.NAME`` (what ``state_dict()`` gives: parameters, float32 masters in their place,
+and buffers), ``buffer.NAME`` (buffers outside of it that have changed since the layer was built), ``extra.…``
+and ``optimizer.KEY.NAME``. Its metadata, all text, says what it is of, and as JSON holds the optimizer's
+plain numbers by parameter and the options of its groups that have changed since it was made. Nothing is
+pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.checkpoint import safetensors
+from skyctl.checkpoint.atomic import Written
+from skyctl.errors import RecordError, WorkloadError
+
+FORMAT, VERSION = "skyctl/shard", 1
+MODEL, BUFFER, EXTRA, OPTIMIZER = "model.", "buffer.", "extra.", "optimizer."
+_EXTRA_STATE = "_extra_state"
+_WITHOUT = "train without checkpoints, or with another optimizer"
+
+Masters = Callable[[nn.Parameter], nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a shard says it is of. ``step``: how many were done; ``layers``: how many the model has."""
+
+    run_id: str
+    step: int
+    layer: int
+    name: str
+    layers: int
+    workload: str
+    dtype: str
+    seed: int
+
+    def to_metadata(self) -> dict[str, str]:
+        """As the file's metadata."""
+        own = {key: str(value) for key, value in vars(self).items()}
+        return {"format": FORMAT, "version": str(VERSION), **own}
+
+
+def check(path: Path, metadata: Mapping[str, str], wanted: Stamp) -> None:
+    """Whether a file is the shard that is wanted; the run's id may be another.
+
+    Raises:
+        RecordError: it is not; says what it is and what it must be.
+    """
+    if metadata.get("format") != FORMAT:
+        raise RecordError(f"{path} is no shard of a checkpoint: its format is {metadata.get('format')!r}")
+    version = metadata.get("version", "")
+    if not version.isascii() or not version.isdecimal() or int(version[:9]) > VERSION:
+        raise RecordError(
+            f"{path} is a shard of version {version[:20]!r}, this skyctl reads {VERSION}",
+            hint="use the version of skyctl that has written it, or a newer one",
+        )
+    for key in ("layer", "step", "layers", "dtype", "seed", "workload"):
+        have, need = metadata.get(key), str(getattr(wanted, key))
+        if have != need:
+            raise RecordError(
+                f"{path} is of {key} {have!r:.80}, needed is {need!r}",
+                hint="a run goes on with the model, the data type and the seed that it has begun with",
+            )
+
+
+class StageState:
+    """The layers of a stage and the optimizer that trains them, one shard a layer.
+
+    Make it when both are new, before anything is restored: what has changed since is kept too.
+
+    Args:
+        layers: of the stage.
+        optimizer: over the parameters' masters; None for a stage that trains nothing.
+        master_of: the parameter that the optimizer works on.
+        skip: options of the optimizer's groups that somebody else sets.
+
+    Raises:
+        WorkloadError: the optimizer's state is not per parameter.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+        master_of: Masters,
+        skip: Collection[str] = (),
+    ) -> None:
+        self.notes: list[str] = []
+        self._layers, self._optimizer, self._master_of = list(layers), optimizer, master_of
+        self._skip = {"params", "initial_lr", *skip}
+        self._groups: dict[int, dict[str, Any]] = {}
+        self._fresh: dict[int, dict[str, str]] = {}
+        for group in [] if optimizer is None else optimizer.param_groups:
+            options = self._options(group)
+            for parameter in group["params"]:
+                self._groups[id(parameter)] = group
+                self._fresh[id(parameter)] = options
+        self._buffers = [_versions(layer) for layer in layers]
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise WorkloadError(
+                "LBFGS keeps one state over all parameters, so it can't be kept by layer", hint=_WITHOUT
+            )
+
+    def write(self, position: int, path: Path, stamp: Stamp) -> Written:
+        """Writes one layer's shard (0600): whole or not at all.
+
+        Raises:
+            WorkloadError: something of it can't be kept; says what and why.
+            SkyctlError: the disk is full or not writable.
+        """
+        layer = self._layers[position]
+        tensors: dict[str, Tensor] = {}
+        extra = self._model(layer, tensors, stamp)
+        for name, buffer in _outside(layer):
+            if self._buffers[position].get(name) != _version(buffer):
+                tensors[BUFFER + name] = buffer
+        states, options = self._optimizer_state(layer, tensors, stamp)
+        for name, tensor in tensors.items():
+            if tensor.layout is not torch.strided or tensor.dtype not in safetensors.DTYPES.values():
+                kind = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
+                raise WorkloadError(
+                    f"layer {stamp.layer} ({stamp.name}): {name} ({kind}) can't be kept in a checkpoint",
+                    hint=_WITHOUT,
+                )
+        told = {"extra": extra, "optimizer": states, "options": options}
+        metadata = stamp.to_metadata() | {key: json.dumps(value) for key, value in told.items()}
+        return safetensors.save(path, tensors, metadata, mode=0o600)
+
+    def read(self, position: int, path: Path, stamp: Stamp) -> None:
+        """Puts a shard's values into the layer and its optimizer.
+
+        Raises:
+            RecordError: it is damaged, or not of this layer, model, type or seed.
+        """
+        layer = self._layers[position]
+        header = safetensors.read_header(path)
+        check(path, header.metadata, stamp)
+        tensors = safetensors.load(path)
+        try:
+            told = {key: json.loads(header.metadata[key]) for key in ("extra", "optimizer", "options")}
+            with torch.no_grad():
+                self._restore_model(layer, tensors, told["extra"])
+                self._restore_optimizer(layer, tensors, told["optimizer"], told["options"])
+        except RecordError as exc:
+            raise RecordError(f"{path}: {exc.message}", hint=exc.hint) from exc
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as exc:
+            raise RecordError(
+                f"{path} does not fit layer {stamp.layer} ({stamp.name}): {' '.join(str(exc).split())[:400]}"
+            ) from exc
+
+    def _model(self, layer: nn.Module, tensors: dict[str, Tensor], stamp: Stamp) -> dict[str, Any]:
+        """Adds parameters and buffers; returns what other state the layer's modules tell of themselves."""
+        masters = {n: self._master_of(p) for n, p in layer.named_parameters(remove_duplicate=False)}
+        extra: dict[str, Any] = {}
+        for name, value in layer.state_dict().items():
+            if isinstance(value, Tensor):
+                tensors[MODEL + name] = masters.get(name, value).detach()
+                continue
+            try:
+                extra[name] = _encoded(value, EXTRA + name, tensors)
+            except TypeError as exc:
+                note = f"layer {stamp.layer} ({stamp.name}): {name} is not kept: {exc}"
+                if note not in self.notes:
+                    self.notes.append(note)
+        return extra
+
+    def _optimizer_state(
+        self, layer: nn.Module, tensors: dict[str, Tensor], stamp: Stamp
+    ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+        """Adds the state's tensors; returns the rest of it by parameter, and options that have changed."""
+        states: dict[str, Any] = {}
+        options: dict[str, dict[str, str]] = {}
+        if self._optimizer is None:
+            return states, options
+        self._check_per_parameter()
+        for name, parameter in layer.named_parameters():
+            master = self._master_of(parameter)
+            state = self._optimizer.state.get(master)
+            if state:
+                try:
+                    states[name] = {
+                        _text(key): _encoded(value, f"{OPTIMIZER}{key}.{name}", tensors)
+                        for key, value in state.items()
+                    }
+                except TypeError as exc:
+                    raise WorkloadError(
+                        f"layer {stamp.layer} ({stamp.name}): the state that "
+                        f"{type(self._optimizer).__name__} has of {name} can't be kept: {exc}",
+                        hint=_WITHOUT,
+                    ) from exc
+            if id(master) in self._groups:
+                now, fresh = self._options(self._groups[id(master)]), self._fresh[id(master)]
+                changed = {key: value for key, value in now.items() if fresh.get(key) != value}
+                if changed:
+                    options[name] = changed
+        return states, options
+
+    def _check_per_parameter(self) -> None:
+        assert self._optimizer is not None
+        for key in self._optimizer.state:
+            if not isinstance(key, Tensor) or id(key) not in self._groups:
+                raise WorkloadError(
+                    f"{type(self._optimizer).__name__} keeps state that is not of one parameter "
+                    f"({key!r:.80}), so it can't be kept by layer",
+                    hint=_WITHOUT,
+                )
+
+    def _options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """A group's plain options as JSON, by name."""
+        found = {}
+        for key, value in group.items():
+            if key not in self._skip:
+                try:
+                    found[str(key)] = json.dumps(_encoded(value, "", {}))
+                except TypeError:
+                    continue  # an object of the user's: made anew with the optimizer
+        return found
+
+    def _restore_model(self, layer: nn.Module, tensors: dict[str, Tensor], extra: dict[str, Any]) -> None:
+        given: dict[str, Any] = _within(tensors, MODEL)
+        values = dict(given)
+        given |= {name: _decoded(value, tensors, _as_it_is) for name, value in extra.items()}
+        missing, unexpected = layer.load_state_dict(given, strict=False)
+        missing = [name for name in missing if not name.endswith(_EXTRA_STATE)]
+        if missing or unexpected:
+            word, name = ("lacks", missing[0]) if missing else ("holds the unknown", unexpected[0])
+            raise RecordError(f"it {word} {name!r}", hint="was model() changed since it was written?")
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            master = self._master_of(parameter)
+            if master is not parameter:
+                master.copy_(values[name])
+        for name, value in _within(tensors, BUFFER).items():
+            place, _, own = name.rpartition(".")
+            module = layer.get_submodule(place)
+            current = module._buffers[own]
+            if current is not None and current.shape == value.shape and current.dtype == value.dtype:
+                current.copy_(value)
+            else:
+                module._buffers[own] = value if current is None else value.to(current.device)
+
+    def _restore_optimizer(
+        self,
+        layer: nn.Module,
+        tensors: dict[str, Tensor],
+        states: dict[str, Any],
+        options: dict[str, dict[str, str]],
+    ) -> None:
+        named = dict(layer.named_parameters())
+        for name, state in states.items():
+            master = self._master_of(named[name])
+            if self._optimizer is None or id(master) not in self._groups:
+                raise RecordError(
+                    f"it holds the optimizer's state of {name!r}, which this plan's optimizer does not train",
+                    hint="optimizer(parameters) must treat a parameter alike, whatever others it is given",
+                )
+            group = self._groups[id(master)]
+            self._optimizer.state[master] = {
+                key: _decoded(value, tensors, _placing(key, master, group)) for key, value in state.items()
+            }
+        for name, changed in options.items():
+            if id(master := self._master_of(named[name])) in self._groups:
+                group = self._groups[id(master)]
+                for key in changed.keys() - self._skip:
+                    value = _decoded(json.loads(changed[key]), {}, _as_it_is)
+                    if key in group and self._options(group).get(key) not in (
+                        changed[key],
+                        self._fresh[id(master)].get(key),
+                    ):
+                        raise RecordError(
+                            f"{key!r} of the optimizer's group is not the same for all its parameters",
+                            hint="optimizer(parameters) must put the same parameters into one group "
+                            "under every plan",
+                        )
+                    group[key] = value
+
+
+def _versions(layer: nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: _version(buffer) for name, buffer in _outside(layer)}
+
+
+def _version(buffer: Tensor) -> tuple[int, int]:
+    """Changes with every change of the buffer."""
+    return id(buffer), buffer._version
+
+
+def _outside(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that ``state_dict()`` leaves out."""
+    return [
+        (f"{place}.{name}" if place else name, buffer)
+        for place, module in layer.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    ]
+
+
+def _within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _text(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"its key {key!r:.80} is no text")
+    return key
+
+
+def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; its tensors are added to ``tensors`` and stand there by name.
+
+    Raises:
+        TypeError: it holds something else than tensors, numbers, texts, and lists, tuples and dicts of them.
+    """
+    if isinstance(value, Tensor):
+        while name in tensors:
+            name += "'"
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) in (list, tuple):
+        parts = [_encoded(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return {type(value).__name__: parts}
+    if type(value) is dict:
+        pairs = [[_plain(k), _encoded(v, f"{name}.{k}", tensors)] for k, v in value.items()]
+        return {"dict": pairs}
+    raise TypeError(f"it holds a {type(value).__name__}, not tensors and plain values alone")
+
+
+def _plain(key: Any) -> Any:
+    if key is None or type(key) in (bool, int, float, str):
+        return key
+    raise TypeError(f"it holds a dict with the key {key!r:.80}")
+
+
+Placing = Callable[[Tensor], Tensor]
+"""A tensor as it was read → where it belongs."""
+
+
+def _decoded(value: Any, tensors: Mapping[str, Tensor], place: Placing) -> Any:
+    """What ``_encoded`` was given."""
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return place(tensors[value["tensor"]])
+    if "list" in value:
+        return [_decoded(item, tensors, place) for item in value["list"]]
+    if "tuple" in value:
+        return tuple(_decoded(item, tensors, place) for item in value["tuple"])
+    return {key: _decoded(item, tensors, place) for key, item in value["dict"]}
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _placing(key: str, parameter: Tensor, group: Mapping[str, Any]) -> Placing:
+    """As torch's own optimizers place their state: beside the parameter, with its strides.
+
+    A count of steps stays in host memory, but where the optimizer's kernels read it.
+    """
+
+    def place(tensor: Tensor) -> Tensor:
+        if tensor.shape == parameter.shape and tensor.dim():
+            return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+        if key == "step" and not (group.get("capturable") or group.get("fused")):
+            return tensor.clone()
+        return tensor.to(parameter.device, copy=True)
+
+    return place
