@@ -33,11 +33,12 @@ def attach(out: Output, run: RunArgument = None, yes: common.YesOption = False) 
     if run is None:
         out.note(f"run {name}")
     if not found.ended and found.standing == "alive":
+        from skyctl.cli.surviving import show_over
         from skyctl.cli.viewing import View
 
         outcome = View(out, found, yes=yes).watch()
         if outcome == "detached":
-            say_left(out, name)
+            show_over(out, name, None)
             return 0
         found = of(name)
         if outcome == "stopped":
@@ -49,21 +50,13 @@ def attach(out: Output, run: RunArgument = None, yes: common.YesOption = False) 
     return _end(out, found) if found.ended else _become(out, found, yes=yes)
 
 
-def say_left(out: Output, run_id: str) -> None:
-    """Which run goes on, and how to come back to it."""
-    out.line(f"run {run_id} goes on in the background")
-    out.note(f"see it again: skyctl attach {run_id}\nend it: skyctl stop {run_id}")
-    out.json({"run_id": run_id, "detached": True})
-
-
 def _become(out: Output, found: Seen, *, yes: bool) -> int:
     """Supervises the run from here on, until it ends or is left."""
-    from skyctl.cli.launch import show_measurement
-    from skyctl.cli.leaving import Leaving
-    from skyctl.cli.show_off import show_off
+    from skyctl.cli.surviving import show_over
     from skyctl.cli.watching import watcher
     from skyctl.control.adopting import take_over
     from skyctl.control.handing import hand_over
+    from skyctl.control.leaving import Leaving
     from skyctl.control.supervisors import claim
 
     leaving = Leaving()
@@ -74,21 +67,13 @@ def _become(out: Output, found: Seen, *, yes: bool) -> int:
     ):
         watch = leaving.beside(watcher(out, progress, yes=yes, leaving=True))
         over = take_over(claimed, watch, lambda charge: hand_over(charge, watch.phase))
-    if over is None:
-        say_left(out, found.paths.run_id)
-        return 0
-    done, paths = over
-    show_measurement(out, done)
-    show_off(out, done)
-    out.note(f"run: {paths.folder}")
-    out.json(done)
+    show_over(out, found.paths.run_id, over)
     return 0
 
 
 def _end(out: Output, found: Seen) -> int:
     """What became of a run that is over. Raises RunError where it failed."""
-    from skyctl.cli.launch import show_measurement
-    from skyctl.cli.show_off import show_off
+    from skyctl.cli.surviving import show_run
     from skyctl.files import read_record
     from skyctl.records.measurement import Measurement
 
@@ -101,9 +86,5 @@ def _end(out: Output, found: Seen) -> int:
         out.line(f"run {name} was {state.status} after {state.step} of {state.steps} steps")
         out.json({"run_id": name, "status": state.status})
         return 0 if state.status == "done" else 1
-    done = read_record(Measurement, found.paths.measurement)
-    show_measurement(out, done)
-    show_off(out, done)
-    out.note(f"run: {found.paths.folder}")
-    out.json(done)
+    show_run(out, read_record(Measurement, found.paths.measurement), found.paths)
     return 0

@@ -63,6 +63,8 @@ def launch(
     validate_batches: training.ValidateBatchesOption = training.VALIDATE_BATCHES,
     trace: training.TraceOption = False,
     ignore_changes: training.IgnoreChangesOption = False,
+    detach: surviving.DetachOption = False,
+    hold: surviving.HoldOption = surviving.HOLD_S,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -76,22 +78,21 @@ def launch(
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
-    from skyctl.cli.watching import watcher
+    from skyctl.control.charge import begun
     from skyctl.control.connect import connected, need_all
+    from skyctl.control.orders import order_of
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions
-    from skyctl.control.book import PlainBook
-    from skyctl.control.orders import order_of
-    from skyctl.control.starting import new_state
-    from skyctl.control.supervising import Supervisor
-    from skyctl.files import RunPaths
     from skyctl.launch.spec import check_fits, used_nodes
     from skyctl.workload.recipe import Recipe
 
     common.check_output(output)
     if resume is not None:
         _refuse_with_resume(plan, resume)
-        connect = common.connect_options(cluster, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout)
+        connect = common.connect_options(
+            cluster, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+        )
+        connect = surviving.held(connect, hold)
         surviving.resume_run(
             out,
             resume,
@@ -100,6 +101,7 @@ def launch(
             steps=steps,
             max_restarts=max_restarts,
             yes=yes,
+            detach=detach,
             output=output,
         )
         return
@@ -110,6 +112,7 @@ def launch(
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
     )
+    options = surviving.held(options, hold)
     recipe = Recipe(
         clip_norm=clip_norm,
         lr_schedule=lr_schedule,
@@ -179,16 +182,22 @@ def launch(
         connected(nodes, options, progress) as links,
     ):
         need_all(links.failures)
-        made = given or _make_plan(out, progress, target, links, request, loaded, choice)
-        watch = watcher(out, progress, yes=yes)
-        own = RunPaths.new()
         order = order_of(request, run, options, digest=loaded.digest, limit=limit, output=output)
-        state = new_state(own.run_id, target.cluster, target.path, request.spec.source, steps, order)
-        book = PlainBook(own, state, watch.note)
-        done, paths = Supervisor(
-            made, target.cluster, request, links.sessions, run, watch, book, connect=options
-        ).run()
-    surviving.show_run(out, target.cluster.name, made, loaded.digest, done, paths, output)
+        with begun(
+            target.cluster,
+            links.sessions,
+            out.note,
+            workload=request.spec.source,
+            steps=steps,
+            cluster_file=str(target.path.absolute()),
+            order=order,
+        ) as charge:
+
+            def made() -> Plan:
+                return given or _make_plan(out, progress, target, links, request, loaded, choice)
+
+            over = surviving.watched(out, progress, charge, made, yes=yes, detach=detach)
+    surviving.show_over(out, charge.run_id, over)
 
 
 def _show_dry_run(

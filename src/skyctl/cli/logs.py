@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,7 +64,12 @@ def logs(
         for text in first:
             out.line(text)
         if follow:
-            _follow(out, found, lambda: [out.line(text) for text in tail.lines()] and None)
+
+            def said() -> None:
+                for text in tail.lines():
+                    out.line(text)
+
+            _follow(out, found, said)
         out.json({"run_id": found.paths.run_id, "lines": first})
         return
     source = Logs(found.paths, found.state, only=rank, attempt=attempt, last=lines)
@@ -96,13 +102,12 @@ def _words(line: Line, *, prefixed: bool) -> str:
     return f"[{who} {line.node}] {line.text}" if prefixed else line.text
 
 
-def _follow(out: Output, found: Seen, more: object) -> None:
+def _follow(out: Output, found: Seen, more: Callable[[], None]) -> None:
     """Calls ``more`` until the run has ended."""
     from skyctl.control.following import state_of
     from skyctl.control.runs import of
     from skyctl.records.run import ENDED
 
-    assert callable(more)
     said = ""
     looked_at = float("-inf")
     while True:

@@ -11,7 +11,6 @@ from skyctl.control.connect import need_all
 from skyctl.control.learning import keep
 from skyctl.control.orders import connect_of, options_of, request_of
 from skyctl.control.playing import Adopted
-from skyctl.control.replanning import node_of, nodes_in, replan, without
 from skyctl.control.saying import kept
 from skyctl.control.supervising import Supervisor
 from skyctl.control.supervisors import Claim
@@ -34,16 +33,16 @@ def take_over(held: Claim, watcher: Watcher, detach: Detach) -> tuple[Measuremen
         InputError: its files can't be read.
         SkyctlError: as ``Supervisor.run``.
     """
-    watcher = kept(watcher, held.paths.supervisor_log)
-    with taken(held, watcher.note, watcher.phase) as charge:
+    told = kept(watcher, held.paths.supervisor_log)
+    with taken(held, told.note, told.phase) as charge:
         for name, error in {**charge.failures, **charge.gone}.items():
-            watcher.warn(f"node {name}: {error.message}")
+            told.warn(f"node {name}: {error.message}")
         tasks = ranks_of(charge)
         if tasks is None:
             step = charge.state.checkpoint
             how = f"it goes on from the checkpoint of step {step}" if step else "it begins again"
-            watcher.note(f"not all of its ranks are there any more: {how}")
-            _find_again(charge, watcher)
+            told.note(f"not all of its ranks are there any more: {how}")
+            _find_again(charge, told)
         end_tasks(charge, but=(tasks or {}).values())
         return supervised(charge, plan_of(charge), watcher, detach, tasks)
 
@@ -61,6 +60,7 @@ def supervised(
         tasks: by rank, those of an attempt that goes on already.
     """
     state, ledger = charge.state, charge.ledger
+    watcher = kept(watcher, ledger.paths.supervisor_log)
     supervisor = Supervisor(
         plan,
         charge.cluster,
@@ -80,7 +80,8 @@ def supervised(
         return None
     played = read_record(Plan, paths.newest_plan)
     digest = state.order.get("digest")
-    if isinstance(digest, str) and (seen := keep(charge.cluster.name, played, digest, done)) is not None:
+    learned = isinstance(digest, str) and done.attempts == 1
+    if learned and (seen := keep(charge.cluster.name, played, str(digest), done)) is not None:
         watcher.note(seen)
     if output := state.order.get("output"):
         write_atomic(Path(str(output)), done.to_json(), mode=None)
@@ -104,18 +105,9 @@ def _find_again(charge: Charge, watcher: Watcher) -> None:
 
 
 def plan_of(charge: Charge) -> Plan:
-    """The plan of the last attempt; another one where nodes of it are not there.
-
-    Raises:
-        InfeasibleError: nothing fits on those that are.
-    """
+    """The plan of the last attempt."""
     paths = charge.ledger.paths
-    plan = read_record(Plan, paths.plan if paths.plan.is_file() else paths.newest_plan)
-    known = {node_of(device.id) for device in plan.problem.devices}
-    missing = {name: "not there" for name in known if name not in charge.sessions}
-    if not any(name in missing for name in nodes_in(plan)):
-        return plan
-    return replan(plan, without(plan.problem, missing))
+    return read_record(Plan, paths.plan if paths.plan.is_file() else paths.newest_plan)
 
 
 def ranks_of(charge: Charge) -> dict[int, Task] | None:

@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 import traceback
-from types import FrameType
 
+from skyctl.control.leaving import Leaving
 from skyctl.control.saying import say
 from skyctl.control.supervisors import claim
 from skyctl.errors import SkyctlError
@@ -23,26 +23,7 @@ STEP_EVERY_S = 60.0
 """How often a step is mentioned; all of them stand in ``metrics.jsonl``."""
 
 
-class _Ending:
-    """Whether SIGTERM has come. While the run trains, it is taken up as Ctrl-C is."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-        for signum in (signal.SIGHUP, signal.SIGINT):
-            signal.signal(signum, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, _signum: int, _frame: FrameType | None) -> None:
-        self.wanted = True
-        signal.raise_signal(signal.SIGINT)
-
-    def answer(self) -> str:
-        """What is to become of the run."""
-        return "detach" if self.wanted else "go on"
-
-
-def watcher_of(paths: RunPaths, ending: _Ending) -> Watcher:
+def watcher_of(paths: RunPaths) -> Watcher:
     """What is worth a line of its own in the log, beside what ``saying.kept`` keeps."""
     said_at = float("-inf")
 
@@ -57,7 +38,7 @@ def watcher_of(paths: RunPaths, ending: _Ending) -> Watcher:
                 f"· {progress.iteration_s:.3f} s",
             )
 
-    return Watcher(step=step, interrupted=ending.answer)
+    return Watcher(step=step, interrupted=lambda: "go on")
 
 
 def supervise(run_id: str) -> int:
@@ -66,23 +47,25 @@ def supervise(run_id: str) -> int:
     from skyctl.control.charge import Charge
 
     paths = RunPaths(run_id)
-    ending = _Ending()
+    leaving = Leaving()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ``leaving`` goes by it
     try:
-        with claim(paths, attached=False, wait_s=CLAIM_S) as held:
-            if take_over(held, watcher_of(paths, ending), Charge.leave) is not None:
-                return 0
-        say(paths.supervisor_log, "note", "this process was told to end; the run goes on on its nodes")
-        return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        # It was told to end while it went back to the nodes, or between two attempts.
-        say(paths.supervisor_log, "note", "this process was told to end")
-        return 128 + signal.SIGTERM
+        with claim(paths, attached=False, wait_s=CLAIM_S) as held, leaving.on((signal.SIGTERM,)):
+            over = take_over(held, leaving.beside(watcher_of(paths)), Charge.leave)
+        if over is None:
+            say(paths.supervisor_log, "note", "this process was told to end; the run goes on on its nodes")
+            return 128 + signal.SIGTERM
+    except KeyboardInterrupt as exc:
+        say(paths.supervisor_log, "note", "; ".join(["stopped", *getattr(exc, "__notes__", ())]))
+        return 0
     except SkyctlError as exc:
         say(paths.supervisor_log, "error", str(exc))
         return exc.exit_code
     except BaseException:
         say(paths.supervisor_log, "error", traceback.format_exc())
         raise
+    return 0
 
 
 if __name__ == "__main__":

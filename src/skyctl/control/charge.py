@@ -121,6 +121,25 @@ def begun(
 
 
 @contextmanager
+def resumed(
+    held: Claim, cluster: Cluster, sessions: dict[str, Session], note: Callable[[str], None], **changes: Any
+) -> Iterator[Charge]:
+    """A run that has ended and is to go on, with new sessions. On the way out as ``begun``.
+
+    Args:
+        changes: of its state: ``steps``, ``order``.
+    """
+    ledger = Ledger.open(held.paths.run_id, note)
+    ledger.sessions = sessions
+    with _ending(Charge(held, ledger, cluster, sessions)) as charge:
+        charge.note_sessions()
+        ledger.update(
+            status="restarting", detail=None, supervisor=held.supervisor, lost={}, away=(), **changes
+        )
+        yield charge
+
+
+@contextmanager
 def taken(held: Claim, note: Callable[[str], None], say: Callable[[str], None]) -> Iterator[Charge]:
     """A run that nobody supervises. Its sessions are taken over, and closed on the way out unless left.
 

@@ -37,7 +37,9 @@ _UNKEPT = ("alive",)
 class Numbered(Protocol):
     """What the ledger needs of a session (``remote/session.py``): its events are numbered, and kept there."""
 
-    id: str
+    @property
+    def id(self) -> str:
+        """The session's name."""
 
     @property
     def watermark(self) -> int:

@@ -145,6 +145,7 @@ def looked(runs: Iterable[Seen], limit: int = 8) -> list[Seen]:
 
 def _look(run: Seen) -> tuple[Look, ...]:
     from skyctl.control.orders import cluster_of, connect_of
+    from skyctl.remote.connect import connect
     from skyctl.remote.session import open_sessions
 
     ids = {one.node: one.session for one in run.state.sessions}
@@ -164,7 +165,7 @@ def _look(run: Seen) -> tuple[Look, ...]:
         for name in ids
         if name not in {node.name for node in nodes}
     }
-    opened = open_sessions(nodes, options)
+    opened = open_sessions(nodes, options, connector=connect)  # no nursery, which imports torch
     try:
         for name, session in opened.items():
             if isinstance(session, SkyctlError):

@@ -6,11 +6,11 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from skyctl.launch.events import Progress, Watcher
+from skyctl.launch.events import Progress, Watcher
 
 
 class Leaving:
@@ -25,7 +25,6 @@ class Leaving:
 
     def beside(self, watcher: Watcher) -> Watcher:
         """The same watcher, which answers ``detach`` when that is wanted, and takes care to be asked."""
-        from dataclasses import replace
 
         def step(progress: Progress) -> None:
             watcher.step(progress)
@@ -58,8 +57,8 @@ class Leaving:
         try:
             yield
         finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @staticmethod
     def _be_asked() -> None:
