@@ -135,6 +135,12 @@ def _made(folder: Path) -> Iterator[Here]:
     made.end()
 
 
+@pytest.fixture(scope="session")
+def here_in() -> type[Here]:
+    """Makes a ``Here`` of two folders, the work's and the state's."""
+    return Here
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Here]:
     yield from _made(tmp_path)

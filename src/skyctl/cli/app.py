@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -82,3 +84,7 @@ def main() -> None:
     except KeyboardInterrupt:  # before or after the command itself
         print("error: interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        with suppress(ValueError):  # not the main thread (a test)
+            # What is left is the interpreter's own end, which Ctrl-C would turn into another exit code.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

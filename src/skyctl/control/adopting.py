@@ -111,16 +111,17 @@ def plan_of(charge: Charge) -> Plan:
 
 
 def ranks_of(charge: Charge) -> dict[int, Task] | None:
-    """By rank, the tasks of the last attempt, where all of them are there and it trains; else None."""
+    """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
     if charge.state.status not in ("running", "stopping") or not charge.state.attempts:
         return None
     devices = charge.state.attempts[-1].devices
     found = charge.ranks()
-    returned = {rank for rank, event in charge.ledger.past() if event.get("event") == "result"}
+    known = {r for r, event in charge.ledger.past() if event.get("event") in ("result", "error", "exit")}
     for rank, device in enumerate(devices):
         node = split_device_id(device)[0]
         task = found.get(rank)
-        if task is None or task.node.name != node or (task.ended and rank not in returned):
+        # One that has ended meanwhile may still have to say what with.
+        if task is None or task.node.name != node or (task.done and rank not in known):
             return None
     return {rank: found[rank] for rank in range(len(devices))}
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyctl.control.connect import close_all
+from skyctl.control.connect import close_all, uninterrupted
 from skyctl.control.ledger import Ledger, now
 from skyctl.control.orders import cluster_of, connect_of
 from skyctl.control.supervisors import Claim, claim
@@ -195,18 +195,22 @@ def _ending(charge: Charge) -> Iterator[Charge]:
         last["detail"] = exc.message
         raise
     finally:
-        if not charge.left:
-            close_all(charge.sessions.values())
-            ledger = charge.ledger
-            unended = [
-                node_session(name, session)
-                for name, session in charge.sessions.items()
-                if session.unended is not None
-            ]
-            kept = (*unended, *charge.unreached)
-            with suppress(SkyctlError):
-                ended = {} if ledger.state.status in ENDED else last
-                ledger.update(**ended, sessions=kept, supervisor=None, away=())
-            with suppress(SkyctlError):
-                ledger.close()
-            charge.claim.release()
+        with uninterrupted():
+            if not charge.left:
+                _end(charge, last)
+
+
+def _end(charge: Charge, last: dict[str, Any]) -> None:
+    close_all(charge.sessions.values())
+    ledger = charge.ledger
+    unended = [
+        node_session(name, session)
+        for name, session in charge.sessions.items()
+        if session.unended is not None
+    ]
+    with suppress(SkyctlError):
+        ended = {} if ledger.state.status in ENDED else last
+        ledger.update(**ended, sessions=(*unended, *charge.unreached), supervisor=None, away=())
+    with suppress(SkyctlError):
+        ledger.close()
+    charge.claim.release()

@@ -50,11 +50,17 @@ def connected(
 def close_all(sessions: Iterable[Session]) -> None:
     """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
     sessions = list(sessions)
+    with uninterrupted(), ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
+        list(pool.map(Session.close, sessions))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """While it lasts, Ctrl-C does nothing: for what is bounded and must be done to its end."""
     ours = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
     try:
-        with ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
-            list(pool.map(Session.close, sessions))
+        yield
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)
