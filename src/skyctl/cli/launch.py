@@ -77,11 +77,11 @@ def launch(
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
     from skyctl.cli.watching import watcher
+    from skyctl.control.book import PlainBook
     from skyctl.control.connect import connected, need_all
+    from skyctl.control.orders import order_of
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions
-    from skyctl.control.book import PlainBook
-    from skyctl.control.orders import order_of
     from skyctl.control.starting import new_state
     from skyctl.control.supervising import Supervisor
     from skyctl.files import RunPaths
@@ -91,7 +91,9 @@ def launch(
     common.check_output(output)
     if resume is not None:
         _refuse_with_resume(plan, resume)
-        connect = common.connect_options(cluster, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout)
+        connect = common.connect_options(
+            cluster, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+        )
         surviving.resume_run(
             out,
             resume,

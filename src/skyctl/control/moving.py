@@ -266,7 +266,9 @@ class Mover:
             other = known_problem(
                 name, [*problems, plan.problem, self._first], plan, self.cluster, session, self._request
             )
-            problem = plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
+            problem = (
+                plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
+            )
             better = _better(plan, problem, why)
         except SkyctlError as exc:
             if opened and session is not None:

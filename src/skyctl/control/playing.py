@@ -139,7 +139,9 @@ class Ground:
 
     def _of_keeper(self, node: str, event: Mapping[str, Any]) -> None:
         if event.get("event") == "unreplicated":
-            self.watcher.warn(f"checkpoints of {event.get('from')} are not copied to {node}: {event['error']}")
+            self.watcher.warn(
+                f"checkpoints of {event.get('from')} are not copied to {node}: {event['error']}"
+            )
         elif event.get("event") == "ended":
             self.watcher.warn(f"node {node} keeps no checkpoints any more: {event['error']}")
 
