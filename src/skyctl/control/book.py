@@ -22,7 +22,7 @@ from skyctl.records.run import RunState
 STATE_EVERY_S = 1.0
 """The state is written so often at most; at once where its status changes."""
 UNKEPT = ("log", "alive")
-"""Events that are no lines of ``events.jsonl``: logs have files of their own, the other says nothing later."""
+"""Events that are no lines of ``events.jsonl``: a log has its own file, a sign of life is nothing later."""
 
 
 class Book(Protocol):

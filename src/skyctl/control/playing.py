@@ -253,7 +253,7 @@ class Play:
         self._run = Run(
             ground.book.paths,
             self._specs,
-            ground.sessions,
+            dict(ground.sessions),  # its own: a node that is given up still has to be told
             with_early_word(ground.watcher, self._figures),
             ground.options.deadlines,
             self._check,
