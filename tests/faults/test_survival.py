@@ -99,10 +99,10 @@ def left_of(state: Path) -> list[int]:
         time.sleep(0.05)
 
 
-def kept(here) -> list[str]:
-    """The folders of checkpoints on the nodes (all of them share one cache)."""
-    runs = Path(here.env["XDG_CACHE_HOME"]) / "skyctl" / "runs"
-    return sorted(entry.name for entry in runs.glob("*"))
+def kept(run: Run) -> list[str]:
+    """The folders of its checkpoints on the nodes (all of them share one cache)."""
+    runs = Path(run.here.env["XDG_CACHE_HOME"]) / "skyctl" / "runs"
+    return sorted(entry.name for entry in runs.glob(f"{run.folder.name}@*"))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_nothing_happens_and_nothing_is_left(three, losses: list[float]) -> None
     check(out, losses, 1)
     state = run.state
     assert (state["status"], state["step"], state["checkpoint"]) == ("done", STEPS, STEPS)
-    assert kept(three) == []
+    assert kept(run) == []
     assert left_of(three.state) == []
     steps = sorted(p.name for p in (run.folder / "checkpoints").glob("step-*"))
     assert steps
@@ -162,7 +162,7 @@ def test_a_rank_is_killed(three, losses: list[float]) -> None:
     assert "SIGKILL" in first["error"]
     assert second["from_step"] >= 10
     assert second["devices"] == first["devices"]
-    assert kept(three) == []
+    assert kept(run) == []
     assert left_of(three.state) == []
 
 
@@ -220,7 +220,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
     assert done.returncode == 0, done.stderr
     assert f"checkpoint of step {at}: node b: step-{at:08d}/layer-00002.safetensors is damaged" in done.stderr
     check(done.stdout, losses, 2)
-    assert kept(three) == []
+    assert kept(run) == []
     again = three.run("launch", "--resume", run.folder.name)
     assert again.returncode == 2
     assert "has ended well" in again.stderr
@@ -241,7 +241,7 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("error:") == 1
-    assert "ValueError: the seventh step" in done.stderr
+    assert "ValueError: the eighth step" in done.stderr
     assert "tried again once" in done.stderr
     run = re.search(r"--resume (\S+)", done.stderr)
     assert run is not None
@@ -301,6 +301,7 @@ from torch import nn
 
 FAULT = Path({fault!r})
 SLEEP_S = 0.0
+MARK = 3.0
 
 
 class Linear(nn.Module):
@@ -309,6 +310,8 @@ class Linear(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
+        if FAULT.exists() and (x == MARK).any():
+            raise ValueError("the eighth step")
         time.sleep(SLEEP_S)
         return self.linear(x)
 
@@ -320,9 +323,10 @@ def model():
 def data(batch_size, seed):
     generator = torch.Generator().manual_seed(seed)
     for step in range(10**9):
-        if step == 7 and FAULT.exists():
-            raise ValueError("the seventh step")
-        yield torch.randn(batch_size, 8, generator=generator), torch.randn(batch_size, 8, generator=generator)
+        inputs = torch.randn(batch_size, 8, generator=generator)
+        if step == 7:
+            inputs[0, 0] = MARK
+        yield inputs, torch.randn(batch_size, 8, generator=generator)
 
 
 def loss(outputs, targets):

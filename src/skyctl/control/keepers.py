@@ -263,6 +263,12 @@ class Keepers:
         """Removes all other steps everywhere."""
         self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, limit_s)
 
+    def pin(self, step: int) -> None:
+        """That step is kept whatever nodes prune by themselves, and no other any more. Does not wait."""
+        for name in self.nodes:
+            with suppress(SkyctlError):
+                self._tasks[name].send({"op": "pin", "steps": [step]})
+
     def forget(self, limit_s: float = LIST_S) -> dict[str, SkyctlError]:
         """Removes the run's folder on every node; where that failed, and why."""
         answers = self._ask_all({name: {"op": "forget"} for name in self.nodes}, limit_s)

@@ -195,8 +195,8 @@ class Mover:
             if node is not None:  # somebody waits for an answer
                 saved_s = max(0.0, found.now_s - found.then_s) * left
                 self._watcher.note(
-                    f"{found.why}: a plan with it would save {saved_s:.0f} s of what is left, a restart takes "
-                    f"about {self.restart_s:.0f} s; it is kept for copies of checkpoints, and as a spare"
+                    f"{found.why}: a plan with it would save {saved_s:.0f} s of what is left, a restart "
+                    f"takes about {self.restart_s:.0f} s; it is kept as a spare, for copies of checkpoints"
                 )
             return
         if found.trial and collected is not None:

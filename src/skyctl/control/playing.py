@@ -273,6 +273,7 @@ class Play:
         self._ground.tick()
 
     def _kept(self, step: int, layers: dict[int, dict[str, Any]]) -> None:
+        self._ground.keepers.pin(step)
         self._ground.on_checkpoint(step)
         if self._ground.options.keep_here:
             where = {

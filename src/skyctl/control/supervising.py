@@ -227,9 +227,7 @@ class Supervisor:
         """A step that every rank has finished: written down before anybody is told."""
         self._book.step(progress)
         self._history.add(progress)
-        self._book.update(
-            step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s, status="running"
-        )
+        self._book.update(step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s)
         if self._restart_began is not None:
             self._mover.restart_s = time.monotonic() - self._restart_began
             self._told.note(
