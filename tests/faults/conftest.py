@@ -147,6 +147,24 @@ def here(tmp_path: Path) -> Iterator[Here]:
 
 
 @pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Here]]:
+    """Makes clusters of other nodes, each with state and cache of its own: ``another("a", "b")``."""
+    made: list[Here] = []
+
+    def make(*names: str) -> Here:
+        folder = tmp_path_factory.mktemp("another")
+        (folder / "work").mkdir()
+        made.append(Here(folder / "work", folder / "state"))
+        made[-1].env["XDG_CACHE_HOME"] = str(folder / "cache")
+        made[-1].cluster(*names)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     """One probe and one plan for a whole module."""
     for made in _made(tmp_path_factory.mktemp("planned")):

@@ -114,7 +114,7 @@ def rm(
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
     timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
 ) -> int:
-    """Removes a run's checkpoints from all nodes that answer, and from here. Exit 4 where one did not answer."""
+    """Removes a run's checkpoints from all nodes, and from here. Exit 4 where a node did not answer."""
     from skyctl.control.checkpoints import known_run, refuse_running, remove
 
     known = known_run(run)

@@ -44,5 +44,7 @@ def join(
                     f"{file} has no node {name!r}; it has {', '.join(there)}", hint="add it there first"
                 )
     ask(known.paths, {"op": "join", "nodes": nodes})
-    out.line(f"asked for {', '.join(nodes)}; what becomes of it: skyctl logs {known.paths.run_id} --supervisor")
+    out.line(
+        f"asked for {', '.join(nodes)}; what becomes of it: skyctl logs {known.paths.run_id} --supervisor"
+    )
     out.json({"run_id": known.paths.run_id, "asked": nodes})

@@ -22,7 +22,7 @@ from skyctl.records.run import RunState
 STATE_EVERY_S = 1.0
 """The state is written so often at most; at once where its status changes."""
 UNKEPT = ("log", "alive")
-"""Events that are no lines of ``events.jsonl``: a log has a file of its own, a sign of life says nothing later."""
+"""Events that are no lines of ``events.jsonl``: a log has its own file, a sign of life is nothing later."""
 
 
 class Book(Protocol):
@@ -106,4 +106,3 @@ class PlainBook:
 def now() -> str:
     """The time as state files have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-

@@ -146,9 +146,7 @@ def export(
         return chosen.step, to_folder(merged, source, out)
 
 
-def _gather(
-    known: Known, sessions: Mapping[str, Session], chosen: Chosen, layer: int, target: Path
-) -> None:
+def _gather(known: Known, sessions: Mapping[str, Session], chosen: Chosen, layer: int, target: Path) -> None:
     """One layer's file, from the first of its holders whose copy is whole."""
     target.parent.mkdir(mode=0o700, exist_ok=True)
     wanted, reasons = chosen.layers[layer], []

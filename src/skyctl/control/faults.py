@@ -108,7 +108,9 @@ class Patience:
         return min(MOST_WAIT_S, 2.0 ** (self.failed - 1))
 
 
-def given_up(error: SkyctlError, fault: Fault, patience: Patience, run_id: str, kept: int | None) -> SkyctlError:
+def given_up(
+    error: SkyctlError, fault: Fault, patience: Patience, run_id: str, kept: int | None
+) -> SkyctlError:
     """The error to end with: the first cause, how often it was tried, and how to go on from what is kept."""
     if fault.again and patience.failed > 1:
         tries = patience.failed - 1

@@ -98,9 +98,7 @@ class Keepers:
                 self._on_event(name, {"event": "ended", "error": exc.message})
                 continue
             self._tasks[name] = task
-            threading.Thread(
-                target=self._pump, args=(name, task), daemon=True, name=f"keeper {name}"
-            ).start()
+            threading.Thread(target=self._pump, args=(name, task), daemon=True, name=f"keeper {name}").start()
 
     @property
     def starting(self) -> bool:
@@ -132,7 +130,7 @@ class Keepers:
     def follow(
         self, order: Iterable[str], replicas: int, keep: int, sites: Mapping[str, str] | None = None
     ) -> None:
-        """Says who copies whose checkpoints, so that each is on ``replicas`` other nodes, if there are so many.
+        """Says who copies whose checkpoints: each is to be on ``replicas`` other nodes, if there are so many.
 
         Args:
             order: nodes with ranks, in the pipeline's order, then others that may keep copies.
@@ -189,7 +187,7 @@ class Keepers:
         here: Path | None = None,
         limit_s: float = PULL_S,
     ) -> dict[str, dict[int, tuple[str, str]]]:
-        """Brings the layers that each node needs to it; by node and layer what could not be had: (source, why).
+        """Brings the layers that each node needs to it; what could not be had, from where, and why.
 
         Args:
             rates: bytes a second between nodes.
@@ -264,6 +262,12 @@ class Keepers:
     def prune(self, kept: Collection[int], limit_s: float = LIST_S) -> None:
         """Removes all other steps everywhere."""
         self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, limit_s)
+
+    def pin(self, step: int) -> None:
+        """That step is kept whatever nodes prune by themselves, and no other any more. Does not wait."""
+        for name in self.nodes:
+            with suppress(SkyctlError):
+                self._tasks[name].send({"op": "pin", "steps": [step]})
 
     def forget(self, limit_s: float = LIST_S) -> dict[str, SkyctlError]:
         """Removes the run's folder on every node; where that failed, and why."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -191,11 +192,12 @@ class Mover:
         if found.plan is None or same_stages(found.plan, plan):
             return
         if not worth_moving(found.now_s, found.then_s, left, self.restart_s):
-            saved_s = max(0.0, found.now_s - found.then_s) * left
-            self._watcher.note(
-                f"{found.why}: another plan would save {saved_s:.0f} s of what is left, "
-                f"a restart takes about {self.restart_s:.0f} s; it is not worth it"
-            )
+            if node is not None:  # somebody waits for an answer
+                saved_s = max(0.0, found.now_s - found.then_s) * left
+                self._watcher.note(
+                    f"{found.why}: a plan with it would save {saved_s:.0f} s of what is left, a restart "
+                    f"takes about {self.restart_s:.0f} s; it is kept as a spare, for copies of checkpoints"
+                )
             return
         if found.trial and collected is not None:
             self._trial = _Trial(plan, found.plan, _median_s(collected))
@@ -236,7 +238,7 @@ class Mover:
             known.next_try = now + min(LONGEST_RETRY_S, RETRY_S * 2.0**known.tries)
             if back:
                 self._returns[name] = self._returns.get(name, 0) + 1
-            self._begin(lambda name=name: self._join(plan, name, f"node {name} is back"))  # type: ignore[misc]
+            self._begin(partial(self._join, plan, name, f"node {name} is back"))
             return
 
     def _begin(self, work: Callable[[], _Found | None]) -> None:
@@ -266,7 +268,9 @@ class Mover:
             other = known_problem(
                 name, [*problems, plan.problem, self._first], plan, self.cluster, session, self._request
             )
-            problem = plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
+            problem = (
+                plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
+            )
             better = _better(plan, problem, why)
         except SkyctlError as exc:
             if opened and session is not None:

@@ -139,7 +139,9 @@ class Ground:
 
     def _of_keeper(self, node: str, event: Mapping[str, Any]) -> None:
         if event.get("event") == "unreplicated":
-            self.watcher.warn(f"checkpoints of {event.get('from')} are not copied to {node}: {event['error']}")
+            self.watcher.warn(
+                f"checkpoints of {event.get('from')} are not copied to {node}: {event['error']}"
+            )
         elif event.get("event") == "ended":
             self.watcher.warn(f"node {node} keeps no checkpoints any more: {event['error']}")
 
@@ -251,7 +253,7 @@ class Play:
         self._run = Run(
             ground.book.paths,
             self._specs,
-            ground.sessions,
+            dict(ground.sessions),  # its own: a node that is given up still has to be told
             with_early_word(ground.watcher, self._figures),
             ground.options.deadlines,
             self._check,
@@ -271,6 +273,7 @@ class Play:
         self._ground.tick()
 
     def _kept(self, step: int, layers: dict[int, dict[str, Any]]) -> None:
+        self._ground.keepers.pin(step)
         self._ground.on_checkpoint(step)
         if self._ground.options.keep_here:
             where = {

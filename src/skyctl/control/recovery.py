@@ -64,6 +64,8 @@ def bring_newest(
             warn(said)
         bad = _spoiled(keepers, chosen, wanted, rates_of(plan.problem), here)
         if not bad:
+            steps = {step for by_step in holdings.values() for step in by_step}
+            keepers.prune({step for step in steps if step <= chosen.step})
             return chosen
         for (node, layer), why in bad.items():
             warn(f"checkpoint of step {chosen.step}: {_where(node)}: {why}; it is passed over")

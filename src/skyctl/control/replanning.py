@@ -1,4 +1,4 @@
-"""Another plan for a run under way: without the nodes that were lost, with one that came, as seen by now. Pure.
+"""Another plan for a run under way: without nodes that were lost, with one that came, as seen by now. Pure.
 
 The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
 pins. The schedule stays, too, unless nothing fits with it.
@@ -114,7 +114,7 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
 
 
 def with_node(problem: Problem, other: Problem, node: str) -> Problem:
-    """``problem`` with a node's devices as ``other`` has them; a link nobody has measured is the slowest known.
+    """``problem`` with a node's devices as ``other`` has them; a link nobody has measured is as the slowest.
 
     The node's own devices of before, if it had any, are replaced.
     """

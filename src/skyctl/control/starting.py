@@ -51,7 +51,7 @@ class Again:
     nodes: tuple[str, ...]
 
     def plan_for(self, there: Collection[str]) -> Plan:
-        """The plan to begin with: the run's last one, or its first where that knows more of the nodes there are.
+        """The plan to begin with: the run's last, or its first where that knows more of the nodes there are.
 
         Nodes of it that are not there are left out by the supervisor.
         """
@@ -92,7 +92,9 @@ def to_resume(known: Known, cluster: Cluster, steps: int | None, max_restarts: i
         options = replace(options, max_restarts=max_restarts)
     request = request_of(state)
     request = replace(request, recipe=replace(request.recipe, total_steps=total))
-    planned = {node_of(device.id) for device in _first_plan(known).problem.devices} | set(nodes_in(known.plan))
+    planned = {node_of(device.id) for device in _first_plan(known).problem.devices} | set(
+        nodes_in(known.plan)
+    )
     nodes = tuple(node.name for node in cluster.nodes if node.name in planned)
     if not nodes:
         raise InputError(

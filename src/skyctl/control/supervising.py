@@ -207,9 +207,7 @@ class Supervisor:
             predicted_iteration_s=plan.predicted.iteration_s,
         )
         status = "starting" if self._now.number == 1 else "restarting"
-        self._book.update(
-            attempts=(*self._book.state.attempts, entry), status=status, detail=self._now.why
-        )
+        self._book.update(attempts=(*self._book.state.attempts, entry), status=status, detail=self._now.why)
 
     def _update_attempt(self, **changes: Any) -> None:
         attempts = self._book.state.attempts
@@ -229,12 +227,12 @@ class Supervisor:
         """A step that every rank has finished: written down before anybody is told."""
         self._book.step(progress)
         self._history.add(progress)
-        self._book.update(
-            step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s, status="running"
-        )
+        self._book.update(step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s)
         if self._restart_began is not None:
             self._mover.restart_s = time.monotonic() - self._restart_began
-            self._told.note(f"the next step came {self._mover.restart_s:.1f} s after the attempt before ended")
+            self._told.note(
+                f"the next step came {self._mover.restart_s:.1f} s after the attempt before ended"
+            )
             self._restart_began = None
         self._told.step(progress)
 
@@ -295,8 +293,8 @@ class Supervisor:
         which = f"attempt {self._now.number} of run {self.paths.run_id} ended: {error.message}"
         soon = f" in {wait_s:.0f} s" if wait_s else ""
         self._told.warn(
-            f"{which}\n  trying again{soon} "
-            f"({self._patience.failed} of {self._options.max_restarts} restarts) on {', '.join(nodes_in(plan))}"
+            f"{which}\n  trying again{soon} on {', '.join(nodes_in(plan))} "
+            f"({self._patience.failed} of {self._options.max_restarts} restarts)"
         )
         self._now = _Now(plan, _why(fault, error), number=self._now.number + 1)
         self._book.update(status="restarting", detail=self._now.why)

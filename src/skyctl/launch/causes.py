@@ -119,8 +119,8 @@ def silent(rank: RankState, quiet_s: float, log: str | None) -> RunError:
 def stalled(rank: RankState, quiet_s: float, log: str | None) -> RunError:
     """Its node answers and it does not, while others wait for it."""
     return RunError(
-        f"{rank.name} has stalled: its node answers, but nothing has come from it for {quiet_s:.0f} s and all "
-        f"others wait; it was in {rank.phase}",
+        f"{rank.name} has stalled: its node answers, but nothing has come from it for {quiet_s:.0f} s and "
+        f"all others wait; it was in {rank.phase}",
         hint="it may have been stopped (SIGSTOP), or hang in a call that never returns",
         log=log,
     )

@@ -14,15 +14,15 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from skyctl.errors import RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.launch.causes import TAIL_LINES, Evidence, RankState
 from skyctl.launch.events import Collected, Detached, Watcher
+from skyctl.launch.hooks import Check, Hooks, Past
 from skyctl.launch.interrupts import interrupts_go_to
 from skyctl.launch.life import Deadlines
 from skyctl.launch.logs import keep_log
@@ -30,33 +30,12 @@ from skyctl.launch.spec import RankSpec
 from skyctl.launch.vigil import Vigil
 from skyctl.remote.session import Session, Task
 
-__all__ = ["Deadlines", "Hooks", "Run"]
+__all__ = ["Deadlines", "Hooks", "Past", "Run"]
 
 MODULE = "skyctl.worker.rank"
 
-Check = Callable[[Mapping[int, Mapping[str, Any]]], None]
-"""Told by rank what each found where it was sent; raises where the plan does not go with that."""
-
-Past = Sequence[tuple[int, dict[str, Any]]]
-"""Events of ranks, in order."""
-
 INTERRUPT = -1
 TICK_S = 0.5
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Who else is told, in the launching thread.
-
-    ``heard``: every event, before anything is done about it; False: it was heard before, and is nothing now
-    (default: logs go to the run's folder).
-    ``tick``: every half second or so while the run is watched. ``checkpoint``: every rank has written its
-    layers after so many steps; by layer, what was written.
-    """
-
-    heard: Callable[[RankSpec, Mapping[str, Any]], bool] | None = None
-    tick: Callable[[], None] = lambda: None
-    checkpoint: Callable[[int, dict[int, dict[str, Any]]], None] = lambda _step, _layers: None
 
 
 class Run:

@@ -75,9 +75,7 @@ class Vigil:
             nodes = tuple(sorted({rank.spec.node for rank in unheard}))
             numbers = tuple(rank.spec.rank for rank in unheard)
             quiet_s = time.monotonic() - (unheard[0].heard or self._began)
-            return causes.lost(unheard, quiet_s), Evidence(
-                "lost", nodes, numbers, reported, unheard[0].phase
-            )
+            return causes.lost(unheard, quiet_s), Evidence("lost", nodes, numbers, reported, unheard[0].phase)
         return causes.explain(first, self._sessions[first.spec.node], log_of(first)), evidence
 
     def _unheard(self, quiet_s: float) -> list[RankState]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
@@ -73,7 +75,7 @@ class RunState(FileRecord):
     workload: Name
     cluster: Name
     cluster_file: str | None = None
-    order: dict[str, object] = {}
+    order: dict[str, object] = Field(default_factory=dict)
     status: RunStatus = "starting"
     detail: str | None = None
     steps: Count
@@ -84,5 +86,5 @@ class RunState(FileRecord):
     supervisor: Supervisor | None = None
     sessions: Seq[NodeSession] = ()
     away: Seq[Name] = ()
-    lost: dict[str, str] = {}
+    lost: dict[str, str] = Field(default_factory=dict)
     attempts: Seq[RunAttempt] = ()
