@@ -101,8 +101,9 @@ def test_a_relay_that_is_killed(sshd, task_env: Env) -> None:
     with open_session(sshd.node(), sshd.options(**OPTIONS)) as session:
         task = session.task("node_tasks", {"do": "echo"}, env=task_env(session))
         session._remote._transports[-1].sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-        until(lambda: set(relays(sshd.home)) - {session.hello["pid"]} and session.away_s == 0)
-        for pid in set(relays(sshd.home)) - {session.hello["pid"], session.hello["guardian"]}:
+        agent = {session.hello["pid"], session.hello["guardian"]}
+        until(lambda: set(relays(sshd.home)) - agent and session.away_s == 0)
+        for pid in set(relays(sshd.home)) - agent:
             os.kill(pid, signal.SIGKILL)
         task.send({"k": 1})
         event = task.recv(25)

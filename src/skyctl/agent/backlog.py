@@ -113,8 +113,9 @@ class Backlog:
 
     def _load(self, segment: _Segment) -> list[bytes]:
         if self._loaded is None or self._loaded[0] != segment:
-            frames = _split(segment.path.read_bytes())
-            if len(frames) != segment.last - segment.first + 1:
+            data = segment.path.read_bytes()
+            frames = _split(data)
+            if len(data) != segment.size_bytes or len(frames) != segment.last - segment.first + 1:
                 raise OSError(f"{segment.path} is not what was written")
             self._loaded = segment, frames
         return self._loaded[1]

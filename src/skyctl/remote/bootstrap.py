@@ -29,6 +29,7 @@ from skyctl.remote.package import node_archive
 NEEDS = (3, 11)
 NOISE_BYTES = 16 << 20
 LINE_BYTES = 1 << 20
+TAKEN_HINT = "see which other skyctl process supervises the run"
 FIRST = (
     "import os,sys;v=sys.version_info;sys.path[:]=[p for p in sys.path if p];"
     'os.write(1,("\\n%s %d.%d.%d\\n"%("NONCE",v[0],v[1],v[2])).encode());'

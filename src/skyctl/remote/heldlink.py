@@ -17,6 +17,7 @@ from skyctl.agent.wire import WireError
 from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import Channel
+from skyctl.remote.bootstrap import TAKEN_HINT
 from skyctl.remote.link import QUEUE_BYTES, Link, Message
 
 ACK_S = 1.0
@@ -138,6 +139,12 @@ class HeldLink(Link):
         if message.get("op") == "ack":
             self._forget(message["n"])
             return
+        if message.get("op") == "taken":
+            raise SessionGoneError(
+                f"node {self.node.name} was lost: another launcher has taken it over",
+                node=self.node.name,
+                hint=TAKEN_HINT,
+            )
         lane = "n" if "n" in message else "r"
         number = message[lane]
         if number <= self._got[lane]:
@@ -250,7 +257,7 @@ class HeldLink(Link):
                 self._enqueue({"op": "shutdown"}, b"")
             elif lost is not None and self.lost is None:
                 failure = UnreachableError(lost.message, node=self.node.name, hint=lost.hint)
-                self._begin("redial", lambda: self._redial(failure, timeout_s / 2))
+                self._begin("redial", lambda: self._redial(failure, min(timeout_s / 2, LET_GO_S)))
             while self.lost is None and time.monotonic() < deadline:
                 self.changed.wait(max(0.0, deadline - time.monotonic()))
             self.ended = self.ended or self.bye is not None
