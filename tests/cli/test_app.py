@@ -51,7 +51,10 @@ def test_usage_errors_end_with_2(arguments: list[str]) -> None:
     assert run(*arguments).returncode == 2
 
 
-@pytest.mark.parametrize("command", ["init", "check", "probe", "plan", "verify", "launch", "compare", "demo"])
+@pytest.mark.parametrize(
+    "command",
+    ["init", "check", "probe", "plan", "verify", "launch", "ps", "logs", "attach", "stop", "compare", "demo"],
+)
 def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

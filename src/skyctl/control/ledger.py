@@ -30,6 +30,7 @@ AT_ONCE = {"status", "attempts", "sessions", "supervisor", "away", "lost", "chec
 """Of these a change is written before ``update`` returns."""
 
 _RANK = re.compile(r"rank-(\d+)")
+LAST_WORDS = ("error", "exit")
 _UNKEPT = ("alive",)
 """Events that mean nothing later."""
 
@@ -166,6 +167,8 @@ class Ledger:
         fresh = self._journal.take(source, event.get("seq"), name, data)
         if fresh and event.get("traceback"):
             self._journal.take("", None, self._log_name(node, who, number), _lines(str(event["traceback"])))
+        if kind in LAST_WORDS:
+            self.flush()  # an error that is about to be shown names the log
         return fresh
 
     def step(self, progress: Progress) -> None:
