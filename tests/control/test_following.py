@@ -11,7 +11,7 @@ from skyctl.control.following import Figures, Logs, Tail
 from skyctl.control.ledger import now
 from skyctl.control.saying import Said, kept, parse, say
 from skyctl.errors import InputError
-from skyctl.files import RunPaths, run_folder
+from skyctl.files import RunPaths, run_folder, write_atomic
 from skyctl.launch.events import Watcher
 from skyctl.records.run import RunAttempt, RunState
 
@@ -90,9 +90,10 @@ def test_figures_that_begin_again_earlier() -> None:
     lines = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(6)]
     paths.metrics.write_text("".join(lines[:5]) + '{"step": 5, "lo')
     assert [line["step"] for line in figures.lines()] == [0, 1, 2, 3, 4]
-    paths.metrics.write_text("".join(lines[:3]))
-    assert [line["step"] for line in figures.lines()] == [2]
-    paths.metrics.write_text("".join(lines))
+    write_atomic(paths.metrics, "".join(lines[:3]))
+    assert figures.lines() == []
+    with paths.metrics.open("a") as file:
+        file.writelines(lines[3:])
     assert [line["step"] for line in figures.lines()] == [3, 4, 5]
 
 

@@ -147,27 +147,27 @@ class Logs:
 
 
 class Figures:
-    """The lines of ``metrics.jsonl``, each step once; a step that was done again comes again."""
+    """The lines of ``metrics.jsonl`` as they come. Steps that are done again come again: the file is replaced
+    by a shorter one then."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
+        self._path = paths.metrics
+        self._tail = Tail(self._path)
+        self._inode = 0
         self._next = 0
-        self._size = -1
 
     def lines(self) -> list[dict[str, Any]]:
         """The new ones."""
         try:
-            size = self._paths.metrics.stat().st_size
-            if size == self._size:
-                return []
-            text = self._paths.metrics.read_text(encoding="utf-8")
+            inode = self._path.stat().st_ino
         except OSError:
             return []
-        self._size = size
-        whole = text[: text.rfind("\n") + 1]
-        found = [json.loads(line) for line in whole.splitlines()]
-        if found and found[-1]["step"] + 1 < self._next:
-            self._next = found[-1]["step"]  # another attempt has begun at an earlier step
+        another = inode != self._inode
+        if another:
+            self._inode, self._tail = inode, Tail(self._path)
+        found = [json.loads(line) for line in self._tail.lines()]
+        if another:
+            self._next = min(self._next, found[-1]["step"] + 1 if found else 0)
         new = [line for line in found if line["step"] >= self._next]
         self._next = max([self._next, *(line["step"] + 1 for line in new)])
         return new
