@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,13 @@ def losses(three) -> list[float]:
     return [step["loss"] for step in json.loads(done.stdout)["steps"]]
 
 
+@pytest.fixture(autouse=True)
+def _ends(three) -> Iterator[None]:
+    """A test that fails half-way leaves no run behind."""
+    yield
+    three.end()
+
+
 def check(out: str, losses: list[float], attempts: int) -> dict:
     done = json.loads(out)
     assert [step["step"] for step in done["steps"]] == list(range(STEPS))
@@ -231,7 +238,7 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     three.train(CRASHING.format(fault=str(fault)))
     done = three.run("probe", "train.py", *SIZES, "--links", "none")
     assert done.returncode == 0, done.stderr
-    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:2,b=2:4", "-o", "crash.json")
+    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json")
     assert done.returncode == 0, done.stderr
     calm = three.run("launch", "crash.json", "--steps", "12", "--json")
     assert calm.returncode == 0, calm.stderr
@@ -275,7 +282,7 @@ def test_a_node_that_joins_is_used(three) -> None:
     fault = three.folder / "none"
     three.train(CRASHING.format(fault=str(fault)).replace("SLEEP_S = 0.0", "SLEEP_S = 0.01"))
     assert three.run("probe", "train.py", *SIZES, "--links", "none").returncode == 0
-    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:2,b=2:4", "-o", "two.json")
+    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "two.json")
     assert done.returncode == 0, done.stderr
     run = Run(three, "two.json", "--steps", "100000", *EVERY).wait_for(6)
     asked = three.run("join", run.folder.name, "nobody")
@@ -318,7 +325,7 @@ class Linear(nn.Module):
 
 
 def model():
-    return [Linear() for _ in range(4)]
+    return [Linear() for _ in range(6)]
 
 
 def data(batch_size, seed):
