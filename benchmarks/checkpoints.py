@@ -12,9 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from runs.driver import worker_driver
 
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.fetching import Address, Credentials, Peer, take
@@ -36,6 +38,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         _measure(Path(folder), given.hidden, given.dtype)
+        _training(Path(folder), given.hidden, given.dtype)
     return 0
 
 
@@ -46,15 +49,13 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
     parameters = [p for layer in layers for p in layer.parameters()]
     optimizer = workload.optimizer(parameters)
     state = StageState(layers, optimizer, master_of)
-    began = time.perf_counter()
     value: Any = next(workload.batches())
     outputs, targets = value
     for layer in layers:
         outputs = layer(outputs)
-    workload.loss(outputs, targets).backward()
+    torch.autograd.backward([workload.loss(outputs, targets)])
     optimizer.step()
     optimizer.zero_grad()
-    step_s = time.perf_counter() - began
     stamps = [
         Stamp("bench", 1, i, name, workload.layers, workload.digest, dtype, 0)
         for i, name in enumerate(workload.names)
@@ -68,12 +69,15 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
     part = layout.Part("bench", 0, 1, 0, 0, len(layers), workload.digest, files)
     layout.write_part(folder, part)
     size = sum(file.size_bytes for file in files.values())
-    _tell("write (with fsync and SHA-256)", size, write_s, first_step_s=step_s, files=len(files))
+    _tell("write (with fsync and SHA-256)", size, write_s, files=len(files))
     _, verify_s = _best(lambda: [layout.fault(folder, 1, i) for i in range(len(layers))])
     _tell("verify", size, verify_s)
-    _, read_s = _best(
-        lambda: [state.read(i, layout.layer_path(folder, 1, i), stamps[i]) for i in range(len(layers))]
-    )
+
+    def restore() -> None:
+        for i, stamp in enumerate(stamps):
+            state.read(i, layout.layer_path(folder, 1, i), stamp)
+
+    _, read_s = _best(restore)
     _tell("restore", size, read_s)
     wanted = {i: (file.sha256, 0) for i, file in files.items()}
     server = Server(folder, run_id="bench", secret="bench", address="127.0.0.1")
@@ -91,23 +95,50 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
         server.close()
 
 
-def _best(act: Callable[[], Any]) -> tuple[Any, float]:
-    """The result, and the median seconds."""
+def _training(folder: Path, hidden: int, dtype: str) -> None:
+    """Two ranks on this machine: a step beside a checkpoint, both as the ranks report them."""
+    spec = WorkloadSpec(
+        source=f"gpt:layers=4,hidden={hidden},heads=8,context=128", batch_size=16, dtype=dtype
+    )
+    layers = load(spec).layers
+    driver = worker_driver()
+    (folder / "ranks").mkdir()
+    pool = driver.Pool(2, folder / "ranks")
+    try:
+        told = {"folder": str(folder / "run"), "every": 3, "keep": 2}
+        cuts = [0, layers // 2, layers]
+        payloads = driver.payloads(spec.to_dict(), cuts, 8, "1f1b", 9, checkpoint=told)
+        outcome = pool.run(payloads)
+    finally:
+        pool.close()
+    if outcome.errors:
+        raise RuntimeError(str(outcome.errors))
+    for rank, events in sorted(outcome.checkpoints.items()):
+        size = sum(file["bytes"] for file in events[-1]["layers"].values())
+        wall_s = median(event["wall_s"] for event in events)
+        step_s = median(event["iteration_s"] for event in outcome.steps[rank][1:])
+        _tell(f"in training, rank {rank}", size, (wall_s, None), step_s=round(step_s, 4))
+
+
+def _best(act: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
+    """The result, and the median seconds: on the wall, and of CPU time."""
     times = []
     result = None
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         result = act()
-        times.append(time.perf_counter() - began)
+        times.append((time.perf_counter() - began, time.process_time() - used))
     return result, sorted(times)[REPEATS // 2]
 
 
-def _tell(case: str, size_bytes: int, wall_s: float, **more: Any) -> None:
+def _tell(case: str, size_bytes: int, times_s: tuple[float, float | None], **more: Any) -> None:
+    wall_s, cpu_s = times_s
     figures = {
         "case": case,
         "mb": round(size_bytes / 1e6, 1),
         "wall_s": round(wall_s, 4),
         "mb_per_s": round(size_bytes / wall_s / 1e6, 1),
+        "cpu_s_per_gb": None if cpu_s is None else round(cpu_s / size_bytes * 1e9, 2),
         "torch": torch.__version__,
         **more,
     }

@@ -43,6 +43,19 @@ def test_attempts_are_never_mixed() -> None:
     assert (chosen.attempt, chosen.layers[0].nodes, chosen.layers[1].nodes) == (1, ("n3",), ("n2",))
 
 
+def test_a_later_attempts_steps_count_before_those_it_has_left_behind() -> None:
+    """A node that comes back may make a step whole that the run has long gone on without."""
+    holdings = {
+        "back again": {100: {0: held(), 1: held()}, 60: {0: held(), 1: held()}},
+        "n2": {80: {0: held(B, attempt=1), 1: held(B, attempt=1)}},
+    }
+    chosen = newest(holdings, 2)
+    assert chosen is not None
+    assert (chosen.step, chosen.attempt) == (80, 1)
+    del holdings["n2"][80][1]
+    assert newest(holdings, 2).step == 100  # type: ignore[union-attr]
+
+
 def test_nodes_that_disagree_are_told_and_the_owner_counts() -> None:
     holdings = {
         "n1": {60: {0: held(A)}},

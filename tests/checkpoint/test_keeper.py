@@ -66,8 +66,13 @@ class Node:
         self._socket, self._file = ours, ours.makefile("rwb", buffering=0)
         self._thread = threading.Thread(target=self._pump, daemon=True)
         self._thread.start()
-        told = {"run_id": "r", "folder": str(folder), "secret": SECRET, "poll_s": 0.05}
-        self.send({**told, "address": "127.0.0.1", **payload})
+        self.port = 0
+        self._printed: str | None = None
+        self._payload = {"run_id": "r", "folder": str(folder), "secret": SECRET, "poll_s": 0.05, **payload}
+
+    def start(self) -> None:
+        """Returns once it listens."""
+        self.send({"address": "127.0.0.1", **self._payload})
         self.port = int(self.wait("listening")["port"])
 
     @property
@@ -93,7 +98,9 @@ class Node:
         return self.wait("answer", lambda event: event["id"] == number)
 
     def close(self) -> str:
-        """What it has printed to its standard error."""
+        """What it has printed to its standard error. Idempotent."""
+        if self._printed is not None:
+            return self._printed
         if self.popen.poll() is None:
             with contextlib.suppress(OSError):
                 self.send({"op": "stop"})
@@ -104,7 +111,8 @@ class Node:
         self._thread.join(5)
         self._file.close()
         self._socket.close()
-        return printed.decode()
+        self._printed = printed.decode()
+        return self._printed
 
     def _pump(self) -> None:
         with contextlib.suppress(OSError, ValueError, EOFError):
@@ -122,6 +130,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
     def start(name: str, **payload: Any) -> Node:
         started.append(Node(name, tmp_path / name, **payload))
+        started[-1].start()
         return started[-1]
 
     try:
@@ -237,7 +246,7 @@ def test_one_pulls_from_another(encrypted: bool, nodes: Nodes, tmp_path: Path) -
 
 
 def test_a_file_that_came_another_way(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes("n1")
+    node = nodes("n1", address=None, towards="127.0.0.1", interface="lo")
     (tmp_path / "pushed").write_bytes(b"over the launcher")
     sha = hashlib.sha256(b"over the launcher").hexdigest()
     files = {

@@ -104,6 +104,15 @@ def test_the_newest_are_kept_and_the_pinned(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
+def test_what_a_later_attempt_has_left_behind_goes(tmp_path: Path) -> None:
+    for step in (40, 60, 80, 100, 120):
+        put(tmp_path, step, {0: b"x"})
+    put(tmp_path, 80, {0: b"y"}, attempt=1)
+    assert layout.prune(tmp_path, 3) == [100, 120]
+    put(tmp_path, 100, {0: b"y"}, attempt=1)
+    assert layout.prune(tmp_path, 3) == [40]
+
+
 def test_numbers_alone_name_files(tmp_path: Path) -> None:
     for odd in (-1, 10**8, True, "1", 1.0, None, "../x"):
         with pytest.raises(ValueError, match="not a number"):

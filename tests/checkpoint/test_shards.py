@@ -259,6 +259,8 @@ def test_mutated_shards_end_in_our_own_errors(tmp_path: Path) -> None:
     chance = random.Random(5)
     told = json.loads(whole[8:header])
     told_of: list[str] = []
+    kept = made("adam")
+    fresh = kept[2]
     for number in range(1000):
         data = bytearray(whole)
         kind = number % 4
@@ -274,7 +276,7 @@ def test_mutated_shards_end_in_our_own_errors(tmp_path: Path) -> None:
             data = bytearray(len(text).to_bytes(8, "little") + text + whole[header:])
         broken.write_bytes(data)
         try:
-            made("adam")[2].read(0, broken, STAMP)
+            fresh.read(0, broken, STAMP)
         except SkyctlError as exc:
             told_of.append(exc.message)
     assert len(told_of) > 600

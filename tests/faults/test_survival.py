@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,7 +109,7 @@ def kept(run: Run) -> list[str]:
 def three(another: Callable):
     """Three nodes, and a plan that uses all of them."""
     made = another("a", "b", "c")
-    done = made.run("probe", GPT, *SIZES)
+    done = made.run("probe", GPT, *SIZES, "--links", "none")
     assert done.returncode == 0, done.stderr
     done = made.run("plan", GPT, *SIZES, "--assign", "a=0:2,b=2:4,c=4:6", "-o", "plan.json")
     assert done.returncode == 0, done.stderr
@@ -122,6 +122,13 @@ def losses(three) -> list[float]:
     done = three.run("launch", "plan.json", "--steps", str(STEPS), "--checkpoint-every", "0", "--json")
     assert done.returncode == 0, done.stderr
     return [step["loss"] for step in json.loads(done.stdout)["steps"]]
+
+
+@pytest.fixture(autouse=True)
+def _ends(three) -> Iterator[None]:
+    """A test that fails half-way leaves no run behind."""
+    yield
+    three.end()
 
 
 def check(out: str, losses: list[float], attempts: int) -> dict:
@@ -229,9 +236,9 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
 def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     fault = three.folder / "fault"
     three.train(CRASHING.format(fault=str(fault)))
-    done = three.run("probe", "train.py", *SIZES)
+    done = three.run("probe", "train.py", *SIZES, "--links", "none")
     assert done.returncode == 0, done.stderr
-    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:2,b=2:4", "-o", "crash.json")
+    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json")
     assert done.returncode == 0, done.stderr
     calm = three.run("launch", "crash.json", "--steps", "12", "--json")
     assert calm.returncode == 0, calm.stderr
@@ -242,7 +249,7 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("error:") == 1
     assert "ValueError: the eighth step" in done.stderr
-    assert "tried again once" in done.stderr
+    assert "it was tried again once only" in done.stderr
     run = re.search(r"--resume (\S+)", done.stderr)
     assert run is not None
     fault.unlink()
@@ -257,9 +264,10 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
 def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
     """Two nodes whose memory holds the model only together: one is lost."""
     plan = json.loads((three.folder / "plan.json").read_text())
-    state = sum(layer["state_bytes"] for layer in plan["problem"]["layers"])
+    needs = {one["device"]: one["memory_bytes"] for one in plan["predicted"]["replicas"]}
     for device in plan["problem"]["devices"]:
-        device["memory_bytes"] = device["reserved_bytes"] + 0.7 * state + 2e6
+        own_bytes = needs[device["id"]] - device["reserved_bytes"]
+        device["memory_bytes"] = needs[device["id"]] + 0.2 * own_bytes
     (three.folder / "tight.json").write_text(json.dumps(plan))
     run = Run(three, "tight.json", "--steps", "400", *EVERY, "--ignore-changes").wait_for(8)
     os.kill(run.agent("a"), signal.SIGKILL)
@@ -273,8 +281,8 @@ def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
 def test_a_node_that_joins_is_used(three) -> None:
     fault = three.folder / "none"
     three.train(CRASHING.format(fault=str(fault)).replace("SLEEP_S = 0.0", "SLEEP_S = 0.01"))
-    assert three.run("probe", "train.py", *SIZES).returncode == 0
-    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:2,b=2:4", "-o", "two.json")
+    assert three.run("probe", "train.py", *SIZES, "--links", "none").returncode == 0
+    done = three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "two.json")
     assert done.returncode == 0, done.stderr
     run = Run(three, "two.json", "--steps", "100000", *EVERY).wait_for(6)
     asked = three.run("join", run.folder.name, "nobody")
@@ -310,14 +318,14 @@ class Linear(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
-        if FAULT.exists() and (x == MARK).any():
+        if FAULT.exists() and type(x) is torch.Tensor and (x == MARK).any():
             raise ValueError("the eighth step")
         time.sleep(SLEEP_S)
         return self.linear(x)
 
 
 def model():
-    return [Linear() for _ in range(4)]
+    return [Linear() for _ in range(6)]
 
 
 def data(batch_size, seed):

@@ -167,9 +167,9 @@ def test_recomputing_stages_and_the_standard_optimizer_of_a_built_in_model(
     spec = WorkloadSpec(
         source="gpt:layers=3,hidden=16,heads=2,context=8", batch_size=6, seed=2, random_inputs=True
     ).to_dict()
-    cuts = [0, 2, 5, 9]
+    cuts = [0, 2, 5, 8]
     whole = run(six, driver, spec, cuts, recompute=True, checkpoint=keeping(tmp_path / "r"))
-    rest = run(six, driver, spec, [0, 9], resume={"step": AT, "folder": str(tmp_path / "r")})
+    rest = run(six, driver, spec, [0, 8], resume={"step": AT, "folder": str(tmp_path / "r")})
     assert rest.losses == pytest.approx(whole.losses[AT:], rel=1e-5)
 
 

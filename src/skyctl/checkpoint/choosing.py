@@ -49,7 +49,7 @@ class Pull:
 
 
 def newest(holdings: Holdings, layers: int, *, at_most: int | None = None) -> Chosen | None:
-    """The newest step of which every layer is on some node, all of one attempt (the latest that has all).
+    """The newest step of which every layer is on some node, all of one attempt: the latest that has any.
 
     Where nodes hold different files of one layer, step and attempt, what a rank has written there counts
     before copies, and then the one on more nodes.
@@ -58,22 +58,16 @@ def newest(holdings: Holdings, layers: int, *, at_most: int | None = None) -> Ch
         layers: how many the model has.
         at_most: no newer step than this, say because a newer one was found damaged.
     """
-    found = {step for steps in holdings.values() for step in steps}
-    for step in sorted(found, reverse=True):
-        if at_most is not None and step > at_most:
-            continue
-        there = [
-            (layer, node, file)
-            for node, steps in sorted(holdings.items())
-            for layer, file in steps.get(step, {}).items()
-        ]
-        for attempt in sorted({file.attempt for _, _, file in there}, reverse=True):
-            by_layer: dict[int, dict[str, Held]] = defaultdict(dict)
-            for layer, node, file in there:
-                if file.attempt == attempt:
-                    by_layer[layer][node] = file
-            if all(layer in by_layer for layer in range(layers)):
-                return _chosen(step, attempt, {layer: by_layer[layer] for layer in range(layers)})
+    there: dict[tuple[int, int], dict[int, dict[str, Held]]] = {}
+    for node, steps in sorted(holdings.items()):
+        for step, files in steps.items():
+            for layer, file in files.items():
+                by_layer = there.setdefault((file.attempt, step), {})
+                by_layer.setdefault(layer, {})[node] = file
+    for attempt, step in sorted(there, reverse=True):
+        by_layer = there[attempt, step]
+        if (at_most is None or step <= at_most) and all(layer in by_layer for layer in range(layers)):
+            return _chosen(step, attempt, {layer: by_layer[layer] for layer in range(layers)})
     return None
 
 

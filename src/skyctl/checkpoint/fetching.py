@@ -18,7 +18,7 @@ from skyctl.errors import RecordError, SkyctlError
 from skyctl.transport.gate import enter, words
 from skyctl.transport.identity import Identity
 
-CONNECT_S = 10.0
+CONNECT_S = 5.0
 ANSWER_S = 60.0
 """For the next bytes of an answer."""
 
@@ -63,6 +63,7 @@ class Peer:
 
     def __init__(self, address: Address, credentials: Credentials, timeout_s: float = CONNECT_S) -> None:
         self._address = address
+        self.closed = False
         try:
             self._sock: socket.socket = enter(
                 address.host,
@@ -94,6 +95,7 @@ class Peer:
 
     def close(self) -> None:
         """Idempotent; what waits for an answer in another thread is woken."""
+        self.closed = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._file.close()
@@ -195,7 +197,8 @@ def take(
         over: asked between two files.
 
     Returns:
-        What was taken (nothing of what was there already), and why what was not.
+        What was taken (nothing of what was there already), and why what was not. Where this node's disk was
+        the reason the peer is ``closed`` afterwards.
 
     Raises:
         PeerError: the connection is no good any more; what was taken before is kept.
@@ -217,6 +220,11 @@ def take(
         except SkyctlError as exc:
             taken.pop(layer, None)
             failed[layer] = exc.message
+        if peer.closed:  # it was this disk that failed: the others would fare no better
+            why = failed.get(layer, "the connection was closed")
+            rest = list(layers)[list(layers).index(layer) + 1 :]
+            failed |= {n: why for n in rest if n not in here or here[n].sha256 != layers[n][0]}
+            break
     return taken, failed
 
 

@@ -59,9 +59,11 @@ class Follower:
             try:
                 with Peer(self._address, self._credentials) as peer:
                     self._peer = peer
-                    retry_s = FIRST_RETRY_S
-                    while not self._over.is_set():
-                        if not self._turn(peer):
+                    while not self._over.is_set() and not peer.closed:
+                        busy = self._turn(peer)
+                        if not peer.closed:  # else this disk is full: tried again, more and more rarely
+                            retry_s = FIRST_RETRY_S
+                        if not busy:
                             self._over.wait(self._poll_s)
             except SkyctlError as exc:
                 self._complain(exc.message)
@@ -82,7 +84,7 @@ class Follower:
                 if layer not in here
                 or (here[layer].sha256 != file.sha256 and here[layer].attempt <= file.attempt)
             }
-            if not wanted or self._superseded(step):
+            if not wanted or self._superseded(step, max(attempt for _, attempt in wanted.values())):
                 continue
             began = time.perf_counter()
             with self._room:
@@ -90,6 +92,7 @@ class Follower:
                     peer, self._folder, step, wanted, self._credentials.run_id, self._over.is_set
                 )
             if taken:
+                layout.prune(self._folder, self._keep)
                 self._say(
                     {
                         "event": "replicated",
@@ -102,15 +105,19 @@ class Follower:
                         "wall_s": time.perf_counter() - began,
                     }
                 )
-                layout.prune(self._folder, self._keep)
             if failed:
                 self._complain(next(iter(failed.values())))
             return bool(taken)
         return False
 
-    def _superseded(self, step: int) -> bool:
-        """Whether that step would be pruned at once: newer ones are here already."""
-        newer = [other for other in layout.steps(self._folder) if other > step]
+    def _superseded(self, step: int, attempt: int) -> bool:
+        """Whether that step would be pruned at once: newer ones, of no earlier attempt, are here already."""
+        newer = [
+            other
+            for other in layout.steps(self._folder)
+            if other > step
+            and any(part.attempt >= attempt for _, part in layout.manifests(self._folder, other))
+        ]
         return bool(self._keep) and len(newer) >= max(2, self._keep)
 
     def _complain(self, why: str) -> None:

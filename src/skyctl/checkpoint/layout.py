@@ -309,7 +309,8 @@ def prune(folder: Path, keep: int) -> list[int]:
     """Removes steps older than the newest ``keep`` (at least 2; 0: removes nothing) and not pinned.
 
     Those count that ranks of this node have written, or where there are none, that were copied here.
-    The newest one alone is never relied on: other nodes may not have written theirs yet.
+    The newest one alone is never relied on: other nodes may not have written theirs yet. What an earlier
+    attempt has written from the first step of a later one on is dead, and goes too.
 
     Returns:
         What was removed.
@@ -317,12 +318,13 @@ def prune(folder: Path, keep: int) -> list[int]:
     if not keep:
         return []
     there = {step: manifests(folder, step) for step in steps(folder)}
-    whole = [step for step, parts in there.items() if parts]
+    attempts = {step: max(part.attempt for _, part in parts) for step, parts in there.items() if parts}
+    dead = {s for s in attempts if any(t < s and attempts[t] > attempts[s] for t in attempts)}
+    whole = [step for step in attempts if step not in dead]
     own = [s for s in whole if any(path.name.startswith("part-") for path, _ in there[s])]
     counted = (own or whole)[-max(2, keep) :]
-    if len(counted) < max(2, keep):
-        return []
-    return retain(folder, {step for step in there if step >= counted[0]} | pinned(folder))
+    first = counted[0] if len(counted) == max(2, keep) else 0
+    return retain(folder, {step for step in there if step >= first and step not in dead} | pinned(folder))
 
 
 def retain(folder: Path, kept: Collection[int]) -> list[int]:

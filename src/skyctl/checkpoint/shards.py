@@ -104,7 +104,7 @@ class StageState:
             for parameter in group["params"]:
                 self._groups[id(parameter)] = group
                 self._fresh[id(parameter)] = options
-        self._buffers = [_versions(layer) for layer in layers]
+        self._buffers = [{name: (b, b._version) for name, b in _outside(layer)} for layer in layers]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise WorkloadError(
                 "LBFGS keeps one state over all parameters, so it can't be kept by layer", hint=_WITHOUT
@@ -121,7 +121,8 @@ class StageState:
         tensors: dict[str, Tensor] = {}
         extra = self._model(layer, tensors, stamp)
         for name, buffer in _outside(layer):
-            if self._buffers[position].get(name) != _version(buffer):
+            built, version = self._buffers[position].get(name, (None, 0))
+            if built is not buffer or version != buffer._version:
                 tensors[BUFFER + name] = buffer
         states, options = self._optimizer_state(layer, tensors, stamp)
         for name, tensor in tensors.items():
@@ -281,15 +282,6 @@ class StageState:
                             "under every plan",
                         )
                     group[key] = value
-
-
-def _versions(layer: nn.Module) -> dict[str, tuple[int, int]]:
-    return {name: _version(buffer) for name, buffer in _outside(layer)}
-
-
-def _version(buffer: Tensor) -> tuple[int, int]:
-    """Changes with every change of the buffer."""
-    return id(buffer), buffer._version
 
 
 def _outside(layer: nn.Module) -> list[tuple[str, Tensor]]:

@@ -79,10 +79,13 @@ class Patience:
 
     Args:
         most: ``--max-restarts``.
+
+    ``repeated``: the last fault was one that had come before, and would for ever.
     """
 
     most: int
     failed: int = 0
+    repeated: bool = False
     _checkpoint: int | None = None
     _raised: set[tuple[int | None, int]] = field(default_factory=set)
 
@@ -96,12 +99,11 @@ class Patience:
             return None
         if checkpoint is not None and (self._checkpoint is None or checkpoint > self._checkpoint):
             self._checkpoint, self.failed = checkpoint, 0
-        if fault.kind == "failed":
-            if (fault.rank, fault.step) in self._raised:
-                return None  # the same rank in the same step: it would raise for ever
-            self._raised.add((fault.rank, fault.step))
         self.failed += 1
-        if self.failed > self.most:
+        if fault.kind == "failed":
+            self.repeated = (fault.rank, fault.step) in self._raised
+            self._raised.add((fault.rank, fault.step))
+        if self.failed > self.most or self.repeated:
             return None
         if fault.kind == "node" and self.failed == 1:
             return 0.0
@@ -112,7 +114,9 @@ def given_up(
     error: SkyctlError, fault: Fault, patience: Patience, run_id: str, kept: int | None
 ) -> SkyctlError:
     """The error to end with: the first cause, how often it was tried, and how to go on from what is kept."""
-    if fault.again and patience.failed > 1:
+    if patience.repeated:
+        error.message += "\n  it is the same rank in the same step as before, so it was tried again once only"
+    elif fault.again and patience.failed > 1:
         tries = patience.failed - 1
         again = "once" if tries == 1 else f"{tries} times"
         error.message += f"\n  tried again {again} since the last checkpoint (--max-restarts {patience.most})"

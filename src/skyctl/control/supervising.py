@@ -280,8 +280,10 @@ class Supervisor:
         if fault.kind == "node" and self._hopeless(error):
             fault = Fault("final")
         factors = play.seen() if play is not None else {}
-        for name in fault.lost:
-            self._lose(name, error.message)
+        lost = dict.fromkeys(fault.lost, error.message)
+        lost |= {name: s.lost.message for name, s in self._sessions.items() if s.lost is not None}
+        for name, why in lost.items():
+            self._lose(name, why)
         if play is not None:
             play.end(GONE_S)
         self._update_attempt(ended=now(), error=error.message)
