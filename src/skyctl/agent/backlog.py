@@ -55,8 +55,8 @@ class Backlog:
 
     def push(self, message: dict[str, Any], body: bytes = b"") -> int:
         """Adds a frame; its number."""
+        data = encode({**message, self._key: self.last + 1}, body) + body
         self.last += 1
-        data = encode({**message, self._key: self.last}, body) + body
         self._recent.append(data)
         self.size_bytes += len(data)
         self.kept_bytes += len(data)

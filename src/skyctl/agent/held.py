@@ -161,16 +161,18 @@ class HeldLine(Line):
         if data is None:
             return
         connection.parser.feed(data)
+        refusal: Message | None = {}
         try:
             frame = connection.parser.next()
             if frame is None and data:
                 return
-            self._knocking.remove(connection)
-            refusal = self._resume(connection, frame[0]) if frame else {}
-        except (WireError, KeyError, TypeError, ValueError):
-            refusal = {}
+            if frame is not None:
+                refusal = self._resume(connection, frame[0])
+        except (KeyError, TypeError, ValueError):
+            pass
         except OSError as exc:
             refusal = {"error": self._unreadable(exc)}
+        self._knocking.remove(connection)
         if refusal is not None:
             connection.outbox.push({"op": "fault", **refusal})
             with suppress(OSError):
@@ -186,6 +188,7 @@ class HeldLine(Line):
             return {"error": "another launcher has taken it over", "taken": True}
         if number > self._events.last:
             return {"error": f"it has sent {self._events.last} messages, not {number}", "taken": True}
+        self._met = True
         if adopts and self._connection is not None:
             self._connection.outbox.push({"op": "taken"})
             self.flush()
@@ -230,7 +233,7 @@ class HeldLine(Line):
             for message, body in connection.parser.frames():
                 if self._is_new(connection, message):
                     yield message, body
-        except (WireError, KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):  # WireError is one of them
             self._leave()
 
     def _is_new(self, connection: _Connection, message: Message) -> bool:
