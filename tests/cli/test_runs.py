@@ -168,3 +168,18 @@ def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path) -> None:
     assert [one["node"] for one in kept["sessions"]] == ["far"]
     again = skyctl("stop", "cccc")
     assert again.returncode == 4
+
+
+def test_a_run_that_had_not_begun_is_ended_by_attach(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
+    paths = make(
+        "20261121-040405-cccc",
+        status="starting",
+        attempts=(),
+        cluster_file=str(tmp_path / "cluster.yaml"),
+        order={"connect": {}},
+    )
+    done = skyctl("attach")
+    assert done.returncode == 1, done.stderr
+    assert "had no plan yet" in done.stderr
+    assert json.loads(paths.state.read_text())["status"] == "failed"

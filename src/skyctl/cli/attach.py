@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from skyctl.cli import common
 from skyctl.cli.common import Output, command
 from skyctl.cli.naming import RunArgument
-from skyctl.errors import RunError
+from skyctl.errors import RunError, SkyctlError
 
 if TYPE_CHECKING:
     from skyctl.control.runs import Seen
+    from skyctl.control.supervisors import Claim
 
 
 @command
@@ -26,48 +27,68 @@ def attach(out: Output, run: RunArgument = None, yes: common.YesOption = False) 
     Examples: `skyctl attach`, `skyctl attach ab12`
     """
     from skyctl.control.runs import of, refuse_unfinished, seen
+    from skyctl.control.supervisors import claim
 
     found = seen(run)
     refuse_unfinished(found)
     name = found.paths.run_id
     if run is None:
         out.note(f"run {name}")
-    if not found.ended and found.standing == "alive":
-        from skyctl.cli.surviving import show_over
-        from skyctl.cli.viewing import View
-
-        outcome = View(out, found, yes=yes).watch()
-        if outcome == "detached":
-            show_over(out, name, None)
-            return 0
+    while not found.ended:
+        if found.standing == "alive":
+            if (code := _view(out, found, yes=yes)) is not None:
+                return code
+        else:
+            try:
+                claimed = claim(found.paths, attached=True)
+            except SkyctlError:
+                if of(name).standing != "alive":
+                    raise
+                # Somebody else was quicker; that one can be watched.
+            else:
+                return _become(out, claimed, yes=yes)
         found = of(name)
-        if outcome == "stopped":
-            out.note(f"run {name} is {found.state.status}")
-            out.json({"run_id": name, "status": found.state.status})
-            return 130
-        if not found.ended:
-            out.warn("its supervisor is gone; this process goes on with it")
-    return _end(out, found) if found.ended else _become(out, found, yes=yes)
+    return _end(out, found)
 
 
-def _become(out: Output, found: Seen, *, yes: bool) -> int:
+def _view(out: Output, found: Seen, *, yes: bool) -> int | None:
+    """Shows what another process supervises; an exit code, or None where that is for the run to say."""
+    from skyctl.cli.surviving import show_over
+    from skyctl.cli.viewing import View
+    from skyctl.control.runs import of
+
+    name = found.paths.run_id
+    outcome = View(out, found, yes=yes).watch()
+    if outcome == "detached":
+        show_over(out, name, None)
+        return 0
+    if outcome == "stopped":
+        status = of(name).state.status
+        out.note(f"run {name} is {status}")
+        out.json({"run_id": name, "status": status})
+        return 130
+    if outcome == "alone":
+        out.warn("its supervisor is gone; this process goes on with it")
+    return None
+
+
+def _become(out: Output, claimed: Claim, *, yes: bool) -> int:
     """Supervises the run from here on, until it ends or is left."""
     from skyctl.cli.surviving import show_over
     from skyctl.cli.watching import watcher
     from skyctl.control.adopting import take_over
     from skyctl.control.handing import hand_over
     from skyctl.control.leaving import Leaving
-    from skyctl.control.supervisors import claim
 
     leaving = Leaving()
     with (
-        claim(found.paths, attached=True) as claimed,
+        claimed,
         out.progress("attach") as progress,
         leaving.on((signal.SIGHUP, signal.SIGTERM)),
     ):
         watch = leaving.beside(watcher(out, progress, yes=yes, leaving=True))
         over = take_over(claimed, watch, lambda charge: hand_over(charge, watch.phase))
-    show_over(out, found.paths.run_id, over)
+    show_over(out, claimed.paths.run_id, over)
     return 0
 
 

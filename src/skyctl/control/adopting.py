@@ -14,7 +14,7 @@ from skyctl.control.playing import Adopted
 from skyctl.control.saying import kept
 from skyctl.control.supervising import Supervisor
 from skyctl.control.supervisors import Claim
-from skyctl.errors import SkyctlError
+from skyctl.errors import RunError, SkyctlError
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.launch.events import Detached, Watcher
 from skyctl.records.cluster import split_device_id
@@ -105,9 +105,16 @@ def _find_again(charge: Charge, watcher: Watcher) -> None:
 
 
 def plan_of(charge: Charge) -> Plan:
-    """The plan of the last attempt."""
+    """The plan of the last attempt. Raises RunError where the run had none yet."""
     paths = charge.ledger.paths
-    return read_record(Plan, paths.plan if paths.plan.is_file() else paths.newest_plan)
+    found = next((path for path in (paths.plan, paths.newest_plan) if path.is_file()), None)
+    if found is None:
+        raise RunError(
+            f"run {paths.run_id} had no plan yet when its supervisor went: there is nothing to go on with, "
+            "and it is ended",
+            hint="launch it again",
+        )
+    return read_record(Plan, found)
 
 
 def ranks_of(charge: Charge) -> dict[int, Task] | None:
