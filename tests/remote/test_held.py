@@ -13,6 +13,7 @@ import pytest
 
 from skyctl.agent import process
 from skyctl.errors import SessionGoneError, SkyctlError, UnreachableError
+from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions, Remote
 from skyctl.remote.nursery import BornRemote, Nursery
 from skyctl.remote.session import Session, adopt_session, adopt_sessions, open_session
@@ -137,6 +138,49 @@ def test_tasks_that_had_ended(home: Path, task_env: Env) -> None:
         (found,) = second.tasks()
         assert (found.name, found.done, found.returncode) == ("one", True, 3)
         assert found.recv(0.1) is None
+
+
+def test_a_task_that_nobody_follows(home: Path, task_env: Env) -> None:
+    """As one that was called by a launcher that is gone: given up, it does not hold the watermark back."""
+    first = opened(MANUAL)
+    env = task_env(first)
+    for name in ("left", "followed"):
+        first.task("node_tasks", {"do": "echo"}, name=name, env=env).send({"k": 1})
+    first.let_go()
+    with adopt_session(LOCAL, MANUAL, first.id, 0) as second:
+        left, followed = second.tasks()
+        event = followed.recv(20)
+        assert event is not None
+        second.handled(event[0]["seq"])
+        until(lambda: len(left._events) > 0)
+        assert second.watermark < left._events[0][0]["seq"]
+        second.discard(left)
+        assert second.watermark == 2
+        left.send({"op": "stop"})
+        until(lambda: second.watermark == 4)  # its result, and its end
+        assert second.tasks() == [followed]
+
+
+def test_adopting_many(home: Path) -> None:
+    """An error of one is no other's; on an interrupt they are let go of, not ended."""
+    nodes = [Node(name=f"n{index}", transport="local") for index in range(3)]
+    known = {"n1": ("s-nothing", 0)}
+    for node in (nodes[0], nodes[2]):
+        session = open_session(node, MANUAL)
+        known[node.name] = (session.id, 0)
+        session.let_go()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adopt_sessions(nodes, MANUAL, known, interrupt)
+    outcomes = adopt_sessions(nodes, MANUAL, known)
+    assert isinstance(outcomes["n1"], SessionGoneError)
+    sessions = [outcome for outcome in outcomes.values() if isinstance(outcome, Session)]
+    assert len(sessions) == 2
+    for session in sessions:
+        session.close()
 
 
 def test_fetch_and_push_across_cuts(home: Path, task_env: Env, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ from .held_helpers import Reader, assert_without_gap, until
 
 Env = Callable[[Session], dict[str, str]]
 OPTIONS = {"hold_s": 60, "redial_s": 30, "manual_ack": True}
+
+
+def drop(session: Session) -> None:
+    """Ends its TCP connection."""
+    with suppress(OSError):  # just closed
+        session._remote._transports[-1].sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
 
 
 def server_of(pid: int) -> int:
@@ -60,7 +67,8 @@ def test_connection_lost_and_redialled(sshd, task_env: Env, how: str) -> None:
             said.append(turn)
             pid = session.hello["pid"]
             if how == "cut" or turn:
-                session._remote._transports[-1].sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+                until(lambda: session.away_s == 0)
+                drop(session)
             elif how == "kill":
                 os.kill(server_of(pid), signal.SIGKILL)
             else:
@@ -100,9 +108,10 @@ def test_agent_killed_over_ssh(sshd, task_env: Env) -> None:
 def test_a_relay_that_is_killed(sshd, task_env: Env) -> None:
     with open_session(sshd.node(), sshd.options(**OPTIONS)) as session:
         task = session.task("node_tasks", {"do": "echo"}, env=task_env(session))
-        session._remote._transports[-1].sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-        until(lambda: set(relays(sshd.home)) - {session.hello["pid"]} and session.away_s == 0)
-        for pid in set(relays(sshd.home)) - {session.hello["pid"], session.hello["guardian"]}:
+        drop(session)
+        agent = {session.hello["pid"], session.hello["guardian"]}
+        until(lambda: set(relays(sshd.home)) - agent and session.away_s == 0)
+        for pid in set(relays(sshd.home)) - agent:
             os.kill(pid, signal.SIGKILL)
         task.send({"k": 1})
         event = task.recv(25)

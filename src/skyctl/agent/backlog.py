@@ -55,8 +55,8 @@ class Backlog:
 
     def push(self, message: dict[str, Any], body: bytes = b"") -> int:
         """Adds a frame; its number."""
+        data = encode({**message, self._key: self.last + 1}, body) + body
         self.last += 1
-        data = encode({**message, self._key: self.last}, body) + body
         self._recent.append(data)
         self.size_bytes += len(data)
         self.kept_bytes += len(data)
@@ -113,8 +113,9 @@ class Backlog:
 
     def _load(self, segment: _Segment) -> list[bytes]:
         if self._loaded is None or self._loaded[0] != segment:
-            frames = _split(segment.path.read_bytes())
-            if len(frames) != segment.last - segment.first + 1:
+            data = segment.path.read_bytes()
+            frames = _split(data)
+            if len(data) != segment.size_bytes or len(frames) != segment.last - segment.first + 1:
                 raise OSError(f"{segment.path} is not what was written")
             self._loaded = segment, frames
         return self._loaded[1]

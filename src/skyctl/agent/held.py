@@ -2,8 +2,8 @@
 
 Frames either way carry numbers: ``n`` for events and for all that the launcher says, ``r`` for replies to its
 requests, so that neither kind waits for the other to be acknowledged. ``ping``, ``pong``, ``ack``, ``hello``,
-``resume``, ``shutdown``, ``ending`` and ``bye`` belong to a connection and have none. While there is no
-connection the agent holds: it goes on, and keeps what it has to say.
+``resume``, ``taken``, ``shutdown``, ``ending`` and ``bye`` belong to a connection and have none. While there
+is no connection the agent holds: it goes on, and keeps what it has to say.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,7 +26,6 @@ from skyctl.agent.wire import Parser, WireError
 FILL_BYTES = 512 << 10
 KNOCK_S = 30.0
 KNOCKING = 4
-ENDING = "it is ending"
 
 
 class _Connection:
@@ -42,10 +42,16 @@ class _Connection:
         os.set_blocking(in_fd, False)
 
     def close(self) -> None:
-        """Closes it. The standard streams stay open, on a log in the session's folder."""
+        """Closes it. The standard streams stay open, on a log in the session's folder.
+
+        A shell that had started us may still have them: where they are a socket, it is shut down for all.
+        """
         if self._sock is not None:
             self._sock.close()
             return
+        if stat.S_ISSOCK(os.fstat(self.outbox.fd).st_mode):
+            with suppress(OSError), socket.socket(fileno=os.dup(self.outbox.fd)) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
         null = os.open(os.devnull, os.O_RDONLY)
         try:
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -174,14 +180,17 @@ class HeldLine(Line):
     def _resume(self, connection: _Connection, message: Message) -> Message | None:
         """Makes it the connection, or says why not."""
         number, adopts = int(message["n"]), bool(message.get("adopt"))
-        if message["op"] != "resume" or self.ending:
-            return {"error": ENDING, "gone": True}
+        if message["op"] != "resume" or (adopts and self.ending):
+            return {"error": f"it is ending: {self.ending}", "gone": True}
         if not adopts and message["owner"] != self._owner:
             return {"error": "another launcher has taken it over", "taken": True}
         if number > self._events.last:
             return {"error": f"it has sent {self._events.last} messages, not {number}", "taken": True}
-        if self._connection is not None:
-            self._leave()
+        self._met = True
+        if adopts and self._connection is not None:
+            self._connection.outbox.push({"op": "taken"})
+            self.flush()
+        self._leave()
         if adopts:
             self._owner = message["owner"]
             self._adopted()
@@ -191,6 +200,8 @@ class HeldLine(Line):
         self._replies.rewind(self._replies.last if adopts else int(message["r"]))
         heard = {"received": self._received, "n": self._events.sent, "r": self._replies.sent}
         connection.outbox.push({"op": "hello", **self._describe(), **heard})
+        if self.ending:
+            connection.outbox.push({"op": "ending", "why": self.ending})
         connection.acknowledged = self._received
         self._connection = connection
         self._heard_at = time.monotonic()
@@ -198,11 +209,11 @@ class HeldLine(Line):
 
     def _leave(self) -> None:
         """From here on the agent holds."""
-        if not self._met:
-            self.over = GONE
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+            if not self._met:
+                self.over = GONE
 
     # --- what they say
 
@@ -292,7 +303,6 @@ class HeldLine(Line):
 
     def drain(self) -> None:
         """Sends what is kept, for up to 2 s, while its files are still there; nobody may come any more."""
-        self.ending = True
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -25,12 +25,12 @@ GONE = "the launcher is gone"
 class Line:
     """The end of the connection is the end of the agent.
 
-    ``over``: why the agent is to end, once it is. ``ending``: the agent says that it does.
+    ``over``: why the agent is to end, once it is. ``ending``: why it does.
     """
 
     def __init__(self, lease_s: float, in_fd: int, out_fd: int) -> None:
         self.over: str | None = None
-        self.ending = False
+        self.ending: str | None = None
         self._lease_s = lease_s
         self._heard_at = time.monotonic()
         self._in_fd = in_fd

@@ -80,8 +80,8 @@ class Agent:
         self._line.finish({"op": "bye", "left": left})
 
     def _hello(self) -> Message:
-        said = {**facts.hello(self._folder, self._cache), **self._limits_said}
-        return {**said, "tasks": list(self._known.values()), "highest": self._highest}
+        known = {"tasks": list(self._known.values()), "highest": self._highest}
+        return facts.hello(self._folder, self._cache) | self._limits_said | known
 
     def _adopted(self) -> None:
         """Another launcher has come: nobody waits for the files of the last one."""
@@ -279,7 +279,7 @@ class Agent:
         if self._ending_at is None:
             self._ending_at = time.monotonic()
             self._why = why
-            self._line.ending = True
+            self._line.ending = why
             self._line.tell({"op": "ending", "why": why})
             process.send(self._survivors(), signal.SIGTERM)
 

@@ -104,8 +104,10 @@ class Session:
 
     @property
     def watermark(self) -> int:
-        """Where another process goes on: every event up to this ``seq`` was handled (or, without
-        ``manual_ack``, has come). 0 for a session that is not held."""
+        """Every event up to this ``seq`` was handled (without ``manual_ack``: has come).
+
+        Where another process goes on. 0 for a session that is not held.
+        """
         return self._link.watermark if isinstance(self._link, HeldLink) else 0
 
     def handled(self, seq: int) -> None:
@@ -114,7 +116,10 @@ class Session:
             self._link.handled(seq)
 
     def tasks(self) -> list[Task]:
-        """The tasks there have been, also those that an earlier launcher started; not those of ``call``."""
+        """The tasks there have been, also those that an earlier launcher started; not those of ``call``.
+
+        Those that nobody will follow must be given to ``discard``: the watermark waits for their events.
+        """
         with self._link.changed:
             return list(self._tasks.values())
 
@@ -159,7 +164,7 @@ class Session:
             self._kill_quietly(task)
             raise
         finally:
-            self._discard(task)
+            self.discard(task)
         self._kill_quietly(task)
         raise NodeError(
             f"node {self.node.name} gave no result of {module} within {timeout_s:g} s",
@@ -172,8 +177,8 @@ class Session:
         with contextlib.suppress(SkyctlError):
             task.kill()
 
-    def _discard(self, task: Task) -> None:
-        """Nobody will ask for what it may still say."""
+    def discard(self, task: Task) -> None:
+        """Nobody will ask for what that task has said or may still say; it is not ended."""
         with self._link.changed:
             self._tasks.pop(task.number, None)
             left = task.drop()

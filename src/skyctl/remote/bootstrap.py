@@ -29,6 +29,7 @@ from skyctl.remote.package import node_archive
 NEEDS = (3, 11)
 NOISE_BYTES = 16 << 20
 LINE_BYTES = 1 << 20
+TAKEN_HINT = "see which other skyctl process supervises the run"
 FIRST = (
     "import os,sys;v=sys.version_info;sys.path[:]=[p for p in sys.path if p];"
     'os.write(1,("\\n%s %d.%d.%d\\n"%("NONCE",v[0],v[1],v[2])).encode());'
@@ -95,7 +96,7 @@ def _opened(
     except (OSError, EOFError, ValueError, SkyctlError) as exc:
         channel.close()
         if late.is_set():
-            raise _late(remote.node, channel, options) from exc
+            raise _late(remote.node, channel, options, running=first is not None) from exc
         if isinstance(exc, SkyctlError):
             raise
         raise UnreachableError(
@@ -261,10 +262,16 @@ def _nothing_said(node: Node, channel: Channel, last: bytes) -> NodeError:
     )
 
 
-def _late(node: Node, channel: Channel, options: ConnectOptions) -> UnreachableError:
+def _late(node: Node, channel: Channel, options: ConnectOptions, *, running: bool) -> UnreachableError:
+    after = f"after {options.start_timeout_s:g} s{_tail(channel)}"
+    if running:
+        return UnreachableError(
+            f"node {node.name} let us in, but the session's agent had not answered {after}",
+            node=node.name,
+            hint="is the node overloaded, or was the agent stopped?",
+        )
     return UnreachableError(
-        f"node {node.name} let us in, but no agent had started after "
-        f"{options.start_timeout_s:g} s{_tail(channel)}",
+        f"node {node.name} let us in, but no agent had started {after}",
         node=node.name,
         hint="look at the shell's start-up files there: does one of them wait for something?",
     )

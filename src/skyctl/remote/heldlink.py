@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from skyctl.agent.wire import WireError
 from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import Channel
+from skyctl.remote.bootstrap import TAKEN_HINT
 from skyctl.remote.link import QUEUE_BYTES, Link, Message
 
 ACK_S = 1.0
@@ -25,6 +27,8 @@ ACK_BYTES = 256 << 10
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 OVERSLEPT_S = 5.0
 LET_GO_S = 5.0
+TURN_S = 2.0
+_turns = threading.BoundedSemaphore(8)
 
 
 class Watermark:
@@ -92,6 +96,8 @@ class HeldLink(Link):
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._away_at: float | None = None
+        self._telling = threading.Lock()
+        self._told_away = False
 
     def start(self) -> None:
         """Begins, with a word by which the agent knows that we know of it."""
@@ -138,6 +144,12 @@ class HeldLink(Link):
         if message.get("op") == "ack":
             self._forget(message["n"])
             return
+        if message.get("op") == "taken":
+            raise SessionGoneError(
+                f"node {self.node.name} was lost: another launcher has taken it over",
+                node=self.node.name,
+                hint=TAKEN_HINT,
+            )
         lane = "n" if "n" in message else "r"
         number = message[lane]
         if number <= self._got[lane]:
@@ -186,30 +198,36 @@ class HeldLink(Link):
     def _may_redial(self) -> bool:
         return (self._redial_s > 0 or self._closing) and not self._stop.is_set()
 
+    def _tell(self) -> None:
+        """Says whether there is a connection, once for each change that has lasted until now."""
+        with self._telling:
+            away = self._away_at is not None
+            if away != self._told_away:
+                self._told_away = away
+                self._told(away)
+
     def _redial(self, failure: NodeError, limit_s: float) -> None:
-        self._told(True)
+        self._tell()
         began = time.monotonic()
         last = failure.message
         for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
             asleep_at = time.monotonic()
-            pause_s = pause_s * random.uniform(0.8, 1.2) + random.uniform(0, 0.1)  # noqa: S311, PLW2901
-            if self._stop.wait(pause_s):
+            wait_s = pause_s * random.uniform(0.8, 1.2) + random.uniform(0, 0.1)  # noqa: S311 - no secret
+            wait_s = min(wait_s, max(0.1, began + limit_s - asleep_at))
+            if self._stop.wait(wait_s):
                 return
-            overslept_s = time.monotonic() - asleep_at - pause_s
+            overslept_s = time.monotonic() - asleep_at - wait_s
             began += overslept_s if overslept_s > OVERSLEPT_S else 0.0  # we were stopped: it does not count
-            left_s = began + limit_s - time.monotonic()
             try:
-                with self.changed:
-                    words = dict(self._got)
-                if self._resumed(self._dial(words, max(1.0, left_s))):
-                    self._told(False)
+                if self._resumed(self._dialled(began + limit_s - time.monotonic())):
+                    self._tell()
                 return
             except SessionGoneError as exc:
                 self.ended = True
                 self._lose(exc)
                 return
-            except SkyctlError as exc:
-                last = exc.message
+            except Exception as exc:  # noqa: BLE001 - whatever it is, somebody waits for the outcome
+                last = exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
             if time.monotonic() - began > limit_s:
                 break
         self._lose(
@@ -219,6 +237,17 @@ class HeldLink(Link):
                 hint=failure.hint,
             )
         )
+
+    def _dialled(self, left_s: float) -> Dialled:
+        """Not all of a process's at once (a bastion's sshd has limits), but none waits for a dead node."""
+        turn = _turns.acquire(timeout=TURN_S)
+        try:
+            with self.changed:
+                words = dict(self._got)
+            return self._dial(words, max(1.0, left_s))
+        finally:
+            if turn:
+                _turns.release()
 
     def _resumed(self, dialled: Dialled) -> bool:
         with self.changed:
@@ -250,7 +279,7 @@ class HeldLink(Link):
                 self._enqueue({"op": "shutdown"}, b"")
             elif lost is not None and self.lost is None:
                 failure = UnreachableError(lost.message, node=self.node.name, hint=lost.hint)
-                self._begin("redial", lambda: self._redial(failure, timeout_s / 2))
+                self._begin("redial", lambda: self._redial(failure, min(timeout_s / 2, LET_GO_S)))
             while self.lost is None and time.monotonic() < deadline:
                 self.changed.wait(max(0.0, deadline - time.monotonic()))
             self.ended = self.ended or self.bye is not None

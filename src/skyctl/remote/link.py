@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from skyctl.agent.wire import WireError, read_frame, write_frame
-from skyctl.errors import NodeError, SkyctlError, UnreachableError
+from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.base import Channel
 
@@ -156,6 +156,9 @@ class Link:
                 self._heard_at = time.monotonic()
                 if reason := self._take(*frame):
                     why, final = reason, True
+        except SessionGoneError as exc:
+            self.ended = True
+            self._lose(exc)
         except (WireError, KeyError, TypeError, AttributeError) as exc:
             why = f"what came is not from its agent ({exc})"
         except (OSError, EOFError, ValueError) as exc:

@@ -13,6 +13,7 @@ import queue
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -95,7 +96,7 @@ def open_sessions(
     nodes = list(nodes)
     with contextlib.nullcontext(connector) if connector else connector_for(nodes) as dialled:
         open_one = partial(open_session, options=options, connector=dialled)
-        return _open_all(nodes, open_one, Session.close, on_progress, limit)
+        return _open_all(nodes, open_one, Session.close, on_progress, limit, held=options.hold_s > 0)
 
 
 def adopt_sessions(
@@ -115,7 +116,7 @@ def adopt_sessions(
     def adopt_one(node: Node) -> Session:
         return adopt_session(node, options, *known[node.name], connector)
 
-    return _open_all(list(nodes), adopt_one, Session.let_go, on_progress, limit)
+    return _open_all(list(nodes), adopt_one, Session.let_go, on_progress, limit, held=True)
 
 
 def _open_all(
@@ -124,7 +125,10 @@ def _open_all(
     undo: Callable[[Session], None],
     on_progress: Progress | None,
     limit: int,
+    *,
+    held: bool,
 ) -> Outcomes:
+    """``held``: one that is opened just now would outlive us, so an interrupt waits for it, too."""
     given_up = threading.Event()
     waiting: queue.SimpleQueue[tuple[int, Node]] = queue.SimpleQueue()
     for index, node in enumerate(nodes):
@@ -165,6 +169,9 @@ def _open_all(
         while not results.empty():
             opened.append(results.get()[1])
         _undo_all(opened, undo)
+        deadline = time.monotonic() + CLOSE_S + 5
+        for thread in [thread for thread in threads if held and thread.ident]:
+            thread.join(max(0.0, deadline - time.monotonic()))
         raise
     return {node.name: outcomes[node.name] for node in nodes}
 
