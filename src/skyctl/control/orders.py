@@ -5,9 +5,10 @@ Paths in it are absolute: whoever goes on with the run may do so from another fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyctl.errors import InputError, RecordError
 from skyctl.inventory.read import read_cluster
@@ -19,6 +20,8 @@ from skyctl.remote.base import ConnectOptions
 if TYPE_CHECKING:
     from skyctl.control.request import Request
     from skyctl.control.running import RunOptions
+
+T = TypeVar("T")
 
 
 def order_of(
@@ -103,7 +106,7 @@ def _part(state: RunState, name: str) -> dict[str, Any]:
     return part
 
 
-def _made(state: RunState, make: Any) -> Any:
+def _made(state: RunState, make: Callable[[], T]) -> T:
     try:
         return make()
     except (TypeError, KeyError, ValueError) as exc:
