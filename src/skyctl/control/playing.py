@@ -331,11 +331,12 @@ class Play:
         return seen_times(self._plan, rank_events(collected, len(self._specs)))
 
     def end(self, limit_s: float = 0.0) -> None:
-        """Kills every rank that still runs; waits so long for them to be gone."""
+        """Kills every rank that still runs; waits so long for them to be gone, but for those on lost nodes."""
         if self._run is not None:
             self._run.stop()
             if limit_s:
-                self._run.wait_gone(limit_s)
+                lost = [spec.node for spec in self._specs if spec.node not in self._ground.sessions]
+                self._run.wait_gone(limit_s, lost)
 
     def forget(self) -> None:
         """The run has ended well: nodes keep no checkpoints of it."""

@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -248,14 +248,15 @@ class Run:
                 with suppress(SkyctlError, OSError):
                     rank.task.kill()
 
-    def wait_gone(self, limit_s: float) -> None:
-        """After ``stop``: until every rank has ended on its node, those on lost nodes left out.
+    def wait_gone(self, limit_s: float, lost: Collection[str] = ()) -> None:
+        """After ``stop``: until every rank has ended on its node, those on ``lost`` nodes left out.
 
         What they had still said by then is taken in: steps and checkpoints that were done are done.
         """
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and any(
-            not rank.task.ended and self.sessions[rank.spec.node].lost is None for rank in self._ranks
+            not rank.task.ended and rank.spec.node not in lost and self.sessions[rank.spec.node].lost is None
+            for rank in self._ranks
         ):
             time.sleep(0.02)
         with suppress(queue.Empty):
