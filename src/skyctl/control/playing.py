@@ -331,7 +331,7 @@ class Play:
         return seen_times(self._plan, rank_events(collected, len(self._specs)))
 
     def end(self, limit_s: float = 0.0) -> None:
-        """Kills every rank that still runs; waits so long for them to be gone, but for those on lost nodes."""
+        """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted."""
         if self._run is not None:
             self._run.stop()
             if limit_s:
