@@ -172,30 +172,53 @@ def new_run_id() -> str:
 class RunPaths:
     """Names every path of one run. Naming makes nothing; ``create`` makes the folder.
 
+    Args:
+        attempt: whose plan, logs and events ``plan``, ``logs`` and ``events`` are.
+
     ::
 
         runs/RUN_ID/            0700
-        ├── plan.json           the plan that ran
+        ├── state.json          where it stands
+        ├── supervisor.lock     held by, and naming, the process that supervises it
+        ├── position.json       how much of what its nodes said is in the files below
+        ├── plan.json           the plan of the last attempt
+        ├── logs                → attempts/N/logs, the last attempt's
+        ├── attempts/1/         what belongs to one attempt
+        │   ├── plan.json       the plan that ran
+        │   ├── events.jsonl    what the ranks reported, as it came
+        │   └── logs/rank-000.log  all that rank printed
         ├── measurement.json    what it did
         ├── metrics.jsonl       a line a step, written as it happens
         ├── tensorboard/        the same for TensorBoard, where it is installed
         ├── weights.safetensors the trained weights
         ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
         ├── trace.png           a typical step of it as a picture
-        └── logs/rank-000.log   all that rank printed
+        ├── supervisor.log      what the supervisor said
+        ├── requests/           what other commands ask of the supervisor (stop, join)
+        └── checkpoints/        with --keep-here: shards as on the nodes
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, attempt: int = 1) -> None:
         self.run_id = run_id
+        self.attempt = attempt
         self.folder = home() / "runs" / safe_name(run_id)
-        self.plan = self.folder / "plan.json"
+        self.state = self.folder / "state.json"
+        self.lock = self.folder / "supervisor.lock"
+        self.newest_plan = self.folder / "plan.json"
+        self.newest_logs = self.folder / "logs"
         self.measurement = self.folder / "measurement.json"
         self.metrics = self.folder / "metrics.jsonl"
         self.tensorboard = self.folder / "tensorboard"
         self.weights = self.folder / "weights.safetensors"
         self.trace = self.folder / "trace.json"
         self.trace_picture = self.folder / "trace.png"
-        self.logs = self.folder / "logs"
+        self.supervisor_log = self.folder / "supervisor.log"
+        self.requests = self.folder / "requests"
+        self.checkpoints = self.folder / "checkpoints"
+        own = self.folder / "attempts" / str(attempt)
+        self.plan = own / "plan.json"
+        self.events = own / "events.jsonl"
+        self.logs = own / "logs"
 
     @classmethod
     def new(cls) -> RunPaths:
@@ -206,9 +229,25 @@ class RunPaths:
                 return paths.create()
 
     def create(self) -> RunPaths:
-        """Makes the folder and its ``logs`` (0700). Raises SkyctlError where the system refuses."""
+        """Makes the attempt's folder and its ``logs`` (0700). Raises SkyctlError where the system refuses."""
         make_private(self.logs)
+        link = self.folder / f".logs-{self.attempt}"
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.logs.relative_to(self.folder))
+            link.replace(self.newest_logs)
+        except OSError as exc:
+            raise _cannot("make", self.newest_logs, exc) from exc
         return self
+
+    def next_attempt(self) -> RunPaths:
+        """The same run's next attempt, its folder made."""
+        return RunPaths(self.run_id, self.attempt + 1).create()
+
+    def keep_plan(self, text: str) -> None:
+        """Writes the attempt's plan, and it as the run's newest."""
+        write_atomic(self.plan, text)
+        write_atomic(self.newest_plan, text)
 
     def log(self, rank: int) -> Path:
         """All that one rank printed."""
@@ -223,16 +262,45 @@ class RunPaths:
         return self.folder / f".trace-{rank}.json"
 
 
-def run_folder(run: str) -> Path:
-    """The folder of a run that the user named by its id, or by its folder.
+def runs_folder() -> Path:
+    """Where the runs are kept (not made here)."""
+    return home() / "runs"
+
+
+def run_ids() -> list[str]:
+    """All runs that are kept, the oldest first: an id begins with its date."""
+    try:
+        return sorted(entry.name for entry in runs_folder().iterdir() if entry.is_dir())
+    except OSError:
+        return []
+
+
+def run_folder(run: str | None = None) -> Path:
+    """The folder of a run that the user named: by its id, the id's beginning or end, or the folder itself.
+
+    Args:
+        run: None: the newest one.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or several are meant.
     """
-    for folder in (Path(run), RunPaths(run).folder):
-        if folder.is_dir():
+    hint = f"runs are kept in {runs_folder()}: skyctl ps -a"
+    known = run_ids()
+    if run is None:
+        if not known:
+            raise InputError("there is no run yet", hint=hint)
+        return runs_folder() / known[-1]
+    for folder in (runs_folder() / safe_name(run), Path(run)):
+        if run and folder.is_dir():
             return folder
-    raise InputError(f"there is no run {run!r}", hint=f"runs are kept in {home() / 'runs'}")
+    found = [one for one in known if run and (one.startswith(run) or one.endswith(run))]
+    if len(found) > 1:
+        raise InputError(
+            f"{run!r} may be any of {len(found)} runs: {', '.join(found[-8:])}", hint="give more of its id"
+        )
+    if not found:
+        raise InputError(f"there is no run {run!r}", hint=hint)
+    return runs_folder() / found[0]
 
 
 def comparison_folder() -> Path:

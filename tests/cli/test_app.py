@@ -52,7 +52,22 @@ def test_usage_errors_end_with_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["init", "check", "setup", "probe", "plan", "verify", "launch", "compare", "demo"]
+    "command",
+    [
+        "init",
+        "check",
+        "setup",
+        "probe",
+        "plan",
+        "verify",
+        "launch",
+        "ps",
+        "logs",
+        "attach",
+        "stop",
+        "compare",
+        "demo",
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")

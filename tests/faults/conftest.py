@@ -135,9 +135,33 @@ def _made(folder: Path) -> Iterator[Here]:
     made.end()
 
 
+@pytest.fixture(scope="session")
+def here_in() -> type[Here]:
+    """Makes a ``Here`` of two folders, the work's and the state's."""
+    return Here
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Here]:
     yield from _made(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Here]]:
+    """Makes clusters of other nodes, each with state and cache of its own: ``another("a", "b")``."""
+    made: list[Here] = []
+
+    def make(*names: str) -> Here:
+        folder = tmp_path_factory.mktemp("another")
+        (folder / "work").mkdir()
+        made.append(Here(folder / "work", folder / "state"))
+        made[-1].env["XDG_CACHE_HOME"] = str(folder / "cache")
+        made[-1].cluster(*names)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
 
 
 @pytest.fixture(scope="module")

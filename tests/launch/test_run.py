@@ -57,7 +57,12 @@ class Stage:
         specs = [RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"steps": steps}) for i in range(ranks)]
         sessions = {
             f"n{i}": SimpleNamespace(
-                node=Node(name=f"n{i}", transport="local"), host="127.0.0.1", task=self._starter(i)
+                node=Node(name=f"n{i}", transport="local"),
+                host="127.0.0.1",
+                task=self._starter(i),
+                lost=None,
+                silent_s=0.0,
+                away_s=0.0,
             )
             for i in range(ranks)
         }
@@ -70,6 +75,10 @@ class Stage:
             return self.tasks[rank]
 
         return start
+
+    def patient(self, limits: Deadlines) -> None:
+        self.run._vigil._limits = limits
+        self.run._vigil._stall_s = limits.stall_s
 
     def ready(self) -> None:
         for i, task in enumerate(self.tasks):
@@ -136,7 +145,7 @@ def test_ranks_that_all_wait_for_each_other_are_all_named(stages) -> None:
     stage.ready()
     for i, task in enumerate(stage.tasks):
         task.say({"event": "alive", "phase": f"step 0, forward of microbatch {i}", "waiting": True})
-    stage.run.deadlines = Deadlines(silence_s=60, stall_s=0.6, stall_steps=0.0)
+    stage.patient(Deadlines(silence_s=60, stall_s=0.6, stall_steps=0.0))
     with pytest.raises(RunError, match="every rank has waited for another") as caught:
         stage.run.watch(0.0)
     assert "rank 0 on n0/cpu:0 (node n0) waits in step 0, forward of microbatch 0" in caught.value.message

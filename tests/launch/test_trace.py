@@ -31,7 +31,7 @@ def test_in_the_ranks_order() -> None:
     texts = {f"/t{rank}": json.dumps({"clocks": {}, "steps": [rank]}) for rank in range(2)}
     done = run({1: "/t1", 0: "/t0"})
     assert [document["steps"] for document in gather_traces(done, sessions(texts))] == [[0], [1]]
-    assert sorted(path.name for path in done.paths.folder.iterdir()) == ["logs"]
+    assert sorted(path.name for path in done.paths.folder.iterdir()) == ["attempts", "logs"]
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_what_is_missing_or_damaged_is_named(traces: dict[int, str], text: str, 
     done = run(traces)
     with pytest.raises(SkyctlError, match=words):
         gather_traces(done, sessions({"/t0": "{}", "/t1": text}))
-    assert sorted(path.name for path in done.paths.folder.iterdir()) == ["logs"]
+    assert sorted(path.name for path in done.paths.folder.iterdir()) == ["attempts", "logs"]

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from skyctl import __version__
-from skyctl.cli import check, compare, demo, init, lab, launch, plan, probe, setup, verify
+from skyctl.cli import (
+    attach,
+    check,
+    checkpoint,
+    compare,
+    demo,
+    init,
+    join,
+    lab,
+    launch,
+    logs,
+    plan,
+    probe,
+    ps,
+    setup,
+    stop,
+    verify,
+)
 
 app = typer.Typer(
     name="skyctl",
@@ -28,7 +47,12 @@ COMMANDS = {
     "plan": plan.plan,
     "verify": verify.verify,
     "launch": launch.launch,
+    "ps": ps.ps,
+    "logs": logs.logs,
+    "attach": attach.attach,
+    "stop": stop.stop,
     "compare": compare.compare,
+    "join": join.join,
     "demo": demo.demo,
 }
 """In the order of the way: what ``--help`` lists."""
@@ -51,6 +75,7 @@ def _root(
 
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(lab.app, name="lab")
 
 
@@ -61,3 +86,7 @@ def main() -> None:
     except KeyboardInterrupt:  # before or after the command itself
         print("error: interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        with suppress(ValueError):  # not the main thread (a test)
+            # What is left is the interpreter's own end, which Ctrl-C would turn into another exit code.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyctl.cli import common, training
+from skyctl.cli import common, surviving, training
 from skyctl.cli.common import Output, Target, command
 from skyctl.errors import InputError
 
@@ -28,15 +28,21 @@ SHORT_STEP_S = 0.1
 def launch(
     out: Output,
     plan: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="PLAN|WORKLOAD",
             help=f"A plan file, or a workload to probe and plan: {training.WORKLOAD_HELP}",
         ),
-    ],
+    ] = None,
     cluster: common.ClusterOption = None,
     limit: common.LimitOption = None,
-    steps: training.StepsOption = 100,
+    steps: surviving.StepsOption = None,
+    resume: surviving.ResumeOption = None,
+    checkpoint_every: surviving.EveryOption = None,
+    keep: surviving.KeepOption = 2,
+    replicas: surviving.ReplicasOption = None,
+    keep_here: surviving.KeepHereOption = False,
+    max_restarts: surviving.MaxRestartsOption = 3,
     strategy: training.GivenStrategyOption = None,
     pin_first: training.PinFirstOption = None,
     pin_last: training.PinLastOption = None,
@@ -58,6 +64,8 @@ def launch(
     trace: training.TraceOption = False,
     encrypt: training.EncryptOption = False,
     ignore_changes: training.IgnoreChangesOption = False,
+    detach: surviving.DetachOption = False,
+    hold: surviving.HoldOption = surviving.HOLD_S,
     output: common.OutputOption = None,
     yes: common.YesOption = False,
     dry_run: common.DryRunOption = False,
@@ -67,24 +75,45 @@ def launch(
     """Train on the cluster. A bare workload is probed and planned first.
 
     A plan whose devices, versions or free memory are no longer as measured is refused (exit 5).
+    What fails on the way is tried again, from the newest checkpoint, without nodes that were lost.
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
-    from skyctl.cli.show_off import show_off
-    from skyctl.cli.watching import watcher
+    from skyctl.control.charge import begun
     from skyctl.control.connect import connected, need_all
-    from skyctl.control.learning import keep
+    from skyctl.control.orders import order_of
     from skyctl.control.planning import PlanOptions
-    from skyctl.control.running import RunOptions, run_plan
-    from skyctl.files import write_atomic
+    from skyctl.control.running import RunOptions
     from skyctl.launch.spec import check_fits, used_nodes
     from skyctl.workload.recipe import Recipe
 
     common.check_output(output)
+    if resume is not None:
+        _refuse_with_resume(plan, resume)
+        connect = common.connect_options(
+            cluster, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
+        )
+        connect = surviving.held(connect, hold)
+        surviving.resume_run(
+            out,
+            resume,
+            cluster,
+            connect,
+            steps=steps,
+            max_restarts=max_restarts,
+            yes=yes,
+            detach=detach,
+            output=output,
+        )
+        return
+    if plan is None:
+        raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
+    steps = steps or surviving.STEPS
     target = common.load_target(cluster, limit)
     options = common.connect_options(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
     )
+    options = surviving.held(options, hold)
     recipe = Recipe(
         clip_norm=clip_norm,
         lr_schedule=lr_schedule,
@@ -143,26 +172,38 @@ def launch(
     unplanned = encrypt and given is not None and not given.encrypted
     if unplanned:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
-    run = RunOptions(steps=steps, trace=trace, ignore_changes=ignore_changes, encrypt=encrypt)
+    run = RunOptions(
+        steps=steps,
+        trace=trace,
+        ignore_changes=ignore_changes,
+        encrypt=encrypt,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        replicas=replicas,
+        keep_here=keep_here,
+        max_restarts=max_restarts,
+    )
     with (
         out.progress("launch") as progress,
         connected(nodes, options, progress, target.everyone) as links,
     ):
         need_all(links.failures)
-        made = given or _make_plan(out, progress, target, links, request, loaded, choice)
-        watch = watcher(out, progress, yes=yes)
-        done, paths = run_plan(made, target.cluster, request, links.sessions, run, watch)
-    seen = None if unplanned else keep(target.cluster.name, made, loaded.digest, done)
-    if output is not None:
-        write_atomic(output, done.to_json(), mode=None)
-    show_measurement(out, done)
-    show_off(out, done)
-    if done.trace is not None:
-        out.line(f"trace: {done.trace}")
-    out.note(f"run: {paths.folder}")
-    if seen is not None:
-        out.note(seen)
-    out.json(done)
+        order = order_of(request, run, options, digest=loaded.digest, limit=limit, output=output)
+        with begun(
+            target.cluster,
+            links.sessions,
+            out.note,
+            workload=request.spec.source,
+            steps=steps,
+            cluster_file=str(target.path.absolute()),
+            order=order,
+        ) as charge:
+
+            def made() -> Plan:
+                return given or _make_plan(out, progress, target, links, request, loaded, choice)
+
+            over = surviving.watched(out, progress, charge, made, yes=yes, detach=detach)
+    surviving.show_over(out, charge.run_id, over)
 
 
 def _show_dry_run(
@@ -233,6 +274,14 @@ def show_measurement(out: Output, done: Measurement) -> None:
         out.line(f"validation loss: {before}{last.loss:.4f} after step {last.step + 1}")
     if done.weights is not None:
         out.line(f"weights: {done.weights}")
+
+
+def _refuse_with_resume(plan: str | None, resume: str) -> None:
+    if plan is not None:
+        raise InputError(
+            f"--resume {resume} goes on with that run's own plan; {plan} does not go with it",
+            hint="leave one of them out",
+        )
 
 
 def _refuse_given(plan: str, given: dict[str, object]) -> None:

@@ -13,9 +13,21 @@ if TYPE_CHECKING:
 
 
 def watcher(
-    out: Output, progress: Ticker, *, title: str = "", show_logs: bool = True, yes: bool = False
+    out: Output,
+    progress: Ticker,
+    *,
+    title: str = "",
+    show_logs: bool = True,
+    yes: bool = False,
+    leaving: bool = False,
 ) -> Watcher:
-    """What a run tells the user. ``title`` goes before every line (the strategy, in a comparison)."""
+    """What a run tells the user.
+
+    Args:
+        title: goes before every line (the strategy, in a comparison).
+        yes: Ctrl-C stops it without a question.
+        leaving: whether the run can go on without us.
+    """
     from skyctl.launch.events import Watcher
 
     prefix = f"{title}: " if title else ""
@@ -34,17 +46,7 @@ def watcher(
             out.note(f"[{rank.rank} {rank.node}] {text}")
 
     def interrupted() -> str:
-        if yes or not interactive():
-            return "stop"
-        while True:
-            try:
-                answer = ask(out, "interrupted: (s)top the run, or (g)o on? [s]", "s", yes=False).lower()
-            except KeyboardInterrupt:
-                return "stop"
-            if answer and "go on".startswith(answer):
-                return "go on"
-            if answer and "stop".startswith(answer):
-                return "stop"
+        return "stop" if yes or not interactive() else asked(out, leaving=leaving)
 
     return Watcher(
         phase=lambda text: progress(f"{prefix}{text}"),
@@ -54,6 +56,22 @@ def watcher(
         warn=lambda text: out.warn(f"{prefix}{text}"),
         interrupted=interrupted,
     )
+
+
+def asked(out: Output, *, leaving: bool) -> str:
+    """What is to become of the run: ``stop``, ``detach`` or ``go on``. A second Ctrl-C stops."""
+    choices = ["stop", "detach", "go on"] if leaving else ["stop", "go on"]
+    words = (
+        "(s)top the run, (d)etach and let it go on, or (g)o on" if leaving else "(s)top the run, or (g)o on"
+    )
+    while True:
+        try:
+            answer = ask(out, f"interrupted: {words}? [s]", "s", yes=False).lower()
+        except KeyboardInterrupt:
+            return "stop"
+        for choice in choices:
+            if answer and choice.startswith(answer):
+                return choice
 
 
 def _validation(done: Progress) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def connected(
     try:
         yield Connected(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})
     finally:
-        _close(list(sessions.values()))
+        close_all(sessions.values())
     for name, session in sessions.items():
         if session.left:
             raise NodeError(
@@ -53,13 +53,20 @@ def connected(
             )
 
 
-def _close(sessions: list[Session]) -> None:
+def close_all(sessions: Iterable[Session]) -> None:
     """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
+    sessions = list(sessions)
+    with uninterrupted(), ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
+        list(pool.map(Session.close, sessions))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """While it lasts, Ctrl-C does nothing: for what is bounded and must be done to its end."""
     ours = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
     try:
-        with ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
-            list(pool.map(Session.close, sessions))
+        yield
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)

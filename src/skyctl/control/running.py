@@ -14,8 +14,9 @@ from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.launch.events import Watcher, measurement
 from skyctl.launch.metrics import Metrics
-from skyctl.launch.run import Deadlines, Run, gather_weights
+from skyctl.launch.run import Deadlines, Run
 from skyctl.launch.spec import RankSpec, check_fits, rank_specs, used_nodes
+from skyctl.launch.weights import gather_weights
 from skyctl.planner.playing import play_of
 from skyctl.records.cluster import Cluster, split_device_id
 from skyctl.records.measurement import Measurement
@@ -29,7 +30,13 @@ class RunOptions:
     """How long to train and what to keep. ``trace``: record what every rank does when.
 
     ``ignore_changes``: train on a cluster that is not what the plan was made for, too. ``encrypt``: what
-    passes between the stages goes through TLS (a plan that was made so is always run so).
+    passes between the stages, and checkpoints between nodes, go through TLS (a plan that was made so is
+    always run so).
+
+    Of supervised runs alone: ``checkpoint_every``: steps from one to the next (0: none; None: chosen, see
+    ``cadence``). ``keep``: so many are kept. ``replicas``: other nodes with a copy of each (None: two, or all
+    there are). ``keep_here``: copies on this machine, too. ``max_restarts``: attempts after a fault, counted
+    anew after each checkpoint.
     """
 
     steps: int = 10
@@ -38,6 +45,11 @@ class RunOptions:
     ignore_changes: bool = False
     encrypt: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
+    checkpoint_every: int | None = None
+    keep: int = 2
+    replicas: int | None = None
+    keep_here: bool = False
+    max_restarts: int = 3
 
 
 def run_plan(
@@ -58,7 +70,7 @@ def run_plan(
     check_fits(plan, cluster)
     play = play_of(plan)
     paths = RunPaths.new()
-    write_atomic(paths.plan, plan.to_json())
+    paths.keep_plan(plan.to_json())
     run = None
     metrics = Metrics(paths, watcher.note)
     try:
@@ -119,8 +131,13 @@ def prepare(
     options: RunOptions,
     run_id: str,
     watcher: Watcher,
+    addresses: Mapping[str, str] | None = None,
 ) -> list[RankSpec]:
-    """Ships what the ranks need and says what each is told."""
+    """Ships what the ranks need and says what each is told.
+
+    Args:
+        addresses: by node, where its peers reach it; None: found out.
+    """
     watcher.phase("shipping the workload")
     used = [node.name for node in used_nodes(plan, cluster)]
     mine = {name: sessions[name] for name in used}
@@ -136,7 +153,7 @@ def prepare(
         run_id=run_id,
         steps=options.steps,
         workload=told,
-        addresses=peer_addresses(mine),
+        addresses=addresses or peer_addresses(mine),
         weights=options.weights,
         recipe=request.recipe.to_dict(),
         trace=options.trace,

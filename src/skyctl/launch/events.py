@@ -21,6 +21,10 @@ from skyctl.records.plan import Plan
 from skyctl.schedule.playing import Play
 
 
+class Detached(KeyboardInterrupt):
+    """Whoever watches goes away, and the run is to go on without this process."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """One finished step, with the validation that followed it where there was one.
@@ -54,13 +58,31 @@ class Watcher:
 
 @dataclass
 class Collected:
-    """Step events by rank, in the order they came; ``validation``: the losses, by the step before."""
+    """Step events by rank, in the order they came; ``validation``: the losses, by the step before.
+
+    ``first``: the step that this attempt begins with. ``reported``: steps that are done, those before it
+    included.
+    """
 
     ranks: int
     steps: int
     by_rank: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     validation: dict[int, float] = field(default_factory=dict)
     reported: int = 0
+    first: int = 0
+    _kept: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reported = max(self.reported, self.first)
+
+    def kept(self, rank: int, event: dict[str, Any]) -> dict[int, dict[str, Any]] | None:
+        """A rank has written its layers; what all have written, by layer, once every rank has."""
+        step = int(event["step"])
+        self._kept.setdefault(step, {})[rank] = event
+        events = self._kept[step]
+        if len(events) < self.ranks or any(one.get("error") for one in events.values()):
+            return None
+        return {int(i): known for one in events.values() for i, known in one["layers"].items()}
 
     def add(self, rank: int, event: dict[str, Any]) -> None:
         """Keeps one rank's figures of one step."""
@@ -87,7 +109,7 @@ class Collected:
     def _progress(self, step: int) -> Progress:
         first = self.by_rank[0][step]
         last = self.by_rank[self.ranks - 1][step]
-        times = [self.by_rank[0][i]["iteration_s"] for i in range(1, step + 1)]
+        times = [self.by_rank[0][i]["iteration_s"] for i in range(self.first + 1, step + 1)]
         pace = median(times) if times else None
         iteration_s = float(first["iteration_s"])
         rates = (self.by_rank[rank][step].get("learning_rate") for rank in range(self.ranks))
@@ -113,20 +135,20 @@ def measurement(
     weights: str | None,
     play: Play | None = None,
 ) -> Measurement:
-    """The run's record. The first step is warm-up and is left out of the medians where there is a second.
+    """The record of one attempt. Its first step is warm-up and is left out of the medians where it can be.
 
     ``play``: what the plan's prediction comes from, for the predicted parts of a stage's time.
     """
-    done = collected.reported
+    first, done = collected.first, collected.reported
     steps = tuple(
         StepMeasurement(
             step=i,
             loss=float(collected.by_rank[collected.ranks - 1][i]["loss"]),
             iteration_s=float(collected.by_rank[0][i]["iteration_s"]),
         )
-        for i in range(done)
+        for i in range(first, done)
     )
-    settled = list(range(1, done)) or list(range(done))
+    settled = list(range(first + 1, done)) or list(range(first, done))
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     replicas = []
     for rank in ranks:
@@ -153,7 +175,7 @@ def measurement(
         run_id=run_id,
         strategy=plan.strategy,
         steps=steps,
-        iteration_s=quantiles([steps[i].iteration_s for i in settled]),
+        iteration_s=quantiles([steps[i - first].iteration_s for i in settled]),
         predicted_iteration_s=plan.predicted.iteration_s,
         replicas=tuple(replicas),
         final_loss=steps[-1].loss,

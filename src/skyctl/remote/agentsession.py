@@ -98,6 +98,11 @@ class Session:
         return self._link.away_s
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since anything came from the node."""
+        return self._link.silent_s
+
+    @property
     def watermark(self) -> int:
         """Every event up to this ``seq`` was handled (without ``manual_ack``: has come).
 

@@ -74,6 +74,11 @@ class Link:
         thread.start()
         return thread
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything came."""
+        return max(0.0, time.monotonic() - self._heard_at)
+
     def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """Queues a frame; waits while too much is queued. Raises what the link was lost to."""
         with self.changed:

@@ -1,0 +1,144 @@
+"""Going on with a run whose supervisor is gone, or has let it go: its ranks, or its last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from skyctl.control.charge import Charge, taken
+from skyctl.control.connect import need_all
+from skyctl.control.learning import keep
+from skyctl.control.orders import connect_of, options_of, request_of
+from skyctl.control.playing import Adopted
+from skyctl.control.saying import kept
+from skyctl.control.supervising import Supervisor
+from skyctl.control.supervisors import Claim
+from skyctl.errors import RunError, SkyctlError
+from skyctl.files import RunPaths, read_record, write_atomic
+from skyctl.launch.events import Detached, Watcher
+from skyctl.records.cluster import split_device_id
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
+from skyctl.remote.session import Task, open_sessions
+
+Detach = Callable[[Charge], object]
+"""What becomes of a run that is to go on without this process."""
+
+
+def take_over(held: Claim, watcher: Watcher, detach: Detach) -> tuple[Measurement, RunPaths] | None:
+    """Supervises the run to its end; None where it was detached from.
+
+    Raises:
+        InputError: its files can't be read.
+        SkyctlError: as ``Supervisor.run``.
+    """
+    told = kept(watcher, held.paths.supervisor_log)
+    with taken(held, told.note, told.phase) as charge:
+        for name, error in {**charge.failures, **charge.gone}.items():
+            told.warn(f"node {name}: {error.message}")
+        tasks = ranks_of(charge)
+        if tasks is None:
+            step = charge.state.checkpoint
+            how = f"it goes on from the checkpoint of step {step}" if step else "it begins again"
+            told.note(f"not all of its ranks are there any more: {how}")
+            _find_again(charge, told)
+        end_tasks(charge, but=(tasks or {}).values())
+        return supervised(charge, plan_of(charge), watcher, detach, tasks)
+
+
+def supervised(
+    charge: Charge,
+    plan: Plan,
+    watcher: Watcher,
+    detach: Detach,
+    tasks: dict[int, Task] | None = None,
+) -> tuple[Measurement, RunPaths] | None:
+    """Plays the run of the charge, as its state has it, to its end; None where it was detached from.
+
+    Args:
+        tasks: by rank, those of an attempt that goes on already.
+    """
+    state, ledger = charge.state, charge.ledger
+    watcher = kept(watcher, ledger.paths.supervisor_log)
+    supervisor = Supervisor(
+        plan,
+        charge.cluster,
+        request_of(state),
+        charge.sessions,
+        options_of(state),
+        watcher,
+        ledger,
+        connect=connect_of(state),
+        resume=tasks is None and bool(state.attempts),
+    )
+    adopted = Adopted(tasks, ledger.past(), ledger.reported) if tasks is not None else None
+    try:
+        done, paths = supervisor.run(adopted)
+    except Detached:
+        detach(charge)
+        return None
+    played = read_record(Plan, paths.newest_plan)
+    digest = state.order.get("digest")
+    as_measured = played.encrypted or not options_of(state).encrypt
+    learned = isinstance(digest, str) and done.attempts == 1 and as_measured
+    if learned and (seen := keep(charge.cluster.name, played, str(digest), done)) is not None:
+        watcher.note(seen)
+    if output := state.order.get("output"):
+        write_atomic(Path(str(output)), done.to_json(), mode=None)
+    return done, paths
+
+
+def _find_again(charge: Charge, watcher: Watcher) -> None:
+    """New sessions with the nodes whose old ones have ended."""
+    nodes = [node for node in charge.cluster.nodes if node.name in charge.gone]
+    if not nodes:
+        return
+    watcher.phase(f"connecting to {len(nodes)} nodes anew")
+    for name, outcome in open_sessions(nodes, connect_of(charge.state)).items():
+        if isinstance(outcome, SkyctlError):
+            watcher.warn(f"node {name}: {outcome.message}")
+        else:
+            charge.sessions[name] = outcome
+    charge.note_sessions()
+    if not charge.sessions:
+        need_all({**charge.failures, **charge.gone})
+
+
+def plan_of(charge: Charge) -> Plan:
+    """The plan of the last attempt. Raises RunError where the run had none yet."""
+    paths = charge.ledger.paths
+    found = next((path for path in (paths.plan, paths.newest_plan) if path.is_file()), None)
+    if found is None:
+        raise RunError(
+            f"run {paths.run_id} had no plan yet when its supervisor went: there is nothing to go on with, "
+            "and it is ended",
+            hint="launch it again",
+        )
+    return read_record(Plan, found)
+
+
+def ranks_of(charge: Charge) -> dict[int, Task] | None:
+    """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
+    if charge.state.status not in ("running", "stopping") or not charge.state.attempts:
+        return None
+    devices = charge.state.attempts[-1].devices
+    found = charge.ranks()
+    known = {r for r, event in charge.ledger.past() if event.get("event") in ("result", "error", "exit")}
+    for rank, device in enumerate(devices):
+        node = split_device_id(device)[0]
+        task = found.get(rank)
+        # One that has ended meanwhile may still have to say what with.
+        if task is None or task.node.name != node or (task.done and rank not in known):
+            return None
+    return {rank: found[rank] for rank in range(len(devices))}
+
+
+def end_tasks(charge: Charge, but: Iterable[Task] = ()) -> None:
+    """Ends what the last supervisor has left there: keepers, whose secret was its own, and the like."""
+    kept_ = {id(task) for task in but}
+    for session in charge.sessions.values():
+        for task in session.tasks():
+            if not task.ended and id(task) not in kept_:
+                with suppress(SkyctlError):
+                    task.kill()

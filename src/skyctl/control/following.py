@@ -1,0 +1,204 @@
+"""A run as its files tell of it, while another process writes them: new lines of logs, figures and words.
+
+A file may be cut a little when its writer was killed and another goes on; the same lines are written again
+then, so a reader only has to wait until there is more than it has seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyctl.errors import InputError
+from skyctl.files import RunPaths, read_record
+from skyctl.records.cluster import split_device_id
+from skyctl.records.run import RunState
+
+MOST_BYTES = 1 << 20
+"""Of a file are read at a time."""
+TAIL_BLOCK_BYTES = 64 << 10
+
+
+class Tail:
+    """Complete lines of one file, as they come. ``last``: begin so many lines before its end; None: at its
+    beginning."""
+
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        self.path = path
+        self._at = 0 if last is None else _start_of_last(path, last)
+
+    def lines(self) -> list[str]:
+        """The new ones; an empty list where there are none, or no file."""
+        out: list[str] = []
+        try:
+            with self.path.open("rb") as file:
+                while True:
+                    file.seek(self._at)
+                    data = file.read(MOST_BYTES)
+                    whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == MOST_BYTES else 0)
+                    if not whole:
+                        return out
+                    self._at += whole
+                    out += data[:whole].decode("utf-8", "replace").splitlines()
+        except OSError:
+            return out
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that a task printed. ``rank``: None for one that is no rank."""
+
+    attempt: int
+    who: str
+    node: str
+    rank: int | None
+    text: str
+
+
+class Logs:
+    """The logs of a run, over all its attempts or of one.
+
+    Args:
+        only: a rank's number, or a node's name; None: all.
+        attempt: only this one's; None: from the newest on.
+        last: so many lines of each log that is there already; None: all.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        state: RunState,
+        *,
+        only: str | None = None,
+        attempt: int | None = None,
+        last: int | None = None,
+    ) -> None:
+        self._paths, self._only = paths, only
+        self._first = attempt or max([1, *(one.number for one in state.attempts)])
+        self._alone = attempt is not None
+        self._last = last
+        self._tails: dict[Path, Tail] = {}
+        self._state = state
+        if attempt is not None and not RunPaths(paths.run_id, attempt).logs.is_dir():
+            raise InputError(
+                f"run {paths.run_id} has no attempt {attempt}; its newest is "
+                f"{max([1, *(one.number for one in state.attempts)])}"
+            )
+        self._check()
+
+    def lines(self) -> Iterator[Line]:
+        """What is new, attempt by attempt, log by log."""
+        for number in self._attempts():
+            folder = RunPaths(self._paths.run_id, number).logs
+            for path in sorted(folder.glob("*.log")):
+                who, node, rank = self._whose(path.stem, number)
+                if not self._wanted(node, rank):
+                    continue
+                tail = self._tails.get(path)
+                if tail is None:
+                    tail = self._tails[path] = Tail(path, self._last)
+                for text in tail.lines():
+                    yield Line(number, who, node, rank, text)
+        self._last = None  # a log that comes later is new from its beginning
+
+    def update(self, state: RunState) -> None:
+        """The state as it is now: which attempts there are, and which rank is where."""
+        self._state = state
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether lines of several tasks may come."""
+        return self._only is None or not self._only.isdigit()
+
+    def _attempts(self) -> list[int]:
+        if self._alone:
+            return [self._first]
+        return list(range(self._first, max([self._first, *(one.number for one in self._state.attempts)]) + 1))
+
+    def _whose(self, stem: str, attempt: int) -> tuple[str, str, int | None]:
+        kind, _, rest = stem.partition("-")
+        if kind != "rank" or not rest.isdigit():
+            return kind, rest, None
+        rank = int(rest)
+        devices = next((one.devices for one in self._state.attempts if one.number == attempt), ())
+        node = split_device_id(devices[rank])[0] if rank < len(devices) else ""
+        return f"rank {rank}", node, rank
+
+    def _wanted(self, node: str, rank: int | None) -> bool:
+        if self._only is None:
+            return True
+        return rank == int(self._only) if self._only.isdigit() else node == self._only
+
+    def _check(self) -> None:
+        """Raises InputError where the run has no such rank or node."""
+        if self._only is None:
+            return
+        devices = [device for one in self._state.attempts for device in one.devices]
+        nodes = sorted({split_device_id(device)[0] for device in devices})
+        ranks = max((len(one.devices) for one in self._state.attempts), default=0)
+        if devices and (int(self._only) >= ranks if self._only.isdigit() else self._only not in nodes):
+            raise InputError(
+                f"--rank {self._only}: run {self._paths.run_id} has ranks 0 to {ranks - 1} "
+                f"on {', '.join(nodes)}"
+            )
+
+
+class Figures:
+    """The lines of ``metrics.jsonl`` as they come. Steps that are done again come again: the file is replaced
+    by a shorter one then."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._path = paths.metrics
+        self._tail = Tail(self._path)
+        self._inode = 0
+        self._next = 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The new ones."""
+        try:
+            inode = self._path.stat().st_ino
+        except OSError:
+            return []
+        another = inode != self._inode
+        if another:
+            self._inode, self._tail = inode, Tail(self._path)
+        found = [json.loads(line) for line in self._tail.lines()]
+        if another:
+            self._next = min(self._next, found[-1]["step"] + 1 if found else 0)
+        new = [line for line in found if line["step"] >= self._next]
+        self._next = max([self._next, *(line["step"] + 1 for line in new)])
+        return new
+
+
+def state_of(paths: RunPaths) -> RunState:
+    """The run's state now. Raises InputError."""
+    return read_record(RunState, paths.state)
+
+
+def left_s(line: dict[str, Any], state: RunState) -> float:
+    """How long the steps after that line's take at its pace."""
+    return float(line["iteration_s"]) * max(0, state.steps - int(line["step"]) - 1)
+
+
+def _start_of_last(path: Path, lines: int) -> int:
+    """Where the last so many complete lines of a file begin."""
+    try:
+        with path.open("rb") as file:
+            at = file.seek(0, 2)
+            found = -1  # the end of the last line is none's beginning
+            while at > 0:
+                step = min(TAIL_BLOCK_BYTES, at)
+                at -= step
+                file.seek(at)
+                block = file.read(step)
+                for index in range(len(block) - 1, -1, -1):
+                    if block[index] == 10:
+                        found += 1
+                        if found == lines:
+                            return at + index + 1
+            return 0
+    except OSError:
+        return 0

@@ -1,0 +1,278 @@
+"""What is written down of a run, so that any process can go on from it: its state, words and figures.
+
+A run's nodes keep each event until they hear that it was handled, and they hear that only once it is on disk
+here. ``state.json`` says where the run stands; ``journal.py`` keeps the rest in step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from skyctl.control.journal import Journal
+from skyctl.errors import SkyctlError
+from skyctl.files import RunPaths, read_record, safe_name, write_atomic
+from skyctl.launch.events import Collected, Progress
+from skyctl.launch.metrics import Board, figures
+from skyctl.records.run import RunState
+
+EVERY_S = 0.5
+"""How long what a rank said may wait to be written."""
+STATE_EVERY_S = 1.0
+
+AT_ONCE = {"status", "attempts", "sessions", "supervisor", "away", "lost", "checkpoint", "detail", "order"}
+"""Of these a change is written before ``update`` returns."""
+
+_RANK = re.compile(r"rank-(\d+)")
+LAST_WORDS = ("error", "exit")
+_UNKEPT = ("alive",)
+"""Events that mean nothing later."""
+
+
+class Numbered(Protocol):
+    """What the ledger needs of a session (``remote/session.py``): its events are numbered, and kept there."""
+
+    @property
+    def id(self) -> str:
+        """The session's name."""
+
+    @property
+    def watermark(self) -> int:
+        """All its events up to there were handled."""
+
+    def handled(self, seq: int) -> None:
+        """That event needs no more keeping."""
+
+
+class Ledger:
+    """One run's. Threads may share it; whoever made it must ``close`` it.
+
+    ``state``: as last told, which may be a second newer than the file. ``paths``: of the last attempt.
+    ``sessions``: by node, whose events they are; the supervisor's own mapping, as it changes.
+    """
+
+    def __init__(self, paths: RunPaths, state: RunState, note: Callable[[str], None]) -> None:
+        self.paths = paths
+        self.state = state
+        self._lock = threading.RLock()
+        self._writing = threading.Lock()
+        self._dirty = True
+        self._written_at = float("-inf")
+        self.sessions: Mapping[str, Numbered] = {}
+        self._failure: SkyctlError | None = None
+        self._journal = Journal(paths.folder, self._tell)
+        self._board = Board(paths, note)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="ledger", daemon=True)
+
+    @classmethod
+    def create(cls, paths: RunPaths, state: RunState, note: Callable[[str], None]) -> Ledger:
+        """A fresh run's.
+
+        Args:
+            note: told where there is no TensorBoard.
+
+        Raises:
+            SkyctlError: the folder can't be written.
+        """
+        return cls(paths, state, note)._begun()
+
+    @classmethod
+    def open(cls, run_id: str, note: Callable[[str], None]) -> Ledger:
+        """What a process that may have been killed has left: files cut to what it had saved.
+
+        Only whoever holds the run's claim (``supervisors.py``) may do that.
+
+        Raises:
+            InputError: there is no such run, or its state can't be read.
+        """
+        state = read_record(RunState, RunPaths(run_id).state)
+        number = state.attempts[-1].number if state.attempts else 1
+        made = cls(RunPaths(run_id, number), state, note)
+        made._journal = Journal.open(made.paths.folder, made._tell)
+        return made._begun()
+
+    def _begun(self) -> Ledger:
+        self.write_state()
+        self._thread.start()
+        return self
+
+    # --- the state
+
+    def update(self, **changes: Any) -> None:
+        """Changes fields of the state. Raises SkyctlError where the disk refuses, or has refused before."""
+        with self._lock:
+            before = self.state
+            self.state = before.model_copy(update=changes)
+            changed = {name for name, value in changes.items() if getattr(before, name) != value}
+            self._dirty = self._dirty or bool(changed)
+        if changed & AT_ONCE:
+            self.write_state()
+        self._complain()
+
+    def write_state(self) -> None:
+        """Writes ``state.json`` now. Raises SkyctlError where the disk refuses."""
+        with self._writing:
+            with self._lock:
+                self.state = self.state.model_copy(update={"written": now()})
+                text, self._dirty = self.state.to_json(), False
+            self._written_at = time.monotonic()
+            write_atomic(self.paths.state, text)
+
+    def begin(self, paths: RunPaths, plan: str) -> None:
+        """A new attempt, whose folder is there; ``plan``: its JSON."""
+        self.flush()
+        paths.keep_plan(plan)
+        with self._lock:
+            self.paths = paths
+
+    # --- events
+
+    def upto(self, session_id: str) -> int:
+        """All events of that session up to there are done with; the later ones are wanted."""
+        return self._journal.upto(session_id)
+
+    def heard(self, node: str, who: str, event: Mapping[str, Any], attempt: int | None = None) -> bool:
+        """Writes an event down, within ``EVERY_S``.
+
+        Args:
+            who: the task, as in ``rank-3`` or ``keeper``.
+            event: its ``seq``, where it has one, is its number in the node's session.
+            attempt: whose task it is; None: the last one's.
+
+        Returns:
+            False where it was written down before, so it must not be acted on again.
+
+        Raises:
+            SkyctlError: the disk has refused to take what came before.
+        """
+        self._complain()
+        session = self.sessions.get(node)
+        source = getattr(session, "id", node)
+        number = attempt or self.paths.attempt
+        kind = event.get("event")
+        name: str | None = None
+        data = b""
+        if kind == "log":
+            name, data = self._log_name(node, who, number), _lines(str(event.get("text", "")))
+        elif kind not in _UNKEPT:
+            name = f"attempts/{number}/events.jsonl"
+            data = (json.dumps({"node": node, "who": who, **event}) + "\n").encode()
+        fresh = self._journal.take(source, event.get("seq"), name, data)
+        if fresh and event.get("traceback"):
+            self._journal.take("", None, self._log_name(node, who, number), _lines(str(event["traceback"])))
+        if kind in LAST_WORDS:
+            self.flush()  # an error that is about to be shown names the log
+        return fresh
+
+    def step(self, progress: Progress) -> None:
+        """A step that every rank has finished: a line of ``metrics.jsonl``.
+
+        One that was done before, in an earlier attempt, replaces that one's line and those after it.
+        """
+        step = progress.step
+        name = self.paths.metrics.name
+        if step < self._journal.notes.get("metrics", 0):
+            self.flush()
+            kept = [one for one in _json_lines(self.paths.metrics) if int(one["step"]) < step]
+            self._journal.replace(name, "".join(json.dumps(one) + "\n" for one in kept).encode())
+        notes = {"metrics": step + 1, "reported": [self.paths.attempt, step + 1]}
+        line = figures(progress)
+        self._board.step(line)
+        self._journal.take("", None, name, (json.dumps(line) + "\n").encode(), notes)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The last attempt's events, in the order they were written down."""
+        self.flush()
+        yield from _json_lines(self.paths.events)
+
+    def past(self) -> list[tuple[int, dict[str, Any]]]:
+        """(rank, event) of all that the last attempt's ranks have reported, in order."""
+        said = ((_RANK.fullmatch(str(event.get("who"))), event) for event in self.events())
+        return [(int(rank[1]), event) for rank, event in said if rank]
+
+    def refill(self, collected: Collected) -> Collected:
+        """Puts the last attempt's steps and validations into it; those told of already count as reported."""
+        for rank, event in self.past():
+            if event.get("event") == "step":
+                collected.add(rank, event)
+            elif event.get("event") == "validation":
+                collected.validation[int(event["step"])] = float(event["loss"])
+        collected.reported = max(collected.reported, self.reported)
+        return collected
+
+    @property
+    def reported(self) -> int:
+        """The last attempt's steps up to there have their line in ``metrics.jsonl``; 0 where none has."""
+        attempt, step = self._journal.notes.get("reported", [0, 0])
+        return int(step) if attempt == self.paths.attempt else 0
+
+    def _log_name(self, node: str, who: str, attempt: int) -> str:
+        rank = _RANK.fullmatch(who)
+        file = f"rank-{int(rank[1]):03d}" if rank else f"{safe_name(who)}-{safe_name(node)}"
+        return f"attempts/{attempt}/logs/{file}.log"
+
+    # --- the disk
+
+    def flush(self) -> None:
+        """Everything taken so far is on disk. Raises SkyctlError where it refuses."""
+        for session in list(self.sessions.values()):
+            self._journal.settle(session.id, session.watermark)
+        self._journal.flush()
+        self._failure = None
+
+    def close(self) -> None:
+        """Writes what is left. Idempotent; raises SkyctlError where the disk refuses."""
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._board.close()
+        self.flush()
+        if self._dirty:
+            self.write_state()
+
+    def _keep(self) -> None:
+        while not self._over.wait(EVERY_S):
+            try:
+                self.flush()
+                if self._dirty and time.monotonic() - self._written_at >= STATE_EVERY_S:
+                    self.write_state()
+            except SkyctlError as exc:
+                self._failure = exc
+
+    def _complain(self) -> None:
+        """Raises what the disk refused in the meantime."""
+        failure = self._failure
+        if failure is not None:
+            raise SkyctlError(failure.message, hint=failure.hint)
+
+    def _tell(self, source: str, numbers: list[int]) -> None:
+        session = next((one for one in list(self.sessions.values()) if one.id == source), None)
+        if session is not None:
+            with suppress(SkyctlError):  # it is lost; whoever takes it over says from where
+                for number in numbers:
+                    session.handled(number)
+
+
+def now() -> str:
+    """This moment, as the records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _lines(text: str) -> bytes:
+    return "".join(line + "\n" for line in text.splitlines()).encode("utf-8", "replace")
+
+
+def _json_lines(path: Any) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,194 @@
+"""Another plan for a run under way: without nodes that were lost, with one that came, as seen by now. Pure.
+
+The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
+pins. The schedule stays, too, unless nothing fits with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from skyctl.control.choosing import AUTO
+from skyctl.control.fitting import Seen
+from skyctl.control.planning import PlanOptions, plan_best, plan_problem
+from skyctl.errors import InfeasibleError, UndecidedError
+from skyctl.planner.api import predict
+from skyctl.planner.playing import play_of
+from skyctl.records.plan import Machine, Plan
+from skyctl.records.problem import Link, Problem, SharedResource
+
+TIME_LIMIT_S = 5.0
+"""For a plan while everybody waits."""
+
+SLOWER = 1.25
+"""A stage that takes so many times its predicted time has become slow."""
+WINDOW = 10
+"""Steps that are looked at."""
+LEAST = 4
+"""With fewer there is nothing to be seen."""
+MARGIN = 1.5
+"""What is gained must be so many times what moving costs."""
+GAIN = 0.03
+"""A plan that is better by less is not better: predictions are no more exact than that."""
+RESTART_S = 30.0
+"""What a restart takes where none was measured."""
+
+
+def node_of(device: str) -> str:
+    """The node of a device's id."""
+    return device.rpartition("/")[0]
+
+
+def nodes_in(plan: Plan) -> tuple[str, ...]:
+    """The nodes that hold a stage, in pipeline order, each once."""
+    return tuple(dict.fromkeys(node_of(stage.replicas[0].device) for stage in plan.stages))
+
+
+def without(problem: Problem, lost: Mapping[str, str]) -> Problem:
+    """The problem without the devices of those nodes.
+
+    Args:
+        lost: by node, why it can't be used.
+
+    Raises:
+        InfeasibleError: no device is left, or none that may hold a pinned stage.
+    """
+    left = [device for device in problem.devices if node_of(device.id) not in lost]
+    ids = {device.id for device in left}
+    reasons = "".join(f"\n  {name}: {why}" for name, why in lost.items())
+    if not left:
+        raise InfeasibleError(
+            f"no device is left to train on:{reasons}", hint="bring a node back, or see skyctl check"
+        )
+    pins = {}
+    for name, flag in (("first_stage", "--pin-first"), ("last_stage", "--pin-last")):
+        pinned: Sequence[str] | None = getattr(problem, name)
+        if pinned is None:
+            continue
+        pins[name] = tuple(device for device in pinned if device in ids)
+        if not pins[name]:
+            raise InfeasibleError(
+                f"only {', '.join(pinned)} may hold the {name.replace('_', ' ')} ({flag}), and none of them "
+                f"is left:{reasons}",
+                hint="bring one of them back, then resume the run",
+            )
+    update: dict[str, Any] = {
+        "devices": tuple(left),
+        "times": {name: times for name, times in problem.times.items() if name in ids},
+        "links": tuple(link for link in problem.links if link.source in ids and link.target in ids),
+        "shared": tuple(_shared(problem.shared, ids)),
+        **pins,
+    }
+    return problem.model_copy(update=update)
+
+
+def _shared(resources: Sequence[SharedResource], ids: Collection[str]) -> list[SharedResource]:
+    found = []
+    for one in resources:
+        pairs = tuple(pair for pair in one.links if pair[0] in ids and pair[1] in ids)
+        if pairs:
+            found.append(one.model_copy(update={"links": pairs}))
+    return found
+
+
+def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Plan:
+    """The best plan of ``problem`` by the strategy of ``had`` (for one of the user's own: the best there is).
+
+    Raises:
+        InfeasibleError: proved under every schedule; the message says what is short.
+        UndecidedError: nothing was found in time.
+    """
+    strategy = "optimal" if had.strategy == "assigned" else had.strategy
+    options = PlanOptions(strategy=strategy, time_limit_s=TIME_LIMIT_S)
+    try:
+        found = plan_problem(problem, options, TIME_LIMIT_S)
+    except (InfeasibleError, UndecidedError):
+        roomy = problem.model_copy(update={"recompute": True})
+        found = plan_best([roomy], replace(options, strategy="optimal", schedule=AUTO))
+    ids = {device.id for device in problem.devices}
+    known = {one.device: one for one in (*had.machines, *machines) if one.device in ids}
+    kept = {"workload": had.workload, "machines": tuple(known.values()), "encrypted": had.encrypted}
+    return found.model_copy(update=kept)
+
+
+def with_node(problem: Problem, other: Problem, node: str) -> Problem:
+    """``problem`` with a node's devices as ``other`` has them; a link nobody has measured is as the slowest.
+
+    The node's own devices of before, if it had any, are replaced.
+    """
+    new = [device for device in other.devices if node_of(device.id) == node]
+    ids = {device.id for device in new}
+    base = without(problem, {node: ""}) if len(ids) < len(problem.devices) else problem
+    devices = {device.id: device for device in (*base.devices, *new)}
+    known = {(link.source, link.target): link for link in (*problem.links, *other.links)}
+    links = dict.fromkeys((link.source, link.target) for link in base.links)
+    made: list[Link] = [known[pair] for pair in links]
+    apart = [link for link in problem.links if node_of(link.source) != node_of(link.target)]
+    for here in ids:
+        for there in devices:
+            for pair in ((here, there), (there, here)):
+                if here == there or node_of(there) == node or pair in links:
+                    continue
+                links[pair] = None
+                if pair in known:
+                    made.append(known[pair])
+                elif apart:
+                    slowest = min(apart, key=lambda link: link.bandwidth_bytes_per_s)
+                    made.append(slowest.model_copy(update={"source": pair[0], "target": pair[1]}))
+    times = {**base.times, **{name: times for name, times in other.times.items() if name in ids}}
+    pins: dict[str, Any] = {"first_stage": problem.first_stage, "last_stage": problem.last_stage}
+    return base.model_copy(
+        update={
+            "devices": tuple(devices.values()),
+            "times": times,
+            "links": tuple(made),
+            "shared": problem.shared,
+            **pins,
+        }
+    )
+
+
+def seen_times(plan: Plan, events: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """By device, measured ÷ predicted of its layers' time, over the last steps; too few steps: left out.
+
+    Args:
+        events: by rank, its step events, the oldest first, without the first of an attempt.
+    """
+    play = play_of(plan)
+    found = {}
+    for rank, stage in enumerate(plan.stages):
+        last = list(events[rank])[-WINDOW:] if rank < len(events) else []
+        layers = play.layers(rank)
+        planned_s = play.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
+        if len(last) >= LEAST and planned_s > 0:
+            took = [float(e["forward_s"]) + float(e["backward_s"]) + float(e["optimizer_s"]) for e in last]
+            found[stage.replicas[0].device] = median(took) / planned_s
+    return found
+
+
+def as_seen(problem: Problem, factors: Mapping[str, float]) -> Problem:
+    """The problem with the times that were seen."""
+    return Seen(factors).applied(problem)
+
+
+def slow_devices(factors: Mapping[str, float]) -> list[str]:
+    """Those that take much longer than predicted, the worst first."""
+    return sorted((d for d, f in factors.items() if f > SLOWER), key=lambda d: -factors[d])
+
+
+def worth_moving(now_s: float, then_s: float, steps_left: int, cost_s: float) -> bool:
+    """Whether a better plan is worth ending the attempt for. ``now_s``, ``then_s``: a step's seconds."""
+    return then_s < now_s * (1 - GAIN) and (now_s - then_s) * steps_left > MARGIN * cost_s
+
+
+def step_s(problem: Problem, plan: Plan) -> float:
+    """What the plan's stages would take on ``problem``, which has their devices."""
+    return predict(problem, plan).iteration_s
+
+
+def same_stages(one: Plan, other: Plan) -> bool:
+    """Whether both put the same layers on the same devices in the same way."""
+    return one.stages == other.stages and one.problem.schedule == other.problem.schedule

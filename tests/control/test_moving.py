@@ -1,0 +1,176 @@
+"""When a run that goes well goes on with another plan: slow nodes, plans on trial, nodes that come back."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyctl.control.moving import Mover
+from skyctl.control.replanning import as_seen, nodes_in, replan, without
+from skyctl.launch.events import Collected, Watcher
+from skyctl.planner.api import plan
+from skyctl.planner.playing import play_of
+from skyctl.records.cluster import Cluster, Node
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+
+NODES = ("a", "b", "c")
+CLUSTER = Cluster(name="here", nodes=tuple(Node(name=name, transport="local") for name in NODES))
+STEPS = 10_000
+
+
+def problem() -> Problem:
+    ids = [f"{name}/cpu:0" for name in NODES]
+    cost = (0.1,) * 6
+    return Problem(
+        layers=tuple(
+            Layer(name=f"l{i}", flops=1e9, state_bytes=1e6, activation_bytes=1e3, output_bytes=1e3)
+            for i in range(6)
+        ),
+        devices=tuple(Device(id=i, flops_per_s=1e9, memory_bytes=None) for i in ids),
+        times={i: LayerTimes(forward_s=cost, backward_s=cost, optimizer_s=(0.0,) * 6) for i in ids},
+        links=tuple(
+            Link(source=s, target=t, latency_s=1e-4, bandwidth_bytes_per_s=1e7)
+            for s, t in itertools.permutations(ids, 2)
+        ),
+        microbatches=4,
+    )
+
+
+def collected(made: Plan, factors: dict[str, float], step_s: float, steps: int = 12, first: int = 0) -> Any:
+    """Steps of a plan whose stages took so many times what it predicts."""
+    play = play_of(made)
+    done = Collected(len(made.stages), STEPS, first=first)
+    for rank, stage in enumerate(made.stages):
+        times = play.layers(rank)
+        took_s = play.microbatches * (times.forward_s + times.backward_s)
+        took_s *= factors.get(stage.replicas[0].device, 1.0)
+        for step in range(first, first + steps):
+            event = {"step": step, "iteration_s": step_s, "loss": 1.0, "samples": 4}
+            done.add(rank, event | {"forward_s": took_s, "backward_s": 0.0, "optimizer_s": 0.0})
+    assert len(done.complete()) == steps
+    return done
+
+
+def most_layers(made: Plan) -> str:
+    return max(made.stages, key=lambda stage: stage.stop - stage.start).replicas[0].device
+
+
+class Desk:
+    """A mover, and what it said."""
+
+    def __init__(self, made: Plan) -> None:
+        self.said: list[str] = []
+        self.sessions: dict[str, Any] = {
+            name: SimpleNamespace(lost=None, away_s=0.0, silent_s=0.0, close=lambda: None) for name in NODES
+        }
+        watcher = Watcher(note=self.said.append, warn=self.said.append)
+        self.mover = Mover(CLUSTER, None, self.sessions, None, made, watcher)  # type: ignore[arg-type]
+
+    def look(self, made: Plan, done: Any, lost: dict[str, str] | None = None) -> None:
+        """Until no job is under way."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            self.mover.look(made, done, STEPS, lost or {})
+            if self.mover._job is None or self.mover.decided is not None:
+                return
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def desk() -> Callable[[Plan], Desk]:
+    return Desk
+
+
+def test_a_slow_stage_gets_less(desk: Callable[[Plan], Desk]) -> None:
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    here.mover.checkpointed(made, collected(made, {slow: 1.2}, 5.0), STEPS)
+    here.look(made, collected(made, {}, 5.0))
+    assert here.mover.decided is None, "within what is usual"
+    here.mover.checkpointed(made, collected(made, {slow: 2.5}, 5.0), STEPS)
+    here.look(made, collected(made, {slow: 2.5}, 5.0))
+    move = here.mover.decided
+    assert move is not None
+    assert move.why.startswith(f"{slow} takes 2.50 ×")
+    had = next(s.stop - s.start for s in made.stages if s.replicas[0].device == slow)
+    has = [s.stop - s.start for s in move.plan.stages if s.replicas[0].device == slow]
+    assert sum(has) < had
+
+
+def test_near_the_end_nothing_is_moved(desk: Callable[[Plan], Desk]) -> None:
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    done = collected(made, {slow: 2.5}, 5.0)
+    here.mover.checkpointed(made, done, 22)
+    deadline = time.monotonic() + 60
+    while here.mover._job is not None and time.monotonic() < deadline:
+        here.mover.look(made, done, 22, {})
+        time.sleep(0.01)
+    assert here.mover.decided is None
+    assert here.said == []
+
+
+@pytest.mark.parametrize(("step_s", "back"), [(6.0, True), (3.0, False)])
+def test_a_new_plan_must_be_better_as_measured(
+    desk: Callable[[Plan], Desk], step_s: float, back: bool
+) -> None:
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    here.mover.checkpointed(made, collected(made, {slow: 2.5}, 5.0), STEPS)
+    here.look(made, collected(made, {slow: 2.5}, 5.0))
+    move, here.mover.decided = here.mover.decided, None
+    assert move is not None
+    here.look(move.plan, collected(move.plan, {}, step_s, steps=3, first=12))
+    assert here.mover.decided is None, "too early"
+    done = collected(move.plan, {}, step_s, steps=8, first=12)
+    here.look(move.plan, done)
+    again = here.mover.decided
+    assert (again is not None) == back
+    if again is not None:
+        assert again.plan is made
+        assert "back to that" in again.why
+        here.mover.decided = None
+    here.mover.checkpointed(made, collected(made, {slow: 2.5}, 5.0, first=20), STEPS)
+    here.look(made, collected(made, {slow: 2.5}, 5.0, first=20))
+    assert here.mover.decided is None, "one try in so many steps"
+
+
+def test_a_lost_node_that_is_heard_again_is_taken_back(desk: Callable[[Plan], Desk]) -> None:
+    first = plan(problem(), "optimal")
+    here = desk(first)
+    session = here.sessions.pop("b")
+    session.away_s = 20.0
+    here.mover.gave_up("b", session, first)
+    made = replan(first, without(first.problem, {"b": ""}))
+    done = collected(made, {}, 5.0)
+    here.look(made, done, {"b": "gone"})
+    assert here.mover.decided is None
+    session.away_s = 0.0
+    here.look(made, done, {"b": "gone"})
+    here.look(made, done, {"b": "gone"})
+    move = here.mover.decided
+    assert move is not None
+    assert move.why == "node b is back"
+    assert "b" in nodes_in(move.plan)
+    assert here.sessions["b"] is session
+
+
+def test_what_was_asked_for_and_can_not_be_had_is_said(desk: Callable[[Plan], Desk]) -> None:
+    made = plan(problem(), "optimal")
+    here = desk(made)
+    here.mover.ask(["x"])
+    done = collected(made, {}, 5.0)
+    here.look(made, done)
+    here.look(made, done)
+    assert here.mover.decided is None
+    assert here.said == ["node x can't be used: the cluster file has no node x"]
+    assert as_seen(made.problem, {}) == made.problem
