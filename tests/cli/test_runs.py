@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skyctl.control.ledger import now
-from skyctl.control.supervisors import claim, this_process
 from skyctl.files import RunPaths, write_atomic
 from skyctl.records.run import NodeSession, RunAttempt, RunState
+from skyctl.supervise.custody.ledger import now
+from skyctl.supervise.custody.supervisors import claim, this_process
 
 LONG_AGO = "2026-01-02T03:04:05.000+00:00"
 

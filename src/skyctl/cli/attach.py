@@ -11,8 +11,8 @@ from skyctl.cli.naming import RunArgument
 from skyctl.errors import RunError, SkyctlError
 
 if TYPE_CHECKING:
-    from skyctl.control.runs import Seen
-    from skyctl.control.supervisors import Claim
+    from skyctl.supervise.custody.runs import Seen
+    from skyctl.supervise.custody.supervisors import Claim
 
 
 @command
@@ -26,8 +26,8 @@ def attach(out: Output, run: RunArgument = None, yes: common.YesOption = False) 
 
     Examples: `skyctl attach`, `skyctl attach ab12`
     """
-    from skyctl.control.runs import of, refuse_unfinished, seen
-    from skyctl.control.supervisors import claim
+    from skyctl.supervise.custody.runs import of, refuse_unfinished, seen
+    from skyctl.supervise.custody.supervisors import claim
 
     found = seen(run)
     refuse_unfinished(found)
@@ -55,7 +55,7 @@ def _view(out: Output, found: Seen, *, yes: bool) -> int | None:
     """Shows what another process supervises; an exit code, or None where that is for the run to say."""
     from skyctl.cli.surviving import show_over
     from skyctl.cli.viewing import View
-    from skyctl.control.runs import of
+    from skyctl.supervise.custody.runs import of
 
     name = found.paths.run_id
     outcome = View(out, found, yes=yes).watch()
@@ -76,9 +76,9 @@ def _become(out: Output, claimed: Claim, *, yes: bool) -> int:
     """Supervises the run from here on, until it ends or is left."""
     from skyctl.cli.surviving import show_over
     from skyctl.cli.watching import watcher
-    from skyctl.control.adopting import take_over
-    from skyctl.control.handing import hand_over
-    from skyctl.control.leaving import Leaving
+    from skyctl.supervise.custody.adopting import take_over
+    from skyctl.supervise.custody.handing import hand_over
+    from skyctl.supervise.custody.leaving import Leaving
 
     leaving = Leaving()
     with (

@@ -14,9 +14,9 @@ from skyctl.cli.common import Output, command
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.control.checkpoints import Known
-    from skyctl.control.keepers import Keepers
     from skyctl.remote.session import Session
+    from skyctl.supervise.attempts.keepers import Keepers
+    from skyctl.supervise.custody.checkpoints import Known
 
 app = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: ls, export, rm.")
 
@@ -40,7 +40,7 @@ def ls(
 
     Example: skyctl checkpoint ls 20261121-063012-ab12
     """
-    from skyctl.control.checkpoints import holdings_of, known_run, table_of
+    from skyctl.supervise.custody.checkpoints import holdings_of, known_run, table_of
 
     known = known_run(run)
     with _asked(out, known, cluster, offline, accept_new_host_keys, timeout) as (keepers, _, missing):
@@ -90,8 +90,8 @@ def export(
 
     Example: skyctl checkpoint export 20261121-063012-ab12 --step 60 -o weights.safetensors
     """
-    from skyctl.control.checkpoints import export as gathered
-    from skyctl.control.checkpoints import known_run
+    from skyctl.supervise.custody.checkpoints import export as gathered
+    from skyctl.supervise.custody.checkpoints import known_run
 
     known = known_run(run)
     name = f"{known.paths.run_id}" if known.state.workload.startswith("hf:") else "weights.safetensors"
@@ -115,7 +115,7 @@ def rm(
     timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
 ) -> int:
     """Removes a run's checkpoints from all nodes, and from here. Exit 4 where a node did not answer."""
-    from skyctl.control.checkpoints import known_run, refuse_running, remove
+    from skyctl.supervise.custody.checkpoints import known_run, refuse_running, remove
 
     known = known_run(run)
     refuse_running(known, "its checkpoints can be removed")
@@ -137,9 +137,9 @@ def _asked(
     out: Output, known: Known, cluster: Path | None, offline: bool, accept_new: bool, timeout_s: float
 ) -> Iterator[tuple[Keepers | None, dict[str, Session], list[str]]]:
     """Keepers on the run's nodes that answer, their sessions, and who did not answer."""
-    from skyctl.control.checkpoints import keepers_of
     from skyctl.control.connect import connected, need_all
-    from skyctl.control.replanning import node_of
+    from skyctl.supervise.attempts.replanning import node_of
+    from skyctl.supervise.custody.checkpoints import keepers_of
 
     if offline:
         yield None, {}, []

@@ -24,10 +24,10 @@ def join(
     """
     from pathlib import Path
 
-    from skyctl.control.checkpoints import known_run
-    from skyctl.control.requests import ask
     from skyctl.inventory.read import read_cluster
     from skyctl.records.run import ENDED
+    from skyctl.supervise.attempts.requests import ask
+    from skyctl.supervise.custody.checkpoints import known_run
 
     known = known_run(run)
     if known.state.status in ENDED:

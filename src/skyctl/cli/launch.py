@@ -79,12 +79,12 @@ def launch(
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
-    from skyctl.control.charge import begun
     from skyctl.control.connect import connected, need_all
-    from skyctl.control.orders import order_of
     from skyctl.control.planning import PlanOptions
     from skyctl.control.running import RunOptions
     from skyctl.launch.spec import check_fits, used_nodes
+    from skyctl.supervise.custody.charge import begun
+    from skyctl.supervise.custody.orders import order_of
     from skyctl.workload.recipe import Recipe
 
     common.check_output(output)

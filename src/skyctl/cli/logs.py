@@ -13,8 +13,8 @@ from skyctl.cli.naming import RunArgument
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.control.following import Line
-    from skyctl.control.runs import Seen
+    from skyctl.supervise.custody.following import Line
+    from skyctl.supervise.custody.runs import Seen
 
 POLL_S = 0.25
 ALONE_EVERY_S = 10.0
@@ -48,8 +48,8 @@ def logs(
     Examples: `skyctl logs -f`, `skyctl logs ab12 --rank 0 -n 20`, `skyctl logs --rank tower`,
     `skyctl logs --supervisor`
     """
-    from skyctl.control.following import Logs, Tail
-    from skyctl.control.runs import seen
+    from skyctl.supervise.custody.following import Logs, Tail
+    from skyctl.supervise.custody.runs import seen
 
     if follow and out.as_json:
         raise InputError("--follow prints as it goes, --json is one document", hint="leave one of them out")
@@ -79,7 +79,7 @@ def logs(
     if follow:
 
         def more() -> None:
-            from skyctl.control.following import state_of
+            from skyctl.supervise.custody.following import state_of
 
             source.update(state_of(found.paths))
             for line in source.lines():
@@ -104,9 +104,9 @@ def _words(line: Line, *, prefixed: bool) -> str:
 
 def _follow(out: Output, found: Seen, more: Callable[[], None]) -> None:
     """Calls ``more`` until the run has ended."""
-    from skyctl.control.following import state_of
-    from skyctl.control.runs import of
     from skyctl.records.run import ENDED
+    from skyctl.supervise.custody.following import state_of
+    from skyctl.supervise.custody.runs import of
 
     said = ""
     looked_at = float("-inf")

@@ -9,7 +9,7 @@ import typer
 from skyctl.cli.common import Output, command
 
 if TYPE_CHECKING:
-    from skyctl.control.runs import Seen
+    from skyctl.supervise.custody.runs import Seen
 
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Ask no node, not even about runs without a supervisor.")
@@ -31,7 +31,7 @@ def ps(
 
     Examples: `skyctl ps`, `skyctl ps -a --json`, `skyctl ps --offline`
     """
-    from skyctl.control.runs import age_s, ago, listed, looked
+    from skyctl.supervise.custody.runs import age_s, ago, listed, looked
 
     runs, faults = listed(every=every)
     if not offline:

@@ -33,8 +33,8 @@ def stop(
     Examples: `skyctl stop`, `skyctl stop ab12 --now`, `skyctl stop --all`
     """
     from skyctl.cli.watching import watcher
-    from skyctl.control import stopping
-    from skyctl.control.runs import listed, refuse_unfinished, seen
+    from skyctl.supervise.custody import stopping
+    from skyctl.supervise.custody.runs import listed, refuse_unfinished, seen
 
     running = [run for run in listed(every=True)[0] if not run.ended and run.standing != "elsewhere"]
     chosen = stopping.choose(runs or [], seen, running, every=every)

@@ -15,11 +15,11 @@ from skyctl.cli.common import Output
 
 if TYPE_CHECKING:
     from skyctl.cli.output import Ticker
-    from skyctl.control.charge import Charge
     from skyctl.files import RunPaths
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
     from skyctl.remote.base import ConnectOptions
+    from skyctl.supervise.custody.charge import Charge
 
 STEPS = 100
 
@@ -105,12 +105,12 @@ def resume_run(
     output: Path | None,
 ) -> None:
     """``launch --resume RUN``."""
-    from skyctl.control.charge import resumed
-    from skyctl.control.checkpoints import known_run, refuse_running
     from skyctl.control.connect import connected, need_all
-    from skyctl.control.orders import order_of
-    from skyctl.control.starting import to_resume
-    from skyctl.control.supervisors import claim
+    from skyctl.supervise.custody.charge import resumed
+    from skyctl.supervise.custody.checkpoints import known_run, refuse_running
+    from skyctl.supervise.custody.orders import order_of
+    from skyctl.supervise.custody.starting import to_resume
+    from skyctl.supervise.custody.supervisors import claim
 
     known = known_run(run)
     refuse_running(known, "it can be gone on with")
@@ -155,9 +155,9 @@ def watched(
         plan: makes or reads its plan.
     """
     from skyctl.cli.watching import watcher
-    from skyctl.control.adopting import supervised
-    from skyctl.control.handing import hand_over
-    from skyctl.control.leaving import Leaving
+    from skyctl.supervise.custody.adopting import supervised
+    from skyctl.supervise.custody.handing import hand_over
+    from skyctl.supervise.custody.leaving import Leaving
 
     leaving = Leaving(wanted=detach)
     with leaving.on((signal.SIGHUP,)):

@@ -9,8 +9,8 @@ from skyctl.cli.common import Output, Terminated, interactive
 from skyctl.cli.output import Ticker
 
 if TYPE_CHECKING:
-    from skyctl.control.runs import Seen
     from skyctl.launch.events import Watcher
+    from skyctl.supervise.custody.runs import Seen
 
 POLL_S = 0.25
 ALONE_EVERY_S = 2.0
@@ -24,7 +24,7 @@ class View:
     """From the run's files to a watcher."""
 
     def __init__(self, out: Output, run: Seen, *, yes: bool) -> None:
-        from skyctl.control.following import Figures, Logs, Tail
+        from skyctl.supervise.custody.following import Figures, Logs, Tail
 
         self._out, self._run, self._yes = out, run, yes
         self._logs = Logs(run.paths, run.state, last=LAST_LINES)
@@ -71,8 +71,8 @@ class View:
             )
 
     def _until_over(self, watch: Watcher) -> Outcome:
-        from skyctl.control.following import state_of
-        from skyctl.control.runs import of
+        from skyctl.supervise.custody.following import state_of
+        from skyctl.supervise.custody.runs import of
 
         looked_at = time.monotonic()
         while True:
@@ -87,9 +87,9 @@ class View:
             time.sleep(POLL_S)
 
     def _show(self, watch: Watcher) -> None:
-        from skyctl.control.following import left_s
-        from skyctl.control.saying import parse
         from skyctl.launch.events import Progress
+        from skyctl.supervise.custody.following import left_s
+        from skyctl.supervise.custody.saying import parse
 
         self._logs.update(self._state)
         for said in map(parse, self._said.lines()):
@@ -116,7 +116,7 @@ class View:
             )
 
     def _ask_to_stop(self, watch: Watcher, *, checkpoint: bool) -> None:
-        from skyctl.control.requests import ask
+        from skyctl.supervise.attempts.requests import ask
 
         self._stopping = True
         watch.phase("asking its supervisor to end it" + ("" if checkpoint else " at once"))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from skyctl.control.moving import Mover
-from skyctl.control.replanning import as_seen, nodes_in, replan, without
 from skyctl.launch.events import Collected, Watcher
 from skyctl.planner.api import plan
 from skyctl.planner.playing import play_of
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.supervise.attempts.moving import Mover
+from skyctl.supervise.attempts.replanning import as_seen, nodes_in, replan, without
 
 NODES = ("a", "b", "c")
 CLUSTER = Cluster(name="here", nodes=tuple(Node(name=name, transport="local") for name in NODES))

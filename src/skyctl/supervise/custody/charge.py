@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyctl.control.connect import close_all, uninterrupted
-from skyctl.control.ledger import Ledger, now
-from skyctl.control.orders import cluster_of, connect_of
-from skyctl.control.supervisors import Claim, claim
 from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.cluster import Cluster
 from skyctl.records.run import ENDED, NodeSession, RunState
 from skyctl.remote.session import Session, Task, adopt_sessions
+from skyctl.supervise.custody.ledger import Ledger, now
+from skyctl.supervise.custody.orders import cluster_of, connect_of
+from skyctl.supervise.custody.supervisors import Claim, claim
 
 
 @dataclass

@@ -6,14 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from skyctl.control.charge import Charge, taken
 from skyctl.control.connect import need_all
 from skyctl.control.learning import keep
-from skyctl.control.orders import connect_of, options_of, request_of
-from skyctl.control.playing import Adopted
-from skyctl.control.saying import kept
-from skyctl.control.supervising import Supervisor
-from skyctl.control.supervisors import Claim
 from skyctl.errors import RunError, SkyctlError
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.launch.events import Detached, Watcher
@@ -21,6 +15,12 @@ from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.remote.session import Task, open_sessions
+from skyctl.supervise.attempts.playing import Adopted
+from skyctl.supervise.attempts.supervising import Supervisor
+from skyctl.supervise.custody.charge import Charge, taken
+from skyctl.supervise.custody.orders import connect_of, options_of, request_of
+from skyctl.supervise.custody.saying import kept
+from skyctl.supervise.custody.supervisors import Claim
 
 Detach = Callable[[Charge], object]
 """What becomes of a run that is to go on without this process."""

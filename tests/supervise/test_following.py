@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.control.following import Figures, Logs, Tail
-from skyctl.control.ledger import now
-from skyctl.control.saying import Said, kept, parse, say
 from skyctl.errors import InputError
 from skyctl.files import RunPaths, run_folder, write_atomic
 from skyctl.launch.events import Watcher
 from skyctl.records.run import RunAttempt, RunState
+from skyctl.supervise.custody.following import Figures, Logs, Tail
+from skyctl.supervise.custody.ledger import now
+from skyctl.supervise.custody.saying import Said, kept, parse, say
 
 
 def state(paths: RunPaths, *attempts: tuple[str, ...]) -> RunState:

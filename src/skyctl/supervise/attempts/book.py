@@ -1,7 +1,7 @@
 """What is written down of a run as it goes on: logs, events, figures, and its state.
 
 A supervisor tells a ``Book`` everything it hears, in order. ``PlainBook`` writes it to the run's folder;
-``control/ledger.py`` has one that another process can go on with at any instant.
+``supervise/custody/ledger.py`` has one that another process can go on with at any instant.
 """
 
 from __future__ import annotations

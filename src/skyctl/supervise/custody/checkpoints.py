@@ -13,12 +13,12 @@ from skyctl.agent.store import file_digest
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.choosing import Chosen, Holdings, newest
 from skyctl.checkpoint.export import weights
-from skyctl.control.keepers import HERE, Keepers, run_folder_on
 from skyctl.errors import InputError, RunError, SkyctlError
 from skyctl.files import RunPaths, home, make_private, read_record, run_folder
 from skyctl.records.plan import Plan
 from skyctl.records.run import ENDED, RunState
 from skyctl.remote.session import Session
+from skyctl.supervise.attempts.keepers import HERE, Keepers, run_folder_on
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from skyctl.control.supervisors import claim, end, standing, started, this_process
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
+from skyctl.supervise.custody.supervisors import claim, end, standing, started, this_process
 
 HOLDER = """
 import sys, time
-from skyctl.control.supervisors import claim
+from skyctl.supervise.custody.supervisors import claim
 from skyctl.files import RunPaths
 with claim(RunPaths(sys.argv[1]), attached=False):
     print("held", flush=True)

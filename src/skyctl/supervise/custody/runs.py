@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from skyctl.control.supervisors import Standing, standing
 from skyctl.errors import InputError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
 from skyctl.records.run import ENDED, RunState, Supervisor
+from skyctl.supervise.custody.supervisors import Standing, standing
 
 RANK = "skyctl.worker.rank"
 RECENT_S = 86_400.0
@@ -144,9 +144,9 @@ def looked(runs: Iterable[Seen], limit: int = 8) -> list[Seen]:
 
 
 def _look(run: Seen) -> tuple[Look, ...]:
-    from skyctl.control.orders import cluster_of, connect_of
     from skyctl.remote.connect import connect
     from skyctl.remote.session import open_sessions
+    from skyctl.supervise.custody.orders import cluster_of, connect_of
 
     ids = {one.node: one.session for one in run.state.sessions}
     if not ids:

@@ -15,12 +15,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from skyctl.control.journal import Journal
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, read_record, safe_name, write_atomic
 from skyctl.launch.events import Collected, Progress
 from skyctl.launch.metrics import Board, figures
 from skyctl.records.run import RunState
+from skyctl.supervise.custody.journal import Journal
 
 EVERY_S = 0.5
 """How long what a rank said may wait to be written."""

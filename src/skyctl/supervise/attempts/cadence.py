@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from skyctl.control.replanning import node_of
 from skyctl.records.plan import Plan
+from skyctl.supervise.attempts.replanning import node_of
 
 SHARE = 0.02
 """Of the training time that checkpoints may take."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from skyctl.control.faults import Fault, Patience, classify, given_up
 from skyctl.errors import (
     InputError,
     MismatchError,
@@ -15,6 +14,7 @@ from skyctl.errors import (
     WorkloadError,
 )
 from skyctl.launch.causes import Evidence
+from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up
 
 LOST = UnreachableError("node b was lost", node="b")
 

@@ -13,14 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skyctl.control.book import Book, PlainBook, now
-from skyctl.control.faults import Fault, Patience, classify, given_up
-from skyctl.control.history import History
-from skyctl.control.moving import Move, Mover
-from skyctl.control.playing import Adopted, Ground, Play, Stopped
-from skyctl.control.replanning import as_seen, node_of, nodes_in, replan, without
 from skyctl.control.request import Request
-from skyctl.control.requests import pending
 from skyctl.control.running import RunOptions
 from skyctl.errors import InfeasibleError, NodeError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths, write_atomic
@@ -33,6 +26,13 @@ from skyctl.records.run import NodeSession, RunAttempt, RunState
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.credentials import certificate
 from skyctl.remote.session import Session
+from skyctl.supervise.attempts.book import Book, PlainBook, now
+from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up
+from skyctl.supervise.attempts.history import History
+from skyctl.supervise.attempts.moving import Move, Mover
+from skyctl.supervise.attempts.playing import Adopted, Ground, Play, Stopped
+from skyctl.supervise.attempts.replanning import as_seen, node_of, nodes_in, replan, without
+from skyctl.supervise.attempts.requests import pending
 
 GONE_S = 15.0
 """For an attempt's ranks to be gone before the next one's begin."""

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from skyctl.control.charge import Charge
-from skyctl.control.following import Tail
-from skyctl.control.saying import parse
 from skyctl.errors import InputError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.run import ENDED, RunState
+from skyctl.supervise.custody.charge import Charge
+from skyctl.supervise.custody.following import Tail
+from skyctl.supervise.custody.saying import parse
 
-MODULE = "skyctl.control.background"
+MODULE = "skyctl.supervise.custody.background"
 TAKES_S = 120.0
 """The process in the background has to import what we have imported, and to go back to every node."""
 LOOK_S = 0.1

@@ -11,13 +11,13 @@ import pytest
 
 from skyctl.checkpoint.choosing import Chosen
 from skyctl.checkpoint.layout import Held
-from skyctl.control.history import History
-from skyctl.control.recovery import bring_newest
 from skyctl.launch.events import Progress
 from skyctl.planner.api import plan
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, Problem
+from skyctl.supervise.attempts.history import History
+from skyctl.supervise.attempts.recovery import bring_newest
 
 
 def made() -> Plan:

@@ -7,10 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skyctl.control.book import now
-from skyctl.control.checkpoints import Known
-from skyctl.control.orders import options_of, request_of
-from skyctl.control.replanning import node_of, nodes_in
 from skyctl.control.request import Request
 from skyctl.control.running import RunOptions
 from skyctl.errors import InputError
@@ -18,6 +14,10 @@ from skyctl.files import RunPaths, read_record
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.records.run import RunState
+from skyctl.supervise.attempts.book import now
+from skyctl.supervise.attempts.replanning import node_of, nodes_in
+from skyctl.supervise.custody.checkpoints import Known
+from skyctl.supervise.custody.orders import options_of, request_of
 
 
 def new_state(

@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from skyctl.control.charge import Charge, taken
-from skyctl.control.requests import ask, pending
-from skyctl.control.runs import Seen, of
-from skyctl.control.supervisors import claim, end
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.launch.events import Watcher
 from skyctl.records.run import ENDED, RunState
+from skyctl.supervise.attempts.requests import ask, pending
+from skyctl.supervise.custody.charge import Charge, taken
+from skyctl.supervise.custody.runs import Seen, of
+from skyctl.supervise.custody.supervisors import claim, end
 
 TAKEN_S = 20.0
 """A supervisor that has not taken up a request by then does not answer."""
@@ -113,7 +113,7 @@ def _by_us(run: Seen, watcher: Watcher, *, checkpoint: bool) -> Stopped:
 
 def _keep(charge: Charge, watcher: Watcher) -> None:
     """Has the ranks write a last checkpoint, where all of them are there."""
-    from skyctl.control.adopting import plan_of, ranks_of, supervised
+    from skyctl.supervise.custody.adopting import plan_of, ranks_of, supervised
 
     tasks = ranks_of(charge)
     if tasks is None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.choosing import Chosen, newest
-from skyctl.control.keepers import HERE, Keepers
-from skyctl.control.replanning import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
+from skyctl.supervise.attempts.keepers import HERE, Keepers
+from skyctl.supervise.attempts.replanning import node_of
 
 
 def wanted_by(plan: Plan) -> dict[str, set[int]]:

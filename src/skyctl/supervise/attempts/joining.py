@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from skyctl.control.problem import build_problem
-from skyctl.control.replanning import node_of
 from skyctl.control.request import Request, send_workload
 from skyctl.errors import InputError, MismatchError, NodeError
 from skyctl.files import recent_profiles
@@ -14,6 +13,7 @@ from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.remote.session import Session
+from skyctl.supervise.attempts.replanning import node_of
 
 
 def known_problem(

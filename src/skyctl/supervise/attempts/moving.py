@@ -15,8 +15,16 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from skyctl.control.joining import known_problem
-from skyctl.control.replanning import (
+from skyctl.control.request import Request
+from skyctl.errors import SkyctlError
+from skyctl.launch.events import Collected, Watcher
+from skyctl.records.cluster import Cluster, Node
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+from skyctl.remote.base import ConnectOptions
+from skyctl.remote.session import Session, open_session
+from skyctl.supervise.attempts.joining import known_problem
+from skyctl.supervise.attempts.replanning import (
     RESTART_S,
     WINDOW,
     as_seen,
@@ -30,14 +38,6 @@ from skyctl.control.replanning import (
     with_node,
     worth_moving,
 )
-from skyctl.control.request import Request
-from skyctl.errors import SkyctlError
-from skyctl.launch.events import Collected, Watcher
-from skyctl.records.cluster import Cluster, Node
-from skyctl.records.plan import Plan
-from skyctl.records.problem import Problem
-from skyctl.remote.base import ConnectOptions
-from skyctl.remote.session import Session, open_session
 
 BACK_S = 5.0
 """A node that has been heard so shortly ago is there again."""

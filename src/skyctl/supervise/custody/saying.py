@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from skyctl.control.ledger import now
 from skyctl.launch.events import Watcher
+from skyctl.supervise.custody.ledger import now
 
 KINDS = ("phase", "note", "warning", "error")
 

@@ -1,4 +1,4 @@
-"""A run's supervisor without a terminal: ``python -m skyctl.control.background RUN_ID``.
+"""A run's supervisor without a terminal: ``python -m skyctl.supervise.custody.background RUN_ID``.
 
 ``handing.py`` starts it. What it says goes to the run's ``supervisor.log``. SIGTERM, which a machine sends
 that shuts down, leaves the run to whoever attaches to it next; its nodes hold meanwhile.
@@ -11,12 +11,12 @@ import sys
 import time
 import traceback
 
-from skyctl.control.leaving import Leaving
-from skyctl.control.saying import say
-from skyctl.control.supervisors import claim
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
 from skyctl.launch.events import Progress, Watcher
+from skyctl.supervise.custody.leaving import Leaving
+from skyctl.supervise.custody.saying import say
+from skyctl.supervise.custody.supervisors import claim
 
 CLAIM_S = 30.0
 STEP_EVERY_S = 60.0
@@ -43,8 +43,8 @@ def watcher_of(paths: RunPaths) -> Watcher:
 
 def supervise(run_id: str) -> int:
     """Supervises the run to its end; an exit code."""
-    from skyctl.control.adopting import take_over
-    from skyctl.control.charge import Charge
+    from skyctl.supervise.custody.adopting import take_over
+    from skyctl.supervise.custody.charge import Charge
 
     paths = RunPaths(run_id)
     leaving = Leaving()

@@ -6,8 +6,12 @@ import itertools
 
 import pytest
 
-from skyctl.control import cadence
-from skyctl.control.replanning import (
+from skyctl.errors import InfeasibleError
+from skyctl.planner.api import plan
+from skyctl.planner.playing import play_of
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+from skyctl.supervise.attempts import cadence
+from skyctl.supervise.attempts.replanning import (
     as_seen,
     nodes_in,
     replan,
@@ -19,10 +23,6 @@ from skyctl.control.replanning import (
     without,
     worth_moving,
 )
-from skyctl.errors import InfeasibleError
-from skyctl.planner.api import plan
-from skyctl.planner.playing import play_of
-from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 
 NODES = ("a", "b", "c")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.control.journal import Journal, Numbers
-from skyctl.control.ledger import Ledger, now
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.launch.events import Collected, Progress
 from skyctl.records.run import RunAttempt, RunState
+from skyctl.supervise.custody.journal import Journal, Numbers
+from skyctl.supervise.custody.ledger import Ledger, now
 
 
 def state(paths: RunPaths, **more: object) -> RunState:
@@ -82,7 +82,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import test_ledger
-from skyctl.control import ledger
+from skyctl.supervise.custody import ledger
 
 ledger.EVERY_S = 0.001
 order = random.Random()
@@ -250,7 +250,7 @@ def test_the_state_is_written_at_once_where_it_matters() -> None:
 
 
 def test_a_folder_that_is_gone_is_said_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyctl.control.ledger.EVERY_S", 0.01)
+    monkeypatch.setattr("skyctl.supervise.custody.ledger.EVERY_S", 0.01)
     paths = RunPaths.new()
     ledger = Ledger.create(paths, state(paths), lambda _: None)
     moved = paths.folder.rename(paths.folder.with_name("moved"))

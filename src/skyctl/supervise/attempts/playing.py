@@ -8,14 +8,8 @@ from typing import Any
 
 from skyctl.checkpoint.choosing import Chosen
 from skyctl.compare.stats import quantiles
-from skyctl.control import cadence, recovery
-from skyctl.control.book import Book
 from skyctl.control.changes import Facts, of_plan, refuse, table
-from skyctl.control.copies import Copier, Order
 from skyctl.control.explaining import explained, with_early_word
-from skyctl.control.history import History
-from skyctl.control.keepers import Keepers, run_folder_on
-from skyctl.control.replanning import nodes_in, seen_times
 from skyctl.control.request import Request
 from skyctl.control.running import RunOptions, prepare
 from skyctl.control.tracing import write_trace
@@ -31,6 +25,12 @@ from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.remote.addresses import peer_address_outcomes
 from skyctl.remote.session import Session, Task
+from skyctl.supervise.attempts import cadence, recovery
+from skyctl.supervise.attempts.book import Book
+from skyctl.supervise.attempts.copies import Copier, Order
+from skyctl.supervise.attempts.history import History
+from skyctl.supervise.attempts.keepers import Keepers, run_folder_on
+from skyctl.supervise.attempts.replanning import nodes_in, seen_times
 
 REPLICAS = 2
 

@@ -11,10 +11,10 @@ from skyctl.agent.store import file_digest
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.atomic import Written
 from skyctl.checkpoint.fetching import note_copy
-from skyctl.control.keepers import run_folder_on
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, make_private
 from skyctl.remote.session import Session
+from skyctl.supervise.attempts.keepers import run_folder_on
 
 CLOSE_S = 20.0
 

@@ -1,0 +1,1 @@
+"""Runs that survive: attempts, and who has a run in charge."""
