@@ -65,6 +65,11 @@ class Verdict:
     quiet_s: float
 
 
+WAITING_SHARE = 0.5
+"""Ranks that are heard stand still because a node is gone, if they have waited for half of the time at which
+it is given up (they had some microbatches left when it went), and for this part of a step."""
+
+
 def suspects(signs: Sequence[Sign], limits: Deadlines) -> dict[str, tuple[float, list[Sign]]]:
     """Who has not been heard for ``warn_s``: by node, or by rank's name where its node is heard."""
     found: dict[str, tuple[float, list[Sign]]] = {}
@@ -80,12 +85,15 @@ def suspects(signs: Sequence[Sign], limits: Deadlines) -> dict[str, tuple[float,
     return found
 
 
-def judge(signs: Sequence[Sign], limits: Deadlines, stall_s: float) -> Verdict | None:
+def judge(
+    signs: Sequence[Sign], limits: Deadlines, stall_s: float, iteration_s: float = 0.0
+) -> Verdict | None:
     """The first thing that is wrong, or None.
 
     Args:
         signs: of all ranks that have not ended.
         stall_s: patience with ranks that all wait for each other.
+        iteration_s: a step's predicted time: with slow microbatches, waiting for long is nothing special.
     """
     for sign in signs:
         if sign.heard_s is None and sign.started_s > limits.start_s:
@@ -93,7 +101,8 @@ def judge(signs: Sequence[Sign], limits: Deadlines, stall_s: float) -> Verdict |
     unheard = [sign for sign in signs if _unheard(sign, limits)]
     heard = [sign for sign in signs if not _unheard(sign, limits)]
     gone = [sign for sign in unheard if _quiet_s(sign) >= limits.node_timeout_s]
-    if gone and heard and all(_waits(sign, limits) for sign in heard):
+    still_s = max(limits.node_timeout_s / 2, iteration_s * WAITING_SHARE)
+    if gone and heard and all(sign.waiting and sign.still_s >= still_s for sign in heard):
         lost = [sign for sign in gone if sign.away or sign.node_heard_s >= limits.warn_s]
         named = lost or gone
         return Verdict(
@@ -116,9 +125,3 @@ def _unheard(sign: Sign, limits: Deadlines) -> bool:
 
 def _quiet_s(sign: Sign) -> float:
     return sign.heard_s or 0.0
-
-
-def _waits(sign: Sign, limits: Deadlines) -> bool:
-    """Whether a rank that is heard stands still because it waits: for half of the time at least, since it had
-    some microbatches left when its neighbour went."""
-    return sign.waiting and sign.still_s >= limits.node_timeout_s / 2

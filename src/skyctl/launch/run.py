@@ -385,7 +385,8 @@ class Run:
                     break
                 continue
             if number == INTERRUPT:
-                raise KeyboardInterrupt
+                self._ask()
+                continue
             rank = self._ranks[number]
             if isinstance(news, SkyctlError):
                 rank.failure = rank.failure or {"raised": news}

@@ -29,6 +29,7 @@ class Vigil:
     ) -> None:
         self._ranks, self._sessions, self._limits, self._watcher = ranks, sessions, limits, watcher
         self._stall_s = limits.stall_s
+        self._iteration_s = 0.0
         self._suspected: set[str] = set()
         self.begin()
 
@@ -38,6 +39,7 @@ class Vigil:
 
     def predicted(self, iteration_s: float) -> None:
         """How long a step should take: ranks may wait for each other for some steps."""
+        self._iteration_s = iteration_s
         self._stall_s = max(self._limits.stall_s, self._limits.stall_steps * iteration_s)
 
     def look(self, reported: int, log_of: LogOf) -> Found | None:
@@ -54,7 +56,7 @@ class Vigil:
                 rank.heard = None if rank.heard is None else rank.heard + asleep_s
         signs = self._signs(now)
         self._say_suspects(signs)
-        verdict = life.judge(signs, self._limits, self._stall_s)
+        verdict = life.judge(signs, self._limits, self._stall_s, self._iteration_s)
         if verdict is None:
             return None
         ranks = [self._ranks[number] for number in verdict.ranks]

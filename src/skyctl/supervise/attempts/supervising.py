@@ -96,7 +96,7 @@ class Supervisor:
             book=self._book,
             on_checkpoint=self._kept,
             tick=self._tick,
-            tls=certificate() if options.encrypt or plan.encrypted else None,
+            tls=certificate(),
         )
         file = self._book.state.cluster_file
         self._mover = Mover(cluster, request, sessions, connect, plan, watcher, file)
@@ -176,7 +176,7 @@ class Supervisor:
         self._book.update(status="running", detail=None)
         self._play.watch()
         move, self._mover.decided = self._mover.decided, None
-        if self._stop is not None:
+        if self._stop is not None and self._play.done_steps < self._options.steps:
             raise Stopped
         if move is not None and self._play.done_steps < self._options.steps:
             return move

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skyctl.control.connect import need_all
 from skyctl.control.learning import keep
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import NodeError, RunError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.launch.events import Detached, Watcher
 from skyctl.records.cluster import split_device_id
@@ -38,6 +38,9 @@ def take_over(held: Claim, watcher: Watcher, detach: Detach) -> tuple[Measuremen
         for name, error in {**charge.failures, **charge.gone}.items():
             told.warn(f"node {name}: {error.message}")
         tasks = ranks_of(charge)
+        if tasks is None and charge.failures and not _ended(charge):
+            charge.leave()
+            raise need_to_reach(charge)
         if tasks is None:
             step = charge.state.checkpoint
             how = f"it goes on from the checkpoint of step {step}" if step else "it begins again"
@@ -89,6 +92,33 @@ def supervised(
     return done, paths
 
 
+def _ended(charge: Charge) -> bool:
+    """Whether some rank is known to have ended. A node that can't be reached says nothing of its ranks."""
+    if charge.state.status not in ("running", "stopping") or not charge.state.attempts:
+        return bool(charge.sessions)
+    nodes = _nodes(charge)
+    if any(node in charge.gone for node in nodes):
+        return True
+    found = charge.ranks(nodes)
+    return any(node in charge.sessions and (r not in found or found[r].done) for r, node in enumerate(nodes))
+
+
+def _nodes(charge: Charge) -> list[str]:
+    """Of the last attempt, by rank."""
+    return [split_device_id(device)[0] for device in charge.state.attempts[-1].devices]
+
+
+def need_to_reach(charge: Charge) -> NodeError:
+    """The run may be well, and is left as it is."""
+    names = ", ".join(charge.failures)
+    return UnreachableError(
+        f"run {charge.run_id} can't be taken over: {names} can't be reached, and nothing says that its ranks "
+        "have ended; it is left as it is",
+        node=next(iter(charge.failures)),
+        hint=f"see whether your network or VPN is up, then: skyctl attach {charge.run_id}",
+    )
+
+
 def _find_again(charge: Charge, watcher: Watcher) -> None:
     """New sessions with the nodes whose old ones have ended."""
     nodes = [node for node in charge.cluster.nodes if node.name in charge.gone]
@@ -122,16 +152,15 @@ def ranks_of(charge: Charge) -> dict[int, Task] | None:
     """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
     if charge.state.status not in ("running", "stopping") or not charge.state.attempts:
         return None
-    devices = charge.state.attempts[-1].devices
-    found = charge.ranks()
+    nodes = _nodes(charge)
+    found = charge.ranks(nodes)
     known = {r for r, event in charge.ledger.past() if event.get("event") in ("result", "error", "exit")}
-    for rank, device in enumerate(devices):
-        node = split_device_id(device)[0]
+    for rank in range(len(nodes)):
         task = found.get(rank)
         # One that has ended meanwhile may still have to say what with.
-        if task is None or task.node.name != node or (task.done and rank not in known):
+        if task is None or (task.done and rank not in known):
             return None
-    return {rank: found[rank] for rank in range(len(devices))}
+    return found
 
 
 def end_tasks(charge: Charge, but: Iterable[Task] = ()) -> None:

@@ -7,7 +7,7 @@ Whoever leaves it behind for another process (``leave``) leaves its nodes as the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,21 +55,26 @@ class Charge:
         if self.left:
             return
         self.left = True
-        for session in self.sessions.values():
-            with suppress(SkyctlError, ValueError):
-                session.let_go()
+        with uninterrupted():  # else Ctrl-C would close those that are not let go yet
+            for session in self.sessions.values():
+                with suppress(SkyctlError, ValueError):
+                    session.let_go()
         self.ledger.update(supervisor=None)
         self.ledger.close()
         self.claim.release()
 
-    def ranks(self) -> dict[int, Task]:
-        """By rank, the newest task of that name on any node that has not ended."""
+    def ranks(self, nodes: Sequence[str]) -> dict[int, Task]:
+        """By rank, its newest task on the node where the last attempt has it; agents remember earlier ones.
+
+        Args:
+            nodes: by rank, that node.
+        """
         found: dict[int, Task] = {}
-        for session in self.sessions.values():
-            for task in sorted(session.tasks(), key=lambda one: one.number):
-                kind, _, number = task.name.partition("-")
-                if kind == "rank" and number.isdigit():
-                    found[int(number)] = task
+        for rank, node in enumerate(nodes):
+            session = self.sessions.get(node)
+            named = [task for task in session.tasks() if task.name == f"rank-{rank}"] if session else []
+            if named:
+                found[rank] = max(named, key=lambda one: one.number)
         return found
 
     def note_sessions(self) -> None:
@@ -133,6 +138,8 @@ def resumed(
     ledger.sessions = sessions
     with _ending(Charge(held, ledger, cluster, sessions)) as charge:
         charge.note_sessions()
+        for path in held.paths.requests.glob("*"):  # of the life before
+            path.unlink(missing_ok=True)
         ledger.update(
             status="restarting", detail=None, supervisor=held.supervisor, lost={}, away=(), **changes
         )

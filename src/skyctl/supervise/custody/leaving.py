@@ -32,7 +32,8 @@ class Leaving:
                 self._be_asked()
 
         def interrupted() -> str:
-            return "detach" if self.wanted else watcher.interrupted()
+            answer = "detach" if self.wanted else watcher.interrupted()
+            return "detach" if self.wanted else answer  # the terminal may have closed at the question
 
         return replace(watcher, step=step, interrupted=interrupted)
 
