@@ -18,7 +18,7 @@ import pytest
 from skyctl.lab import inside
 from skyctl.lab.state import LabState
 
-from .survival import Cluster, Run, ended, until
+from .survival import Cluster, Run, until
 
 NODES = ("n1", "n2", "n3")
 SPEC = {"nodes": [{"name": name, "cpus": 0.66, "memory_gib": 1} for name in NODES]}
@@ -63,7 +63,7 @@ def test_ctrl_c_keeps_a_checkpoint_from_which_it_goes_on(lab3: Cluster, losses: 
     run = lab3.launch(*SHORT).wait_for(7)
     run.process.send_signal(signal.SIGINT)
     assert f"skyctl launch --resume {run.id}" in run.end(130).stderr
-    assert run.is_stopped() >= 7
+    run.is_stopped()
     lab3.settled()
     lab3.run("launch", "--resume", run.id)
     run.is_as(losses, 2)
@@ -76,7 +76,7 @@ def test_ctrl_c_many_times(lab3: Cluster) -> None:
             run.process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     run.end(130)
-    assert run.state["status"] == "stopped"
+    run.is_stopped(kept=False)
 
 
 def test_ctrl_c_before_there_is_a_step(lab3: Cluster) -> None:
@@ -84,7 +84,7 @@ def test_ctrl_c_before_there_is_a_step(lab3: Cluster) -> None:
     until(lambda: run.state["sessions"])
     run.process.send_signal(signal.SIGINT)
     run.end(130)
-    assert run.state["status"] == "stopped"
+    run.is_stopped(kept=False)
 
 
 def test_ctrl_c_at_a_terminal_asks_and_a_second_one_stops(lab3: Cluster) -> None:
@@ -102,7 +102,7 @@ def test_sigterm_to_launch_stops(lab3: Cluster) -> None:
     run = lab3.launch(*LONG).wait_for(3)
     run.process.terminate()
     run.end(143)
-    run.is_stopped()
+    run.is_stopped(kept=False)
 
 
 def test_launch_is_killed_and_attach_goes_on(lab3: Cluster, losses: list[float]) -> None:
@@ -114,7 +114,7 @@ def test_launch_is_killed_and_attach_goes_on(lab3: Cluster, losses: list[float])
 
 
 def test_the_background_is_told_to_end_and_attach_goes_on(lab3: Cluster, losses: list[float]) -> None:
-    run = lab3.launch(*SHORT, "--detach")
+    run = lab3.launch(*EVERY, str(3 * STEPS), "--detach")
     run.end(0)
     os.kill(run.state["supervisor"]["pid"], signal.SIGTERM)
     until(lambda: run.state["supervisor"] is None)
@@ -180,8 +180,8 @@ def test_it_ignores_sigterm_and_leaves_children_behind(lab3: Cluster, losses: li
     lab3.settled()
     run = lab3.launch(*LONG).wait_for(3)
     lab3.run("stop", "--now", run.id)
-    run.end(1)
-    assert run.state["status"] == "stopped"
+    run.end(130)
+    run.is_stopped(kept=False)
 
 
 # --- clusters
@@ -191,7 +191,7 @@ def test_of_two_runs_on_the_same_nodes_one_is_stopped(lab3: Cluster, losses: lis
     stopped = lab3.launch(*LONG).wait_for(3)
     other = lab3.launch(*SHORT).wait_for(3)
     lab3.run("stop", stopped.id)
-    ended(stopped.process, 1)
+    stopped.end(130)
     stopped.is_stopped()
     other.end()
     other.is_as(losses, 1)
