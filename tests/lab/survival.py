@@ -232,6 +232,16 @@ class Cluster:
         """Every process of the node, by its id out here."""
         return cgroups.members(Path(self.state.node(node).cgroups[0]))
 
+    def short_of_memory(self, node: str) -> int:
+        """How many processes the kernel has killed there because the node had no memory left."""
+        found = 0
+        for folder in map(Path, self.state.node(node).cgroups):
+            for file in ("memory.events", "memory.oom_control"):
+                if (folder / file).exists():
+                    fields = dict(line.split() for line in (folder / file).read_text().splitlines())
+                    found = max(found, int(fields.get("oom_kill", 0)))
+        return found
+
     def sshd(self, node: str) -> int:
         """The one that listens."""
         return next(pid for pid in self._own[node] if b"sshd" in read(pid, "cmdline"))
@@ -339,6 +349,11 @@ class Run:
                 return pid
         raise AssertionError(f"no rank on {node}")
 
+    def copied(self, node: str, layer: int) -> bool:
+        """Whether that node keeps a checkpoint of that layer."""
+        folder = self.cluster.state.node_folder(node) / "home" / ".cache" / "skyctl" / "runs"
+        return any(folder.glob(f"{self.id}@*/step-*/layer-{layer:05d}.safetensors"))
+
     def agent(self, node: str) -> int:
         """Its agent there."""
         return int(read(self.rank(node), "stat").rpartition(b")")[2].split()[1])
@@ -352,13 +367,18 @@ class Run:
         return ended(self.child, code)
 
     def is_as(self, losses: list[float], attempts: int) -> None:
-        """It has ended well, with those losses in its first steps."""
+        """It has ended well, with those losses (which may be more)."""
         state = self.state
         assert (state["status"], len(state["attempts"])) == ("done", attempts), self.told()
         measured = json.loads((self.folder / "measurement.json").read_text())
         for steps in (self.steps(), measured["steps"]):
-            assert [step["step"] for step in steps] == list(range(state["steps"])), self.told()
-            assert [step["loss"] for step in steps[: len(losses)]] == pytest.approx(losses, rel=1e-5)
+            assert len(steps) == state["steps"], self.told()
+            self.loses(steps, losses)
+
+    def loses(self, steps: list[dict], losses: list[float]) -> None:
+        """Those are its first steps, each once, with those losses."""
+        assert [step["step"] for step in steps] == list(range(len(steps))), self.told()
+        assert [step["loss"] for step in steps] == pytest.approx(losses[: len(steps)], rel=1e-5)
 
     def is_stopped(self, *, kept: bool = True) -> None:
         """It was stopped, with a last checkpoint (``kept``)."""

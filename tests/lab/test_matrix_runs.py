@@ -22,10 +22,10 @@ from .survival import Cluster, Run, until
 
 NODES = ("n1", "n2", "n3")
 SPEC = {"nodes": [{"name": name, "cpus": 0.66, "memory_gib": 1} for name in NODES]}
-STEPS = 40
-EVERY = ("plan.json", "--ignore-changes", "--checkpoint-every", "5", "--steps")
-SHORT = (*EVERY, str(STEPS))
-LONG = (*EVERY, "100000")
+PLAN = ("plan.json", "--ignore-changes", "--checkpoint-every", "5", "--steps")
+SHORT = (*PLAN, "40")
+MEDIUM = (*PLAN, "120")
+LONG = (*PLAN, "100000")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def made(shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def losses(made: Cluster) -> list[float]:
     """Of a run that nothing happens to."""
-    done = json.loads(made.run("launch", *SHORT, "--json").stdout)
+    done = json.loads(made.run("launch", *MEDIUM, "--json").stdout)
     assert done["attempts"] == 1
     return [step["loss"] for step in done["steps"]]
 
@@ -114,7 +114,7 @@ def test_launch_is_killed_and_attach_goes_on(lab3: Cluster, losses: list[float])
 
 
 def test_the_background_is_told_to_end_and_attach_goes_on(lab3: Cluster, losses: list[float]) -> None:
-    run = lab3.launch(*EVERY, str(3 * STEPS), "--detach")
+    run = lab3.launch(*MEDIUM, "--detach")
     run.end(0)
     os.kill(run.state["supervisor"]["pid"], signal.SIGTERM)
     until(lambda: run.state["supervisor"] is None)
@@ -139,7 +139,8 @@ def test_the_background_is_killed_and_ps_and_stop_know(lab3: Cluster) -> None:
 
 
 def test_an_agent_is_killed_and_its_node_left_out(lab3: Cluster, losses: list[float]) -> None:
-    run = lab3.launch(*SHORT).wait_for(12)
+    run = lab3.launch(*MEDIUM).wait_for(12)
+    until(lambda: run.copied("n1", 5) and run.copied("n2", 5))
     os.kill(run.agent("n3"), signal.SIGKILL)
     assert "node n3 was lost" in run.end().stderr
     run.is_as(losses, 2)
@@ -158,12 +159,14 @@ def test_an_agent_is_killed_and_its_node_left_out(lab3: Cluster, losses: list[fl
     ],
 )
 def test_a_rank_ends_or_stops(lab3: Cluster, losses: list[float], fault: str, words: str) -> None:
+    kills = lab3.short_of_memory("n2")
     run = lab3.launch(*SHORT).wait_for(12)
     lab3.at_home("n2", "fault", fault)
     told = run.end().stderr
     assert "rank 1 on n2/cpu:0 (node n2" in told
     assert words in told
     run.is_as(losses, 2)
+    assert lab3.short_of_memory("n2") - kills == (1 if fault == "memory" else 0)
     first, second = run.state["attempts"]
     assert second["devices"] == first["devices"]
     assert second["from_step"] >= 5
@@ -172,13 +175,11 @@ def test_a_rank_ends_or_stops(lab3: Cluster, losses: list[float], fault: str, wo
 def test_it_ignores_sigterm_and_leaves_children_behind(lab3: Cluster, losses: list[float]) -> None:
     for node in lab3.nodes:
         lab3.at_home(node, "habits", "ignores SIGTERM, has children")
-    run = lab3.launch(*SHORT).wait_for(12)
+    run = lab3.launch(*LONG).wait_for(12)
     assert sum("sleep 400" in one for one in lab3.left()) == 4  # on the first node, and on the last
     os.kill(run.rank("n1"), signal.SIGKILL)
-    run.end()
-    run.is_as(losses, 2)
-    lab3.settled()
-    run = lab3.launch(*LONG).wait_for(3)
+    until(lambda: len(run.state["attempts"]) == 2 and run.state["status"] == "running", run.told)
+    run.more(3).loses(run.steps()[: len(losses)], losses)
     lab3.run("stop", "--now", run.id)
     run.end(130)
     run.is_stopped(kept=False)
