@@ -45,7 +45,7 @@ def losses(made: Cluster) -> list[float]:
 
 
 @pytest.fixture
-def lab3(made: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def lab3(made: Cluster) -> Iterator[Cluster]:
     """The cluster. Afterwards nothing is left in it."""
     try:
         yield made
