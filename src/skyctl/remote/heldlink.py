@@ -224,7 +224,8 @@ class HeldLink(Link):
                 return
             except SessionGoneError as exc:
                 self.ended = True
-                self._lose(exc)
+                words = f"{failure.message}; {exc.message}"  # what was seen first, and what that was
+                self._lose(SessionGoneError(words, node=self.node.name, hint=exc.hint))
                 return
             except Exception as exc:  # noqa: BLE001 - whatever it is, somebody waits for the outcome
                 last = exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
