@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,10 @@ def cluster(sleep_s: float, name: str) -> Iterator[Any]:
 
 
 def restarts(run: Any) -> list[dict[str, Any]]:
-    """Of each attempt but the first: why it was begun, steps done again, and seconds to its first step."""
+    """Of each attempt but the first: why it was begun, and how many steps it did again."""
     attempts = run.state["attempts"]
     found = []
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in pairwise(attempts):
         reached = [e["step"] + 1 for e in _steps(run.folder, before["number"])]
         found.append(
             {

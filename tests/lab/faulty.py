@@ -1,6 +1,6 @@
 """A run over a lab's real SSH, and harm to its nodes: for tests of what a run survives, and for benchmarks.
 
-The workload sleeps in its layers, so that steps take long enough to be struck in their middle, on any machine.
+The workload sleeps in its layers, so that steps take long enough to be struck in their middle.
 """
 
 from __future__ import annotations
@@ -272,5 +272,5 @@ def leavings(lab: LabState, node: str) -> list[str]:
     patterns = ("sessions/s-*", "**/.new-*", "**/.gone-*", "runs/*")
     caches = [folder / "home" / ".cache" / "skyctl"]
     found = [path for cache in caches for pattern in patterns for path in cache.glob(pattern)]
-    found += [path for path in (folder / "tmp").glob("skyctl*")]
+    found += (folder / "tmp").glob("skyctl*")
     return sorted(str(path.relative_to(folder)) for path in found)

@@ -114,7 +114,7 @@ def test_two_nodes_with_two_of_three_copies_end_at_once(cluster: Cluster, losses
     try:
         for node in gone:
             faulty.switch_off(cluster.lab, node)
-        done, err = run.end()
+        done, _ = run.end()
     finally:
         for node in gone:
             faulty.switch_on(cluster.lab, node)
@@ -129,25 +129,36 @@ def test_two_nodes_with_two_of_three_copies_end_at_once(cluster: Cluster, losses
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
-@pytest.mark.parametrize("copies", ["one", "all"])
-def test_a_shard_is_damaged_before_a_resume(
-    cluster: Cluster, losses: list[float], how: str, copies: str
-) -> None:
+@pytest.mark.parametrize("how", ["truncated", "missing"])
+def test_all_copies_of_a_shard_are_damaged(cluster: Cluster, losses: list[float], how: str) -> None:
+    """Before a resume: it goes on from the checkpoint before."""
     run = cluster.launch(STEPS, *EVERY).wait_for(AT)
     run.child.send_signal(signal.SIGINT)
     run.end(130)
     at = run.state["checkpoint"]
-    found = shards(cluster, run, at)
-    assert len(found) > 1
-    for path in found if copies == "all" else found[:1]:
+    for path in shards(cluster, run, at):
         damage(path, how)
-    out, err = cluster.run("launch", "--resume", run.folder.name, "--json")
-    done = json.loads(out)
-    assert [step["loss"] for step in done["steps"]] == pytest.approx(losses, rel=1e-5)
-    assert f"step-{at:08d}/layer-00002.safetensors" in err or copies == "one" or how == "missing"
-    older = run.state["attempts"][1]["from_step"]
-    assert older == at if copies == "one" else older < at
+    resumed(cluster, run, losses)
+    assert run.state["attempts"][1]["from_step"] < at
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_one_copy_of_a_shard_is_damaged(cluster: Cluster, losses: list[float], how: str) -> None:
+    """Before a resume: another node's copy is taken."""
+    run = cluster.launch(STEPS, "--checkpoint-every", "20").wait_for(20)
+    run.until(lambda: len(shards(cluster, run, 20)) > 1)
+    cluster.run("stop", "--now", run.folder.name)
+    run.child.wait(faulty.PATIENCE_S)
+    assert run.state["checkpoint"] == 20
+    damage(shards(cluster, run, 20)[0], how)
+    resumed(cluster, run, losses)
+    assert run.state["attempts"][1]["from_step"] == 20
+
+
+def resumed(cluster: Cluster, run: Run, losses: list[float]) -> None:
+    out, _ = cluster.run("launch", "--resume", run.folder.name, "--json")
+    assert [step["loss"] for step in json.loads(out)["steps"]] == pytest.approx(losses, rel=1e-5)
     assert faulty.left(cluster) == {}
 
 
@@ -175,8 +186,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.slow
 def test_tmp_is_full(cluster: Cluster, losses: list[float]) -> None:
     fill = "mount -t tmpfs -o size=64k none /tmp && cat /dev/zero >/tmp/zeros"
-    inside.run(cluster.lab, "n2", ["sh", "-c", fill])
-    assert "No space" in inside.run(cluster.lab, "n2", ["sh", "-c", "echo more >/tmp/more"]).stderr
+    assert "No space left" in inside.run(cluster.lab, "n2", ["sh", "-c", fill]).stderr
     try:
         as_ever(cluster, cluster.launch(STEPS, *EVERY), losses, 1)
     finally:
@@ -187,12 +197,13 @@ def test_tmp_is_full(cluster: Cluster, losses: list[float]) -> None:
 @pytest.mark.slow
 def test_few_open_files(cluster: Cluster, losses: list[float]) -> None:
     (listener,) = faulty.listeners(cluster.lab, "n2")
-    before = resource.prlimit(listener, resource.RLIMIT_NOFILE, (256, 256))
+    resource.prlimit(listener, resource.RLIMIT_NOFILE, (256, 256))
     try:
         _, err = cluster.run("check", code=0)
         as_ever(cluster, cluster.launch(STEPS, *EVERY), losses, 1)
     finally:
-        resource.prlimit(listener, resource.RLIMIT_NOFILE, before)
+        faulty.kill(listener)  # what was lowered can't be raised again everywhere
+        faulty.switch_on(cluster.lab, "n2")
     assert "256 open files" in err
     assert faulty.left(cluster) == {}
 
