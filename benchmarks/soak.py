@@ -58,9 +58,10 @@ class Soak:
 
     def _node(self) -> str:
         """One that computes."""
-        lab_state, used = self.cluster.lab, []
+        used: list[str] = []
         while not used:
-            used = [n.name for n in lab_state.nodes if self.faulty.ranks(lab_state, n.name)]
+            nodes = [node.name for node in self.cluster.lab.nodes]
+            used = [name for name in nodes if self.faulty.ranks(self.cluster.lab, name)]
         return self.chance.choice(used)
 
     def alone(self) -> bool:

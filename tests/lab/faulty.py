@@ -269,7 +269,7 @@ def left(cluster: Cluster, *nodes: str) -> dict[str, list[str]]:
 def leavings(lab: LabState, node: str) -> list[str]:
     """Session folders, unfinished files and a run's checkpoints in that node's home and /tmp."""
     folder = lab.node_folder(node)
-    patterns = ("sessions/s-*", "**/.new-*", "**/.gone-*", "runs/*")
+    patterns = ("sessions/s-*", "sessions/s-*/*", "**/.new-*", "**/.gone-*", "runs/*")
     caches = [folder / "home" / ".cache" / "skyctl"]
     found = [path for cache in caches for pattern in patterns for path in cache.glob(pattern)]
     found += (folder / "tmp").glob("skyctl*")
