@@ -1,4 +1,4 @@
-# make install | demo | test | check | format | bench | bench-planner | bench-runtime | bench-probing | clean. Each
+# make install | demo | test | check | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean. Each
 # does its own set-up; needs Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test), to skyctl
 # (demo) or to benchmarks/planner.py (bench-planner).
 # All paths are relative: the folder's own name may hold blanks.
@@ -10,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test check format bench bench-planner bench-runtime bench-probing clean
+.PHONY: help install demo test check format bench bench-planner bench-runtime bench-probing soak clean
 
 help:
 	@echo "make install        .venv with skyctl in it"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
 	@echo "make bench-runtime  the runtime against its bounds, over real links and real SSH; needs root (about half an hour)"
 	@echo "make bench-probing  the probe against what a lab was set to, and how long it takes; needs root (about 25 minutes)"
+	@echo "make soak           a run in a lab, struck 15 times: it must end as if nothing had happened; needs root (20 minutes at most)"
 	@echo "make clean          removes .venv and caches"
 
 install: $(STAMP)
@@ -61,6 +62,9 @@ bench-runtime: $(STAMP)
 
 bench-probing: $(STAMP)
 	$(BIN)/python benchmarks/probing.py $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

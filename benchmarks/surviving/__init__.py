@@ -1,0 +1,1 @@
+"""Runs in a lab that faults happen to."""

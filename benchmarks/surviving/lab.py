@@ -1,0 +1,103 @@
+"""A lab with a workload, the tests' ways to harm it, and figures of what a run then did."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+SPEC = {
+    "nodes": [
+        {"name": f"n{i}", "cpus": 0.5, "memory_gib": 3, "rate_mbit": 200, "site": "ab"[i > 2]}
+        for i in range(1, 5)
+    ],
+    "sites": {"latency_ms": 5},
+}
+
+
+def faulty() -> Any:
+    """``tests/lab/faulty.py``."""
+    path = Path(__file__).parents[2] / "tests" / "lab" / "faulty.py"
+    spec = importlib.util.spec_from_file_location("faulty", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["faulty"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def cluster(sleep_s: float, name: str) -> Iterator[Any]:
+    """Four nodes at two sites and a plan for all of them; taken down whatever happens, on SIGTERM too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as folder:
+        os.environ["SKYCTL_HOME"] = str(Path(folder) / "labs")
+        from skyctl.lab.down import down
+        from skyctl.lab.lab import up
+        from skyctl.lab.spec import LabSpec
+
+        name = f"{name}-{os.getpid()}"
+        state = up(LabSpec.model_validate(SPEC), name=name)
+        try:
+            made = faulty().Cluster(state, Path(folder), sleep_s)
+            try:
+                made.plan()
+                yield made
+            finally:
+                made.end()
+        finally:
+            down(name)
+
+
+def restarts(run: Any) -> list[dict[str, Any]]:
+    """Of each attempt but the first: why it was begun, and how many steps it did again."""
+    attempts = run.state["attempts"]
+    found = []
+    for before, after in pairwise(attempts):
+        reached = [e["step"] + 1 for e in _steps(run.folder, before["number"])]
+        found.append(
+            {
+                "why": after["why"],
+                "planned": after["planned"],
+                "lost_steps": max([before["from_step"], *reached]) - after["from_step"],
+            }
+        )
+    return found
+
+
+def _steps(folder: Path, attempt: int) -> list[dict[str, Any]]:
+    path = folder / "attempts" / str(attempt) / "events.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    events = [json.loads(line) for line in lines]
+    return [event for event in events if event.get("event") == "step" and event.get("loss") is not None]
+
+
+def seconds(stamp: str) -> float:
+    """An ISO time as seconds since the epoch."""
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def said_at(run: Any, words: str, after: float) -> float | None:
+    """When the supervisor first said so, as it noted it in its log."""
+    for line in (run.folder / "supervisor.log").read_text().splitlines():
+        stamp, _, text = line.partition(" ")
+        if words in text and seconds(stamp) >= after:
+            return seconds(stamp)
+    return None
+
+
+def differs(steps: list[dict[str, Any]], losses: list[float]) -> float:
+    """The largest relative difference of two runs' losses; infinite where steps are missing or doubled."""
+    if [step["step"] for step in steps] != list(range(len(losses))):
+        return float("inf")
+    return float(max(abs(s["loss"] - loss) / abs(loss) for s, loss in zip(steps, losses, strict=True)))
