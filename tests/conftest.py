@@ -83,10 +83,12 @@ def _no_leaks(session_tag: str, _clean_session: None) -> Iterator[None]:
     files = _temporary()
     children = set(_children())
     os.environ[TAG] = tag
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
         os.environ[TAG] = session_tag
+        signal.signal(signal.SIGINT, interrupt)  # a command that is run in this process ends with it ignored
 
     def leaked() -> list[int]:
         return sorted({*_carrying(f"{TAG}={tag}".encode()), *(set(_children()) - children)})
