@@ -10,12 +10,13 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test check format bench bench-planner bench-runtime bench-probing soak clean
+.PHONY: help install demo test matrix check format bench bench-planner bench-runtime bench-probing soak clean
 
 help:
 	@echo "make install        .venv with skyctl in it"
 	@echo "make demo           the whole main job on this machine: no root, no SSH, no file needed"
 	@echo "make test           all tests; without root the lab tests are left out"
+	@echo "make matrix         the fault matrix over real SSH (docs/faults.md): about ten minutes, needs root"
 	@echo "make check          linters, types, import contracts, links in the documents"
 	@echo "make format         puts the code into the shape that check asks for"
 	@echo "make bench          benchmarks/*.py"
@@ -38,7 +39,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m 'not matrix' $(ARGS)
+
+# The fault matrix over real SSH: about ten minutes, as root.
+matrix: $(STAMP)
+	$(BIN)/python -m pytest -m matrix $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

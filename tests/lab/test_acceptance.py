@@ -12,6 +12,8 @@ import pytest
 
 from skyctl.lab.state import LabState
 
+pytestmark = pytest.mark.matrix
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "survival.py"
 
 

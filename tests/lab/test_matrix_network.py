@@ -24,6 +24,8 @@ from skyctl.remote.session import Session, open_sessions
 from . import faulty
 from .faulty import Cluster, Run
 
+pytestmark = pytest.mark.matrix
+
 SPEC = {
     "nodes": [{"name": f"n{i}", "cpus": 0.5, "memory_gib": 3, "site": "ab"[i > 2]} for i in range(1, 5)],
     "sites": {"latency_ms": 2},

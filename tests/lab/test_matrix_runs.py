@@ -20,7 +20,7 @@ from skyctl.lab.state import LabState
 
 from .survival import Cluster, Run, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.matrix
 NODES = ("n1", "n2", "n3")
 SPEC = {"nodes": [{"name": name, "cpus": 0.66, "memory_gib": 1} for name in NODES]}
 PLAN = ("plan.json", "--ignore-changes", "--checkpoint-every", "5", "--steps")

@@ -16,6 +16,8 @@ import pytest
 from skyctl.lab import inside
 from skyctl.lab.state import LabState
 
+pytestmark = pytest.mark.matrix
+
 SPEC = {
     "nodes": [
         {"name": "n1", "cpus": 0.8, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
