@@ -280,7 +280,6 @@ def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
     assert left_of(three.state) == []
 
 
-@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_node_that_joins_is_used(three) -> None:
     fault = three.folder / "none"
@@ -294,10 +293,14 @@ def test_a_node_that_joins_is_used(three) -> None:
     assert "has no node 'nobody'" in asked.stderr
     asked = three.run("join", run.folder.name, "c")
     assert asked.returncode == 0, asked.stderr
-    run.until(lambda: len(run.state["attempts"]) == 2 and run.state["status"] == "running")
-    second = run.state["attempts"][1]
-    assert (second["planned"], second["why"]) == (True, "node c has joined")
-    assert "c/cpu:0" in second["devices"]
+
+    def with_it() -> list[dict]:  # a step that is slower than predicted may have brought another plan before
+        return [one for one in run.state["attempts"] if one["why"] == "node c has joined"]
+
+    run.until(lambda: bool(with_it()) and run.state["status"] == "running")
+    (attempt,) = with_it()
+    assert attempt["planned"]
+    assert "c/cpu:0" in attempt["devices"]
     run.child.send_signal(signal.SIGINT)
     _, err = run.end(130)
     assert "node c has joined" in err

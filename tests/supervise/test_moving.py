@@ -104,6 +104,23 @@ def test_a_slow_stage_gets_less(desk: Callable[[Plan], Desk]) -> None:
     assert sum(has) < had
 
 
+def test_only_nodes_of_the_run_get_another_plan(desk: Callable[[Plan], Desk]) -> None:
+    """A plan's problem knows every node that was probed; which of them the run has was its owner's choice."""
+    whole = problem()
+    made = replan(plan(whole, "optimal"), without(whole, {"c": ""})).model_copy(update={"problem": whole})
+    slow = most_layers(made)
+    here = desk(made)
+    del here.sessions["c"]
+    done = collected(made, {slow: 2.5}, 5.0)
+    here.mover.checkpointed(made, done, STEPS)
+    here.look(made, done)
+    move = here.mover.decided
+    assert move is not None
+    assert set(nodes_in(move.plan)) == {"a", "b"}
+    here.mover.gave_up("b", here.sessions.pop("b"), made)
+    assert here.mover.decided is None, "it had a node that is lost now"
+
+
 def test_near_the_end_nothing_is_moved(desk: Callable[[Plan], Desk]) -> None:
     made = plan(problem(), "optimal")
     slow = most_layers(made)

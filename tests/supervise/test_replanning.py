@@ -104,6 +104,20 @@ def test_a_node_comes_with_links_as_the_slowest_known() -> None:
     Problem.model_validate(back.model_dump())
 
 
+def test_a_node_comes_with_the_lines_it_shares() -> None:
+    line = SharedResource(
+        name="uplink", bandwidth_bytes_per_s=1e6, links=(("a/cpu:0", "b/cpu:0"), ("a/cpu:0", "c/cpu:0"))
+    )
+    whole = problem(*NODES).model_copy(update={"shared": (line,)})
+    less = without(whole, {"c": ""})
+    assert less.shared[0].links == line.links[:1]
+    back = with_node(less, whole, "c")
+    assert back.shared == (line,)
+    alone = with_node(without(whole, {"b": "", "c": ""}), whole, "c")
+    assert alone.shared[0].links == line.links[1:]
+    Problem.model_validate(back.model_dump())
+
+
 def test_what_was_seen_is_a_factor_a_device() -> None:
     had = plan(problem(*NODES), "optimal")
     play = play_of(had)

@@ -36,6 +36,7 @@ from skyctl.supervise.attempts.replanning import (
     slow_devices,
     step_s,
     with_node,
+    without,
     worth_moving,
 )
 
@@ -128,6 +129,8 @@ class Mover:
     def gave_up(self, name: str, session: Session | None, plan: Plan) -> None:
         """A node was lost; it is taken back when it answers again."""
         self._lost[name] = _Lost(session, plan.problem, next_try=time.monotonic() + RETRY_S)
+        if self.decided is not None and name in nodes_in(self.decided.plan):
+            self.decided = None
 
     def checkpointed(self, plan: Plan, collected: Collected | None, steps: int) -> None:
         """After a checkpoint: has a stage become slow?"""
@@ -148,7 +151,7 @@ class Mover:
             return
         for device in slow:
             self._slow_at[node_of(device)] = done
-        problem = as_seen(plan.problem, factors)
+        problem = self._there(as_seen(plan.problem, factors))
         why = f"{slow[0]} takes {factors[slow[0]]:.2f} × the predicted time"
         self._begin(lambda: _better(plan, problem, why))
 
@@ -189,7 +192,7 @@ class Mover:
             if node is None or node not in self._lost:
                 self._watcher.warn(found.failure)
             return
-        if found.plan is None or same_stages(found.plan, plan):
+        if found.plan is None or same_stages(found.plan, plan) or not self._has(found.plan):
             return
         if not worth_moving(found.now_s, found.then_s, left, self.restart_s):
             if node is not None:  # somebody waits for an answer
@@ -212,10 +215,21 @@ class Mover:
             return
         self._trial = None
         took_s = _median_s(collected)
-        there = all(name in self._sessions for name in nodes_in(trial.before))
-        if took_s >= trial.median_s and there:
+        if took_s >= trial.median_s and self._has(trial.before):
             why = f"a step takes {took_s:.3f} s, {trial.median_s:.3f} s under the plan before: back to that"
             self.decided = Move(trial.before, why)
+
+    def _has(self, plan: Plan) -> bool:
+        """Whether the run has all of the plan's nodes."""
+        return all(name in self._sessions for name in nodes_in(plan))
+
+    def _there(self, problem: Problem, coming: str | None = None) -> Problem:
+        """The problem without nodes that the run does not have.
+
+        A plan's problem knows every node of its profile; which of them are used is its owner's choice.
+        """
+        mine = {*self._sessions, coming}
+        return without(problem, {name: "not in the run" for name in _nodes_of(problem) if name not in mine})
 
     # --- jobs
 
@@ -271,7 +285,7 @@ class Mover:
             problem = (
                 plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
             )
-            better = _better(plan, problem, why)
+            better = _better(plan, self._there(problem, name), why)
         except SkyctlError as exc:
             if opened and session is not None:
                 with suppress(SkyctlError):

@@ -145,10 +145,24 @@ def with_node(problem: Problem, other: Problem, node: str) -> Problem:
             "devices": tuple(devices.values()),
             "times": times,
             "links": tuple(made),
-            "shared": problem.shared,
+            "shared": _joined(base.shared, other.shared, node, devices),
             **pins,
         }
     )
+
+
+def _joined(
+    mine: Sequence[SharedResource], others: Sequence[SharedResource], node: str, ids: Collection[str]
+) -> tuple[SharedResource, ...]:
+    """The resources of ``mine``, and those that the links of a node that comes share."""
+    found = {one.name: one for one in mine}
+    for other in _shared(others, ids):
+        new = tuple(pair for pair in other.links if node in map(node_of, pair))
+        if new:
+            one = found.get(other.name)
+            pairs = dict.fromkeys((*(one.links if one is not None else ()), *new))
+            found[other.name] = (one or other).model_copy(update={"links": tuple(pairs)})
+    return tuple(found.values())
 
 
 def seen_times(plan: Plan, events: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
