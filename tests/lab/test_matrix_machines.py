@@ -168,7 +168,8 @@ def test_its_own_name_is_127_0_1_1_and_its_route_is_taken(
             file.write_text("\n".join([*others, f"127.0.1.1 {node}", ""]))  # in place: it is mounted there
         looked_up = inside.run(cluster.lab, "n2", ["getent", "hosts", "n2"])
         assert looked_up.stdout.split()[0] == "127.0.1.1", looked_up
-        there = cluster.changed("debian", n2={"host": "n2", "proxy_jump": "n1"})
+        through = f"root@{cluster.lab.node('n1').address}"
+        there = cluster.changed("debian", n2={"host": "n2", "proxy_jump": through})
         address = cluster.lab.node("n2").address
         assert checked(cluster, there)["n2"]["address"]["found"] == f"{address} (eth0)"
         ends_well(cluster, there, losses)
