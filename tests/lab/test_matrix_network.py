@@ -77,6 +77,21 @@ def test_a_node_that_the_launcher_cannot_reach_goes_on(
 
 
 @pytest.mark.slow
+def test_a_node_that_the_launcher_never_reaches_again(cluster: Cluster, losses: list[float]) -> None:
+    """After ``--hold`` both sides give each other up: it ends what runs there, the run goes on without it."""
+    run = cluster.launch(*EVERY, "--hold", "60").wait_for(AT)
+    with harm.launcher_cut(cluster.lab, "n2"):
+        run.end()
+        left = cluster.settled(checkpoints=False)
+    run.is_as(losses, 2)
+    assert run.state["attempts"][1]["why"] == "node n2 was lost"
+    assert "n2/cpu:0" not in run.state["attempts"][1]["devices"]
+    assert left == {}
+    cluster.run("checkpoint", "rm", run.id, "--yes")
+    assert cluster.settled() == {}
+
+
+@pytest.mark.slow
 def test_ssh_connections_of_all_nodes_are_killed(cluster: Cluster, losses: list[float]) -> None:
     run = cluster.launch(*EVERY).wait_for(AT)
     for node in cluster.nodes:
