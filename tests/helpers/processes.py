@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ def after_a_moment(left: Callable[[], Any]) -> Any:
     return found
 
 
+def files(folder: Path, *patterns: str) -> set[Path]:
+    """What is there of these patterns, while things come and go."""
+    while True:
+        with suppress(FileNotFoundError):
+            return {path for pattern in patterns for path in folder.glob(pattern)}
+
+
 def read(pid: int, name: str) -> bytes:
     """A file of that process's in /proc; empty where it is gone."""
     try:
@@ -60,7 +68,9 @@ def runs(pid: int) -> bool:
 
 
 def parent(pid: int) -> int:
-    return int(read(pid, "stat").rpartition(b")")[2].split()[1])
+    """Its parent's id; 0 where it is gone."""
+    fields = read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 def marked(mark: str, *, prefix: bool = False) -> list[int]:

@@ -61,8 +61,9 @@ class Run:
 
     def rank(self, node: str) -> int:
         """The process of its rank there."""
-        (found,) = self.until(lambda: self.processes(node, "skyctl.worker.rank"))
-        return int(found)
+        found: list[int] = self.until(lambda: self.processes(node, "skyctl.worker.rank"))
+        (rank,) = [pid for pid in found if processes.parent(pid) not in found]  # not a DataLoader's worker
+        return rank
 
     def agent(self, node: str) -> int:
         """Its agent there: it has started the rank."""
@@ -125,4 +126,4 @@ def losses_of(done: Done) -> list[float]:
 def left_behind(skyctl: Skyctl) -> list[str]:
     """Processes of skyctl's that were started here and still run, and half files in its state folder."""
     found = [f"{pid} {processes.command(pid)}" for pid in processes.of_state(skyctl.state)]
-    return found + [str(path) for path in skyctl.state.glob("**/.*.tmp")]
+    return found + [str(path) for path in processes.files(skyctl.state, "**/.*.tmp")]

@@ -13,7 +13,7 @@ from skyctl.lab import cgroups, inside, needs
 from skyctl.lab.lab import listens
 from skyctl.lab.state import LabState
 
-from ..helpers.processes import command, parent, until
+from ..helpers.processes import command, files, parent, until
 
 RESTART_S = 30.0
 
@@ -32,6 +32,7 @@ def strays(lab: LabState, node: str) -> dict[int, str]:
 
 
 def ranks(lab: LabState, node: str) -> list[int]:
+    """Ranks, and what they have forked: a DataLoader's workers call themselves the same."""
     return [pid for pid, command in processes(lab, node).items() if "skyctl.worker.rank" in command]
 
 
@@ -122,10 +123,10 @@ def leavings(lab: LabState, node: str, *, checkpoints: bool) -> list[str]:
     """
     folder = lab.node_folder(node)
     cache = folder / "home" / ".cache" / "skyctl"
-    patterns = ("sessions/s-*", "sessions/s-*/*", "**/.new-*", "**/.gone-*", "**/.*.part", "**/*.tmp")
-    found = {path for pattern in patterns for path in cache.glob(pattern)}
+    half = ("**/.new-*", "**/.gone-*", "**/.*.part", "**/*.tmp")
+    found = files(cache, "sessions/s-*", "sessions/s-*/*", *half)
     found = {path for path in found if cache / "runs" not in path.parents}
     if checkpoints:
-        found |= set(cache.glob("runs/*"))
-    found |= set((folder / "tmp").glob("skyctl*"))
+        found |= files(cache, "runs/*")
+    found |= files(folder / "tmp", "skyctl*")
     return sorted(str(path.relative_to(folder)) for path in found)
