@@ -317,6 +317,17 @@ def test_a_follower_takes_what_a_source_goes_on_writing(nodes: Nodes, tmp_path: 
     assert list(one.wait("replicated")["layers"]) == ["5"]
 
 
+def test_a_pinned_step_is_taken_to_its_end_before_newer_ones(nodes: Nodes, tmp_path: Path) -> None:
+    one, two = nodes("n1"), nodes("n2")
+    for step in (20, 40, 60):
+        put(one.folder, step, range(2))
+    put(one.folder, 20, range(2, 3), rank=1)
+    two.ask("pin", steps=[20])
+    two.ask("follow", peers=[one.address], keep=2)
+    assert [two.wait("replicated")["step"] for _ in range(2)] == [20, 60]
+    assert sorted(layout.held(two.folder)[20]) == [0, 1, 2]
+
+
 def test_a_peer_that_comes_and_goes(nodes: Nodes, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -177,16 +177,20 @@ class Mover:
         found = self._found
         if found is not None and found.session is not None and found.node not in self._sessions:
             found.session.close()
-        for known in self._lost.values():
+        for name, known in self._lost.items():
             if known.session is not None:
                 known.session.close()
+                if known.session.unended is not None:  # whoever has the sessions says so, and keeps its name
+                    self._sessions.setdefault(name, known.session)
 
     # --- deciding
 
     def _take(self, found: _Found, plan: Plan, collected: Collected | None, left: int) -> None:
         node = found.node
         if node is not None and found.session is not None:
-            self._lost.pop(node, None)
+            known = self._lost.pop(node, None)
+            if known is not None and known.session is not None and known.session is not found.session:
+                threading.Thread(target=known.session.close, daemon=True).start()  # may take its time
             self._sessions[node] = found.session
         if found.failure is not None:
             if node is None or node not in self._lost:

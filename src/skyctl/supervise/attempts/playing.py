@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,9 +31,12 @@ from skyctl.supervise.attempts.book import Book
 from skyctl.supervise.attempts.copies import Copier, Order
 from skyctl.supervise.attempts.history import History
 from skyctl.supervise.attempts.keepers import Keepers, run_folder_on
+from skyctl.supervise.attempts.pins import Pins
 from skyctl.supervise.attempts.replanning import nodes_in, seen_times
 
 REPLICAS = 2
+LAST_STEPS = 3.0
+"""How many steps' time the ranks have to end after the one under way: all are to finish it, and to write."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -65,6 +69,8 @@ class Ground:
     _keepers: Keepers | None = None
     _copier: Copier | None = None
     _followed: tuple[str, ...] = ()
+    _pins: Pins | None = None
+    _asked: set[str] = field(default_factory=set)
 
     @property
     def checkpoints(self) -> bool:
@@ -97,6 +103,7 @@ class Ground:
 
     def with_keepers(self, needed: tuple[str, ...], *, wait: bool) -> Keepers:
         """Keepers on all nodes there are; ``wait``: until they can be asked."""
+        self._asked = set(self.sessions)
         self.keepers.start(self.addresses(needed))
         if wait:
             self.keepers.ready()
@@ -109,12 +116,36 @@ class Ground:
             return
         keepers.turn()
         nodes = nodes_in(plan)
+        if self.checkpoints and set(self.sessions) - self._asked:  # a spare one has come
+            with suppress(SkyctlError):
+                self.with_keepers((), wait=False)
         order = (*nodes, *sorted(name for name in keepers.nodes if name not in nodes))
         there = tuple(name for name in order if name in keepers.nodes)
         if not keepers.starting and there != self._followed and self.checkpoints:
             self._followed = there
             replicas = REPLICAS if self.options.replicas is None else self.options.replicas
             keepers.follow(there, replicas, max(2, self.options.keep))
+            pins = self.pins(plan)
+            pins.alone = not replicas or len(there) < 2
+            pins.before = keepers.pinned
+            if pins.whole is not None or pins.copying is not None:  # else nodes go by what they had
+                keepers.pin(pins.steps)
+
+    def pins(self, plan: Plan) -> Pins:
+        """Which checkpoints are kept on every node."""
+        if self._pins is None:
+            self._pins = Pins(len(plan.problem.layers))
+        return self._pins
+
+    def written(self, step: int, plan: Plan) -> None:
+        """Every rank has written its layers after so many steps."""
+        self.pins(plan).written(step)
+        self.keepers.pin(self.pins(plan).steps)
+
+    def goes_on(self, step: int | None, plan: Plan) -> None:
+        """An attempt is about to go on from that checkpoint."""
+        self.pins(plan).restarted(step)
+        self.keepers.pin(self.pins(plan).steps)
 
     def copy_here(self, step: int, where: Mapping[int, str], layers: Mapping[int, Mapping[str, Any]]) -> None:
         """Copies a checkpoint to this machine, in the background (``--keep-here``)."""
@@ -127,6 +158,7 @@ class Ground:
     def drop(self, name: str) -> None:
         """That node is lost."""
         self._addresses.pop(name, None)
+        self._asked.discard(name)
         if self._keepers is not None:
             self._keepers.drop(name)
 
@@ -138,12 +170,21 @@ class Ground:
             self._keepers.close()
 
     def _of_keeper(self, node: str, event: Mapping[str, Any]) -> None:
-        if event.get("event") == "unreplicated":
+        pins = self._pins
+        known = pins.steps if pins is not None else []
+        if event.get("event") == "replicated" and pins is not None:
+            if event.get("attempt") == self.book.paths.attempt:
+                pins.copied(int(event["step"]), [int(layer) for layer in event["layers"]])
+        elif event.get("event") == "unreplicated":
+            if pins is not None:
+                pins.failed()
             self.watcher.warn(
                 f"checkpoints of {event.get('from')} are not copied to {node}: {event['error']}"
             )
         elif event.get("event") == "ended":
             self.watcher.warn(f"node {node} keeps no checkpoints any more: {event['error']}")
+        if pins is not None and pins.steps != known:
+            self.keepers.pin(pins.steps)
 
 
 class Play:
@@ -176,13 +217,15 @@ class Play:
         self._ground.watcher.phase("looking for the newest checkpoint")
         keepers = self._ground.with_keepers(nodes_in(self._plan), wait=True)
         here = self._ground.book.paths.checkpoints
-        return recovery.bring_newest(
+        chosen = recovery.bring_newest(
             keepers,
             self._plan,
             done=done,
             here=here if here.is_dir() else None,
             warn=self._ground.watcher.warn,
         )
+        self._ground.goes_on(chosen.step if chosen is not None else None, self._plan)
+        return chosen
 
     def start(self, chosen: Chosen | None) -> None:
         """Ships what is needed, starts the ranks and brings them together. Raises what ``Run.start`` does."""
@@ -274,7 +317,7 @@ class Play:
         self._ground.tick()
 
     def _kept(self, step: int, layers: dict[int, dict[str, Any]]) -> None:
-        self._ground.keepers.pin(step)
+        self._ground.written(step, self._plan)
         self._ground.on_checkpoint(step)
         if self._ground.options.keep_here:
             where = {
@@ -294,8 +337,20 @@ class Play:
             if type(exc) is KeyboardInterrupt and self.early():
                 self._ground.book.update(status="stopping")
                 self._ground.watcher.phase("stopping after a last checkpoint; Ctrl-C again stops at once")
-                self._run.finish(self._ground.options.deadlines.stop_s)
+                if not self._run.finish(self.last_s):
+                    self._ground.watcher.warn(no_last(self.last_s))
             raise
+
+    @property
+    def last_s(self) -> float:
+        """How long the step under way and a last checkpoint may take."""
+        step_s = max(self._plan.predicted.iteration_s, self._ground.book.state.iteration_s or 0.0)
+        return max(self._ground.options.deadlines.stop_s, LAST_STEPS * step_s)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the ranks were told to end soon."""
+        return self._run is not None and self._run.ending
 
     def early(self) -> bool:
         """Has the ranks end soon, with a checkpoint; False where they can't."""
@@ -346,6 +401,11 @@ class Play:
             keepers.ready()
         for name, failure in keepers.forget().items():
             self._ground.watcher.warn(f"checkpoints of this run are still on node {name}: {failure.message}")
+
+
+def no_last(limit_s: float) -> str:
+    """What is said where the run ended without the checkpoint that was to be its last."""
+    return f"there is no last checkpoint: the ranks did not come to the end of a step within {limit_s:.0f} s"
 
 
 def rank_events(collected: Collected, ranks: int) -> list[list[Mapping[str, Any]]]:

@@ -22,15 +22,15 @@ from skyctl.launch.spec import check_fits
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
-from skyctl.records.run import NodeSession, RunAttempt, RunState
+from skyctl.records.run import NodeSession, RunAttempt
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.credentials import certificate
 from skyctl.remote.session import Session
-from skyctl.supervise.attempts.book import Book, PlainBook, now
+from skyctl.supervise.attempts.book import Book, now
 from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up
 from skyctl.supervise.attempts.history import History
 from skyctl.supervise.attempts.moving import Move, Mover
-from skyctl.supervise.attempts.playing import Adopted, Ground, Play, Stopped
+from skyctl.supervise.attempts.playing import Adopted, Ground, Play, Stopped, no_last
 from skyctl.supervise.attempts.replanning import as_seen, node_of, nodes_in, replan, without
 from skyctl.supervise.attempts.requests import pending
 
@@ -55,9 +55,9 @@ class Supervisor:
 
     Args:
         sessions: by node, who can be used; changed in place as nodes are lost and come.
-        ledger: writes everything down (None: a ``PlainBook`` in a new run's folder).
+        book: writes everything down.
         connect: how nodes are connected to that come later; None: none do.
-        resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the ledger's run.
+        resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the book's run.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Supervisor:
         sessions: dict[str, Session],
         options: RunOptions,
         watcher: Watcher,
-        ledger: Book | None = None,
+        book: Book,
         *,
         connect: ConnectOptions | None = None,
         resume: bool = False,
     ) -> None:
         self._sessions, self._options = sessions, options
-        self._book = ledger or _plain(plan, cluster, options, watcher)
+        self._book = book
         before = self._book.state.attempts
         self._now = _Now(plan, "resumed" if resume else "launched", number=len(before) + 1)
         self._history = History.read(self._book.paths.metrics) if before else History()
@@ -253,22 +253,27 @@ class Supervisor:
         if self._play is None or self._stop is not None:
             return
         self._mover.look(self._now.plan, self._play.collected, self._options.steps, self._lost)
-        if self._mover.decided is not None and self._play.early():
+        if self._mover.decided is not None and not self._play.ending and self._play.early():
             self._told.note(f"{self._mover.decided.why}: going on with another plan")
 
     def _look_for_requests(self) -> None:
         for path, request in pending(self.paths):
             with suppress(OSError):
                 path.unlink()
-            if request.get("op") == "stop" and self._stop is None:
-                self._stop, self._stop_at = request, time.monotonic()
-                self._book.update(status="stopping")
+            if request.get("op") == "stop":
+                if self._stop is None:
+                    self._stop_at = time.monotonic()
+                    self._book.update(status="stopping")
+                if self._stop is None or not request.get("checkpoint", True):
+                    self._stop = request
             elif request.get("op") == "join":
                 self._mover.ask([str(name) for name in request.get("nodes", [])])
         if self._stop is None:
             return
-        kindly = self._stop.get("checkpoint", True) and self._play is not None and self._play.early()
-        if not kindly or time.monotonic() - self._stop_at > self._options.deadlines.stop_s:
+        if self._play is None or not self._stop.get("checkpoint", True) or not self._play.early():
+            raise Stopped
+        if time.monotonic() - self._stop_at > self._play.last_s:
+            self._told.warn(no_last(self._play.last_s))
             raise Stopped
 
     # --- after an attempt
@@ -369,7 +374,7 @@ class Supervisor:
         self._mover.close()
         with suppress(SkyctlError):
             self._update_attempt(ended=now(), error=detail)
-            self._book.update(status=status, detail=detail, sessions=())
+            self._book.update(status=status, detail=detail)
             self._book.close()
 
 
@@ -386,17 +391,3 @@ def _why(fault: Fault, error: SkyctlError) -> str:
         return f"node {', '.join(fault.lost)} was lost"
     first = error.message.splitlines()[0]
     return first if len(first) <= 200 else f"{first[:199]}…"
-
-
-def _plain(plan: Plan, cluster: Cluster, options: RunOptions, watcher: Watcher) -> PlainBook:
-    paths = RunPaths.new()
-    source = plan.workload.source if plan.workload is not None else "a problem"
-    state = RunState(
-        run_id=paths.run_id,
-        created=now(),
-        written=now(),
-        workload=source,
-        cluster=cluster.name,
-        steps=options.steps,
-    )
-    return PlainBook(paths, state, watcher.note)
