@@ -28,9 +28,10 @@ from skyctl.remote.credentials import certificate
 from skyctl.remote.session import Session
 from skyctl.supervise.attempts.book import Book, now
 from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up
+from skyctl.supervise.attempts.ground import Ground
 from skyctl.supervise.attempts.history import History
 from skyctl.supervise.attempts.moving import Move, Mover
-from skyctl.supervise.attempts.playing import Adopted, Ground, Play, Stopped, no_last
+from skyctl.supervise.attempts.playing import Adopted, Play, Stopped, no_last
 from skyctl.supervise.attempts.replanning import as_seen, node_of, nodes_in, replan, without
 from skyctl.supervise.attempts.requests import pending
 
