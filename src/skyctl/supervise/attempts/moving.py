@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from skyctl.control.request import Request
-from skyctl.errors import SkyctlError
+from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.launch.events import Collected, Watcher
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
@@ -131,6 +131,16 @@ class Mover:
         self._lost[name] = _Lost(session, plan.problem, next_try=time.monotonic() + RETRY_S)
         if self.decided is not None and name in nodes_in(self.decided.plan):
             self.decided = None
+
+    @property
+    def given_up(self) -> dict[str, Session]:
+        """By node that was lost, its session, where that may still hold there."""
+        known = {name: one.session for name, one in self._lost.items()}
+        return {
+            name: session
+            for name, session in known.items()
+            if session is not None and not isinstance(session.lost, SessionGoneError)
+        }
 
     def checkpointed(self, plan: Plan, collected: Collected | None, steps: int) -> None:
         """After a checkpoint: has a stage become slow?"""

@@ -83,9 +83,10 @@ class Supervisor:
         self._watcher = replace(watcher, step=self._stepped)
         self._told = watcher
         self._patience = Patience(options.max_restarts)
-        self._lost: dict[str, str] = {}
+        self._lost = {name: why for name, why in book.state.lost.items() if name not in sessions}
         self._stop: dict[str, Any] | None = None
         self._stop_at = 0.0
+        self._noted: set[str] = set()
         self._play: Play | None = None
         self._restart_began: float | None = None
         self._ground = Ground(
@@ -101,6 +102,9 @@ class Supervisor:
         )
         file = self._book.state.cluster_file
         self._mover = Mover(cluster, request, sessions, connect, plan, watcher, file)
+        self._mover.ask([name for name in book.state.lost if name in sessions])  # it came back meanwhile
+        for name in self._lost:
+            self._mover.gave_up(name, None, plan)
 
     @property
     def paths(self) -> RunPaths:
@@ -218,11 +222,14 @@ class Supervisor:
             self._book.update(attempts=(*attempts[:-1], attempts[-1].model_copy(update=changes)))
 
     def _note_sessions(self) -> None:
+        """Those of lost nodes, too: their agents may hold there, and whoever comes next can end them."""
         known = [
             NodeSession(node=name, session=str(s.hello["session"]), cache=str(s.hello["cache"]))
-            for name, s in self._sessions.items()
+            for name, s in {**self._mover.given_up, **self._sessions}.items()
         ]
-        self._book.update(sessions=tuple(known), lost=dict(self._lost))
+        self._noted = set(self._sessions)
+        lost = {name: why for name, why in self._lost.items() if name not in self._sessions}
+        self._book.update(sessions=tuple(known), lost=lost)
 
     # --- while it goes on
 
@@ -248,6 +255,8 @@ class Supervisor:
     def _tick(self) -> None:
         """Twice a second while an attempt is watched."""
         self._look_for_requests()
+        if set(self._sessions) != self._noted:  # a spare one has come
+            self._note_sessions()
         away = tuple(sorted(name for name, s in self._sessions.items() if s.away_s > 0))
         if away != self._book.state.away:
             self._book.update(away=away)
