@@ -30,6 +30,7 @@ from skyctl.supervise.attempts.replanning import (
     as_seen,
     node_of,
     nodes_in,
+    nodes_of,
     replan,
     same_stages,
     seen_times,
@@ -243,7 +244,7 @@ class Mover:
         A plan's problem knows every node of its profile; which of them are used is its owner's choice.
         """
         mine = {*self._sessions, coming}
-        return without(problem, {name: "not in the run" for name in _nodes_of(problem) if name not in mine})
+        return without(problem, {name: "not in the run" for name in nodes_of(problem) if name not in mine})
 
     # --- jobs
 
@@ -296,9 +297,7 @@ class Mover:
             other = known_problem(
                 name, [*problems, plan.problem, self._first], plan, self.cluster, session, self._request
             )
-            problem = (
-                plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
-            )
+            problem = plan.problem if name in nodes_of(plan.problem) else with_node(plan.problem, other, name)
             better = _better(plan, self._there(problem, name), why)
         except SkyctlError as exc:
             if opened and session is not None:
@@ -327,10 +326,6 @@ def _better(plan: Plan, problem: Problem, why: str) -> _Found:
     made = replan(plan, problem)
     trial = "takes" in why
     return _Found(why, None, None, made, step_s(problem, plan), made.predicted.iteration_s, trial=trial)
-
-
-def _nodes_of(problem: Problem) -> set[str]:
-    return {node_of(device.id) for device in problem.devices}
 
 
 def _median_s(collected: Collected) -> float:

@@ -32,7 +32,7 @@ from skyctl.supervise.attempts.ground import Ground
 from skyctl.supervise.attempts.history import History
 from skyctl.supervise.attempts.moving import Move, Mover
 from skyctl.supervise.attempts.playing import Adopted, Play, Stopped, no_last
-from skyctl.supervise.attempts.replanning import as_seen, node_of, nodes_in, replan, without
+from skyctl.supervise.attempts.replanning import as_seen, nodes_in, nodes_of, replan, without
 from skyctl.supervise.attempts.requests import pending
 
 GONE_S = 15.0
@@ -330,7 +330,7 @@ class Supervisor:
     def _replanned(self, factors: Mapping[str, float]) -> Plan:
         """The same plan while all of its nodes are there, else the best one on those that are."""
         plan = self._now.plan
-        gone = {name: self._lost.get(name, "not connected") for name in _all_nodes(plan)}
+        gone = {name: self._lost.get(name, "not connected") for name in nodes_of(plan.problem)}
         gone = {name: why for name, why in gone.items() if name not in self._sessions}
         if not any(name in gone for name in nodes_in(plan)):
             return plan
@@ -386,10 +386,6 @@ class Supervisor:
             self._update_attempt(ended=now(), error=detail)
             self._book.update(status=status, detail=detail)
             self._book.close()
-
-
-def _all_nodes(plan: Plan) -> list[str]:
-    return list(dict.fromkeys(node_of(device.id) for device in plan.problem.devices))
 
 
 def _went(error: NodeError) -> bool:
