@@ -37,16 +37,6 @@ def undo(cluster: Any, way: str) -> None:
         lab.harm().switch_on(cluster.lab, LOST)
 
 
-def copies_of(cluster: Any, run: Any, step: int) -> dict[str, list[str]]:
-    """By layer of that step's checkpoint, the nodes that have it whole just now, the lost one too."""
-    found: dict[str, list[str]] = {f"{layer}": [] for layer in range(cluster.layers)}
-    for node in cluster.nodes:
-        folder = cluster.home(node) / ".cache" / "skyctl" / "runs"
-        for file in folder.glob(f"{run.id}@*/step-{step:08d}/layer-*.safetensors"):
-            found[str(int(file.stem.partition("-")[2]))].append(node)
-    return found
-
-
 def survive(cluster: Any, way: str, given: argparse.Namespace, losses: list[float]) -> dict[str, Any]:
     """One run; times count from the loss of the node, ``noticed_s`` to the first warning or the end of the
     attempt, ``given_up_s`` to the end of the attempt, ``next_step_s`` to a step of the next one."""
@@ -54,18 +44,15 @@ def survive(cluster: Any, way: str, given: argparse.Namespace, losses: list[floa
     run = cluster.launch(*words).wait_for(given.at)
     lost_at = time.time()
     strike(cluster, way)
-    copies = copies_of(cluster, run, given.at)
+    copies = cluster.copies(run).get(given.at, {})
     try:
-        run.until(lambda: len(run.state["attempts"]) > 1)
-        from_step = run.state["attempts"][1]["from_step"]
-        seen = len(run.steps)
-        run.until(lambda: len(run.steps) != seen and run.steps[-1]["step"] >= from_step)
-        next_step_s = time.time() - lost_at
         done = json.loads(run.end().stdout)
     finally:
         undo(cluster, way)
     again = lab.restarts(run)
     given_up = lab.seconds(run.state["attempts"][0]["ended"])
+    went_on = lab.said_at(run, "the next step came", lost_at)
+    assert went_on is not None
     warned = lab.said_at(run, f"{LOST} has not been heard", lost_at)
     left = cluster.settled(*(name for name in cluster.nodes if name != LOST))
     return {
@@ -79,9 +66,9 @@ def survive(cluster: Any, way: str, given: argparse.Namespace, losses: list[floa
         "why": again[0]["why"],
         "noticed_s": round(min(given_up, warned or given_up) - lost_at, 1),
         "given_up_s": round(given_up - lost_at, 1),
-        "next_step_s": round(next_step_s, 1),
+        "next_step_s": round(went_on - lost_at, 1),
         "lost_steps": again[0]["lost_steps"],
-        "from_step": from_step,
+        "from_step": run.state["attempts"][1]["from_step"],
         "copies_of_newest": copies,
         "loss_differs": lab.differs(done["steps"], losses),
         "devices": sorted({replica["device"] for replica in done["replicas"]}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from skyctl.lab.state import LabState
 
 from ..helpers import runs
 from ..helpers.commands import Skyctl
-from ..helpers.processes import after_a_moment
+from ..helpers.processes import after_a_moment, files
 from ..helpers.runs import Run
 from . import harm
 from .workload import LAYERS, train_py
@@ -67,10 +68,24 @@ class Cluster(Skyctl):
         hidden.write_text(text)
         hidden.replace(self.home(node) / name)
 
-    def copied(self, run: Run, node: str, layer: int) -> bool:
-        """Whether that node keeps a checkpoint of that layer."""
-        folder = self.home(node) / ".cache" / "skyctl" / "runs"
-        return any(folder.glob(f"{run.id}@*/step-*/layer-{layer:05d}.safetensors"))
+    def copies(self, run: Run) -> dict[int, dict[int, list[str]]]:
+        """Whole files of its checkpoints on all nodes, lost ones too: step → layer → nodes."""
+        found: dict[int, dict[int, list[str]]] = {}
+        for node in self.nodes:
+            folder = self.home(node) / ".cache" / "skyctl" / "runs"
+            for file in files(folder, f"{run.id}@*/step-*/layer-*.safetensors"):
+                step, layer = (int(name.partition("-")[2]) for name in (file.parent.name, file.stem))
+                found.setdefault(step, {}).setdefault(layer, []).append(node)
+        return found
+
+    def whole_without(self, run: Run, node: str) -> list[int]:
+        """The steps that the run can go on from should that node be lost now."""
+        layers = json.loads((self.folder / "plan.json").read_text())["problem"]["layers"]
+        return [
+            step
+            for step, copies in self.copies(run).items()
+            if all(set(copies.get(layer, ())) - {node} for layer in range(len(layers)))
+        ]
 
     def left(self, *nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
         """What is left of runs on those nodes (none: all), now: processes and files (``harm.leavings``)."""

@@ -147,7 +147,7 @@ def test_the_background_is_killed_and_ps_and_stop_know(lab3: Cluster) -> None:
 
 def test_an_agent_is_killed_and_its_node_left_out(lab3: Cluster, losses: list[float]) -> None:
     run = lab3.launch(*MEDIUM).wait_for(12)
-    until(lambda: lab3.copied(run, "n1", 5) and lab3.copied(run, "n2", 5))
+    run.until(lambda: lab3.whole_without(run, "n3"))
     os.kill(run.agent("n3"), signal.SIGKILL)
     assert "node n3 was lost" in run.end().stderr
     run.is_as(losses, 2)

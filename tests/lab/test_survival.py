@@ -28,7 +28,7 @@ SPEC = {
     "sites": {"latency_ms": 5},
 }
 WORKLOAD = "gpt:layers=4,hidden=64,heads=4,context=32"
-STEPS = 30
+STEPS = 60
 CUT_AT = 12
 
 
@@ -59,6 +59,7 @@ def losses(cluster: Cluster) -> list[float]:
 
 def test_a_node_goes_black_and_the_run_ends_as_if_it_had_not(cluster: Cluster, losses: list[float]) -> None:
     run = cluster.launch(*EVERY).wait_for(CUT_AT)
+    kept = max(run.until(lambda: cluster.whole_without(run, "n3")))  # the newest are not copied yet
     cut_at = time.time()
     with harm.black(cluster.lab, "n3"):
         done = run.end()
@@ -68,8 +69,7 @@ def test_a_node_goes_black_and_the_run_ends_as_if_it_had_not(cluster: Cluster, l
     assert "node n3 has not been heard for" in done.stderr
     first, second = run.state["attempts"]
     assert second["why"] == "node n3 was lost"
-    # two quick steps after it was written, the newest may not be copied
-    assert second["from_step"] in (5, 10)
+    assert second["from_step"] >= kept
     lasted = re.search(r"the next step came (\S+) s after", done.stderr)
     assert lasted is not None
     ended_s = datetime.fromisoformat(first["ended"]).timestamp() - cut_at
