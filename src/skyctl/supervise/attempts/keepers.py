@@ -68,6 +68,7 @@ class Keepers:
         self._tasks: dict[str, Task] = {}
         self._where: dict[str, tuple[str, int]] = {}
         self.pinned: frozenset[int] = frozenset()
+        self._forgotten = False
         self._numbers = itertools.count(1)
         self._asked: dict[int, str] = {}
         self._answers: dict[int, Message | SkyctlError] = {}
@@ -274,13 +275,17 @@ class Keepers:
         self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, limit_s)
 
     def pin(self, steps: Collection[int]) -> None:
-        """Those are kept whatever nodes prune by themselves, and no others any more. Does not wait."""
-        for name in self.nodes:
+        """Those are kept whatever nodes prune by themselves, and no others any more. Does not wait.
+
+        Nothing once the run is forgotten: a word of a copy that comes meanwhile would bring its folder back.
+        """
+        for name in self.nodes if not self._forgotten else ():
             with suppress(SkyctlError):
                 self._tasks[name].send({"op": "pin", "steps": sorted(steps)})
 
     def forget(self, limit_s: float = LIST_S) -> dict[str, SkyctlError]:
         """Removes the run's folder on every node; where that failed, and why."""
+        self._forgotten = True
         answers = self._ask_all({name: {"op": "forget"} for name in self.nodes}, limit_s)
         return {name: answer for name, answer in answers.items() if isinstance(answer, SkyctlError)}
 
