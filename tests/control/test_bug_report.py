@@ -53,7 +53,15 @@ PLANTED = (
         "ghp_0123",
         "b3BlbnNz",
     ),
-    *("aa:bb:cc", "plan-b", "0123456789abcdef0123", "planted-in-the-environment", "retina", "ward-model"),
+    *(
+        "aa:bb:cc",
+        "plan-b",
+        "0123456789abcdef0123",
+        "planted-in-the-environment",
+        "retina",
+        "ward-model",
+        "adas-own",
+    ),
 )
 
 
@@ -78,7 +86,11 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
     paths.metrics.write_text("".join(f'{{"step": {i}, "loss": 2.5}}\n' for i in range(90)))
     log = LOG.format(home=Path.home(), planted=os.environ["HF_TOKEN"])
     paths.log(0).write_text("old line\n" * 500 + log)
-    paths.supervisor_log.write_text("2026-11-22 phase: dialling oldnode at tower.clinic.example.org\n")
+    event = {"event": "facts", "hostname": "adas-own-laptop.fritz", "rank": 0}
+    paths.events.write_text(json.dumps(event) + '\n{"half a li')
+    paths.supervisor_log.write_text(
+        "2026-11-22 phase: dialling oldnode at tower.clinic.example.org, which is adas-own-laptop\n"
+    )
     return collect(tmp_path / "cluster.yaml", None)
 
 
@@ -116,6 +128,7 @@ def test_what_is_needed_is_in_it(report: Report) -> None:
 def test_logs_can_be_left_out(report: Report, tmp_path: Path) -> None:
     bare = collect(tmp_path / "cluster.yaml", None, logs=False)
     assert set(report.files) - set(bare.files) == {
+        "run/attempts/1/events.jsonl",
         "run/attempts/1/logs/rank-000.log",
         "run/supervisor.log",
     }

@@ -18,8 +18,6 @@ RUN = (
     "skyctl plan gpt:layers=4,hidden=128 --data book.txt",
     "skyctl plan gpt:layers=4,hidden=128,heads=4,context=64 -o plan.json",
     "skyctl compare gpt:layers=8,hidden=256,heads=8,context=128 --measure --trace",
-    "skyctl launch gpt:layers=12,hidden=256,heads=8,context=128 --steps 500",
-    "skyctl probe train.py",
     "skyctl probe train.py --limit tower,oldbox -o profile.json",
     "skyctl plan train.py",
     "skyctl plan train.py --limit '!oldbox'",
@@ -28,7 +26,6 @@ RUN = (
     "skyctl compare train.py --link-dtype bfloat16 --link-dtype int8@tower-oldbox",
     "skyctl plan train.py -o plan.json",
     "skyctl verify plan.json",
-    "skyctl launch plan.json --steps 500",
     "skyctl launch plan.json --trace",
     "skyctl launch plan.json --steps 5000 --detach",
     "skyctl ps",
@@ -41,6 +38,7 @@ RUN = (
 )
 
 MAIN_JOB = ("tests/lab/test_main_job.py", '"compare", WORKLOAD')
+PAPER = ("tests/benchmarks/test_paper.py", '"compare", "--paper"')
 
 ELSEWHERE = {
     # command → the file that runs it, and a text in that file
@@ -50,6 +48,12 @@ ELSEWHERE = {
     "make test": (".ci/run", "make test"),
     "make docs": ("Makefile", "mkdocs build --strict --quiet"),  # in `make check`
     "skyctl --install-completion": ("tests/cli/test_completion.py", "--install-completion"),
+    "skyctl probe train.py": ("tests/faults/conftest.py", 'self.run("probe", "train.py"'),
+    "skyctl launch plan.json --steps 500": ("tests/faults/test_runs.py", '"launch", "plan.json", "--steps"'),
+    "skyctl launch gpt:layers=12,hidden=256,heads=8,context=128 --steps 500": (
+        "tests/faults/test_recipe.py",
+        'here.run("launch", GPT',
+    ),
     "skyctl setup train.py": ("tests/setup/test_setup.py", '"setup"'),
     "skyctl probe hf:models/qwen,context=256": ("tests/workload/test_hf_launch.py", '"launch"'),
     "skyctl launch hf:models/qwen,context=256 --data book.txt --steps 500": (
@@ -60,6 +64,13 @@ ELSEWHERE = {
         "tests/workload/test_hf_files.py",
         "export.main(words)",
     ),
+    "skyctl compare gpt:layers=12,hidden=256,heads=8,context=128": MAIN_JOB,
+    "skyctl compare gpt:layers=12,hidden=256,heads=8,context=128 --microbatches 4,8,16,32 --nodes 2..N": (
+        "tests/cli/test_compare.py",
+        '"--microbatches", "2,4", "--nodes", "1..N"',
+    ),
+    "skyctl compare --paper": PAPER,
+    "skyctl compare --paper -o paper": PAPER,
     "skyctl compare gpt:layers=12,hidden=256,heads=8,context=128 --measure": MAIN_JOB,
     "skyctl launch gpt:layers=12,hidden=256 --steps 500 --dtype bfloat16 --lr-schedule cosine"
     " --warmup-steps 50 --clip-norm 1 --validate-every 100": ("tests/faults/test_recipe.py", "--lr-schedule"),

@@ -77,6 +77,8 @@ def logs(
     shown = list(source.lines())
     for line in shown:
         out.line(_words(line, prefixed=source.prefixed))
+    if not shown and not follow:
+        out.note("nothing was printed there (what the supervisor said: --supervisor)")
     if follow:
 
         def more() -> None:

@@ -96,6 +96,8 @@ def collect(cluster_file: Path | None, run: str | None, *, logs: bool = True) ->
         _know_run(redactor, state)
     for document in (plan, profile):
         redactor.know("node", _nodes_in(document))
+    for document in (profile, state, *(_events_in(folder) if folder is not None else ())):
+        redactor.know("host", _hosts_in(document))
     _add(report, redactor, "versions.json", versions())
     if cluster is not None:
         _add(report, redactor, "cluster.json", cluster.model_dump(mode="json"))
@@ -205,6 +207,25 @@ def _nodes_in(document: Any) -> Iterator[str]:
         for key, item in document.items():
             yield from _nodes_in(key)
             yield from _nodes_in(item)
+
+
+def _hosts_in(document: Any) -> Iterator[str]:
+    """What machines call themselves, wherever it stands."""
+    if isinstance(document, dict):
+        for key, item in document.items():
+            if key in ("host", "hostname") and isinstance(item, str) and item != "localhost":
+                yield from (item, item.partition(".")[0])
+            yield from _hosts_in(item)
+    elif isinstance(document, list):
+        for item in document:
+            yield from _hosts_in(item)
+
+
+def _events_in(folder: Path) -> Iterator[Any]:
+    for attempt in (folder / "attempts").glob("*"):
+        for line in (_tail(attempt / "events.jsonl", FIGURE_LINES) or "").splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 def _cluster(given: Path | None, state: Any) -> tuple[Cluster | None, str | None]:
