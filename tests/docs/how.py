@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-TINY = "gpt:layers=1,hidden=16,heads=1,context=8"
-
 RUN = (
     # in this order, in one folder, by test_commands.py; models, steps and machines made small
     "skyctl --version",
@@ -15,10 +13,8 @@ RUN = (
     "skyctl check",
     "skyctl probe gpt:layers=12,hidden=256,heads=8,context=128",
     "skyctl probe gpt:layers=4,hidden=128,heads=4,context=64",
-    "skyctl plan gpt:layers=4,hidden=128 --data book.txt",
     "skyctl plan gpt:layers=4,hidden=128,heads=4,context=64 -o plan.json",
     "skyctl compare gpt:layers=8,hidden=256,heads=8,context=128 --measure --trace",
-    "skyctl probe train.py --limit tower,oldbox -o profile.json",
     "skyctl plan train.py",
     "skyctl plan train.py --limit '!oldbox'",
     "skyctl plan train.py --link-dtype bfloat16@slow -o plan.json",
@@ -54,6 +50,14 @@ ELSEWHERE = {
         "tests/faults/test_recipe.py",
         'here.run("launch", GPT',
     ),
+    "skyctl probe train.py --limit tower,oldbox -o profile.json": (
+        "tests/lab/test_main_job.py",
+        '"probe", "--json", "-c", str(tmp_path / "cluster.yaml"), "--limit", "n1,n2"',
+    ),
+    "skyctl plan gpt:layers=4,hidden=128 --data book.txt": (
+        "tests/workload/test_hf_launch.py",
+        '"--data", "story.txt"',
+    ),
     "skyctl setup train.py": ("tests/setup/test_setup.py", '"setup"'),
     "skyctl probe hf:models/qwen,context=256": ("tests/workload/test_hf_launch.py", '"launch"'),
     "skyctl launch hf:models/qwen,context=256 --data book.txt --steps 500": (
@@ -83,10 +87,15 @@ APART = ("check", "probe", "launch", "compare", "attach")
 
 
 def small(words: list[str]) -> list[str]:
-    """The same command, with a tiny model and a few steps."""
-    made = [TINY if word.startswith("gpt:") else word for word in words]
+    """The same command with the README's train.py in the place of built-in models (a probe takes ten seconds,
+    so there is one), a few steps, one number of microbatches, and a second to plan in."""
+    made = ["train.py" if word.startswith("gpt:") else word for word in words]
+    if made[0] in ("probe", "plan", "compare") and "train.py" in made:
+        made += ["--microbatches", "4"]
+    if made[0] in ("plan", "compare"):
+        made += ["--time-limit", "1"]
     if "--steps" in made:
-        made[made.index("--steps") + 1] = "60" if "--detach" in made else "3"
-    elif made[0] in ("launch", "compare") and (made[0] == "launch" or "--measure" in made):
+        made[made.index("--steps") + 1] = "15" if "--detach" in made else "3"
+    elif made[0] == "launch" or "--measure" in made:
         made += ["--steps", "3"]
     return made
