@@ -60,7 +60,14 @@ def again(
     from skyctl.compare.verdict import best_of
     from skyctl.control.reporting import versions
 
-    commands = [("The whole comparison:", typed(context))]
+    commands = [
+        (
+            "The whole comparison:"
+            if cluster_file is None
+            else f"The whole comparison, beside {cluster_file}:",
+            typed(context),
+        )
+    ]
     sure = [
         o.strategy for o in outcomes if o.plan is not None and o.plan.certificate.lower_bound_s is not None
     ]

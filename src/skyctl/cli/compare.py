@@ -91,8 +91,6 @@ def compare(
     Uses the newest profile that fits; with --measure a cluster that has none is probed first. Writes a report
     (one HTML file that needs nothing else), and says where.
     """
-    from dataclasses import replace
-
     from skyctl.cli.again import again
     from skyctl.cli.live import run_all
     from skyctl.cli.ranges import counts, numbers
@@ -120,8 +118,8 @@ def compare(
         data=data,
         random_inputs=random_inputs,
         encrypt=encrypt,
+        sweep=several if one is None else (),
     )
-    asked = replace(asked, sweep=several) if one is None else asked
     training.say_notes(out, loaded)
     options = PlanOptions(
         schedule=training.schedule_of(schedule),

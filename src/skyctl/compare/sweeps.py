@@ -138,14 +138,12 @@ def _nodes_said(sweep: Sweep, best: str, line: dict[int, float]) -> list[str]:
                 f"with {who} ({one.value} nodes) there is a plan that fits: {seconds(line[at])} a step"
             )
             continue
-        faster = line[before] / line[at] - 1 if line[at] else 0.0
-        if faster >= PAYS:
-            said.append(
-                f"adding {who} pays: a step is {percent(faster, sign=False)} faster ({seconds(line[at])})"
-            )
+        faster = line[before] / line[at] if line[at] else 1.0
+        if faster >= 1 + PAYS:
+            said.append(f"adding {who} pays: {times(faster)} faster, {seconds(line[at])} a step")
         else:
             left = next((c for c in one.cells if c.strategy == best and who in c.unused), None)
-            why = "the best plan leaves it unused" if left else f"a step changes by {percent(-faster)}"
+            why = "the best plan leaves it unused" if left else f"a step takes {percent(1 / faster - 1)}"
             said.append(f"adding {who} does not pay: {why}")
     return said
 

@@ -66,7 +66,7 @@ def gather(
         checked=_checked(outcomes),
         sweeps=sweeps,
         again=again,
-        notes=[f"{name}: {note}" for name, note in condition_notes(profile)] if profile is not None else (),
+        notes=_notes(profile) if profile is not None else (),
     )
 
 
@@ -152,6 +152,14 @@ def _what(device: DeviceProfile) -> str:
     if device.slowdown != 1.0:
         parts.append(f"slowed {device.slowdown:g}× (emulated)")
     return ", ".join(parts)
+
+
+def _notes(profile: Profile) -> list[str]:
+    """What to know of the figures, the nodes that it holds for first."""
+    by_note: dict[str, list[str]] = {}
+    for name, note in condition_notes(profile):
+        by_note.setdefault(note, []).append(name)
+    return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
 
 
 def _spread(device: DeviceProfile, size: int) -> float | None:

@@ -26,8 +26,8 @@ def bound(report: Report) -> Markup:
         )
     known = [row for row in report.planned if row.bound_s is not None]
     lead = (
-        "The bound is proved for the numbers that were measured: no cut of the layers and no order of the devices "
-        "can be faster under the model of time that also makes the predictions."
+        "The bound is proved for the numbers that were measured: no cut of the layers and no order of the "
+        "devices can be faster under the model of time that also makes the predictions."
         if known
         else "No strategy that was compared claims a bound; optimal does."
     )
@@ -135,8 +135,8 @@ def certificates(report: Report) -> Markup:
     lead = join(
         "A certificate says how sure it is that nothing is faster. ",
         el("code", "skyctl verify"),
-        " checks it with code of its own, without the solver that made it: memory, the prediction played again, "
-        "and the bound.",
+        " checks it with code of its own, without the solver that made it: memory, the prediction played "
+        "again, and the bound.",
     )
     said = [_certificate(report, row) for row in report.planned]
     return parts.section(

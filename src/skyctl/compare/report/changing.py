@@ -59,13 +59,13 @@ def _plot(sweep: Sweep) -> Markup:
                 (
                     float(at),
                     step_s,
-                    f"{strategy}, {sweep.points[at].value} {words}: {seconds(step_s)}"
+                    f"{strategy}, {sweep.points[at].value} {words}{_added(sweep, at)}: {seconds(step_s)}"
                     + (" measured" if measured else " predicted"),
                 )
                 for at, step_s in sweep.line(strategy, measured)
             ]
             if points:
-                wide = 2.0 + 2.0 * (len(strategies) - 1 - i)
+                wide = 2.0 + 1.2 * (len(strategies) - 1 - i)
                 curves.append(
                     Curve(
                         strategy, points, look, width=wide, dots="d" if measured else "h", line=not measured
@@ -76,19 +76,15 @@ def _plot(sweep: Sweep) -> Markup:
     top_s = max(y for curve in curves for _, y, _ in curve.points)
     factor, unit = (1.0, "s") if top_s >= 2 else (1e3, "ms") if top_s >= 2e-3 else (1e6, "µs")
     last = max(1, len(sweep.points) - 1)
-    ticks = [
-        (
-            float(i),
-            str(one.value) + (f" +{_short(one.added)}" if one.added and i and len(sweep.points) < 7 else ""),
-        )
-        for i, one in enumerate(sweep.points)
-    ]
+    ticks = [(float(i), str(one.value)) for i, one in enumerate(sweep.points)]
     shown = ticks if len(ticks) < 14 else ticks[:: -(-len(ticks) // 12)]
     span = (-0.04 * last, last * 1.04) if len(sweep.points) > 1 else (-1.0, 1.0)
     return plot(
-        curves, span, shown, y_unit=f"{unit} a step", x_unit=sweep.kind, label=f"Step by {sweep.kind}", y_factor=factor, from_zero=True,
+        curves, span, shown, y_unit=f"{unit} a step", x_unit=sweep.kind, label=f"Step by {sweep.kind}",
+        y_factor=factor, from_zero=True,
     )  # fmt: skip
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 10 else f"{text[:9]}…"
+def _added(sweep: Sweep, at: int) -> str:
+    added = sweep.points[at].added
+    return f" with {added}" if added else ""

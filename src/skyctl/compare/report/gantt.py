@@ -42,8 +42,8 @@ def gantt(report: Report) -> Markup:
     scale = of_seconds(longest_s, 1.005)
     kinds = {bar.kind for _, _, steps in drawn for line in _lines(steps) for bar in line[1]}
     lead = (
-        "A row is a stage of the pipeline, a bar one action, its number the microbatch. All panels have one scale "
-        "of time."
+        "A row is a stage of the pipeline, a bar one action, its number the microbatch. All panels have one "
+        "scale of time."
     )
     if not any(steps.measured for _, _, steps in drawn):
         lead += " These are simulated; with --measure --trace the measured step stands beside each."

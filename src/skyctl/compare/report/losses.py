@@ -24,8 +24,8 @@ def losses(report: Report) -> Markup:
         (parts.stroke(f"s-{parts.colour(strategy, strategies)}"), name(strategy)) for strategy, _ in runs
     ]
     lead = (
-        "Every plan trains the same model: initial weights depend on the seed and the layer alone, and the batches "
-        f"are the same. {_difference(runs)}"
+        "Every plan trains the same model: initial weights depend on the seed and the layer alone, and the "
+        f"batches are the same. {_difference(runs)}"
     )
     by_step = parts.figure("By step", None, _by_step(runs, strategies))
     by_time = parts.figure("By time", None, _by_time(runs, strategies))

@@ -21,8 +21,8 @@ MOST_LAYERS = 160
 def maps(report: Report) -> Markup:
     """The section."""
     lead = (
-        "One bar a device, in the pipeline's order, all on one scale: how long a step's work takes there, layer "
-        "by layer, and how long it waits."
+        "One bar a device, in the pipeline's order, all on one scale: how long a step's work takes there, "
+        "layer by layer, and how long it waits."
     )
     if not report.planned:
         return parts.section("maps", "Who holds what", None, parts.empty("There is no plan to draw."))

@@ -8,7 +8,7 @@ from skyctl.compare.report.markup import Markup, el, join, name
 from skyctl.compare.report.scale import Scale, axis, grid, of_seconds
 from skyctl.compare.rows import BASELINE, Row
 from skyctl.compare.verdict import best_of, verdict
-from skyctl.compare.words import UNKNOWN, gap, percent, seconds, times
+from skyctl.compare.words import UNKNOWN, percent, seconds, times
 
 HIGH = 34
 
@@ -106,8 +106,8 @@ def _sure(best: Row) -> tuple[str, str, str, str]:
     if best.gap is None:
         return ("how far from the best", UNKNOWN, "no bound is known", "")
     if best.gap <= 1e-9:
-        return ("how far from the best", "0 %", "proved: nothing is faster", "")
-    return ("how far from the best", gap(best.gap), "at most", "by the proved bound")
+        return ("how far from the best", "0 %", "proved, for what was measured", "")
+    return ("how far from the best", percent(best.gap, sign=False), "at most", "by the proved bound")
 
 
 def _steps(report: Report) -> Markup:
@@ -120,7 +120,9 @@ def _steps(report: Report) -> Markup:
     if measured:
         entries.append((parts.swatch("measured"), "measured: median, with p10 to p90"))
     if bound_s is not None:
-        entries.append((parts.stroke("bound", upright=True), "no plan can be faster (proved)"))
+        entries.append(
+            (parts.stroke("bound", upright=True), "the bound: no plan is predicted faster (proved)")
+        )
     lanes = [_step_lane(row, scale, bound_s) for row in report.planned]
     return parts.figure(
         "One training step",
@@ -168,7 +170,7 @@ def _step_lane(row: Row, scale: Scale, bound_s: float | None) -> Markup:
             for end in (took.p10, took.p90)
         ]
     if bound_s is not None:
-        drawn.append(el("line", x1=scale.x(bound_s), x2=scale.x(bound_s), y1=-4, y2=HIGH + 4, class_="bound"))
+        drawn.append(el("line", x1=scale.x(bound_s), x2=scale.x(bound_s), y1=0, y2=HIGH, class_="bound"))
     shown_s = row.measured.median if row.measured else row.predicted_s
     speedup = row.measured_speedup if row.measured else row.predicted_speedup
     below = f"predicted {seconds(row.predicted_s)}" if row.measured else None

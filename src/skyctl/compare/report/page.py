@@ -67,7 +67,7 @@ def again(report: Report) -> Markup:
     """How to get the same: commands, versions, seeds."""
     commands = [el("li", el("p", why), el("pre", el("code", text))) for why, text in report.again.commands]
     facts = [join(el("dt", term), el("dd", name(text))) for term, text in report.again.facts]
-    lead = "From the folder that holds cluster.yaml, or for the plans from the folder of this report."
+    lead = "The plans lie beside this page: commands that name one are for its folder."
     return parts.section(
         "again",
         "How to reproduce this",

@@ -24,12 +24,13 @@ _BASE = """
 *,*::before,*::after{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;scroll-behavior:smooth}
 body{margin:0;background:var(--ground);color:var(--ink);font:16px/1.55 Inter,system-ui,-apple-system,
-  "Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-variant-numeric:tabular-nums;overflow-wrap:break-word}
+  "Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-variant-numeric:tabular-nums;
+  overflow-wrap:break-word}
 header,main,footer{max-width:70rem;margin:0 auto;padding:0 2rem}
 header{padding-top:3.5rem}
 .eyebrow{margin:0 0 1rem;color:var(--muted);font-size:.875rem}
 h1{margin:0 0 1.25rem;font-size:clamp(1.65rem,4.2vw,2.6rem);line-height:1.16;font-weight:650;
-  letter-spacing:-.022em;  max-width:24em;text-wrap:balance}
+  letter-spacing:-.022em;max-width:24em;text-wrap:balance}
 h2{margin:0 0 .35rem;font-size:1.35rem;line-height:1.25;font-weight:650;letter-spacing:-.012em}
 h3{margin:0;font-size:1rem;font-weight:650}
 p{margin:0 0 1rem;max-width:46rem}
@@ -50,8 +51,8 @@ footer{padding-top:3rem;padding-bottom:4rem;color:var(--muted);font-size:.875rem
 
 _PARTS = """
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(13rem,1fr));gap:1px;margin:2rem 0 2.4rem;
-  background:var(--line);border:1px solid var(--line);border-radius:10px;overflow:hidden}
-.tiles div{background:var(--paper);padding:1.05rem 1.25rem 1.15rem}
+  background:var(--paper);border:1px solid var(--line);border-radius:10px;overflow:hidden}
+.tiles div{box-shadow:0 0 0 1px var(--line);padding:1.05rem 1.25rem 1.15rem}
 .tiles dt{color:var(--muted);font-size:.8125rem}
 .tiles dd{margin:.1rem 0 0;font-size:1.7rem;line-height:1.25;font-weight:620;letter-spacing:-.02em}
 .tiles dd small{display:block;font-size:.8125rem;font-weight:400;letter-spacing:0;line-height:1.45;
@@ -99,6 +100,7 @@ svg text{font:12px/1 Inter,system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-
 .panel b{color:var(--ink);font-weight:600}
 .scroll{overflow-x:auto;margin:0 -.25rem;padding:0 .25rem}
 table{border-collapse:collapse;width:100%;font-size:.875rem}
+td{white-space:nowrap}
 th,td{padding:.5rem .75rem;text-align:right;border-bottom:1px solid var(--line);vertical-align:baseline}
 th:first-child,td:first-child{text-align:left;padding-left:0}
 th:last-child,td:last-child{padding-right:0}
