@@ -44,8 +44,9 @@ def verdict(compared: Sequence[Row]) -> str:
         return f"{lead}{best.strategy} takes {_steps(best)}"
     said = best.measured_speedup if best.measured_speedup is not None else best.predicted_speedup
     if best.strategy == BASELINE or said < 1 + SAME:
-        others = " and ".join(row.strategy for row in compared if row.strategy != BASELINE)
-        return f"nothing beats even here: {_steps(base)}" + (f"; {others} gain nothing" if others else "")
+        others = [row.strategy for row in compared if row.strategy != BASELINE]
+        gains = f"; {' and '.join(others)} gain{'' if len(others) > 1 else 's'} nothing" if others else ""
+        return f"nothing beats even here: {_steps(base)}{gains}"
     text = f"{best.strategy} is {times(best.predicted_speedup)} faster than even, predicted"
     if best.measured_speedup is not None:
         text += f"; {times(best.measured_speedup)} measured"

@@ -16,7 +16,7 @@ from skyctl.compare import chrome, timeline
 from skyctl.compare.heatmap import Square, plot_heat
 from skyctl.compare.report.facts import Again, Checked, LinkCell, LinkMap, Machine, Report, Steps
 from skyctl.compare.rows import Outcome, labels_of, rows
-from skyctl.compare.sweeps import Sweep
+from skyctl.compare.sweeps import Sweep, with_measured
 from skyctl.planner.api import verify
 from skyctl.planner.playing import play_of
 from skyctl.probe.heat import Cell, Grid, colour, grid, ink, latency_words, rate_words
@@ -64,7 +64,7 @@ def gather(
         links=_links(profile, cluster) if profile is not None else None,
         steps={o.strategy: _steps(o) for o in outcomes if o.plan is not None},
         checked=_checked(outcomes),
-        sweeps=sweeps,
+        sweeps=[with_measured(sweep, compared) for sweep in sweeps],
         again=again,
         notes=_notes(profile) if profile is not None else (),
     )
