@@ -63,7 +63,7 @@ def smaller(path: Path, most: int) -> None:
 
 
 def picture_of_table(document: Path, command: str, path: Path) -> None:
-    """The table, and the sentence below it; in the reader's own monospaced font, so that nothing is loaded."""
+    """The table, and the sentence below it; in the reader's own monospaced font: nothing is loaded."""
     made = read_record(Comparison, document)
     console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ {command}", style="dim"))

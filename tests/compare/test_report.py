@@ -92,6 +92,10 @@ def test_many_stages_and_microbatches_stay_small(reports: ModuleType) -> None:
 def test_verdicts(three, outcome) -> None:
     assert verdict([]) == "no strategy gives a plan that fits"
     assert verdict(rows(three[:1])) == "nothing beats even here: 2.50 s a step, predicted; 2.50 s measured"
+    slow = outcome("optimal", compute_s=(1.0, 1.2), step_s=1.25, steps_s=[9.0, 5.0])
+    assert verdict(rows([three[0], slow])) == (
+        "nothing beat even when it was run: optimal was predicted 2.00× faster, and measured 0.50×"
+    )
     none = Outcome("even", None, "too small")
     assert (
         verdict(rows([none, outcome("optimal")]))

@@ -44,6 +44,12 @@ def verdict(compared: Sequence[Row]) -> str:
         return f"{lead}{best.strategy} takes {_steps(best)}"
     said = best.measured_speedup if best.measured_speedup is not None else best.predicted_speedup
     if best.strategy == BASELINE or said < 1 + SAME:
+        hoped = max(compared, key=lambda row: (row.predicted_speedup or 0.0, row.status == "optimal"))
+        if hoped.measured_speedup is not None and (hoped.predicted_speedup or 0.0) >= 1 + SAME:
+            expected = f"{hoped.strategy} was predicted {times(hoped.predicted_speedup)} faster"
+            return (
+                f"nothing beat even when it was run: {expected}, and measured {times(hoped.measured_speedup)}"
+            )
         others = [row.strategy for row in compared if row.strategy != BASELINE]
         gains = f"; {' and '.join(others)} gain{'' if len(others) > 1 else 's'} nothing" if others else ""
         return f"nothing beats even here: {_steps(base)}{gains}"
