@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -136,23 +137,24 @@ def compare(
         target.path, accept_new_host_keys=accept_new_host_keys, timeout_s=timeout
     )
     with out.progress("compare") as progress:
+        planning = functools.partial(_planned, job, several=several, machines=machines, progress=progress)
         if measure:
             with connected(target.cluster.nodes, connect, progress, target.everyone) as links:
                 need_all(links.failures)
                 found = job.profile(links, profile, progress)
                 training.warn_left_out(out, found, target.cluster)
-                planned, sweeps = _planned(job, found, several, machines, progress)
+                planned, sweeps = planning(found)
                 outcomes = run_all(out, progress, job, planned, links, yes=yes)
         else:
             found = job.known_profile(profile)
             training.warn_left_out(out, found, target.cluster)
-            outcomes, sweeps = _planned(job, found, several, machines, progress)
+            outcomes, sweeps = planning(found)
         progress("writing the report")
         way = again(
             context, asked, found, outcomes, steps=steps if measure else None, cluster_file=target.path.name
         )
         report = gather(outcomes, found, cluster=target.cluster, workload=workload, again=way, sweeps=sweeps)
-    show_comparison(out, report, output, workload=workload)
+        show_comparison(out, report, output, workload=workload)
     failed = [outcome for outcome in outcomes if outcome.plan is not None and outcome.error is not None]
     for outcome in failed:
         out.warn(f"{outcome.strategy} did not run to its end: {outcome.error}")
@@ -162,6 +164,7 @@ def compare(
 def _planned(
     job: Comparing,
     profile: Profile,
+    *,
     several: Sequence[int],
     machines: Callable[[int], tuple[int, ...]] | None,
     progress: Ticker,

@@ -34,7 +34,7 @@ def show_comparison(out: Output, report: Report, folder: Path | None, *, workloa
     from skyctl.compare.verdict import verdict
 
     outcomes = list(report.outcomes)
-    place = make_private(folder if folder is not None else comparison_folder())
+    place = make_private(folder if folder is not None else comparison_folder()).resolve()
     compared = rows(outcomes)
     files = _write_plans(outcomes, place) | _plot(out, report, place)
     files["report"] = str(write_atomic(place / "report.html", page(report), mode=None))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from skyctl.compare.rows import Outcome, Row
 from skyctl.compare.sweeps import Sweep
 from skyctl.compare.timeline import Timeline
+from skyctl.records.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,16 @@ class Report:
         return [row for row in self.rows if row.measured is not None]
 
     def panels(self) -> list[tuple[str, Timeline]]:
-        """(strategy, its simulated step) each, those with the same plan once."""
-        found: list[tuple[str, Timeline]] = []
-        seen: list[object] = []
+        """(strategies, their simulated step) each, those with the same plan together."""
+        found: list[tuple[str, Plan, Timeline]] = []
         for row in self.planned:
             plan, line = self.outcome(row.strategy).plan, self.steps.get(row.strategy, Steps()).simulated
-            if plan is None or line is None or plan.stages in seen:
+            if plan is None or line is None:
                 continue
-            seen.append(plan.stages)
-            found.append((row.strategy, line))
-        return found
+            twin = next((i for i, (_, known, _) in enumerate(found) if known.stages == plan.stages), None)
+            if twin is None:
+                found.append((row.strategy, plan, line))
+            else:
+                called, known, drawn = found[twin]
+                found[twin] = (f"{called} = {row.strategy}", known, drawn)
+        return [(called, line) for called, _, line in found]
