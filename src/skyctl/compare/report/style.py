@@ -172,6 +172,7 @@ _SMALL = """
   .tiles dd{font-size:1.35rem}
   .pair{grid-template-columns:minmax(0,1fr);gap:0}
   .lane{grid-template-columns:minmax(0,1fr) auto;row-gap:.2rem}
+  .lanes:not(.gantt){gap:.95rem}
   .lane svg{grid-column:1/-1;grid-row:2}
   .axis-lane{grid-template-columns:minmax(0,1fr)}
   .axis-box{grid-column:1}
