@@ -15,7 +15,12 @@ from skyctl.errors import InputError
 @command
 def compare(
     out: Output,
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=training.WORKLOAD_HELP)],
+    context: typer.Context,
+    workload: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help=training.WORKLOAD_HELP)] = None,
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="Sky Computing's published experiment, simulated: no cluster needed."),
+    ] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")] = False,
     trace: training.TraceOption = False,
     steps: training.StepsOption = 10,
@@ -50,6 +55,15 @@ def compare(
 
     Uses the newest profile that fits; with --measure a cluster that has none is probed first.
     """
+    if paper:
+        from skyctl.cli.paper import compare_paper
+
+        compare_paper(out, context, output, time_limit)
+        return None
+    if workload is None:
+        raise InputError(
+            "give a workload, or --paper", hint="skyctl compare gpt:layers=8,hidden=256,heads=8,context=128"
+        )
     from skyctl.cli.show_comparison import show_comparison
     from skyctl.cli.watching import watcher
     from skyctl.control.comparing import Comparing
