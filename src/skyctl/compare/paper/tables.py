@@ -104,7 +104,7 @@ def _memory(paper: Paper) -> Table:
 def _formulas(paper: Paper) -> Table:
     sets = [(name, Factors.of(factors)) for name, factors in paper.factors.items()]
     sets += [(f"uniform in [1, {r:g}], many", Factors.uniform(r)) for r in (2.0, 3.5, 7.0)]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, devices in sets:
         rows.append(
             (
@@ -183,7 +183,7 @@ def _planning(paper: Paper) -> Table:
             cells += [seconds(case.entry(s).plan_s) for s in ("heuristic", "optimal")]
         dynamic = seconds(cases[0].entry("dynamic").plan_s)
         rows.append((_size(cases[0]), str(cases[0].layers), dynamic, *cells))
-    names = list(dict.fromkeys(c.execution for c in paper.cases))
-    head = ("nodes × encoders", "layers", "dynamic")
-    head += tuple(f"{name}, {s}" for name in names for s in ("heuristic", "optimal"))
+    names = dict.fromkeys(case.execution for case in paper.cases)
+    columns = tuple(f"{name}, {strategy}" for name in names for strategy in ("heuristic", "optimal"))
+    head = ("nodes × encoders", "layers", "dynamic", *columns)
     return Table("planning", "Time to plan (wall time of this run)", head, tuple(rows))

@@ -82,7 +82,7 @@ def bert(encoders: int, samples: int = BATCH) -> tuple[Layer, ...]:
     tail = ("tail", 8.0 * t * h**2, 4.0 * h**2, 7.0)
     parts = [("embedding", 10.0 * t * h, float((VOCABULARY + 512) * h), 3.0)]
     for i in range(encoders):
-        parts += [(f"encoder.{i}.{name}", *rest) for name, *rest in (attention, body, tail)]
+        parts += [(f"encoder.{i}.{part[0]}", *part[1:]) for part in (attention, body, tail)]
     parts += [("pooler", 2.0 * h**2, float(h**2), 3.0 / t)]
     parts += [("classifier", 2.0 * CLASSES * h, float(CLASSES * h), 1.0 / t)]
     return tuple(
