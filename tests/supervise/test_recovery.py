@@ -39,7 +39,7 @@ class Fake:
         self.brought: list[tuple[str, int]] = []
         self.pruned: set[int] = set()
 
-    def holdings(self) -> Any:
+    def holdings(self, *, named: bool = False) -> Any:
         return self.held
 
     def damaged(self, chosen: Chosen, used: Mapping[str, Collection[int]]) -> dict[str, dict[int, str]]:

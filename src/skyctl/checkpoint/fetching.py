@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,13 +101,13 @@ class Peer:
         self._file.close()
         self._sock.close()
 
-    def list(self, newest: int = 0) -> dict[int, dict[int, layout.Held]]:
-        """What it holds, by step and layer; ``newest``: of so many steps only (0: all).
+    def list(self, newest: int = 0, steps: Collection[int] = ()) -> dict[int, dict[int, layout.Held]]:
+        """What it holds, by step and layer; ``newest``: of so many steps only, and of ``steps`` (0: all).
 
         Raises:
             PeerError: it is gone, or what came is not an answer.
         """
-        answer, _ = self._ask({"op": "list", "newest": newest})
+        answer, _ = self._ask({"op": "list", "newest": newest, "steps": sorted(steps)})
         try:
             return parse_listed(answer.get("steps"))
         except ValueError as exc:

@@ -17,10 +17,11 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 
 
 class Follower:
-    """Takes one peer's layers, the newest step first, in a thread of its own.
+    """Takes one peer's layers in a thread of its own.
 
-    Steps that were superseded while it was busy are skipped. A peer that can't be reached is tried again,
-    more and more rarely, until ``close``.
+    Those of pinned steps first, so that a step becomes whole however slow the way is, then of the newest;
+    others that were superseded meanwhile are skipped. A peer that can't be reached is tried again, more and
+    more rarely, until ``close``.
 
     Args:
         room: held while files are taken, so that not all followers do at once.
@@ -73,9 +74,10 @@ class Follower:
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     def _turn(self, peer: Peer) -> bool:
-        """Takes what is new of the peer's newest step; whether there was anything."""
-        theirs = peer.list(newest=1)
-        for step, layers in theirs.items():
+        """Takes what is new of one of the peer's steps; whether there was anything."""
+        pinned = layout.pinned(self._folder)
+        theirs = peer.list(newest=1, steps=pinned)
+        for step, layers in sorted(theirs.items(), key=lambda entry: (entry[0] not in pinned, entry[0])):
             own = {layer: file for layer, file in layers.items() if file.own}
             here = layout.held(self._folder, [step]).get(step, {})
             wanted = {
@@ -84,7 +86,9 @@ class Follower:
                 if layer not in here
                 or (here[layer].sha256 != file.sha256 and here[layer].attempt <= file.attempt)
             }
-            if not wanted or self._superseded(step, max(attempt for _, attempt in wanted.values())):
+            if not wanted:
+                continue
+            if step not in pinned and self._superseded(step, max(attempt for _, attempt in wanted.values())):
                 continue
             began = time.perf_counter()
             with self._room:
@@ -97,6 +101,7 @@ class Follower:
                     {
                         "event": "replicated",
                         "step": step,
+                        "attempt": max(attempt for _, attempt in wanted.values()),
                         "from": self._address.node,
                         "layers": {
                             str(n): {"sha256": f.sha256, "bytes": f.size_bytes} for n, f in taken.items()
@@ -107,7 +112,8 @@ class Follower:
                 )
             if failed:
                 self._complain(next(iter(failed.values())))
-            return bool(taken)
+            if taken:
+                return True
         return False
 
     def _superseded(self, step: int, attempt: int) -> bool:

@@ -6,8 +6,8 @@ Payload: ``run_id``; ``folder``, the run's on this node (``layout``); ``secret``
 
 ::
 
-    keeper → {"event": "listening", "port", "address"}
-    → keeper {"op": "list", "id"}
+    keeper → {"event": "listening", "port", "address", "pinned": [STEP]}
+    → keeper {"op": "list", "id", "named"}                   named: what its manifests name, there or not
     keeper → {"event": "answer", "id", "steps": {STEP: {LAYER: {"sha256", "bytes", "attempt", "own"}}}}
     → keeper {"op": "verify", "id", "step", "layers": {LAYER: sha256 or null}}     null: as its manifest says
     keeper → {"event": "answer", "id", "whole": [LAYER], "damaged": {LAYER: why}}
@@ -15,9 +15,9 @@ Payload: ``run_id``; ``folder``, the run's on this node (``layout``); ``secret``
     → keeper {"op": "adopt", "id", "step", "layers": {LAYER: {"path", "sha256"}}, "attempt"}
     keeper → {"event": "answer", "id", "done": [LAYER], "failed": {LAYER: why}}
     → keeper {"op": "follow", "peers": [{"host", "port", "node"}], "keep": K}      in place of the one before
-    keeper → {"event": "replicated", "step", "from", "layers", "bytes", "wall_s"}
+    keeper → {"event": "replicated", "step", "attempt", "from", "layers", "bytes", "wall_s"}
     keeper → {"event": "unreplicated", "from", "error"}      it goes on trying
-    → keeper {"op": "pin", "id", "steps": [STEP]}            never pruned by ranks and followers
+    → keeper {"op": "pin", "id", "steps": [STEP]}            followed first, pruned by nobody
     → keeper {"op": "prune", "id", "keep_steps": [STEP]}
     keeper → {"event": "answer", "id", "removed": [STEP]}
     → keeper {"op": "forget", "id"}                          the run's folder
@@ -85,14 +85,15 @@ class Keeper:
 
     def run(self) -> None:
         """Until it is told to stop, or the agent is gone."""
-        self._channel.send({"event": "listening", "port": self._server.port, "address": self._server.address})
+        where = {"port": self._server.port, "address": self._server.address}
+        self._channel.send({"event": "listening", **where, "pinned": sorted(layout.pinned(self._folder))})
         beside: dict[str, Callable[[Message], Message]] = {
             "verify": self._verify,
             "pull": self._pull,
             "adopt": self._adopt,
         }
         at_once: dict[str, Callable[[Message], Message]] = {
-            "list": lambda _message: {"steps": listed(self._folder)},
+            "list": lambda message: {"steps": listed(self._folder, named=bool(message.get("named")))},
             "follow": self._follow,
             "pin": self._pin,
             "prune": self._prune,

@@ -2,7 +2,7 @@
 
 ::
 
-    FOLDER/                            0700; on nodes CACHE/runs/RUN_ID
+    FOLDER/                            0700; on nodes CACHE/runs/RUN_ID@NODE
     ├── pinned.json                    steps that are kept whatever is pruned
     └── step-00000060/                 after 60 steps
         ├── layer-00012.safetensors    0600: one layer's state, see ``shards``
@@ -238,11 +238,14 @@ def manifests(folder: Path, step: int) -> list[tuple[Path, Part]]:
     return [(path, part) for *_, path, part in sorted(found, key=lambda entry: entry[:3])]
 
 
-def held(folder: Path, only: Iterable[int] | None = None) -> dict[int, dict[int, Held]]:
+def held(
+    folder: Path, only: Iterable[int] | None = None, *, named: bool = False
+) -> dict[int, dict[int, Held]]:
     """By step and layer, what manifests name and files of that size are there for.
 
     Args:
         only: steps to look at; None: all.
+        named: also those whose files are gone or of another size: ``fault`` says what is wrong with them.
     """
     found: dict[int, dict[int, Held]] = {}
     for step in steps(folder) if only is None else only:
@@ -250,7 +253,7 @@ def held(folder: Path, only: Iterable[int] | None = None) -> dict[int, dict[int,
         for path, part in manifests(folder, step):
             for layer, file in part.layers.items():
                 with suppress(OSError):
-                    if layer_path(folder, step, layer).stat().st_size == file.size_bytes:
+                    if named or layer_path(folder, step, layer).stat().st_size == file.size_bytes:
                         own = path.name.startswith("part-")
                         layers[layer] = Held(file.sha256, file.size_bytes, part.attempt, own)
         if layers:

@@ -2,7 +2,7 @@
 
 Frames as the agents speak (``agent.wire``), one question after the other::
 
-    → {"op": "list", "newest": K}                  K 0: all
+    → {"op": "list", "newest": K, "steps": [STEP]}      the newest K and those; K 0: all
     ← {"steps": {STEP: {LAYER: {"sha256", "bytes", "attempt", "own"}}}}
     → {"op": "get", "step": STEP, "layer": LAYER}
     ← {"bytes": N}, then frames whose bodies are the file's N bytes; or {"missing": "…"}
@@ -121,22 +121,24 @@ class Server:
         try:
             if message.get("op") == "list":
                 newest = layout.natural(message.get("newest", 0))
-                only = layout.steps(self._folder)[-newest:] if newest else None
-                write_frame(out, {"steps": listed(self._folder, only)})
+                also = {layout.natural(step) for step in message.get("steps", [])}
+                there = layout.steps(self._folder)
+                only = [*(step for step in there[:-newest] if step in also), *there[-newest:]]
+                write_frame(out, {"steps": listed(self._folder, only if newest else None)})
             elif message.get("op") == "get":
                 step, layer = (layout.natural(message.get(key)) for key in ("step", "layer"))
                 send_file(layout.layer_path(self._folder, step, layer), out)
             else:
                 raise ValueError(f"unknown op {message.get('op')!r:.40}")
-        except ValueError as exc:
+        except (ValueError, TypeError) as exc:
             raise WireError(str(exc)) from exc
 
 
-def listed(folder: Path, only: list[int] | None = None) -> dict[str, Any]:
-    """What is held, as plain JSON values."""
+def listed(folder: Path, only: list[int] | None = None, *, named: bool = False) -> dict[str, Any]:
+    """What is held (``named``: or is to be), as plain JSON values."""
     return {
         str(step): {str(layer): file.to_dict() for layer, file in layers.items()}
-        for step, layers in layout.held(folder, only).items()
+        for step, layers in layout.held(folder, only, named=named).items()
     }
 
 

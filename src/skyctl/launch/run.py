@@ -73,7 +73,7 @@ class Run:
         self._ticked = 0.0
         self._asking = False
         self._stopped = False
-        self._ending = False
+        self.ending = False
         self._told_upto = 0
 
     def start(self) -> None:
@@ -166,8 +166,8 @@ class Run:
 
     def end_early(self) -> None:
         """Tells the first rank to end the run after the step under way, or the next one. Does not wait."""
-        if not self._ending and self._ranks:
-            self._ending = True
+        if not self.ending and self._ranks:
+            self.ending = True
             with suppress(SkyctlError):
                 self._ranks[0].task.send({"op": "stop"})
 
@@ -258,10 +258,16 @@ class Run:
         """
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and any(
-            not rank.task.ended and rank.spec.node not in lost and self.sessions[rank.spec.node].lost is None
+            not rank.task.done and rank.spec.node not in lost and self.sessions[rank.spec.node].lost is None
             for rank in self._ranks
         ):
             time.sleep(0.02)
+        self._hear_the_last()
+        for rank in self._ranks:
+            self.sessions[rank.spec.node].discard(rank.task)
+        self._hear_the_last()
+
+    def _hear_the_last(self) -> None:
         with suppress(queue.Empty):
             while True:
                 number, news = self._news.get_nowait()

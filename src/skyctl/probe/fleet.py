@@ -54,6 +54,7 @@ class SessionLike(Protocol):
         *,
         name: str | None = None,
         env: dict[str, str] | None = None,
+        reported: bool = True,
     ) -> TaskLike:
         """Starts a task."""
 
@@ -109,7 +110,7 @@ class Fleet:
     def start(self, session: SessionLike, payload: dict[str, Any], name: str) -> None:
         """Starts one device's process; a failure is the node's."""
         try:
-            task = session.task(MODULE, payload, name=name)
+            task = session.task(MODULE, payload, name=name, reported=False)
         except (SkyctlError, OSError, EOFError) as exc:
             self.fail(session.node.name, exc)
             return

@@ -129,12 +129,22 @@ class Session:
         return self._link.lost
 
     def task(
-        self, module: str, payload: Message, *, name: str | None = None, env: dict[str, str] | None = None
+        self,
+        module: str,
+        payload: Message,
+        *,
+        name: str | None = None,
+        env: dict[str, str] | None = None,
+        reported: bool = True,
     ) -> Task:
-        """Starts ``module.main(payload, channel)`` in a process of its own there."""
+        """Starts ``module.main(payload, channel)`` in a process of its own there.
+
+        Args:
+            reported: with ``manual_ack``, whether its events wait for ``handled``, and the watermark too.
+        """
         number = next(self._numbers)
         title = name or f"{module.rpartition('.')[2]}-{number}"
-        task = Task(self._link, number, title, manual=self._options.manual_ack)
+        task = Task(self._link, number, title, manual=self._options.manual_ack and reported)
         with self._link.changed:
             self._tasks[number] = task
         order = {"module": module, "payload": payload, "name": task.name, "env": env or {}}
@@ -150,14 +160,13 @@ class Session:
             SkyctlError: what went wrong there, translated (UnfitError for a lack of the node's).
             NodeError: no result in time; the task is ended.
         """
-        task = self.task(module, payload, env=env)
+        task = self.task(module, payload, env=env, reported=False)
         deadline = time.monotonic() + timeout_s
         try:
             while (event := task.recv(max(0.0, deadline - time.monotonic()))) is not None:
                 message = event[0]
-                self.handled(message.get("seq", 0))
                 if message.get("event") == "result":
-                    return {key: value for key, value in message.items() if key not in ("event", "seq")}
+                    return {key: value for key, value in message.items() if key != "event"}
                 if message.get("event") in ("error", "exit"):
                     raise translate(self.node, message)
         except BaseException:
@@ -182,6 +191,7 @@ class Session:
         with self._link.changed:
             self._tasks.pop(task.number, None)
             left = task.drop()
+            self._link.changed.notify_all()
         for seq in left:
             self.handled(seq)
 

@@ -30,6 +30,7 @@ class Task:
         self._logs = 0
         self._dropped = 0
         self._gone = False
+        self._given_up = False
 
     @property
     def ended(self) -> bool:
@@ -47,13 +48,13 @@ class Task:
         self._link.send({"op": "send", "task": self.number, "message": message}, body)
 
     def recv(self, timeout_s: float | None = None) -> tuple[Message, bytes] | None:
-        """The next event; None when the time is over, or it is ``done``.
+        """The next event; None when the time is over, or it is ``done``, or was discarded.
 
         Raises:
             UnreachableError: the node is lost (after the events that had come before).
         """
         with self._link.changed:
-            self._link.wait(lambda: True if self._events or self._gone else None, timeout_s)
+            self._link.wait(lambda: True if self._events or self._gone or self._given_up else None, timeout_s)
             if not self._events:
                 return None
             event = self._events.popleft()
@@ -84,7 +85,8 @@ class Task:
         return False
 
     def drop(self) -> list[int]:
-        """Forgets what has come and was not asked for; their numbers, where it is to be reported."""
+        """Nobody asks any more: forgets what has come; their numbers, where it is to be reported."""
+        self._given_up = True
         left = [message["seq"] for message, _ in self._events if "seq" in message]
         self._events.clear()
         return left

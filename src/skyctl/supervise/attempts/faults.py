@@ -11,7 +11,6 @@ from skyctl.errors import (
     InputError,
     MismatchError,
     NodeError,
-    RunError,
     SkyctlError,
     UndecidedError,
 )
@@ -124,9 +123,3 @@ def given_up(
         note = f"go on from step {kept}: skyctl launch --resume {run_id}"
         error.hint = f"{error.hint}; then {note}" if error.hint else note
     return error
-
-
-def out_of_luck(nodes: Mapping[str, str]) -> RunError:
-    """No node is left."""
-    why = "".join(f"\n  {name}: {reason}" for name, reason in nodes.items())
-    return RunError(f"every node of the run was lost:{why}", hint="see which of them are up: skyctl check")

@@ -28,6 +28,7 @@ NAME = "keeper"
 START_S = 60.0
 LIST_S = 20.0
 PULL_S = 600.0
+STOP_S = 3.0
 HERE = ""
 """Stands for this machine's own copies, where a node's name is expected: no node is called so."""
 
@@ -43,6 +44,8 @@ def run_folder_on(session: Session, run_id: str) -> Path:
 
 class Keepers:
     """All methods are for one thread; what comes is read in threads of its own.
+
+    ``pinned``: what nodes had pinned when their keepers began.
 
     Args:
         sessions: by node; may change, ``start`` and ``drop`` follow it.
@@ -64,6 +67,7 @@ class Keepers:
         self._secret = secrets.token_hex(16)  # over the sessions only
         self._tasks: dict[str, Task] = {}
         self._where: dict[str, tuple[str, int]] = {}
+        self.pinned: frozenset[int] = frozenset()
         self._numbers = itertools.count(1)
         self._asked: dict[int, str] = {}
         self._answers: dict[int, Message | SkyctlError] = {}
@@ -118,8 +122,7 @@ class Keepers:
         """That node is lost: it is asked no more, and ended if it ever hears of it."""
         task = self._tasks.pop(name, None)
         if task is not None:
-            with suppress(SkyctlError):
-                task.kill()
+            self._end(name, task)
         self._where.pop(name, None)
 
     def turn(self) -> None:
@@ -144,10 +147,17 @@ class Keepers:
             with suppress(SkyctlError):
                 self._tasks[name].send({"op": "follow", "peers": peers, "keep": keep})
 
-    def holdings(self, limit_s: float = LIST_S) -> dict[str, dict[int, dict[int, layout.Held]]]:
-        """By node, step and layer, what there is; nodes that do not answer hold nothing."""
+    def holdings(
+        self, limit_s: float = LIST_S, *, named: bool = False
+    ) -> dict[str, dict[int, dict[int, layout.Held]]]:
+        """By node, step and layer, what there is; nodes that do not answer hold nothing.
+
+        Args:
+            named: also files that are gone or truncated: ``damaged`` and ``bring`` say so.
+        """
+        orders = {name: {"op": "list", "named": named} for name in self.nodes}
         found: dict[str, dict[int, dict[int, layout.Held]]] = {}
-        for name, answer in self._ask_all({name: {"op": "list"} for name in self.nodes}, limit_s).items():
+        for name, answer in self._ask_all(orders, limit_s).items():
             if not isinstance(answer, SkyctlError):
                 found[name] = {
                     int(step): {int(i): layout.Held.from_dict(file) for i, file in layers.items()}
@@ -263,11 +273,11 @@ class Keepers:
         """Removes all other steps everywhere."""
         self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, limit_s)
 
-    def pin(self, step: int) -> None:
-        """That step is kept whatever nodes prune by themselves, and no other any more. Does not wait."""
+    def pin(self, steps: Collection[int]) -> None:
+        """Those are kept whatever nodes prune by themselves, and no others any more. Does not wait."""
         for name in self.nodes:
             with suppress(SkyctlError):
-                self._tasks[name].send({"op": "pin", "steps": [step]})
+                self._tasks[name].send({"op": "pin", "steps": sorted(steps)})
 
     def forget(self, limit_s: float = LIST_S) -> dict[str, SkyctlError]:
         """Removes the run's folder on every node; where that failed, and why."""
@@ -275,12 +285,23 @@ class Keepers:
         return {name: answer for name, answer in answers.items() if isinstance(answer, SkyctlError)}
 
     def close(self) -> None:
-        """Ends them all. What they hold stays."""
+        """Ends them all. What they hold stays; of what they were just taking nothing is left."""
         for task in self._tasks.values():
             with suppress(SkyctlError):
-                task.kill()
+                task.send({"op": "stop"})
+        deadline = time.monotonic() + STOP_S
+        while not all(task.ended for task in self._tasks.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for name, task in self._tasks.items():
+            self._end(name, task)
         self._tasks.clear()
         self._where.clear()
+
+    def _end(self, name: str, task: Task) -> None:
+        with suppress(SkyctlError):
+            task.kill()
+        if name in self._sessions:
+            self._sessions[name].discard(task)
 
     # --- what comes and goes
 
@@ -302,6 +323,8 @@ class Keepers:
         except queue.Empty:
             return False
         if self._tasks.get(name) is not task:  # one that was dropped
+            if isinstance(news, dict) and name in self._sessions:
+                self._sessions[name].handled(int(news.get("seq", 0)))
             return True
         if news is None or isinstance(news, SkyctlError):
             self.drop(name)
@@ -311,6 +334,7 @@ class Keepers:
         kind = news.get("event")
         if kind == "listening":
             self._where[name] = (str(news["address"]), int(news["port"]))
+            self.pinned |= {int(step) for step in news.get("pinned", [])}
         elif kind == "answer":
             known = SkyctlError(str(news["error"])) if news.get("error") else news
             if news.get("id") is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from skyctl.control.request import Request
-from skyctl.errors import SkyctlError
+from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.launch.events import Collected, Watcher
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
@@ -30,6 +30,7 @@ from skyctl.supervise.attempts.replanning import (
     as_seen,
     node_of,
     nodes_in,
+    nodes_of,
     replan,
     same_stages,
     seen_times,
@@ -132,6 +133,16 @@ class Mover:
         if self.decided is not None and name in nodes_in(self.decided.plan):
             self.decided = None
 
+    @property
+    def given_up(self) -> dict[str, Session]:
+        """By node that was lost, its session, where that may still hold there."""
+        known = {name: one.session for name, one in self._lost.items()}
+        return {
+            name: session
+            for name, session in known.items()
+            if session is not None and not isinstance(session.lost, SessionGoneError)
+        }
+
     def checkpointed(self, plan: Plan, collected: Collected | None, steps: int) -> None:
         """After a checkpoint: has a stage become slow?"""
         if collected is None or self._job is not None or self.decided is not None:
@@ -177,16 +188,20 @@ class Mover:
         found = self._found
         if found is not None and found.session is not None and found.node not in self._sessions:
             found.session.close()
-        for known in self._lost.values():
+        for name, known in self._lost.items():
             if known.session is not None:
                 known.session.close()
+                if known.session.unended is not None:  # whoever has the sessions says so, and keeps its name
+                    self._sessions.setdefault(name, known.session)
 
     # --- deciding
 
     def _take(self, found: _Found, plan: Plan, collected: Collected | None, left: int) -> None:
         node = found.node
         if node is not None and found.session is not None:
-            self._lost.pop(node, None)
+            known = self._lost.pop(node, None)
+            if known is not None and known.session is not None and known.session is not found.session:
+                threading.Thread(target=known.session.close, daemon=True).start()  # may take its time
             self._sessions[node] = found.session
         if found.failure is not None:
             if node is None or node not in self._lost:
@@ -229,7 +244,7 @@ class Mover:
         A plan's problem knows every node of its profile; which of them are used is its owner's choice.
         """
         mine = {*self._sessions, coming}
-        return without(problem, {name: "not in the run" for name in _nodes_of(problem) if name not in mine})
+        return without(problem, {name: "not in the run" for name in nodes_of(problem) if name not in mine})
 
     # --- jobs
 
@@ -282,9 +297,7 @@ class Mover:
             other = known_problem(
                 name, [*problems, plan.problem, self._first], plan, self.cluster, session, self._request
             )
-            problem = (
-                plan.problem if name in _nodes_of(plan.problem) else with_node(plan.problem, other, name)
-            )
+            problem = plan.problem if name in nodes_of(plan.problem) else with_node(plan.problem, other, name)
             better = _better(plan, self._there(problem, name), why)
         except SkyctlError as exc:
             if opened and session is not None:
@@ -313,10 +326,6 @@ def _better(plan: Plan, problem: Problem, why: str) -> _Found:
     made = replan(plan, problem)
     trial = "takes" in why
     return _Found(why, None, None, made, step_s(problem, plan), made.predicted.iteration_s, trial=trial)
-
-
-def _nodes_of(problem: Problem) -> set[str]:
-    return {node_of(device.id) for device in problem.devices}
 
 
 def _median_s(collected: Collected) -> float:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skyctl.checkpoint.choosing import Chosen
 from skyctl.compare.stats import quantiles
 from skyctl.control.changes import Facts, of_plan, refuse, table
 from skyctl.control.explaining import explained, with_early_word
-from skyctl.control.request import Request
-from skyctl.control.running import RunOptions, prepare
+from skyctl.control.running import prepare
 from skyctl.control.tracing import write_trace
-from skyctl.errors import SkyctlError
 from skyctl.launch.causes import Evidence
-from skyctl.launch.events import Collected, Watcher, measurement
+from skyctl.launch.events import Collected, measurement
 from skyctl.launch.run import Hooks, Past, Run
 from skyctl.launch.spec import RankSpec
 from skyctl.launch.weights import gather_weights
 from skyctl.planner.playing import play_of
-from skyctl.records.cluster import Cluster, split_device_id
+from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
-from skyctl.remote.addresses import peer_address_outcomes
-from skyctl.remote.session import Session, Task
+from skyctl.remote.session import Task
 from skyctl.supervise.attempts import cadence, recovery
-from skyctl.supervise.attempts.book import Book
-from skyctl.supervise.attempts.copies import Copier, Order
+from skyctl.supervise.attempts.ground import Ground
 from skyctl.supervise.attempts.history import History
-from skyctl.supervise.attempts.keepers import Keepers, run_folder_on
+from skyctl.supervise.attempts.keepers import run_folder_on
 from skyctl.supervise.attempts.replanning import nodes_in, seen_times
 
-REPLICAS = 2
+LAST_STEPS = 3.0
+"""How many steps' time the ranks have to end after the one under way: all are to finish it, and to write."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -46,104 +43,6 @@ class Adopted:
     tasks: Mapping[int, Task]
     past: Past
     told: int = 0
-
-
-@dataclass
-class Ground:
-    """What all attempts of a run share. ``on_checkpoint``: told the steps done; ``tick``: twice a second."""
-
-    cluster: Cluster
-    request: Request
-    sessions: dict[str, Session]
-    options: RunOptions
-    watcher: Watcher
-    book: Book
-    on_checkpoint: Callable[[int], None]
-    tick: Callable[[], None]
-    tls: Mapping[str, str] | None = None
-    _addresses: dict[str, str] = field(default_factory=dict)
-    _keepers: Keepers | None = None
-    _copier: Copier | None = None
-    _followed: tuple[str, ...] = ()
-
-    @property
-    def checkpoints(self) -> bool:
-        """Whether the run writes any."""
-        return self.options.checkpoint_every != 0
-
-    @property
-    def keepers(self) -> Keepers:
-        """The run's keepers; none of them runs before ``with_keepers``."""
-        if self._keepers is None:
-            self._keepers = Keepers(
-                self.book.paths.run_id, self.sessions, self.book.heard, self._of_keeper, self.tls
-            )
-        return self._keepers
-
-    def addresses(self, needed: tuple[str, ...]) -> dict[str, str]:
-        """By node, where its peers reach it; asked again when there are other nodes than before.
-
-        Raises:
-            SkyctlError: a node that is needed could not say.
-        """
-        if set(self._addresses) != set(self.sessions):
-            outcomes = peer_address_outcomes(self.sessions)
-            for name in needed:
-                outcome = outcomes.get(name)
-                if isinstance(outcome, SkyctlError):
-                    raise outcome
-            self._addresses = {n: a for n, a in outcomes.items() if isinstance(a, str)}
-        return self._addresses
-
-    def with_keepers(self, needed: tuple[str, ...], *, wait: bool) -> Keepers:
-        """Keepers on all nodes there are; ``wait``: until they can be asked."""
-        self.keepers.start(self.addresses(needed))
-        if wait:
-            self.keepers.ready()
-        return self.keepers
-
-    def turn(self, plan: Plan) -> None:
-        """Takes in what keepers say, and tells them whom to follow once all of them are there."""
-        keepers = self._keepers
-        if keepers is None:
-            return
-        keepers.turn()
-        nodes = nodes_in(plan)
-        order = (*nodes, *sorted(name for name in keepers.nodes if name not in nodes))
-        there = tuple(name for name in order if name in keepers.nodes)
-        if not keepers.starting and there != self._followed and self.checkpoints:
-            self._followed = there
-            replicas = REPLICAS if self.options.replicas is None else self.options.replicas
-            keepers.follow(there, replicas, max(2, self.options.keep))
-
-    def copy_here(self, step: int, where: Mapping[int, str], layers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Copies a checkpoint to this machine, in the background (``--keep-here``)."""
-        if self._copier is None:
-            self._copier = Copier(self.book.paths, self.options.keep, self.watcher.warn)
-        sources = {layer: self.sessions[node] for layer, node in where.items()}
-        sha256s = {layer: str(layers[layer]["sha256"]) for layer in where}
-        self._copier.take(Order(step, self.book.paths.attempt, sources, sha256s))
-
-    def drop(self, name: str) -> None:
-        """That node is lost."""
-        self._addresses.pop(name, None)
-        if self._keepers is not None:
-            self._keepers.drop(name)
-
-    def close(self) -> None:
-        """Keepers end; what they hold stays."""
-        if self._copier is not None:
-            self._copier.close()
-        if self._keepers is not None:
-            self._keepers.close()
-
-    def _of_keeper(self, node: str, event: Mapping[str, Any]) -> None:
-        if event.get("event") == "unreplicated":
-            self.watcher.warn(
-                f"checkpoints of {event.get('from')} are not copied to {node}: {event['error']}"
-            )
-        elif event.get("event") == "ended":
-            self.watcher.warn(f"node {node} keeps no checkpoints any more: {event['error']}")
 
 
 class Play:
@@ -176,13 +75,15 @@ class Play:
         self._ground.watcher.phase("looking for the newest checkpoint")
         keepers = self._ground.with_keepers(nodes_in(self._plan), wait=True)
         here = self._ground.book.paths.checkpoints
-        return recovery.bring_newest(
+        chosen = recovery.bring_newest(
             keepers,
             self._plan,
             done=done,
             here=here if here.is_dir() else None,
             warn=self._ground.watcher.warn,
         )
+        self._ground.goes_on(chosen.step if chosen is not None else None, self._plan)
+        return chosen
 
     def start(self, chosen: Chosen | None) -> None:
         """Ships what is needed, starts the ranks and brings them together. Raises what ``Run.start`` does."""
@@ -232,10 +133,9 @@ class Play:
         if chosen is not None:
             more["resume"] = {"step": chosen.step, "folder": folder, "layers": chosen.sha256s(start, stop)}
         if ground.checkpoints:
-            replicas = REPLICAS if ground.options.replicas is None else ground.options.replicas
             every = ground.options.checkpoint_every
             more["checkpoint"] = {
-                "every": cadence.every(self._plan, replicas) if every is None else every,
+                "every": cadence.every(self._plan, ground.replicas) if every is None else every,
                 "folder": folder,
                 "keep": max(2, ground.options.keep),
                 "at_end": False,
@@ -274,7 +174,7 @@ class Play:
         self._ground.tick()
 
     def _kept(self, step: int, layers: dict[int, dict[str, Any]]) -> None:
-        self._ground.keepers.pin(step)
+        self._ground.written(step, self._plan)
         self._ground.on_checkpoint(step)
         if self._ground.options.keep_here:
             where = {
@@ -294,8 +194,20 @@ class Play:
             if type(exc) is KeyboardInterrupt and self.early():
                 self._ground.book.update(status="stopping")
                 self._ground.watcher.phase("stopping after a last checkpoint; Ctrl-C again stops at once")
-                self._run.finish(self._ground.options.deadlines.stop_s)
+                if not self._run.finish(self.last_s):
+                    self._ground.watcher.warn(no_last(self.last_s))
             raise
+
+    @property
+    def last_s(self) -> float:
+        """How long the step under way and a last checkpoint may take."""
+        step_s = max(self._plan.predicted.iteration_s, self._ground.book.state.iteration_s or 0.0)
+        return max(self._ground.options.deadlines.stop_s, LAST_STEPS * step_s)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the ranks were told to end soon."""
+        return self._run is not None and self._run.ending
 
     def early(self) -> bool:
         """Has the ranks end soon, with a checkpoint; False where they can't."""
@@ -346,6 +258,11 @@ class Play:
             keepers.ready()
         for name, failure in keepers.forget().items():
             self._ground.watcher.warn(f"checkpoints of this run are still on node {name}: {failure.message}")
+
+
+def no_last(limit_s: float) -> str:
+    """What is said where the run ended without the checkpoint that was to be its last."""
+    return f"there is no last checkpoint: the ranks did not come to the end of a step within {limit_s:.0f} s"
 
 
 def rank_events(collected: Collected, ranks: int) -> list[list[Mapping[str, Any]]]:

@@ -51,9 +51,9 @@ def bring_newest(
     Returns:
         None: no step is there in full.
     """
-    holdings: dict[str, dict[int, dict[int, layout.Held]]] = dict(keepers.holdings())
+    holdings: dict[str, dict[int, dict[int, layout.Held]]] = keepers.holdings(named=True)
     if here is not None:
-        holdings[HERE] = layout.held(here)
+        holdings[HERE] = layout.held(here, named=True)
     wanted = wanted_by(plan)
     layers = len(plan.problem.layers)
     while True:

@@ -47,6 +47,11 @@ def nodes_in(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node_of(stage.replicas[0].device) for stage in plan.stages))
 
 
+def nodes_of(problem: Problem) -> tuple[str, ...]:
+    """The nodes that it knows, in the order of its devices, each once."""
+    return tuple(dict.fromkeys(node_of(device.id) for device in problem.devices))
+
+
 def without(problem: Problem, lost: Mapping[str, str]) -> Problem:
     """The problem without the devices of those nodes.
 

@@ -22,16 +22,17 @@ from skyctl.launch.spec import check_fits
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
-from skyctl.records.run import NodeSession, RunAttempt, RunState
+from skyctl.records.run import NodeSession, RunAttempt
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.credentials import certificate
 from skyctl.remote.session import Session
-from skyctl.supervise.attempts.book import Book, PlainBook, now
+from skyctl.supervise.attempts.book import Book, now
 from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up
+from skyctl.supervise.attempts.ground import Ground
 from skyctl.supervise.attempts.history import History
 from skyctl.supervise.attempts.moving import Move, Mover
-from skyctl.supervise.attempts.playing import Adopted, Ground, Play, Stopped
-from skyctl.supervise.attempts.replanning import as_seen, node_of, nodes_in, replan, without
+from skyctl.supervise.attempts.playing import Adopted, Play, Stopped, no_last
+from skyctl.supervise.attempts.replanning import as_seen, nodes_in, nodes_of, replan, without
 from skyctl.supervise.attempts.requests import pending
 
 GONE_S = 15.0
@@ -55,9 +56,9 @@ class Supervisor:
 
     Args:
         sessions: by node, who can be used; changed in place as nodes are lost and come.
-        ledger: writes everything down (None: a ``PlainBook`` in a new run's folder).
+        book: writes everything down.
         connect: how nodes are connected to that come later; None: none do.
-        resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the ledger's run.
+        resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the book's run.
     """
 
     def __init__(
@@ -68,13 +69,13 @@ class Supervisor:
         sessions: dict[str, Session],
         options: RunOptions,
         watcher: Watcher,
-        ledger: Book | None = None,
+        book: Book,
         *,
         connect: ConnectOptions | None = None,
         resume: bool = False,
     ) -> None:
         self._sessions, self._options = sessions, options
-        self._book = ledger or _plain(plan, cluster, options, watcher)
+        self._book = book
         before = self._book.state.attempts
         self._now = _Now(plan, "resumed" if resume else "launched", number=len(before) + 1)
         self._history = History.read(self._book.paths.metrics) if before else History()
@@ -82,9 +83,10 @@ class Supervisor:
         self._watcher = replace(watcher, step=self._stepped)
         self._told = watcher
         self._patience = Patience(options.max_restarts)
-        self._lost: dict[str, str] = {}
+        self._lost = {name: why for name, why in book.state.lost.items() if name not in sessions}
         self._stop: dict[str, Any] | None = None
         self._stop_at = 0.0
+        self._noted: set[str] = set()
         self._play: Play | None = None
         self._restart_began: float | None = None
         self._ground = Ground(
@@ -100,6 +102,9 @@ class Supervisor:
         )
         file = self._book.state.cluster_file
         self._mover = Mover(cluster, request, sessions, connect, plan, watcher, file)
+        self._mover.ask([name for name in book.state.lost if name in sessions])  # it came back meanwhile
+        for name in self._lost:
+            self._mover.gave_up(name, None, plan)
 
     @property
     def paths(self) -> RunPaths:
@@ -217,11 +222,14 @@ class Supervisor:
             self._book.update(attempts=(*attempts[:-1], attempts[-1].model_copy(update=changes)))
 
     def _note_sessions(self) -> None:
+        """Those of lost nodes, too: their agents may hold there, and whoever comes next can end them."""
         known = [
             NodeSession(node=name, session=str(s.hello["session"]), cache=str(s.hello["cache"]))
-            for name, s in self._sessions.items()
+            for name, s in {**self._mover.given_up, **self._sessions}.items()
         ]
-        self._book.update(sessions=tuple(known), lost=dict(self._lost))
+        self._noted = set(self._sessions)
+        lost = {name: why for name, why in self._lost.items() if name not in self._sessions}
+        self._book.update(sessions=tuple(known), lost=lost)
 
     # --- while it goes on
 
@@ -247,28 +255,35 @@ class Supervisor:
     def _tick(self) -> None:
         """Twice a second while an attempt is watched."""
         self._look_for_requests()
+        if set(self._sessions) != self._noted:  # a spare one has come
+            self._note_sessions()
         away = tuple(sorted(name for name, s in self._sessions.items() if s.away_s > 0))
         if away != self._book.state.away:
             self._book.update(away=away)
         if self._play is None or self._stop is not None:
             return
         self._mover.look(self._now.plan, self._play.collected, self._options.steps, self._lost)
-        if self._mover.decided is not None and self._play.early():
+        if self._mover.decided is not None and not self._play.ending and self._play.early():
             self._told.note(f"{self._mover.decided.why}: going on with another plan")
 
     def _look_for_requests(self) -> None:
         for path, request in pending(self.paths):
             with suppress(OSError):
                 path.unlink()
-            if request.get("op") == "stop" and self._stop is None:
-                self._stop, self._stop_at = request, time.monotonic()
-                self._book.update(status="stopping")
+            if request.get("op") == "stop":
+                if self._stop is None:
+                    self._stop_at = time.monotonic()
+                    self._book.update(status="stopping")
+                if self._stop is None or not request.get("checkpoint", True):
+                    self._stop = request
             elif request.get("op") == "join":
                 self._mover.ask([str(name) for name in request.get("nodes", [])])
         if self._stop is None:
             return
-        kindly = self._stop.get("checkpoint", True) and self._play is not None and self._play.early()
-        if not kindly or time.monotonic() - self._stop_at > self._options.deadlines.stop_s:
+        if self._play is None or not self._stop.get("checkpoint", True) or not self._play.early():
+            raise Stopped
+        if time.monotonic() - self._stop_at > self._play.last_s:
+            self._told.warn(no_last(self._play.last_s))
             raise Stopped
 
     # --- after an attempt
@@ -315,7 +330,7 @@ class Supervisor:
     def _replanned(self, factors: Mapping[str, float]) -> Plan:
         """The same plan while all of its nodes are there, else the best one on those that are."""
         plan = self._now.plan
-        gone = {name: self._lost.get(name, "not connected") for name in _all_nodes(plan)}
+        gone = {name: self._lost.get(name, "not connected") for name in nodes_of(plan.problem)}
         gone = {name: why for name, why in gone.items() if name not in self._sessions}
         if not any(name in gone for name in nodes_in(plan)):
             return plan
@@ -369,12 +384,8 @@ class Supervisor:
         self._mover.close()
         with suppress(SkyctlError):
             self._update_attempt(ended=now(), error=detail)
-            self._book.update(status=status, detail=detail, sessions=())
+            self._book.update(status=status, detail=detail)
             self._book.close()
-
-
-def _all_nodes(plan: Plan) -> list[str]:
-    return list(dict.fromkeys(node_of(device.id) for device in plan.problem.devices))
 
 
 def _went(error: NodeError) -> bool:
@@ -386,17 +397,3 @@ def _why(fault: Fault, error: SkyctlError) -> str:
         return f"node {', '.join(fault.lost)} was lost"
     first = error.message.splitlines()[0]
     return first if len(first) <= 200 else f"{first[:199]}…"
-
-
-def _plain(plan: Plan, cluster: Cluster, options: RunOptions, watcher: Watcher) -> PlainBook:
-    paths = RunPaths.new()
-    source = plan.workload.source if plan.workload is not None else "a problem"
-    state = RunState(
-        run_id=paths.run_id,
-        created=now(),
-        written=now(),
-        workload=source,
-        cluster=cluster.name,
-        steps=options.steps,
-    )
-    return PlainBook(paths, state, watcher.note)

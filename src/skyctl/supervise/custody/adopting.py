@@ -164,10 +164,18 @@ def ranks_of(charge: Charge) -> dict[int, Task] | None:
 
 
 def end_tasks(charge: Charge, but: Iterable[Task] = ()) -> None:
-    """Ends what the last supervisor has left there: keepers, whose secret was its own, and the like."""
+    """Ends what the last supervisor has left there: keepers, whose secret was its own, and the like.
+
+    What they had still said is written down.
+    """
     kept_ = {id(task) for task in but}
-    for session in charge.sessions.values():
+    for name, session in charge.sessions.items():
         for task in session.tasks():
-            if not task.ended and id(task) not in kept_:
-                with suppress(SkyctlError):
+            if id(task) in kept_:
+                continue
+            with suppress(SkyctlError):
+                if not task.ended:
                     task.kill()
+                while (said := task.recv(0.0)) is not None:
+                    charge.ledger.heard(name, task.name, said[0])
+            session.discard(task)

@@ -65,6 +65,7 @@ class Ledger:
         self._dirty = True
         self._written_at = float("-inf")
         self.sessions: Mapping[str, Numbered] = {}
+        self._ids: dict[str, str] = {}
         self._failure: SkyctlError | None = None
         self._journal = Journal(paths.folder, self._tell)
         self._board = Board(paths, note)
@@ -154,7 +155,9 @@ class Ledger:
         """
         self._complain()
         session = self.sessions.get(node)
-        source = getattr(session, "id", node)
+        if session is not None:
+            self._ids[node] = session.id
+        source = self._ids.get(node, node)  # of a node that is lost, what it had said before may still come
         number = attempt or self.paths.attempt
         kind = event.get("event")
         name: str | None = None

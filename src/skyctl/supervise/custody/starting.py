@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from skyctl.control.request import Request
 from skyctl.control.running import RunOptions
@@ -13,32 +11,9 @@ from skyctl.errors import InputError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
-from skyctl.records.run import RunState
-from skyctl.supervise.attempts.book import now
 from skyctl.supervise.attempts.replanning import node_of, nodes_in
 from skyctl.supervise.custody.checkpoints import Known
 from skyctl.supervise.custody.orders import options_of, request_of
-
-
-def new_state(
-    run_id: str,
-    cluster: Cluster,
-    cluster_file: Path | None,
-    workload: str,
-    steps: int,
-    order: Mapping[str, Any],
-) -> RunState:
-    """The state of a run that is about to begin."""
-    return RunState(
-        run_id=run_id,
-        created=now(),
-        written=now(),
-        workload=workload,
-        cluster=cluster.name,
-        cluster_file=None if cluster_file is None else str(cluster_file.absolute()),
-        order=dict(order),
-        steps=steps,
-    )
 
 
 @dataclass(frozen=True)

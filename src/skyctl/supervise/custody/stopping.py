@@ -20,6 +20,8 @@ TAKEN_S = 20.0
 """A supervisor that has not taken up a request by then does not answer."""
 ENDED_S = 240.0
 """From there to the end: a last checkpoint, and the agents' good-byes."""
+STEPS = 5.0
+"""Or so many steps' time, where that is longer."""
 KILL_S = 10.0
 POLL_S = 0.1
 
@@ -62,7 +64,7 @@ def _by_its_supervisor(run: Seen, watcher: Watcher, *, checkpoint: bool) -> None
     try:
         watcher.phase("asking its supervisor to end it")
         taken_by = time.monotonic() + TAKEN_S
-        ended_by = taken_by + ENDED_S
+        ended_by = taken_by + max(ENDED_S, STEPS * (run.state.iteration_s or 0.0))
         while time.monotonic() < ended_by:
             now = of(paths.run_id)
             if now.standing != "alive":

@@ -1,0 +1,29 @@
+"""Keepers that end with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.checkpoint.keeping import Node, Nodes
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    """Starts keepers; at the end none has printed anything that was not expected."""
+    started: list[Node] = []
+
+    def start(name: str, **payload: Any) -> Node:
+        started.append(Node(name, tmp_path / name, **payload))
+        started[-1].start()
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        printed = [(node.name, node.close()) for node in started]
+    for name, text in printed:
+        lines = [line for line in text.splitlines() if not line.startswith("refused a stranger")]
+        assert not lines, f"{name}:\n{text}"
