@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 ALL = ",".join(training.STRATEGIES)
 
+PaperOption = Annotated[
+    bool,
+    typer.Option("--paper", help="Sky Computing's published experiment, simulated: no cluster needed."),
+]
 MeasureOption = Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")]
 StrategiesOption = Annotated[
     str, typer.Option("--strategy", metavar="LIST", help="Which to compare, comma-separated.")
@@ -56,8 +60,9 @@ OutputOption = Annotated[
 def compare(
     out: Output,
     context: typer.Context,
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=training.WORKLOAD_HELP)],
+    workload: Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help=training.WORKLOAD_HELP)] = None,
     # what is compared
+    paper: PaperOption = False,
     measure: MeasureOption = False,
     trace: training.TraceOption = False,
     steps: training.StepsOption = 10,
@@ -92,6 +97,15 @@ def compare(
     Uses the newest profile that fits; with --measure a cluster that has none is probed first. Writes a report
     (one HTML file that needs nothing else), and says where.
     """
+    if paper:
+        from skyctl.cli.paper import compare_paper
+
+        compare_paper(out, context, output, time_limit)
+        return None
+    if workload is None:
+        raise InputError(
+            "give a workload, or --paper", hint="skyctl compare gpt:layers=8,hidden=256,heads=8,context=128"
+        )
     from skyctl.cli.again import again
     from skyctl.cli.live import run_all
     from skyctl.cli.ranges import counts, numbers
