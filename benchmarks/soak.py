@@ -28,7 +28,7 @@ class Soak:
     """A run, and one fault after the other."""
 
     def __init__(self, cluster: Any, run: Any, chance: random.Random) -> None:
-        self.faulty = lab.faulty()
+        self.harm = lab.harm()
         self.cluster = cluster
         self.run = run
         self.chance = chance
@@ -60,38 +60,36 @@ class Soak:
         """One that computes."""
         used: list[str] = []
         while not used:
-            nodes = [node.name for node in self.cluster.lab.nodes]
-            used = [name for name in nodes if self.faulty.ranks(self.cluster.lab, name)]
+            used = [name for name in self.cluster.nodes if self.harm.ranks(self.cluster.lab, name)]
         return self.chance.choice(used)
 
     def alone(self) -> bool:
         """Whether one node only computes: it is then spared."""
-        return sum(bool(self.faulty.ranks(self.cluster.lab, n.name)) for n in self.cluster.lab.nodes) < 2
+        return sum(bool(self.harm.ranks(self.cluster.lab, name)) for name in self.cluster.nodes) < 2
 
     def _rank(self, node: str) -> None:
-        for pid in self.faulty.ranks(self.cluster.lab, node):
-            self.faulty.kill(pid)
+        for pid in self.harm.ranks(self.cluster.lab, node):
+            self.harm.kill(pid)
 
     def _agent(self, node: str) -> None:
-        self.faulty.kill(self.faulty.agent(self.cluster.lab, node))
+        self.harm.kill(self.harm.agent(self.cluster.lab, node))
 
     def _black(self, node: str) -> None:
-        with self.faulty.black(self.cluster.lab, node):
+        with self.harm.black(self.cluster.lab, node):
             time.sleep(self.chance.uniform(5, 60))
 
     def _off(self, node: str) -> None:
-        self.faulty.switch_off(self.cluster.lab, node)
+        self.harm.switch_off(self.cluster.lab, node)
         time.sleep(self.chance.uniform(2, 30))
-        self.faulty.switch_on(self.cluster.lab, node)
+        self.harm.switch_on(self.cluster.lab, node)
 
     def _ssh(self, _node: str) -> None:
-        for node in self.cluster.lab.nodes:
-            for pid in self.faulty.connections(self.cluster.lab, node.name):
-                self.faulty.kill(pid)
+        for node in self.cluster.nodes:
+            for pid in self.harm.connections(self.cluster.lab, node):
+                self.harm.kill(pid)
 
     def _launcher(self, _node: str) -> None:
         self.run.child.kill()
-        self.run.child.wait()
         time.sleep(self.chance.uniform(0, 10))
         self.run.attach()
 
@@ -105,7 +103,8 @@ def soak(kills: int, steps: int, seed: int) -> dict[str, Any]:
     began = time.monotonic()
     with lab.cluster(0.01, "soak") as cluster:
         losses = cluster.losses(steps)
-        run = cluster.launch(steps, "--checkpoint-every", "10", "--max-restarts", "50")
+        words = ("--steps", str(steps), "--json", "--checkpoint-every", "10", "--max-restarts", "50")
+        run = cluster.launch(*words)
         soaked = Soak(cluster, run.wait_for(12), chance)
         kinds = [KINDS[i % len(KINDS)] for i in range(kills)]
         chance.shuffle(kinds)
@@ -113,7 +112,7 @@ def soak(kills: int, steps: int, seed: int) -> dict[str, Any]:
             if time.monotonic() - began > LAST_KILL_S or run.state["step"] > steps - 30:
                 break
             soaked.strike("rank" if soaked.alone() and kind in ("agent", "black", "off") else kind)
-        done, _ = run.end(0, LIMIT_S - (time.monotonic() - began))
+        done = json.loads(run.end(0, LIMIT_S - (time.monotonic() - began)).stdout)
         again = lab.restarts(run)
         cluster.run("checkpoint", "rm", run.folder.name)  # what a lost node still had
         return {
@@ -126,7 +125,7 @@ def soak(kills: int, steps: int, seed: int) -> dict[str, Any]:
             "lost_steps": sum(one["lost_steps"] for one in again),
             "most_lost_steps": max((one["lost_steps"] for one in again), default=0),
             "loss_differs": lab.differs(done["steps"], losses),
-            "left": lab.faulty().left(cluster),
+            "left": cluster.settled(),
             "wall_s": round(time.monotonic() - began),
             "what": soaked.kills,
         }

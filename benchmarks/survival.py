@@ -24,38 +24,50 @@ WAYS = ("black", "off")
 def strike(cluster: Any, way: str) -> None:
     """The node is lost from here on."""
     if way == "black":
-        lab.faulty().inside.cut_off(cluster.lab, LOST)
+        lab.harm().inside.cut_off(cluster.lab, LOST)
     else:
-        lab.faulty().switch_off(cluster.lab, LOST)
+        lab.harm().switch_off(cluster.lab, LOST)
 
 
 def undo(cluster: Any, way: str) -> None:
     """It answers again."""
     if way == "black":
-        lab.faulty().inside.rejoin(cluster.lab, LOST)
+        lab.harm().inside.rejoin(cluster.lab, LOST)
     else:
-        lab.faulty().switch_on(cluster.lab, LOST)
+        lab.harm().switch_on(cluster.lab, LOST)
+
+
+def copies_of(cluster: Any, run: Any, step: int) -> dict[str, list[str]]:
+    """By layer of that step's checkpoint, the nodes that have it whole just now, the lost one too."""
+    found: dict[str, list[str]] = {f"{layer}": [] for layer in range(cluster.layers)}
+    for node in cluster.nodes:
+        folder = cluster.home(node) / ".cache" / "skyctl" / "runs"
+        for file in folder.glob(f"{run.id}@*/step-{step:08d}/layer-*.safetensors"):
+            found[str(int(file.stem.partition("-")[2]))].append(node)
+    return found
 
 
 def survive(cluster: Any, way: str, given: argparse.Namespace, losses: list[float]) -> dict[str, Any]:
     """One run; times count from the loss of the node, ``noticed_s`` to the first warning or the end of the
     attempt, ``given_up_s`` to the end of the attempt, ``next_step_s`` to a step of the next one."""
-    run = cluster.launch(given.steps, "--checkpoint-every", str(given.every)).wait_for(given.at)
+    words = ("--steps", str(given.steps), "--json", "--checkpoint-every", str(given.every))
+    run = cluster.launch(*words).wait_for(given.at)
     lost_at = time.time()
     strike(cluster, way)
+    copies = copies_of(cluster, run, given.at)
     try:
         run.until(lambda: len(run.state["attempts"]) > 1)
         from_step = run.state["attempts"][1]["from_step"]
         seen = len(run.steps)
         run.until(lambda: len(run.steps) != seen and run.steps[-1]["step"] >= from_step)
         next_step_s = time.time() - lost_at
-        done, _ = run.end()
+        done = json.loads(run.end().stdout)
     finally:
         undo(cluster, way)
     again = lab.restarts(run)
     given_up = lab.seconds(run.state["attempts"][0]["ended"])
     warned = lab.said_at(run, f"{LOST} has not been heard", lost_at)
-    left = lab.faulty().left(cluster, *(n.name for n in cluster.lab.nodes if n.name != LOST))
+    left = cluster.settled(*(name for name in cluster.nodes if name != LOST))
     return {
         "benchmark": "survival",
         "way": way,
@@ -69,6 +81,8 @@ def survive(cluster: Any, way: str, given: argparse.Namespace, losses: list[floa
         "given_up_s": round(given_up - lost_at, 1),
         "next_step_s": round(next_step_s, 1),
         "lost_steps": again[0]["lost_steps"],
+        "from_step": from_step,
+        "copies_of_newest": copies,
         "loss_differs": lab.differs(done["steps"], losses),
         "devices": sorted({replica["device"] for replica in done["replicas"]}),
         "left": left,

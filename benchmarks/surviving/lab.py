@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+PACKAGE = "skyctl_tests"
 SPEC = {
     "nodes": [
         {"name": f"n{i}", "cpus": 0.5, "memory_gib": 3, "rate_mbit": 200, "site": "ab"[i > 2]}
@@ -24,16 +26,18 @@ SPEC = {
 }
 
 
-def faulty() -> Any:
-    """``tests/lab/faulty.py``."""
-    path = Path(__file__).parents[2] / "tests" / "lab" / "faulty.py"
-    spec = importlib.util.spec_from_file_location("faulty", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["faulty"] = module
-    spec.loader.exec_module(module)
-    return module
+def of_tests(name: str) -> Any:
+    """A module of ``tests/``, which is no package: ``of_tests("lab.harm")``."""
+    if PACKAGE not in sys.modules:
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(Path(__file__).parents[2] / "tests")]
+        sys.modules[PACKAGE] = package
+    return importlib.import_module(f"{PACKAGE}.{name}")
+
+
+def harm() -> Any:
+    """``tests/lab/harm.py``."""
+    return of_tests("lab.harm")
 
 
 @contextmanager
@@ -49,7 +53,7 @@ def cluster(sleep_s: float, name: str) -> Iterator[Any]:
         name = f"{name}-{os.getpid()}"
         state = up(LabSpec.model_validate(SPEC), name=name)
         try:
-            made = faulty().Cluster(state, Path(folder), sleep_s)
+            made = of_tests("lab.clusters").Cluster(state, Path(folder), sleep_s=sleep_s)
             try:
                 made.plan()
                 yield made

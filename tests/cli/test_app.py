@@ -32,6 +32,19 @@ def test_version() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"skyctl {skyctl.__version__}\n", "")
 
 
+def test_an_interrupt_in_executed_text_ends_with_130() -> None:
+    """As dataclasses do while modules are imported: Python would end itself by the signal afterwards."""
+    code = (
+        "import os, signal, sys\nfrom skyctl.cli import app\n"
+        "def work():\n    exec('os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(10**7): pass')\n"
+        "app.app = work\napp.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_help_lists_the_commands() -> None:
     from skyctl.cli.app import COMMANDS
 

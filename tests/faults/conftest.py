@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from ..helpers import runs
+from ..helpers.commands import Done, Skyctl
 
 TRAIN = """\
 import os
@@ -62,88 +63,53 @@ def data(batch_size, seed):
 """
 
 
-class Here:
-    """A folder with a cluster of two local nodes and a workload; ``run`` runs skyctl in it.
+class Here(Skyctl):
+    """A folder with a cluster of two local nodes and a workload; ``run`` runs skyctl in it to any end.
 
     ``fault``: a file that, when it holds a signal's name or ``raise``, makes the first layer do that in the
     thirtieth forward of a process.
     """
 
     def __init__(self, folder: Path, state: Path) -> None:
-        self.folder = folder
-        self.state = state
-        self.env = {**os.environ, "SKYCTL_HOME": str(state), "NO_COLOR": "1"}
-        self.started: list[subprocess.Popen[str]] = []
+        super().__init__(folder, state)
         self.fault = folder.parent / "fault"
         self.cluster("fast", "slow")
         self.train(TRAIN.format(fault=str(self.fault)))
 
+    def run(self, *words: str, code: int | None = None, **env: str) -> Done:
+        return super().run(*words, code=code, **env)
+
+    def launch(self, *words: str, terminal: bool = False) -> runs.Run:
+        """``skyctl launch`` with these words; given back as soon as its folder is there."""
+        return runs.launch(self, *words, terminal=terminal)
+
     def cluster(self, *names: str) -> None:
         lines = "".join(
-            f"  - {{name: {json_text(n)}, transport: local, threads: 1, memory_gib: 2}}\n" for n in names
+            f"  - {{name: {json.dumps(n)}, transport: local, threads: 1, memory_gib: 2}}\n" for n in names
         )
         (self.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
 
     def train(self, text: str) -> None:
         (self.folder / "train.py").write_text(text)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "skyctl", *arguments],
-            cwd=self.folder,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(child)
-        return child
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        child = self.start(*arguments)
-        out, err = child.communicate(timeout=120)
-        return subprocess.CompletedProcess(arguments, child.returncode, out, err)
-
     def plan(self) -> Path:
         """Probes and plans; the plan uses both nodes."""
         sizes = ("--batch-size", "8", "--microbatches", "4")
-        done = self.run("probe", "train.py", *sizes)
-        assert done.returncode == 0, done.stderr
-        done = self.run("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json")
-        assert done.returncode == 0, done.stderr
+        self.run("probe", "train.py", *sizes, code=0)
+        self.run("plan", "train.py", *sizes, "--strategy", "even", "-o", "plan.json", code=0)
         return self.folder / "plan.json"
 
-    def end(self) -> None:
-        for child in self.started:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
 
-
-def json_text(text: str) -> str:
-    import json
-
-    return json.dumps(text)
-
-
-def _made(folder: Path) -> Iterator[Here]:
-    work = folder / "work"
-    work.mkdir()
-    made = Here(work, folder / "state")
-    yield made
-    made.end()
-
-
-@pytest.fixture(scope="session")
-def here_in() -> type[Here]:
-    """Makes a ``Here`` of two folders, the work's and the state's."""
-    return Here
+def _made(folder: Path) -> Here:
+    (folder / "work").mkdir()
+    return Here(folder / "work", folder / "state")
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Here]:
-    yield from _made(tmp_path)
+    made = _made(tmp_path)
+    yield made
+    made.end()
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +119,7 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
     def make(*names: str) -> Here:
         folder = tmp_path_factory.mktemp("another")
-        (folder / "work").mkdir()
-        made.append(Here(folder / "work", folder / "state"))
+        made.append(_made(folder))
         made[-1].env["XDG_CACHE_HOME"] = str(folder / "cache")
         made[-1].cluster(*names)
         return made[-1]
@@ -167,9 +132,12 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     """One probe and one plan for a whole module."""
-    for made in _made(tmp_path_factory.mktemp("planned")):
+    made = _made(tmp_path_factory.mktemp("planned"))
+    try:
         made.plan()
         yield made
+    finally:
+        made.end()
 
 
 @pytest.fixture
@@ -187,7 +155,7 @@ def planned(probed: Here) -> Iterator[Here]:
 def complains() -> Callable[..., None]:
     """Asserts an exit code, one clear message with these words, and no traceback."""
 
-    def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    def check(done: Done, code: int, *words: str) -> None:
         assert done.returncode == code, done.stderr + done.stdout
         assert "Traceback" not in done.stderr
         assert done.stderr.count("error:") == 1, done.stderr

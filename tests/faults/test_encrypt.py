@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,18 +26,8 @@ main()
 
 def launched(where, note: Path, *words: str) -> str:
     """Trains two steps; what the ranks were given of secrets, by name."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", NOTING, "launch", *words, "--steps", "2"],
-        cwd=where.folder,
-        env={**where.env, "NOTE": str(note)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    where.started.append(child)
-    _, err = child.communicate(timeout=200)
-    assert child.returncode == 0, err
+    words = ("launch", *words, "--steps", "2")
+    err = where.start(*words, program=("-c", NOTING), NOTE=str(note)).end().stderr
     return note.read_text() + ("; noted" if "without TLS" in err else "")
 
 

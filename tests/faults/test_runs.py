@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ..helpers.processes import left_of_state
+
 STEPS = ("--steps", "400")
-
-
-def alive_of(state: Path) -> list[int]:
-    """Processes, our own children's included, that were started with this state folder."""
-    found = []
-    mark = f"SKYCTL_HOME={state}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def settled(state: Path) -> list[int]:
-    """As ``alive_of``, once what is ending has had a moment."""
-    deadline = time.monotonic() + 10
-    while (left := alive_of(state)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
-def wait_for_steps(child: subprocess.Popen[str]) -> None:
-    """Until the run has done a step: its progress says so on stderr."""
-    assert child.stderr is not None
-    for line in child.stderr:
-        if re.search(r"step \d+", line):
-            return
-    raise AssertionError("the run ended before its first step")
 
 
 def test_a_whole_run(planned) -> None:
@@ -65,7 +34,7 @@ def test_a_whole_run(planned) -> None:
     assert {e["args"]["step"] for e in slices} == {0, 1, 2, 3}
     assert {(e["pid"], e["tid"]) for e in slices} == {(1, 1), (1, 2), (2, 1), (2, 2)}
     assert not list(folder.glob(".*"))
-    assert settled(planned.state) == []
+    assert left_of_state(planned.state) == []
 
 
 def test_a_plan_for_other_devices(planned, complains: Callable[..., None]) -> None:
@@ -77,7 +46,7 @@ def test_a_device_that_is_not_there(planned, complains: Callable[..., None]) -> 
     plan = (planned.folder / "plan.json").read_text()
     (planned.folder / "plan.json").write_text(plan.replace("slow/cpu:0", "slow/cuda:7"))
     complains(planned.run("launch", "plan.json"), 5, "slow/cuda:7", "cuda:7")
-    assert settled(planned.state) == []
+    assert left_of_state(planned.state) == []
 
 
 def test_flags_that_the_plan_has_settled(planned, complains: Callable[..., None]) -> None:
@@ -102,7 +71,7 @@ def test_a_rank_that_is_killed_is_named(planned, complains: Callable[..., None],
     planned.fault.write_text(name)
     done = planned.run("launch", "plan.json", *STEPS)
     complains(done, 1, "rank 0 on fast/cpu:0", "node fast", name)
-    assert settled(planned.state) == []
+    assert left_of_state(planned.state) == []
 
 
 def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable[..., None]) -> None:
@@ -112,18 +81,15 @@ def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable
     log = re.search(r"log: +(.*)", done.stderr)
     assert log is not None
     assert "ValueError: the thirtieth" in Path(log[1]).read_text()
-    assert settled(planned.state) == []
+    assert left_of_state(planned.state) == []
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_stops_everything(planned, signum: signal.Signals, code: int) -> None:
-    child = planned.start("launch", "plan.json", *STEPS)
-    wait_for_steps(child)
-    child.send_signal(signum)
-    _, err = child.communicate(timeout=30)
-    assert child.returncode == code, err
-    assert "Traceback" not in err
-    assert settled(planned.state) == []
+    run = planned.launch("plan.json", *STEPS).wait_for(1)
+    run.child.process.send_signal(signum)
+    run.end(code)
+    assert left_of_state(planned.state) == []
 
 
 @pytest.mark.lab
@@ -138,7 +104,7 @@ def test_a_full_disk_in_the_runs_folder(planned, complains: Callable[..., None])
         complains(done, 1, "No space left on device", str(runs))
     finally:
         subprocess.run(["umount", runs], check=True)
-    assert settled(planned.state) == []
+    assert left_of_state(planned.state) == []
 
 
 def test_names_with_blanks_and_metacharacters(tmp_path: Path, here) -> None:

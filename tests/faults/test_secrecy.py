@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ..helpers.processes import until
 
 NOTING = """
 import json, os
@@ -61,32 +60,18 @@ def test_a_runs_secrets_are_in_no_argument_environment_or_file(probed, tmp_path:
     note = tmp_path / "note"
     everything = Path(probed.env["TMPDIR"])  # state, caches, sessions and temporary files
     assert all(everything in Path(probed.env[name]).parents for name in ("SKYCTL_HOME", "XDG_CACHE_HOME"))
-    child = subprocess.Popen(
-        [sys.executable, "-c", NOTING, "launch", "plan.json", "--steps", "2000", "--encrypt", "-v"],
-        cwd=probed.folder,
-        env={**probed.env, "NOTE": str(note)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    probed.started.append(child)
-    assert child.stderr is not None
-    said = ""
-    for line in child.stderr:
-        said += line
-        if re.search(r"step \d+", line):
-            break
+    words = ("launch", "plan.json", "--steps", "2000", "--encrypt", "-v")
+    child = probed.start(*words, program=("-c", NOTING), NOTE=str(note))
+    until(lambda: re.search(r"step \d+", child.err), lambda: child.text)
     secret = marks(json.loads(note.read_text()))
     for name in ("cmdline", "environ"):
         assert [pid for pid, data in processes(name) if any(mark in data for mark in secret)] == []
     assert holding(everything, secret) == [note]
-    assert Path(f"/proc/{child.pid}/environ").stat().st_mode & 0o077 == 0
-    child.send_signal(signal.SIGINT)  # it was still training: all of it was there to be seen
-    out, err = child.communicate(timeout=120)
-    assert child.returncode == 130, err
+    assert Path(f"/proc/{child.process.pid}/environ").stat().st_mode & 0o077 == 0
+    child.interrupt()  # it was still training: all of it was there to be seen
+    done = child.end(130)
     assert holding(everything, secret) == [note]
-    assert all(mark.decode() not in said + out + err for mark in secret)
+    assert all(mark.decode() not in done.stdout + done.stderr for mark in secret)
 
 
 def test_state_is_for_its_user_alone(probed) -> None:

@@ -8,53 +8,60 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from skyctl.lab import inside
 from skyctl.lab.state import LabState
 
-from .survival import Cluster, Run, until
+from ..helpers import runs
+from ..helpers.processes import until
+from . import harm
+from .clusters import Cluster
 
 pytestmark = pytest.mark.matrix
 NODES = ("n1", "n2", "n3")
 SPEC = {"nodes": [{"name": name, "cpus": 0.66, "memory_gib": 1} for name in NODES]}
-PLAN = ("plan.json", "--ignore-changes", "--checkpoint-every", "5", "--steps")
-SHORT = (*PLAN, "40")
-MEDIUM = (*PLAN, "120")
-LONG = (*PLAN, "100000")
+EVERY = ("--ignore-changes", "--checkpoint-every", "5", "--steps")
+SHORT = (*EVERY, "40")
+MEDIUM = (*EVERY, "120")
+LONG = (*EVERY, "100000")
 
 
 @pytest.fixture(scope="module")
 def made(shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(shared_lab(SPEC, name="matrix-runs"), tmp_path_factory.mktemp("matrix"))
-    cluster.plan(*NODES)
-    yield cluster
-    cluster.end()
+    lab = shared_lab(SPEC, name="matrix-runs")
+    cluster = Cluster(lab, tmp_path_factory.mktemp("matrix"), sleep_s=0.004, layers=6)
+    try:
+        cluster.plan()
+        yield cluster
+    finally:
+        cluster.end()
 
 
 @pytest.fixture(scope="module")
 def losses(made: Cluster) -> list[float]:
-    """Of a run that nothing happens to."""
-    done = json.loads(made.run("launch", *MEDIUM, "--json").stdout)
-    assert done["attempts"] == 1
-    return [step["loss"] for step in done["steps"]]
+    return made.losses(120, "--ignore-changes")
 
 
 @pytest.fixture
 def lab3(made: Cluster) -> Iterator[Cluster]:
-    """The cluster. Afterwards nothing is left in it."""
+    """The cluster. Afterwards nothing is left in it but checkpoints of runs that were stopped."""
     try:
         yield made
-        made.settled()
+        assert made.settled(checkpoints=False) == {}
     finally:
-        if made.here() or made.left():
-            made.run("stop", "--all", "--now")
+        if made.left(checkpoints=False) or runs.left_behind(made):
+            made.run("stop", "--all", "--now", code=None)
         made.end()
+
+
+def ps(cluster: Cluster, *words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(cluster.run("ps", "--json", *words).stdout)["runs"]
+    return found
 
 
 # --- the launcher
@@ -62,10 +69,10 @@ def lab3(made: Cluster) -> Iterator[Cluster]:
 
 def test_ctrl_c_keeps_a_checkpoint_from_which_it_goes_on(lab3: Cluster, losses: list[float]) -> None:
     run = lab3.launch(*SHORT).wait_for(7)
-    run.process.send_signal(signal.SIGINT)
+    run.child.interrupt()
     assert f"skyctl launch --resume {run.id}" in run.end(130).stderr
     run.is_stopped()
-    lab3.settled()
+    assert lab3.settled(checkpoints=False) == {}
     lab3.run("launch", "--resume", run.id)
     run.is_as(losses, 2)
 
@@ -73,8 +80,8 @@ def test_ctrl_c_keeps_a_checkpoint_from_which_it_goes_on(lab3: Cluster, losses: 
 def test_ctrl_c_many_times(lab3: Cluster) -> None:
     run = lab3.launch(*LONG).wait_for(3)
     for _ in range(12):
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGINT)
+        if run.child.process.poll() is None:
+            run.child.interrupt()
         time.sleep(0.1)
     run.end(130)
     run.is_stopped(kept=False)
@@ -83,7 +90,7 @@ def test_ctrl_c_many_times(lab3: Cluster) -> None:
 def test_ctrl_c_before_there_is_a_step(lab3: Cluster) -> None:
     run = lab3.launch(*LONG)
     until(lambda: run.state["sessions"])
-    run.process.send_signal(signal.SIGINT)
+    run.child.interrupt()
     run.end(130)
     run.is_stopped(kept=False)
 
@@ -101,15 +108,14 @@ def test_ctrl_c_at_a_terminal_asks_and_a_second_one_stops(lab3: Cluster) -> None
 
 def test_sigterm_to_launch_stops(lab3: Cluster) -> None:
     run = lab3.launch(*LONG).wait_for(3)
-    run.process.terminate()
+    run.child.process.terminate()
     run.end(143)
     run.is_stopped(kept=False)
 
 
 def test_launch_is_killed_and_attach_goes_on(lab3: Cluster, losses: list[float]) -> None:
     run = lab3.launch(*SHORT).wait_for(7)
-    run.process.kill()
-    run.process.communicate()
+    run.child.kill()
     lab3.run("attach", run.id)
     run.is_as(losses, 1)
 
@@ -127,13 +133,13 @@ def test_the_background_is_killed_and_ps_and_stop_know(lab3: Cluster) -> None:
     run = lab3.launch(*LONG, "--detach")
     run.end(0)
     os.kill(run.state["supervisor"]["pid"], signal.SIGKILL)
-    (seen,) = [one for one in lab3.ps() if one["run_id"] == run.id]
+    (seen,) = [one for one in ps(lab3) if one["run_id"] == run.id]
     assert (seen["status"], seen["supervised"]) == ("unsupervised", "gone")
     assert seen["detail"] == "ranks on 3 of 3 nodes go on"
     lab3.run("stop", run.id)
     run.is_stopped()
-    lab3.settled()
-    assert lab3.ps("--offline")[0]["status"] == "stopped"
+    assert lab3.settled(checkpoints=False) == {}
+    assert ps(lab3, "--offline")[0]["status"] == "stopped"
 
 
 # --- agents and ranks
@@ -141,7 +147,7 @@ def test_the_background_is_killed_and_ps_and_stop_know(lab3: Cluster) -> None:
 
 def test_an_agent_is_killed_and_its_node_left_out(lab3: Cluster, losses: list[float]) -> None:
     run = lab3.launch(*MEDIUM).wait_for(12)
-    until(lambda: run.copied("n1", 5) and run.copied("n2", 5))
+    until(lambda: lab3.copied(run, "n1", 5) and lab3.copied(run, "n2", 5))
     os.kill(run.agent("n3"), signal.SIGKILL)
     assert "node n3 was lost" in run.end().stderr
     run.is_as(losses, 2)
@@ -160,14 +166,14 @@ def test_an_agent_is_killed_and_its_node_left_out(lab3: Cluster, losses: list[fl
     ],
 )
 def test_a_rank_ends_or_stops(lab3: Cluster, losses: list[float], fault: str, words: str) -> None:
-    kills = lab3.short_of_memory("n2")
+    kills = harm.short_of_memory(lab3.lab, "n2")
     run = lab3.launch(*SHORT).wait_for(12)
     lab3.at_home("n2", "fault", fault)
     told = run.end().stderr
     assert "rank 1 on n2/cpu:0 (node n2" in told
     assert words in told
     run.is_as(losses, 2)
-    assert lab3.short_of_memory("n2") - kills == (1 if fault == "memory" else 0)
+    assert harm.short_of_memory(lab3.lab, "n2") - kills == (1 if fault == "memory" else 0)
     first, second = run.state["attempts"]
     assert second["devices"] == first["devices"]
     assert second["from_step"] >= 5
@@ -177,10 +183,11 @@ def test_it_ignores_sigterm_and_leaves_children_behind(lab3: Cluster, losses: li
     for node in lab3.nodes:
         lab3.at_home(node, "habits", "ignores SIGTERM, has children")
     run = lab3.launch(*LONG).wait_for(12)
-    assert sum("sleep 400" in one for one in lab3.left()) == 4  # on the first node, and on the last
+    there = [text for node in NODES for text in harm.strays(lab3.lab, node).values()]
+    assert sum("sleep 400" in text for text in there) == 4  # on the first node, and on the last
     os.kill(run.rank("n1"), signal.SIGKILL)
     until(lambda: len(run.state["attempts"]) == 2 and run.state["status"] == "running", run.told)
-    run.more(3).loses(run.steps()[: len(losses)], losses)
+    run.more(3).loses(run.steps[: len(losses)], losses)
     lab3.run("stop", "--now", run.id)
     run.end(130)
     run.is_stopped(kept=False)
@@ -200,16 +207,14 @@ def test_of_two_runs_on_the_same_nodes_one_is_stopped(lab3: Cluster, losses: lis
 
 
 def test_one_node_never_starts(lab3: Cluster) -> None:
-    os.kill(lab3.sshd("n3"), signal.SIGKILL)
+    harm.stop_sshd(lab3.lab, "n3")
     try:
-        done = lab3.run("launch", *SHORT, code=4)
+        done = lab3.run("launch", "plan.json", *SHORT, code=4)
         assert "n3" in done.stderr
         assert done.stderr.count("error:") == 1
-        lab3.settled()
+        assert lab3.settled(checkpoints=False) == {}
     finally:
-        sshd = shutil.which("sshd") or "/usr/sbin/sshd"
-        inside.run(lab3.state, "n3", [sshd, "-f", "/run/skyctl/sshd_config"])
-        lab3.own_again("n3")
-    run: Run = lab3.launch(*LONG).wait_for(1)
-    run.process.send_signal(signal.SIGINT)
+        harm.switch_on(lab3.lab, "n3")
+    run = lab3.launch(*LONG).wait_for(1)
+    run.child.interrupt()
     run.end(130)

@@ -7,7 +7,6 @@ known too: it must be found in the clear, so that this test is known to see, and
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import struct
@@ -16,13 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from skyctl.lab import inside
 from skyctl.lab.state import LabState
+
+from . import clusters
 
 SPEC = {"nodes": [{"name": name, "cpus": 0.6, "memory_gib": 3} for name in ("n1", "n2", "n3")]}
 SIZES = ("--batch-size", "16", "--microbatches", "4")
@@ -167,12 +167,11 @@ class Wire:
         return [flow for flow, data in self.streams.items() if pattern in data]
 
 
-class Cluster:
+class Cluster(clusters.Cluster):
     """The lab, its data, and skyctl run against it."""
 
-    def __init__(self, state: LabState, folder: Path, helper: ModuleType) -> None:
-        self.state, self.folder = state, folder
-        self._skyctl = helper.Cluster(state, folder)
+    def __init__(self, lab: LabState, folder: Path) -> None:
+        super().__init__(lab, folder)
         (folder / "train.py").write_text(TRAIN)
         generator = torch.Generator().manual_seed(os.getpid())
         self.values = torch.randn(BATCH, WIDTH, generator=generator)
@@ -181,15 +180,15 @@ class Cluster:
         self.classes = torch.randint(-(2**62), 2**62, (BATCH, 1), generator=generator)
         self._put("n1", values=self.values, ids=self.ids)
         self._put("n3", wanted=self.wanted, classes=self.classes)
+
+    def prepare(self) -> None:
+        """Probes, and plans with the data's owners at both ends."""
         self.run("probe", "train.py", *SIZES, "--links", "none")
         words = ("--strategy", "even", "--pin-first", "n1", "--pin-last", "n3", "-o", "plan.json")
         self.run("plan", "train.py", *SIZES, *words)
-        stages = json.loads((folder / "plan.json").read_text())["stages"]
+        stages = json.loads((self.folder / "plan.json").read_text())["stages"]
         assert [stage["replicas"][0]["device"] for stage in stages] == ["n1/cpu:0", "n2/cpu:0", "n3/cpu:0"]
         assert stages[0]["stop"] == 2
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._skyctl.run(*words)
 
     def _put(self, node: str, **tensors: torch.Tensor) -> None:
         program = (
@@ -198,15 +197,15 @@ class Cluster:
             "[(folder / n).write_bytes(bytes.fromhex(h)) for n, h in zip(sys.argv[1::2], sys.argv[2::2])]"
         )
         words = [word for name, t in tensors.items() for word in (name, as_bytes(t).hex())]
-        done = inside.run(self.state, node, [sys.executable, "-I", "-S", "-c", program, *words])
+        done = inside.run(self.lab, node, [sys.executable, "-I", "-S", "-c", program, *words])
         assert done.returncode == 0, done.stderr
 
     @contextmanager
     def captured(self, path: Path) -> Iterator[None]:
         """Keeps in that file all that passes meanwhile; nothing may be lost."""
-        assert self.state.fabric is not None
-        ports = [node.port for node in self.state.nodes]
-        argv = ["nsenter", "-t", str(self.state.fabric.pid), "-n", sys.executable, "-I", "-S", "-c", CAPTURE]
+        assert self.lab.fabric is not None
+        ports = [node.port for node in self.lab.nodes]
+        argv = ["nsenter", "-t", str(self.lab.fabric.pid), "-n", sys.executable, "-I", "-S", "-c", CAPTURE]
         child = subprocess.Popen(
             [*argv, str(path), str(MOST_BYTES), str(MOST_S), *ports],
             stdin=subprocess.PIPE,
@@ -231,7 +230,7 @@ class Cluster:
             self.run("launch", "plan.json", "--steps", "3", *flags, "-o", f"{name}.json")
         wire = Wire(path)
         path.unlink()
-        address = {node.name: node.address for node in self.state.nodes}
+        address = {node.name: node.address for node in self.lab.nodes}
         for target in address.values():  # the sessions were seen as well, from both sides
             assert sum(len(d) for flow, d in wire.streams.items() if flow[2:] == (target, 22)) > 3_000
             assert any(flow[:2] == (target, 22) for flow in wire.streams)
@@ -252,14 +251,15 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def cluster(shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    beside = Path(__file__).with_name("test_main_job.py")
-    spec = importlib.util.spec_from_file_location("lab_main_job", beside)
-    assert spec is not None
-    assert spec.loader is not None
-    helper = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(helper)
-    return Cluster(shared_lab(SPEC, name="privacy"), tmp_path_factory.mktemp("privacy"), helper)
+def cluster(
+    shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    made = Cluster(shared_lab(SPEC, name="privacy"), tmp_path_factory.mktemp("privacy"))
+    try:
+        made.prepare()
+        yield made
+    finally:
+        made.end()
 
 
 def known() -> bytes:
@@ -269,14 +269,14 @@ def known() -> bytes:
 
 def test_in_the_clear_activations_pass_and_private_data_do_not(cluster: Cluster) -> None:
     wire = cluster.train("clear")
-    n1, n2 = (cluster.state.node(name).address for name in ("n1", "n2"))
+    n1, n2 = (cluster.lab.node(name).address for name in ("n1", "n2"))
     assert known() in wire.between(n1, n2)
     assert [pattern for pattern in cluster.secrets() if wire.holds(pattern)] == []
 
 
 def test_encrypted_nothing_can_be_read(cluster: Cluster) -> None:
     wire = cluster.train("encrypted", "--encrypt")
-    n1, n2 = (cluster.state.node(name).address for name in ("n1", "n2"))
+    n1, n2 = (cluster.lab.node(name).address for name in ("n1", "n2"))
     assert len(wire.between(n1, n2)) > 3 * BATCH * WIDTH * 4  # three steps' activations, and more
     assert wire.holds(known()[:16]) == []
     assert [pattern for pattern in cluster.secrets() if wire.holds(pattern)] == []

@@ -96,3 +96,15 @@ def test_a_step_has_ended_when_its_validation_has() -> None:
     first, second = collected.complete()
     assert (first.validation_loss, first.learning_rate, first.grad_norm) == (0.7, 0.3, 2.0)
     assert (second.validation_loss, second.learning_rate, second.grad_norm) == (None, None, None)
+
+
+def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:
+    collected = Collected(ranks=3, steps=9)
+    for step in range(6):
+        for rank in (0, 2) if step else (0, 1, 2):
+            collected.add(rank, event(step, loss=float(step)))
+    assert [one.step for one in collected.complete()] == [0]
+    assert [(one.step, one.loss) for one in collected.heard(5)] == [(n, float(n)) for n in range(1, 5)]
+    assert [one.step for one in collected.heard(9)] == [1, 2, 3, 4, 5]
+    del collected.by_rank[2][3]
+    assert [one.step for one in collected.heard(9)] == [1, 2]

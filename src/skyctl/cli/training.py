@@ -77,6 +77,14 @@ MicrobatchesOption = Annotated[
         help="Parts a batch is cut into; left out, the planner chooses among measured numbers.",
     ),
 ]
+SeveralMicrobatchesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatches",
+        metavar="N[,N…]",
+        help="Parts a batch is cut into, one number or several; left out, up to three powers of two.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Of initial weights and data.")]
 DtypeOption = Annotated[
     str,
@@ -240,6 +248,7 @@ def make_request(
     random_inputs: bool = False,
     recipe: Recipe | None = None,
     encrypt: bool = False,
+    sweep: Sequence[int] = (),
 ) -> tuple[Request, Workload]:
     """The request, and its workload loaded and looked through (on the meta device: nothing is computed).
 
@@ -264,7 +273,7 @@ def make_request(
     workload = load(spec)
     if spec.validated:
         workload.check_validation()
-    return Request(workload.spec, microbatches, recipe or Recipe(), encrypt), workload
+    return Request(workload.spec, microbatches, recipe or Recipe(), encrypt, tuple(sweep)), workload
 
 
 def say_notes(out: Output, workload: Workload) -> None:

@@ -99,6 +99,18 @@ class Collected:
             self.reported += 1
         return out
 
+    def heard(self, until: int) -> list[Progress]:
+        """What is known of steps before ``until`` that were not handed out: not every rank has told of them.
+
+        As far as the first has, and the last, which knows the loss.
+        """
+        out = []
+        for step in range(self.reported, until):
+            if any(step not in self.by_rank.get(rank, {}) for rank in (0, self.ranks - 1)):
+                break
+            out.append(self._progress(step))
+        return out
+
     def _ended(self, step: int) -> bool:
         events = [self.by_rank.get(rank, {}).get(step) for rank in range(self.ranks)]
         if None in events:
@@ -112,7 +124,8 @@ class Collected:
         times = [self.by_rank[0][i]["iteration_s"] for i in range(self.first + 1, step + 1)]
         pace = median(times) if times else None
         iteration_s = float(first["iteration_s"])
-        rates = (self.by_rank[rank][step].get("learning_rate") for rank in range(self.ranks))
+        known = (self.by_rank.get(rank, {}).get(step, {}) for rank in range(self.ranks))
+        rates = (event.get("learning_rate") for event in known)
         return Progress(
             step=step,
             steps=self.steps,

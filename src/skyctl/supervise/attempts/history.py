@@ -7,8 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from skyctl.compare.stats import quantiles
 from skyctl.launch.events import Progress
 from skyctl.records.measurement import Measurement, StepMeasurement, ValidationMeasurement
+from skyctl.records.plan import Plan
 
 
 @dataclass
@@ -44,6 +46,23 @@ class History:
         while done in self.steps:
             done += 1
         return done
+
+    def alone(self, run_id: str, plan: Plan, weights: str | None, attempts: int) -> Measurement:
+        """Where the last attempt had nothing left to train: all steps, and nothing of its ranks."""
+        times = [iteration_s for _, (_, iteration_s) in sorted(self.steps.items())]
+        loss, _ = self.steps[max(self.steps)]
+        empty = Measurement(
+            run_id=run_id,
+            strategy=plan.strategy,
+            steps=(),
+            iteration_s=quantiles(times[1:] or times),
+            predicted_iteration_s=plan.predicted.iteration_s,
+            replicas=(),
+            final_loss=loss,
+            attempts=attempts,
+            weights=weights,
+        )
+        return self.of_all(empty, attempts)
 
     def of_all(self, done: Measurement, attempts: int) -> Measurement:
         """The last attempt's measurement with all steps there were."""

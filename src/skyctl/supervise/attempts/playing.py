@@ -228,7 +228,10 @@ class Play:
         assert self._run is not None
         self._ground.watcher.phase("gathering the trained weights")
         weights = gather_weights(self._run, self._ground.sessions) if self._ground.options.weights else None
-        return history.of_all(self._figures(str(weights) if weights else None), self._number)
+        path = str(weights) if weights else None
+        if self._run.collected.reported <= self._run.collected.first:  # its checkpoint was the last step's
+            return history.alone(self._ground.book.paths.run_id, self._plan, path, self._number)
+        return history.of_all(self._figures(path), self._number)
 
     def traced(self, done: Measurement) -> Measurement:
         """With the trace of the last attempt."""

@@ -17,7 +17,7 @@ from skyctl.control.request import Request
 from skyctl.control.running import RunOptions
 from skyctl.errors import InfeasibleError, NodeError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths, write_atomic
-from skyctl.launch.events import Detached, Progress, Watcher
+from skyctl.launch.events import Collected, Detached, Progress, Watcher
 from skyctl.launch.spec import check_fits
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
@@ -88,6 +88,7 @@ class Supervisor:
         self._stop_at = 0.0
         self._noted: set[str] = set()
         self._play: Play | None = None
+        self._before: Collected | None = None
         self._restart_began: float | None = None
         self._ground = Ground(
             cluster=cluster,
@@ -177,6 +178,7 @@ class Supervisor:
                 what = f"step {chosen.step}" if chosen else "the start: no checkpoint is there in full"
                 self._told.note(f"going on from {what}")
                 self._update_attempt(from_step=chosen.step if chosen else 0)
+                self._catch_up(chosen.step if chosen else 0)
             self._play.start(chosen)
         self._book.update(status="running", detail=None)
         self._play.watch()
@@ -233,18 +235,24 @@ class Supervisor:
 
     # --- while it goes on
 
-    def _stepped(self, progress: Progress) -> None:
-        """A step that every rank has finished: written down before anybody is told."""
+    def _stepped(self, progress: Progress, *, now: bool = True) -> None:
+        """A step that has ended (``now``: in this attempt): written down before anybody is told."""
         self._book.step(progress)
         self._history.add(progress)
         self._book.update(step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s)
-        if self._restart_began is not None:
+        if now and self._restart_began is not None:
             self._mover.restart_s = time.monotonic() - self._restart_began
             self._told.note(
                 f"the next step came {self._mover.restart_s:.1f} s after the attempt before ended"
             )
             self._restart_began = None
         self._told.step(progress)
+
+    def _catch_up(self, step: int) -> None:
+        """It goes on from beyond what all nodes have told of (nothing older is kept): what is known of it."""
+        before, self._before = self._before, None
+        for progress in before.heard(step) if before is not None else ():
+            self._stepped(progress, now=False)
 
     def _kept(self, step: int) -> None:
         """Every rank has written its layers after so many steps."""
@@ -303,6 +311,7 @@ class Supervisor:
             self._lose(name, why)
         if play is not None:
             play.end(GONE_S)
+            self._before = play.collected
         self._update_attempt(ended=now(), error=error.message)
         checkpoint = self._book.state.checkpoint
         wait_s = self._patience.wait_s(fault, checkpoint)

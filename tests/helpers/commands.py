@@ -1,0 +1,167 @@
+"""skyctl as a user runs it: a process with its output in files, or on a pseudo-terminal of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from .processes import until
+
+COMMAND_S = 400.0
+"""How long a command may take, on a machine that does much else."""
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Command:
+    """A process. What it prints goes to files: it never waits for a reader, and can be read at any time."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], folder: Path, said: Path) -> None:
+        self._out, self._err = said.with_suffix(".out"), said.with_suffix(".err")
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                argv, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def text(self) -> str:
+        """All of it, for a failed test."""
+        return f"exit code {self.process.poll()}\n{self.err}\n{self.out}"
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_s: float = COMMAND_S) -> Done:
+        """To its end, whatever that is."""
+        self.process.wait(timeout_s)
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, self.out, self.err)
+
+    def end(self, code: int = 0, timeout_s: float = COMMAND_S) -> Done:
+        """To its end, which must be with that exit code, and without a traceback."""
+        done = self.wait(timeout_s)
+        assert done.returncode == code, self.text
+        assert "Traceback" not in done.stderr, self.text
+        return done
+
+    def kill(self) -> None:
+        """SIGKILL, where it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        self.kill()
+
+
+class Terminal:
+    """A command on a pseudo-terminal of its own, in a session of its own, as a terminal's shell starts it."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], folder: Path) -> None:
+        self._fd, child = pty.openpty()
+        self.process = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env={**env, "TERM": "dumb"},
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - as a terminal's shell does
+        )
+        os.close(child)
+        self.text = ""
+        self._closing = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while not self._closing.is_set():
+                if select.select([self._fd], [], [], 0.1)[0]:
+                    self.text += os.read(self._fd, 4096).decode(errors="replace")
+        except OSError:  # nobody has the other end any more
+            return
+
+    def types(self, keys: str, *, answered: str | None = None) -> None:
+        """Types that; waits until there is one more of the words that it is answered with."""
+        before = self.text.count(answered) if answered else 0
+        os.write(self._fd, keys.encode())
+        if answered:
+            until(lambda: self.text.count(answered) > before, lambda: self.text)
+
+    def hang_up(self) -> None:
+        """The terminal is closed."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._reader.join()
+            os.close(self._fd)
+
+    def end(self, code: int = 0, timeout_s: float = COMMAND_S) -> Done:
+        """As ``Command.end``; what it printed is in ``stderr``."""
+        self.process.wait(timeout_s)
+        assert self.process.returncode == code, self.text
+        return subprocess.CompletedProcess(self.process.args, code, "", self.text)
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.hang_up()
+
+
+class Skyctl:
+    """skyctl in a folder of its own (``folder``), with a state folder of its own (``state``)."""
+
+    def __init__(self, folder: Path, state: Path, cluster: Path | None = None) -> None:
+        self.folder = folder
+        self.state = state
+        self.env = {**os.environ, "SKYCTL_HOME": str(state), "NO_COLOR": "1"}
+        if cluster is not None:
+            self.env["SKYCTL_CLUSTER"] = str(cluster)
+        self.started: list[Command | Terminal] = []
+        self._said = state.parent / f"{state.name}-said"
+        self._said.mkdir()
+        self._count = 0
+
+    def start(self, *words: str, program: tuple[str, ...] = ("-m", "skyctl"), **env: str) -> Command:
+        """``program``: what Python is given, else skyctl itself; ``env`` is added to the environment."""
+        self._count += 1
+        said = self._said / f"{self._count:03d}"
+        made = Command([sys.executable, *program, *words], {**self.env, **env}, self.folder, said)
+        self.started.append(made)
+        return made
+
+    def run(self, *words: str, code: int | None = 0, **env: str) -> Done:
+        """To its end, which must be with that exit code (None: any)."""
+        child = self.start(*words, **env)
+        return child.wait() if code is None else child.end(code)
+
+    def on_terminal(self, *words: str) -> Terminal:
+        made = Terminal([sys.executable, "-m", "skyctl", *words], self.env, self.folder)
+        self.started.append(made)
+        return made
+
+    def end(self) -> None:
+        """Nothing that was started here goes on; for tests that failed half-way."""
+        while self.started:
+            self.started.pop().close()

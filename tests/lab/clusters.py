@@ -1,0 +1,103 @@
+"""A lab, and skyctl run on it as a user runs it; nothing of it may be left on any node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from skyctl.lab.state import LabState
+
+from ..helpers import runs
+from ..helpers.commands import Skyctl
+from ..helpers.processes import after_a_moment
+from ..helpers.runs import Run
+from . import harm
+from .workload import LAYERS, train_py
+
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+
+
+class Cluster(Skyctl):
+    """A lab with a ``train.py`` (``workload.py``) of layers that sleep ``sleep_s`` each."""
+
+    def __init__(self, lab: LabState, folder: Path, *, sleep_s: float = 0.004, layers: int = LAYERS) -> None:
+        super().__init__(folder, folder / "state", lab.cluster)
+        self.lab = lab
+        self.layers = layers
+        self.nodes = [node.name for node in lab.nodes]
+        (folder / "train.py").write_text(train_py(sleep_s, layers))
+
+    def plan(self) -> Path:
+        """Probes, and plans with as many layers for each node, and what is over for the last."""
+        share = self.layers // len(self.nodes)
+        cuts = [share * i for i in range(len(self.nodes))] + [self.layers]
+        assigned = ",".join(f"{n}={cuts[i]}:{cuts[i + 1]}" for i, n in enumerate(self.nodes))
+        self.run("probe", "train.py", *SIZES, "--links", "none")
+        self.run("plan", "train.py", *SIZES, "--assign", assigned, "-o", "plan.json")
+        return self.folder / "plan.json"
+
+    def launch(self, *words: str, terminal: bool = False, **env: str) -> Run:
+        """``skyctl launch plan.json`` with these words; given back as soon as its folder is there."""
+        return runs.launch(self, "plan.json", *words, terminal=terminal, **env)
+
+    def losses(self, steps: int, *words: str) -> list[float]:
+        """Of a run that nothing happens to, and that writes no checkpoints."""
+        calm = ("--steps", str(steps), "--json", "--checkpoint-every", "0")
+        return runs.losses_of(self.run("launch", "plan.json", *calm, *words))
+
+    def changed(self, name: str, **nodes: dict[str, Any]) -> Path:
+        """Another cluster.yaml of the same lab: ``changed("odd", n2={"python": "~/bin/python"})``."""
+        text = yaml.safe_load(self.lab.cluster.read_text())
+        text["nodes"] = [node | nodes.get(node["name"], {}) for node in text["nodes"]]
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "cluster.yaml").write_text(yaml.safe_dump(text))
+        (folder / "known_hosts").write_text(self.lab.known_hosts.read_text())
+        return folder / "cluster.yaml"
+
+    def home(self, node: str) -> Path:
+        """That node's HOME, from out here."""
+        return self.lab.node_folder(node) / "home"
+
+    def at_home(self, node: str, name: str, text: str) -> None:
+        """A file in that node's HOME, there whole or not at all."""
+        hidden = self.home(node) / f".new.{name}"
+        hidden.write_text(text)
+        hidden.replace(self.home(node) / name)
+
+    def copied(self, run: Run, node: str, layer: int) -> bool:
+        """Whether that node keeps a checkpoint of that layer."""
+        folder = self.home(node) / ".cache" / "skyctl" / "runs"
+        return any(folder.glob(f"{run.id}@*/step-*/layer-{layer:05d}.safetensors"))
+
+    def left(self, *nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
+        """What is left of runs on those nodes (none: all), now: processes and files (``harm.leavings``)."""
+        found = {}
+        for node in nodes or self.nodes:
+            there = [f"{pid} {text}" for pid, text in harm.strays(self.lab, node).items()]
+            there += harm.leavings(self.lab, node, checkpoints=checkpoints)
+            if there:
+                found[node] = there
+        return found
+
+    def settled(self, *nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
+        """The same and, as ``here``, what is left on this machine, once what is ending has had a moment."""
+
+        def left() -> dict[str, list[str]]:
+            found = self.left(*nodes, checkpoints=checkpoints)
+            here = runs.left_behind(self)
+            return found | {"here": here} if here else found
+
+        found: dict[str, list[str]] = after_a_moment(left)
+        return found
+
+    def end(self) -> None:
+        """For tests that failed half-way: nothing goes on here or there."""
+        super().end()
+        for node in self.nodes:
+            for pid in harm.strays(self.lab, node):
+                harm.kill(pid)
+            for file in ("fault", "habits"):
+                (self.home(node) / file).unlink(missing_ok=True)
