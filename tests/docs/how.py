@@ -14,7 +14,6 @@ RUN = (
     "skyctl probe gpt:layers=12,hidden=256,heads=8,context=128",
     "skyctl probe gpt:layers=4,hidden=128,heads=4,context=64",
     "skyctl plan gpt:layers=4,hidden=128,heads=4,context=64 -o plan.json",
-    "skyctl compare gpt:layers=8,hidden=256,heads=8,context=128 --measure --trace",
     "skyctl plan train.py",
     "skyctl plan train.py --limit '!oldbox'",
     "skyctl plan train.py --link-dtype bfloat16@slow -o plan.json",
@@ -52,7 +51,7 @@ ELSEWHERE = {
     ),
     "skyctl probe train.py --limit tower,oldbox -o profile.json": (
         "tests/lab/test_main_job.py",
-        '"probe", "--json", "-c", str(tmp_path / "cluster.yaml"), "--limit", "n1,n2"',
+        '"--limit", "n1,n2"',
     ),
     "skyctl plan gpt:layers=4,hidden=128 --data book.txt": (
         "tests/workload/test_hf_launch.py",
@@ -72,6 +71,10 @@ ELSEWHERE = {
     "skyctl compare gpt:layers=12,hidden=256,heads=8,context=128 --microbatches 4,8,16,32 --nodes 2..N": (
         "tests/cli/test_compare.py",
         '"--microbatches", "2,4", "--nodes", "1..N"',
+    ),
+    "skyctl compare gpt:layers=8,hidden=256,heads=8,context=128 --measure --trace": (
+        "tests/cli/test_compare.py",
+        '"--measure", "--trace"',
     ),
     "skyctl compare --paper": PAPER,
     "skyctl compare --paper -o paper": PAPER,
