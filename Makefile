@@ -1,4 +1,4 @@
-# make install | demo | test | check | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean. Each
+# make install | demo | test | check | docs | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean. Each
 # does its own set-up; needs Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest (test), to skyctl
 # (demo) or to benchmarks/planner.py (bench-planner).
 # All paths are relative: the folder's own name may hold blanks.
@@ -10,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test matrix check format bench bench-planner bench-runtime bench-probing soak clean
+.PHONY: help install demo test matrix check docs format bench bench-planner bench-runtime bench-probing soak clean
 
 help:
 	@echo "make install        .venv with skyctl in it"
@@ -18,6 +18,7 @@ help:
 	@echo "make test           all tests; without root the lab tests are left out"
 	@echo "make matrix         the fault matrix over real SSH (docs/faults.md): about ten minutes, needs root"
 	@echo "make check          linters, types, import contracts, links in the documents"
+	@echo "make docs           the documents as a site: site/index.html"
 	@echo "make format         puts the code into the shape that check asks for"
 	@echo "make bench          benchmarks/*.py"
 	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
@@ -51,6 +52,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs_links.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -72,5 +78,5 @@ soak: $(STAMP)
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build site
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

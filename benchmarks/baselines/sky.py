@@ -1,16 +1,8 @@
-"""Sky Computing's two-stage heuristic as published (Zhu et al. 2022, arXiv 2202.11836, ``dynamic_allocate``).
-
-First from the even split boundaries are moved until every device's memory holds its share; then, for up to
-``ROUNDS`` rounds, each device below the mean load (flops × its benchmark time) takes a layer from its next
-neighbour where memory allows. The published code also has a branch that hands a layer on to the next device.
-Its condition takes the load of the device itself for the load of the next one, and asks it to be below the
-mean and above it at once; so that branch is never taken, and a slow early device keeps what it has.
-``compare_next=True`` takes the next device's load instead, as the paper's text describes it.
-"""
+"""Sky Computing's two-stage heuristic (``skyctl.control.paper.twostage``) as a baseline: from a problem."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+import itertools
 
 from baselines.common import (
     Assignment,
@@ -19,106 +11,21 @@ from baselines.common import (
     costs,
     free_bytes,
     layer_bytes,
-    prefix,
     whole_s,
 )
+from skyctl.control.paper import twostage
+from skyctl.errors import UndecidedError
 from skyctl.records.problem import Problem
-
-ROUNDS = 1000
-"""The published ``break_iter``."""
 
 
 def two_stages(problem: Problem, *, compare_next: bool = False) -> Assignment:
     """Every device keeps at least one layer, in inventory order."""
-    devices, layers = len(problem.devices), len(problem.layers)
-    if devices > layers:
-        raise NotApplicableError("the two-stage heuristic needs a layer for each device")
-    share, more = divmod(layers, devices)
-    cuts = [0, *accumulate(share + (d < more) for d in range(devices))]
     times = [whole_s(problem, device.id) for device in problem.devices]
-    shares = _Shares(cuts, costs(problem), layer_bytes(problem), free_bytes(problem), times)
-    shares.fit_memory()
-    shares.level(compare_next=compare_next)
-    return assignment(problem, cuts)
-
-
-class _Shares:
-    """Boundaries and what stands between them."""
-
-    def __init__(
-        self, cuts: list[int], work: list[float], need: list[float], room: list[float], times: list[float]
-    ) -> None:
-        scale = 1e9 / (sum(work) / len(work))  # its target is rounded down to whole flops of such a size
-        self.cuts = cuts
-        self.work = prefix([value * scale for value in work])
-        self.need = prefix(need)
-        self.room = room
-        self.slow = [value / min(times) for value in times]
-        self.devices = len(room)
-
-    def bytes_of(self, start: int, stop: int) -> float:
-        return self.need[stop] - self.need[start]
-
-    def load(self, device: int) -> float:
-        """Flops × slowdown of what a device holds."""
-        start, stop = self.cuts[device : device + 2]
-        return (self.work[stop] - self.work[start]) * self.slow[device]
-
-    def fits(self) -> bool:
-        return all(
-            self.bytes_of(*self.cuts[d : d + 2]) <= self.room[d] * (1 + 1e-12) for d in range(self.devices)
+    try:
+        cuts = twostage.two_stages(
+            costs(problem), layer_bytes(problem), free_bytes(problem), times, compare_next=compare_next
         )
-
-    def fit_memory(self) -> None:
-        """First stage. Raises NotApplicableError where its sweeps change nothing and it does not fit."""
-        while not self.fits():
-            before = list(self.cuts)
-            for d in range(self.devices - 1):
-                self._fit_one(d)
-                if self.fits():
-                    return
-            if self.cuts == before:
-                raise NotApplicableError("the two-stage heuristic's first stage found no split that fits")
-
-    def _fit_one(self, d: int) -> None:
-        """Gives layers to the next device while d is too full, else takes them while they fit."""
-        cuts = self.cuts
-        while (
-            self.bytes_of(cuts[d], cuts[d + 1]) > self.room[d]
-            and cuts[d + 1] - cuts[d] > 1
-            and not self.fits()
-        ):
-            cuts[d + 1] -= 1
-        while (
-            not self.fits()
-            and cuts[d + 2] - cuts[d + 1] > 1
-            and self.bytes_of(cuts[d], cuts[d + 1] + 1) < self.room[d]
-        ):
-            cuts[d + 1] += 1
-
-    def level(self, *, compare_next: bool) -> None:
-        """Second stage."""
-        for _ in range(ROUNDS):
-            before = list(self.cuts)
-            target = sum(map(self.load, range(self.devices))) // self.devices
-            for d in range(self.devices - 1):
-                self._level_one(d, target, compare_next)
-            if self.cuts == before:
-                break
-
-    def _level_one(self, d: int, target: float, compare_next: bool) -> None:
-        cuts = self.cuts
-        own = self.load(d)
-        if own < target and cuts[d + 2] - cuts[d + 1] > 1:
-            if self.bytes_of(cuts[d], cuts[d + 1] + 1) < self.room[d]:
-                cuts[d + 1] += 1
-            return
-        last = (self.work[cuts[d + 1]] - self.work[cuts[d + 1] - 1]) * self.slow[d]
-        following = self.load(d + 1) if compare_next else own
-        if (
-            following < target
-            and own > target + last
-            and cuts[d + 1] - cuts[d] > 1
-            and self.bytes_of(cuts[d + 1] - 1, cuts[d + 2]) < self.room[d + 1]
-        ):
-            cuts[d + 1] -= 1
+    except UndecidedError as exc:
+        raise NotApplicableError(str(exc)) from exc
+    assert all(a < b for a, b in itertools.pairwise(cuts))
+    return assignment(problem, cuts)

@@ -51,7 +51,7 @@ def local(count: int = 64) -> Iterator[dict[str, Any]]:
         env = {**os.environ, "SKYCTL_HOME": str(folder / "state")}
         command = [sys.executable, "-m", "skyctl", "probe", *SMALL, "--json"]
         begun = time.monotonic()
-        with _Lowest() as memory:
+        with Lowest() as memory:
             done = subprocess.run(
                 command, env=env, cwd=folder, stdout=subprocess.PIPE, text=True, check=False
             )
@@ -67,7 +67,7 @@ def local(count: int = 64) -> Iterator[dict[str, Any]]:
         }
 
 
-class _Lowest:
+class Lowest:
     """Looks at the machine's available memory every quarter of a second."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Lowest:
         while not self._over.wait(0.25):
             self.lowest = min(self.lowest, available_bytes())
 
-    def __enter__(self) -> _Lowest:
+    def __enter__(self) -> Lowest:
         self._watch.start()
         return self
 

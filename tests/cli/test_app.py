@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import skyctl
+from skyctl.cli.examples import EXAMPLES
 
 HEAVY = ("torch", "ortools", "paramiko", "numpy", "matplotlib", "yaml")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "skyctl", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
 
 
 def test_version() -> None:
@@ -64,25 +74,33 @@ def test_usage_errors_end_with_2(arguments: list[str]) -> None:
     assert run(*arguments).returncode == 2
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "init",
-        "check",
-        "setup",
-        "probe",
-        "plan",
-        "verify",
-        "launch",
-        "ps",
-        "logs",
-        "attach",
-        "stop",
-        "compare",
-        "demo",
-    ],
-)
-def test_every_command_has_help(command: str) -> None:
-    done = run(command, "--help")
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_command_has_help_with_its_examples(command: str) -> None:
+    done = run(*command.split(), "--help", COLUMNS="200")
     assert done.returncode == 0
     assert "--json" in done.stdout
+    shown = done.stdout.partition("Examples:")[2]
+    for example in EXAMPLES[command]:
+        assert f"$ {example}" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "guess"),
+    [
+        (["chekc"], "check"),
+        (["plan", "--startegy", "even"], "--strategy"),
+        (["plan", "--problem", "p.json", "--strategy", "optimum"], "'optimal'"),
+        (["check", "--limit", "twoer"], "'tower'"),
+        (["plan", "gtp:layers=2"], "'gpt'"),
+        (["lab", "dwon"], "down"),
+    ],
+)
+def test_a_mistake_gets_a_guess(
+    arguments: list[str], guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.yaml").write_text("nodes: [tower]\n")
+    Path("p.json").write_text("{}")
+    done = run(*arguments, COLUMNS="200")
+    assert done.returncode == 2
+    assert guess in done.stderr

@@ -77,21 +77,50 @@ def test_dry_run_and_bad_input_write_nothing() -> None:
     assert os.listdir() == []
 
 
-def test_choosing_on_a_terminal() -> None:
+def on_a_terminal(answers: bytes) -> int:
     import pty
 
-    aliases("Host a b c\n")
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "skyctl", "init"], stdin=child, stdout=child, stderr=child
     )
     os.close(child)
-    os.write(parent, b"1, c\n")
+    os.write(parent, answers)
     try:
         while os.read(parent, 4096):
             pass
     except OSError:  # how Linux says that the other end is closed
         pass
     os.close(parent)
-    assert process.wait(30) == 0
-    assert [n.name for n in read_cluster("cluster.yaml").nodes] == ["a", "c"]
+    return process.wait(30)
+
+
+def test_choosing_on_a_terminal() -> None:
+    aliases("Host a b c\n")
+    assert on_a_terminal(b"1, c ada@192.0.2.1\ny\n") == 0
+    nodes = read_cluster("cluster.yaml").nodes
+    assert [(n.name, n.transport) for n in nodes] == [
+        ("a", "ssh"),
+        ("c", "ssh"),
+        ("192.0.2.1", "ssh"),
+        ("local", "local"),
+    ]
+
+
+def test_naming_nothing_on_a_terminal() -> None:
+    assert on_a_terminal(b"\n\n") == 2
+    assert os.listdir() == []
+
+
+def test_another_tools_inventory() -> None:
+    Path("hostfile").write_text("worker-1 slots=2\nworker-2 slots=4\n")
+    done = init("--from", "hostfile", "--local", "1")
+    assert done.returncode == 0, done.stderr
+    assert "hostfile: a hostfile, 2 nodes" in done.stderr
+    assert "slots are not taken (worker-1 has 2)" in done.stderr
+    assert [n.name for n in read_cluster("cluster.yaml").nodes] == ["worker-1", "worker-2", "local"]
+    assert init("--from", "hostfile", "--slots", "cuda", "--force").returncode == 0
+    assert read_cluster("cluster.yaml").nodes[1].devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    done = init("--from", "hostfile", "--slots", "cudda")
+    assert done.returncode == 2
+    assert "did you mean 'cuda'" in done.stderr

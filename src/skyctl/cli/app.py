@@ -12,6 +12,7 @@ import typer
 from skyctl import __version__
 from skyctl.cli import (
     attach,
+    bug_report,
     check,
     checkpoint,
     compare,
@@ -28,6 +29,7 @@ from skyctl.cli import (
     stop,
     verify,
 )
+from skyctl.cli.examples import epilog
 
 app = typer.Typer(
     name="skyctl",
@@ -36,7 +38,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train one model over unequal machines: measure each, give each the share that lets all of them "
     "finish together, launch, and prove the gain.",
-    epilog="Begin with `skyctl demo`, or with `skyctl init` and `skyctl check`.",
+    epilog="Begin with `skyctl demo`, or with `skyctl init` and `skyctl check`. `skyctl COMMAND --help` has "
+    "examples; `skyctl --install-completion` has your shell complete commands, options, nodes and runs.",
 )
 
 COMMANDS = {
@@ -54,6 +57,7 @@ COMMANDS = {
     "compare": compare.compare,
     "join": join.join,
     "demo": demo.demo,
+    "bug-report": bug_report.bug_report,
 }
 """In the order of the way: what ``--help`` lists."""
 
@@ -74,7 +78,7 @@ def _root(
 
 
 for _name, _function in COMMANDS.items():
-    app.command(_name)(_function)
+    app.command(_name, epilog=epilog(_name))(_function)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(lab.app, name="lab")
 

@@ -23,8 +23,6 @@ def attach(out: Output, run: RunArgument = None, yes: common.YesOption = False) 
     over without a gap; where nothing of it is left, it goes on from its last checkpoint.
     Ctrl-C asks whether to stop the run, to detach from it or to go on; without a terminal and with -y it
     stops it. SIGTERM and a closed terminal detach.
-
-    Examples: `skyctl attach`, `skyctl attach ab12`
     """
     from skyctl.supervise.custody.runs import of, refuse_unfinished, seen
     from skyctl.supervise.custody.supervisors import claim

@@ -11,6 +11,8 @@ import typer
 
 from skyctl.cli import common
 from skyctl.cli.common import Output, command
+from skyctl.cli.examples import epilog
+from skyctl.cli.naming import complete
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: ls, export, rm.")
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its folder.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's id, or its folder.", autocompletion=complete)
+]
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Only the copies on this machine (launch --keep-here).")
 ]
 
 
-@app.command("ls")
+@app.command("ls", epilog=epilog("checkpoint ls"))
 @command
 def ls(
     out: Output,
@@ -36,10 +40,7 @@ def ls(
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
     timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
 ) -> int:
-    """The steps of which something is left, and on which nodes. Exit 1 where none is there in full.
-
-    Example: skyctl checkpoint ls 20261121-063012-ab12
-    """
+    """The steps of which something is left, and on which nodes. Exit 1 where none is there in full."""
     from skyctl.supervise.custody.checkpoints import holdings_of, known_run, table_of
 
     known = known_run(run)
@@ -69,7 +70,7 @@ def ls(
     return 0 if any(held.whole for held in found) else 1
 
 
-@app.command("export")
+@app.command("export", epilog=epilog("checkpoint export"))
 @command
 def export(
     out: Output,
@@ -86,10 +87,7 @@ def export(
     accept_new_host_keys: common.AcceptNewHostKeysOption = False,
     timeout: common.TimeoutOption = common.DEFAULT_TIMEOUT_S,
 ) -> None:
-    """The weights of a checkpoint as one safetensors file; of hf: workloads as a folder for from_pretrained.
-
-    Example: skyctl checkpoint export 20261121-063012-ab12 --step 60 -o weights.safetensors
-    """
+    """The weights of a checkpoint as one safetensors file; of hf: workloads as a from_pretrained folder."""
     from skyctl.supervise.custody.checkpoints import export as gathered
     from skyctl.supervise.custody.checkpoints import known_run
 
@@ -104,7 +102,7 @@ def export(
     out.json({"run_id": known.paths.run_id, "step": done, "path": str(written)})
 
 
-@app.command("rm")
+@app.command("rm", epilog=epilog("checkpoint rm"))
 @command
 def rm(
     out: Output,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from skyctl.cli.naming import complete_nodes
 from skyctl.cli.output import Output, ReaderGoneError
 from skyctl.errors import InputError, NodeError, SkyctlError
 
@@ -64,7 +65,12 @@ ClusterOption = Annotated[
 ]
 LimitOption = Annotated[
     str | None,
-    typer.Option("--limit", metavar="PATTERN", help="Only these nodes: names, globs, groups, !left-out."),
+    typer.Option(
+        "--limit",
+        metavar="PATTERN",
+        help="Only these nodes: names, globs, groups, !left-out.",
+        autocompletion=complete_nodes,
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]

@@ -25,6 +25,7 @@ MICROBATCHES = 16
 @command
 def demo(
     out: Output,
+    context: typer.Context,
     steps: training.StepsOption = 10,
     output: Annotated[
         Path | None,
@@ -37,13 +38,15 @@ def demo(
     They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
     box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.
     """
+    from skyctl.cli.again import again
+    from skyctl.cli.live import run_all
     from skyctl.cli.show_comparison import show_comparison
     from skyctl.cli.show_plan import show_plan
     from skyctl.cli.show_profile import show_profile
-    from skyctl.cli.watching import watcher
     from skyctl.control.comparing import Comparing
     from skyctl.control.connect import connected, need_all
     from skyctl.control.planning import PlanOptions
+    from skyctl.control.reporting import gather
     from skyctl.control.running import RunOptions
 
     cluster = demo_cluster()
@@ -55,7 +58,7 @@ def demo(
         request,
         loaded,
         PlanOptions(microbatches=MICROBATCHES),
-        run=RunOptions(steps=steps, weights=False),
+        run=RunOptions(steps=steps, weights=False, trace=True),
     )
     out.line(
         "Three machines, emulated here: " + ", ".join(f"{n} (slowed {s:g}×)" for n, s in SLOWDOWNS.items())
@@ -76,15 +79,14 @@ def demo(
         if best is not None:
             show_plan(out, best)
         out.line(f"\n3. compare: {steps} real steps under each plan")
-        measured = job.measured(
-            planned,
-            links,
-            lambda name: watcher(out, progress, title=name, show_logs=False, yes=yes),
-        )
-    folder = show_comparison(out, measured, output, cluster=cluster.name, workload=WORKLOAD)
-    out.line(f"\nPlans, measurements and plots: {folder}")
+        measured = run_all(out, progress, job, planned, links, yes=yes)
+        progress("writing the report")
+        way = again(context, request, profile, measured, steps=steps, cluster_file=None)
+        report = gather(measured, profile, cluster=cluster, workload=WORKLOAD, again=way)
+    folder = show_comparison(out, report, output, workload=WORKLOAD)
     program = "skyctl" if shutil.which("skyctl") else shlex.quote(sys.argv[0])
     out.line(f"Next, on your own machines: {program} init HOST…, then check, probe and compare --measure")
+    out.line(f"All of it as one page: open {folder / 'report.html'}", style="bold")
 
 
 def demo_cluster() -> Cluster:

@@ -8,6 +8,7 @@ import typer
 
 from skyctl.cli.checkpoint import RunArgument
 from skyctl.cli.common import Output, command
+from skyctl.cli.naming import complete_node, did_you_mean
 from skyctl.errors import InputError
 
 
@@ -15,12 +16,17 @@ from skyctl.errors import InputError
 def join(
     out: Output,
     run: RunArgument,
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE…", help="Nodes of the run's cluster file.")],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NODE…", help="Nodes of the run's cluster file.", autocompletion=complete_node
+        ),
+    ],
 ) -> None:
     """Has a run use more nodes: those that came later, or that were lost and are back.
 
     Its supervisor connects to them, measures what is not known of them, and goes on with them from a
-    checkpoint where that is worth a restart. Example: skyctl join 20261121-063012-ab12 laptop
+    checkpoint where that is worth a restart.
     """
     from pathlib import Path
 
@@ -40,8 +46,9 @@ def join(
         there = [node.name for node in read_cluster(file).nodes]
         for name in nodes:
             if name not in there:
+                near = did_you_mean(name, there)
                 raise InputError(
-                    f"{file} has no node {name!r}; it has {', '.join(there)}", hint="add it there first"
+                    f"{file} has no node {name!r}; it has {', '.join(there)}{near}", hint="add it there first"
                 )
     ask(known.paths, {"op": "join", "nodes": nodes})
     out.line(

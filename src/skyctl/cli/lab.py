@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skyctl.cli.common import command
+from skyctl.cli.examples import epilog
+from skyctl.cli.naming import complete_lab
 from skyctl.cli.output import Output
 from skyctl.errors import InputError
 
@@ -23,7 +25,10 @@ app = typer.Typer(
 
 FileArgument = Annotated[Path, typer.Argument(metavar="LAB.yaml", help="What to emulate.")]
 LabsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[LAB.yaml|NAME]...", help="Which labs; default: every one.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[LAB.yaml|NAME]...", help="Which labs; default: every one.", autocompletion=complete_lab
+    ),
 ]
 
 
@@ -107,7 +112,10 @@ def down(
     out: Output,
     *,
     labs: Annotated[
-        list[str] | None, typer.Argument(metavar="[LAB.yaml|NAME]...", help="Which labs to take down.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[LAB.yaml|NAME]...", help="Which labs to take down.", autocompletion=complete_lab
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every lab that is up.")] = False,
 ) -> None:
@@ -171,4 +179,4 @@ def _table(out: Output, now: dict[str, Any]) -> None:
 
 
 for function in (up, status, down):
-    app.command(function.__name__)(function)
+    app.command(function.__name__, epilog=epilog(f"lab {function.__name__}"))(function)

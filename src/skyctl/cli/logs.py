@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyctl.cli.common import Output, command
-from skyctl.cli.naming import RunArgument
+from skyctl.cli.naming import RunArgument, complete_node
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ def logs(
     ] = False,
     rank: Annotated[
         str | None,
-        typer.Option("--rank", metavar="N|NODE", help="Only this rank, or the ranks on this node."),
+        typer.Option(
+            "--rank",
+            metavar="N|NODE",
+            help="Only this rank, or the ranks on this node.",
+            autocompletion=complete_node,
+        ),
     ] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=1, metavar="N", help="This attempt; default: the newest.")
@@ -43,11 +48,7 @@ def logs(
         bool, typer.Option("--supervisor", help="What its supervisor said instead.")
     ] = False,
 ) -> None:
-    """Show what the ranks of a run print.
-
-    Examples: `skyctl logs -f`, `skyctl logs ab12 --rank 0 -n 20`, `skyctl logs --rank tower`,
-    `skyctl logs --supervisor`
-    """
+    """Show what the ranks of a run print."""
     from skyctl.supervise.custody.following import Logs, Tail
     from skyctl.supervise.custody.runs import seen
 
@@ -76,6 +77,8 @@ def logs(
     shown = list(source.lines())
     for line in shown:
         out.line(_words(line, prefixed=source.prefixed))
+    if not shown and not follow:
+        out.note("nothing was printed there (what the supervisor said: --supervisor)")
     if follow:
 
         def more() -> None:

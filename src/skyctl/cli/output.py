@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from skyctl.cli.rows import Rows
@@ -229,7 +229,10 @@ class Output:
 
 
 class Ticker:
-    """A command's progress. Call it with a text, and with how much of how much is done where known."""
+    """A command's progress. Call it with a text, and with how much of how much is done where known.
+
+    ``above``: what is drawn over the live line on a terminal, asked for each time that it is drawn.
+    """
 
     def __init__(self, title: str, *, show: bool, stream: TextIO) -> None:
         self.title = title
@@ -240,8 +243,14 @@ class Ticker:
         self._last = ("", float("-inf"))
         self._stopped = False
         self._rows = Rows()
+        self.above: Callable[[], RenderableType] | None = None
         if show and stream.isatty():
             self._start()
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is a live display, not lines."""
+        return self.show and self.stream.isatty()
 
     def __call__(self, text: str, done: float | None = None, total: float | None = None) -> None:
         """Says what is going on now. Thread-safe."""
@@ -302,7 +311,15 @@ class Ticker:
         from rich.progress import TimeElapsedColumn as Elapsed
         from rich.table import Column
 
-        self._rich = Progress(
+        ticker = self
+
+        class Live(Progress):
+            def get_renderables(self) -> Iterator[RenderableType]:
+                if ticker.above is not None:
+                    yield ticker.above()
+                yield from super().get_renderables()
+
+        self._rich = Live(
             SpinnerColumn(),
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             Elapsed(),

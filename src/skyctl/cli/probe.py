@@ -36,7 +36,7 @@ def probe(
     cluster: common.ClusterOption = None,
     limit: common.LimitOption = None,
     batch_size: training.BatchSizeOption = training.DEFAULT_BATCH_SIZE,
-    microbatches: training.MicrobatchesOption = None,
+    microbatches: training.SeveralMicrobatchesOption = None,
     dtype: training.DtypeOption = "float32",
     seed: training.SeedOption = 0,
     data: training.DataOption = None,
@@ -62,6 +62,7 @@ def probe(
     The profile is kept as the cluster's newest; -o adds a copy. Exit 4 where a node could not be measured:
     the others are in the profile all the same.
     """
+    from skyctl.cli.ranges import numbers
     from skyctl.cli.show_profile import show_profile
     from skyctl.cli.show_sites import check_plot, say_links
     from skyctl.control.connect import connected
@@ -76,15 +77,17 @@ def probe(
     target = common.load_target(cluster, limit)
     request = loaded = None
     if workload is not None:
+        several = numbers("--microbatches", microbatches) if microbatches is not None else ()
         request, loaded = training.make_request(
             workload,
             batch_size=batch_size,
-            microbatches=microbatches,
+            microbatches=several[0] if len(several) == 1 else None,
             seed=seed,
             dtype=dtype,
             data=data,
             random_inputs=random_inputs,
             encrypt=encrypt,
+            sweep=several if len(several) > 1 else (),
         )
         training.say_notes(out, loaded)
     if dry_run and quick:

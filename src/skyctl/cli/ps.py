@@ -28,8 +28,6 @@ def ps(
 
     A run whose supervisor is gone is looked for on its nodes: its ranks may well go on without one. Go on
     with such a run by `skyctl attach RUN`, or end it by `skyctl stop RUN`.
-
-    Examples: `skyctl ps`, `skyctl ps -a --json`, `skyctl ps --offline`
     """
     from skyctl.supervise.custody.runs import age_s, ago, listed, looked
 

@@ -1,39 +1,70 @@
-"""A comparison as a person sees it: the table, and the plots beside the plans in one folder."""
+"""A comparison as a person sees it: the table, and in one folder plans, plots and the report."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skyctl.cli.output import Output
-from skyctl.compare.rows import Outcome, Row, document, rows
+from skyctl.compare.rows import Outcome, Row, rows
 from skyctl.errors import SkyctlError
 from skyctl.files import comparison_folder, make_private, write_atomic
 
+if TYPE_CHECKING:
+    from skyctl.compare.report.facts import Report
+    from skyctl.compare.sweeps import Sweep
 
-def show_comparison(
-    out: Output, outcomes: list[Outcome], folder: Path | None, *, cluster: str, workload: str
-) -> Path:
-    """Prints the table; writes plans, plots and ``comparison.json`` to ``folder``, which is returned.
 
-    ``folder`` None: one of its own in the state folder.
+def show_comparison(out: Output, report: Report, folder: Path | None, *, workload: str) -> Path:
+    """Prints the tables; writes plans, plots, ``report.html`` and ``comparison.json`` to ``folder``.
+
+    Args:
+        report: what there is to show.
+        folder: None: one of its own in the state folder.
+        workload: as typed.
+
+    Returns:
+        The folder.
     """
-    import json
-
+    from skyctl.compare.document import document
+    from skyctl.compare.report.page import page
     from skyctl.compare.tables import plain, table
+    from skyctl.compare.verdict import verdict
 
-    place = make_private(folder if folder is not None else comparison_folder())
+    outcomes = list(report.outcomes)
+    place = make_private(folder if folder is not None else comparison_folder()).resolve()
     compared = rows(outcomes)
-    files = _write_plans(outcomes, place) | _plot(out, outcomes, place)
-    made = document(compared, cluster=cluster, workload=workload, files=files)
+    files = _write_plans(outcomes, place) | _plot(out, report, place)
+    files["report"] = str(write_atomic(place / "report.html", page(report), mode=None))
+    said = verdict(compared)
+    made = document(
+        compared, cluster=report.cluster, workload=workload, files=files, sweeps=report.sweeps, verdict=said
+    )
     write_atomic(place / "comparison.json", json.dumps(made, indent=2, ensure_ascii=False) + "\n", mode=None)
     out.show(table(compared), plain(compared))
     for text in [*_choice(outcomes), *_shared_runs(compared)]:
         out.line(text)
+    for sweep in report.sweeps:
+        _show_sweep(out, sweep)
+    out.line(said, style="bold")
     for name, path in files.items():
-        if path.endswith((".png", "trace.json")):
+        if path.endswith("trace.json"):
             out.note(f"{name}: {path}")
+    out.line(f"report: {files['report']} (plots, plans and comparison.json beside it)")
     out.json(made)
     return place
+
+
+def _show_sweep(out: Output, sweep: Sweep) -> None:
+    from skyctl.compare.sweeps import sentences, table_of
+
+    heads, lines = table_of(sweep)
+    out.line()
+    out.table(heads, lines)
+    for text in sentences(sweep):
+        out.line(text, wrap=True)
 
 
 def _choice(outcomes: list[Outcome]) -> list[str]:
@@ -72,19 +103,47 @@ def _write_plans(outcomes: list[Outcome], place: Path) -> dict[str, str]:
     return files
 
 
-def _plot(out: Output, outcomes: list[Outcome], place: Path) -> dict[str, str]:
+def _plot(out: Output, report: Report, place: Path) -> dict[str, str]:
     """The pictures; without matplotlib a note, as the figures are in the table all the same."""
-    from skyctl.compare.plots import plot_comparison, plot_losses
-
     files = {}
     try:
-        picture = place / "comparison.png"
-        plot_comparison(rows(outcomes), picture)
-        files["plot"] = str(picture)
-        if any(outcome.measurement is not None for outcome in outcomes):
-            losses = place / "losses.png"
-            plot_losses(outcomes, losses)
-            files["losses"] = str(losses)
+        for name, file, draw in _pictures(report):
+            draw(place / file)
+            files[name] = str(place / file)
     except SkyctlError as exc:
         out.note(str(exc))
     return files
+
+
+def _pictures(report: Report) -> Sequence[tuple[str, str, Callable[[Path], object]]]:
+    """(what it is, its file, what draws it) each."""
+    from skyctl.compare import charts
+    from skyctl.compare.gantt import plot_steps
+    from skyctl.compare.plots import plot_comparison, plot_losses
+    from skyctl.control.reporting import plot_links
+
+    compared, outcomes = list(report.rows), list(report.outcomes)
+    found: list[tuple[str, str, Callable[[Path], object]]] = [
+        ("plot", "comparison.png", lambda path: plot_comparison(compared, path))
+    ]
+    if report.machines:
+        found.append(("cluster", "cluster.png", lambda path: charts.plot_machines(report.machines, path)))
+    links = report.links
+    if links is not None and len(links.names) > 1:
+        found.append(("links", "links.png", lambda path: plot_links(links, path)))
+    if any(steps.simulated is not None for steps in report.steps.values()):
+        found.append(("steps", "steps.png", lambda path: plot_steps(report.panels(), path)))
+    if any(row.bound_s is not None for row in compared):
+        found.append(("bound", "bound.png", lambda path: charts.plot_bound(compared, path)))
+    if any(outcome.measurement is not None for outcome in outcomes):
+        found.append(("prediction", "prediction.png", lambda path: charts.plot_prediction(compared, path)))
+        found.append(("losses", "losses.png", lambda path: plot_losses(outcomes, path)))
+    for sweep in report.sweeps:
+        found.append((f"{sweep.kind} sweep", f"sweep-{sweep.kind}.png", _drawing(sweep)))
+    return found
+
+
+def _drawing(sweep: Sweep) -> Callable[[Path], object]:
+    from skyctl.compare import charts
+
+    return lambda path: charts.plot_sweep(sweep, path)

@@ -29,8 +29,6 @@ def stop(
 
     A run that has no supervisor any more is ended from here. A run that has ended is left as it is.
     Go on with a stopped run by `skyctl launch --resume RUN`.
-
-    Examples: `skyctl stop`, `skyctl stop ab12 --now`, `skyctl stop --all`
     """
     from skyctl.cli.watching import watcher
     from skyctl.supervise.custody import stopping

@@ -12,6 +12,7 @@ import typer
 
 from skyctl.cli import common
 from skyctl.cli.common import Output
+from skyctl.cli.naming import complete
 
 if TYPE_CHECKING:
     from skyctl.cli.output import Ticker
@@ -37,6 +38,7 @@ ResumeOption = Annotated[
     typer.Option(
         "--resume",
         metavar="RUN",
+        autocompletion=complete,
         help="Go on with a run that was stopped or has failed, from its newest checkpoint, on the nodes that "
         "answer.",
     ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from skyctl.cli.naming import choices, complete, complete_nodes, did_you_mean
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ VALIDATE_BATCHES = 4  # as in workload.recipe
 UNSTEADY = 1.0
 """A layer's (p90 − p10) / median from which on the user is warned."""
 
+SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
+OBJECTIVES = ("iteration", "bottleneck")
+STRATEGIES = ("even", "heuristic", "optimal")
+TRAINERS = ("torchtitan", "megatron")
+DTYPES = ("float32", "bfloat16")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+
 GivenBatchSizeOption = Annotated[
     int | None,
     typer.Option(
@@ -39,10 +47,21 @@ GivenSeedOption = Annotated[
 ]
 GivenDtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", metavar="NAME", help="Default float32, or the plan's or run's."),
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        autocompletion=choices(*DTYPES),
+        help="Default float32, or the plan's or run's.",
+    ),
 ]
 GivenStrategyOption = Annotated[
-    str | None, typer.Option("--strategy", metavar="NAME", help="For a bare workload; default optimal.")
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="NAME",
+        autocompletion=choices(*STRATEGIES),
+        help="For a bare workload; default optimal.",
+    ),
 ]
 EncryptOption = Annotated[
     bool,
@@ -58,9 +77,23 @@ MicrobatchesOption = Annotated[
         help="Parts a batch is cut into; left out, the planner chooses among measured numbers.",
     ),
 ]
+SeveralMicrobatchesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatches",
+        metavar="N[,N…]",
+        help="Parts a batch is cut into, one number or several; left out, up to three powers of two.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Of initial weights and data.")]
 DtypeOption = Annotated[
-    str, typer.Option("--dtype", metavar="NAME", help="float32, or bfloat16 (mixed precision).")
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        autocompletion=choices(*DTYPES),
+        help="float32, or bfloat16 (mixed precision).",
+    ),
 ]
 LearningRateOption = Annotated[
     float | None, typer.Option("--learning-rate", metavar="RATE", help="Default: the workload's own.")
@@ -79,7 +112,10 @@ ClipNormOption = Annotated[
 LrScheduleOption = Annotated[
     str,
     typer.Option(
-        "--lr-schedule", metavar="NAME", help="How the learning rate falls: constant, linear or cosine."
+        "--lr-schedule",
+        metavar="NAME",
+        autocompletion=choices(*LR_SCHEDULES),
+        help="How the learning rate falls: constant, linear or cosine.",
     ),
 ]
 WarmupStepsOption = Annotated[
@@ -107,6 +143,7 @@ FromRunOption = Annotated[
     typer.Option(
         "--from-run",
         metavar="RUN",
+        autocompletion=complete,
         help="Plan again what that run (its id, or its folder) trained, from what was seen there.",
     ),
 ]
@@ -122,7 +159,13 @@ IgnoreChangesOption = Annotated[
     ),
 ]
 StrategyOption = Annotated[
-    str, typer.Option("--strategy", metavar="NAME", help="even, heuristic, or optimal (proved or bounded).")
+    str,
+    typer.Option(
+        "--strategy",
+        metavar="NAME",
+        autocompletion=choices(*STRATEGIES),
+        help="even, heuristic, or optimal (proved or bounded).",
+    ),
 ]
 ProfileOption = Annotated[
     str | None,
@@ -130,17 +173,28 @@ ProfileOption = Annotated[
 ]
 PinFirstOption = Annotated[
     str | None,
-    typer.Option("--pin-first", metavar="NODES", help="Only these may hold the first stage (the inputs)."),
+    typer.Option(
+        "--pin-first",
+        metavar="NODES",
+        autocompletion=complete_nodes,
+        help="Only these may hold the first stage (the inputs).",
+    ),
 ]
 PinLastOption = Annotated[
     str | None,
-    typer.Option("--pin-last", metavar="NODES", help="Only these may hold the last stage (the targets)."),
+    typer.Option(
+        "--pin-last",
+        metavar="NODES",
+        autocompletion=complete_nodes,
+        help="Only these may hold the last stage (the targets).",
+    ),
 ]
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
         "--schedule",
         metavar="NAME",
+        autocompletion=choices(*SCHEDULES),
         help="auto, 1f1b, eager-1f1b, zero-bubble, gpipe or sequential (default: auto; with --problem what "
         "the file says).",
     ),
@@ -150,6 +204,7 @@ ObjectiveOption = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME",
+        autocompletion=choices(*OBJECTIVES),
         help="iteration (default: a step's time) or bottleneck (busiest stage).",
     ),
 ]
@@ -162,6 +217,7 @@ ExportOption = Annotated[
     typer.Option(
         "--export",
         metavar="TRAINER",
+        autocompletion=choices(*TRAINERS),
         help="Print the stages as torchtitan or megatron (Megatron-core) takes them, in place of the plan.",
     ),
 ]
@@ -179,11 +235,6 @@ LinkDtypeOption = Annotated[
     ),
 ]
 
-SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
-OBJECTIVES = ("iteration", "bottleneck")
-STRATEGIES = ("even", "heuristic", "optimal")
-TRAINERS = ("torchtitan", "megatron")
-
 
 def make_request(
     source: str,
@@ -197,6 +248,7 @@ def make_request(
     random_inputs: bool = False,
     recipe: Recipe | None = None,
     encrypt: bool = False,
+    sweep: Sequence[int] = (),
 ) -> tuple[Request, Workload]:
     """The request, and its workload loaded and looked through (on the meta device: nothing is computed).
 
@@ -221,7 +273,7 @@ def make_request(
     workload = load(spec)
     if spec.validated:
         workload.check_validation()
-    return Request(workload.spec, microbatches, recipe or Recipe(), encrypt), workload
+    return Request(workload.spec, microbatches, recipe or Recipe(), encrypt, tuple(sweep)), workload
 
 
 def say_notes(out: Output, workload: Workload) -> None:
@@ -237,7 +289,7 @@ def one_of(flag: str, value: str, allowed: Sequence[str]) -> str:
         InputError: naming what is.
     """
     if value not in allowed:
-        raise InputError(f"{flag} {value!r} is not one of {', '.join(allowed)}")
+        raise InputError(f"{flag} {value!r} is not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
     return value
 
 

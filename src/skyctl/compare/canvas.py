@@ -21,6 +21,8 @@ DOTS_PER_INCH = 200
 PREDICTED = "#56B4E9"
 MEASURED = "#D55E00"
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+STRATEGIES = {"even": "#7B8088", "heuristic": "#B8588F", "optimal": "#00876C"}
+"""Lines of one strategy each have these, in pictures and in the report."""
 INK = "#222222"
 MUTED = "#6B6B6B"
 FAINT = "#E3E3E3"
@@ -84,6 +86,11 @@ def save(drawn: Any, path: str | Path) -> Path:
     held = io.BytesIO()
     drawn.savefig(held, format="png", dpi=DOTS_PER_INCH, metadata={"Software": "skyctl"})
     return write_atomic(path, held.getvalue(), mode=None)
+
+
+def strategy_colour(strategy: str, number: int) -> str:
+    """What a strategy's line is drawn in; ``number``: which one it is, where it has none of its own."""
+    return STRATEGIES.get(strategy, SERIES[number % len(SERIES)])
 
 
 def bare(axes: Any, *, keep: Sequence[str] = ()) -> None:

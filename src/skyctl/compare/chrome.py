@@ -6,7 +6,7 @@ one. A thread a stage; an arrow (flow event) a message. Times are microseconds o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from skyctl.compare.timeline import IDLE, TRANSFER, WORDS, Bar, Step, Timeline
@@ -48,9 +48,48 @@ def document(measured: Timeline, simulated: Timeline, *, run_id: str) -> dict[st
             "clock": "of the first stage",
             "clock_error_s": dict(zip(measured.devices, measured.errors_s, strict=True)),
             "steps": [step.number for step in measured.steps],
+            "step_bounds_s": [[step.start_s, step.end_s] for step in measured.steps],
             "simulated_beside_step": typical.number,
         },
     }
+
+
+def read(written: Mapping[str, Any]) -> Timeline:
+    """What was measured, out of such a file: ``document`` the other way round, to a nanosecond.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not such a file, or an older skyctl's.
+    """
+    kinds = {words: kind for kind, words in WORDS.items()}
+    devices: dict[int, str] = {}
+    bars: dict[int, list[Bar]] = {}
+    for event in written["traceEvents"]:
+        if event["pid"] != MEASURED_PID:
+            continue
+        if event["name"] == "thread_name":
+            devices[int(event["tid"]) - 1] = str(event["args"]["name"]).partition(" ")[2]
+        if event["ph"] == "X":
+            words, _, number = str(event["name"]).rpartition(" ")
+            kind = kinds.get(words if number.isdigit() else str(event["name"]))
+            if kind is None:
+                raise ValueError(f"a slice called {event['name']!r}")
+            start_s = float(event["ts"]) / 1e6
+            bar = Bar(
+                int(event["tid"]) - 1,
+                kind,
+                int(event["args"].get("microbatch", 0)),
+                start_s,
+                start_s + float(event["dur"]) / 1e6,
+            )
+            bars.setdefault(int(event["args"]["step"]), []).append(bar)
+    other = written["otherData"]
+    errors = {str(name): float(error) for name, error in other["clock_error_s"].items()}
+    rows = tuple(devices[row] for row in sorted(devices))
+    steps = tuple(
+        Step(int(number), float(start_s), float(end_s), tuple(bars.get(int(number), ())))
+        for number, (start_s, end_s) in zip(other["steps"], other["step_bounds_s"], strict=True)
+    )
+    return Timeline(rows, steps, tuple(errors.get(device, 0.0) for device in rows))
 
 
 def _names(pid: int, name: str, devices: Sequence[str]) -> Iterator[dict[str, Any]]:

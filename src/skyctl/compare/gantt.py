@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from skyctl.compare import canvas
 from skyctl.compare.canvas import INK, MUTED
@@ -49,22 +49,69 @@ def plot_trace(measured: Timeline, simulated: Timeline, path: str | Path) -> Pat
         (f"measured (step {typical.number + 1})", seconds(typical.seconds), off, measured.within(typical)),
         ("simulated", seconds(step.seconds), "", list(step.bars)),
     ]
-    names = canvas.device_names(measured.devices)
-    rows = len(measured.devices)
-    row_in = min(_ROW_IN[1], max(_ROW_IN[0], _ROWS_IN / rows))
-    left_in = 0.2 + 0.078 * max(len(name) for name in names.values())
+    ends = [typical.seconds, step.seconds]
+    drawn = [
+        _Panel(
+            title,
+            f"{took} a step{f', {note} against the simulated' if note else ''}",
+            bars,
+            end_s,
+            measured.devices,
+        )
+        for (title, took, note, bars), end_s in zip(panels, ends, strict=True)
+    ]
+    return _draw(drawn, longest_s, path)
+
+
+def plot_steps(lines: Sequence[tuple[str, Timeline]], path: str | Path) -> Path:
+    """Draws the simulated step of each strategy, (its name, its timeline), to one scale.
+
+    Returns:
+        The path written.
+
+    Raises:
+        SkyctlError: matplotlib is missing, or the file can't be written.
+    """
+    panels = []
+    for name, line in lines:
+        step = line.steps[0]
+        panels.append(
+            _Panel(name, f"{seconds(step.seconds)} a step, simulated", step.bars, step.seconds, line.devices)
+        )
+    return _draw(panels, max([panel.end_s for panel in panels] + [1e-9]), path)
+
+
+class _Panel(NamedTuple):
+    """One step: what stands over it at the left and the right, its bars, its end, its rows."""
+
+    title: str
+    figures: str
+    bars: Sequence[Bar]
+    end_s: float
+    devices: Sequence[str]
+
+
+def _draw(panels: Sequence[_Panel], longest_s: float, path: str | Path) -> Path:
+    """All panels below each other."""
+    names = canvas.device_names(list(dict.fromkeys(d for panel in panels for d in panel.devices)))
+    rows = sum(len(panel.devices) for panel in panels)
+    row_in = min(_ROW_IN[1], max(_ROW_IN[0], len(panels) * _ROWS_IN / max(1, rows)))
+    left_in = 0.2 + 0.078 * max((len(name) for name in names.values()), default=1)
     width_in = canvas.WIDTH_IN - left_in - 0.2
     with canvas.style():
-        figure = canvas.figure(_TOP_IN + 2 * (_HEAD_IN + rows * row_in) + _BOTTOM_IN)
-        for i, (title, took, note, bars) in enumerate(panels):
-            top_in = _TOP_IN + i * (_HEAD_IN + rows * row_in) + _HEAD_IN
-            axes = canvas.place(figure, left_in, top_in, width_in, rows * row_in)
-            _frame(axes, [names[device] for device in measured.devices], longest_s, row_in, last=bool(i))
-            _head(axes, title, f"{took} a step{f', {note} against the simulated' if note else ''}", row_in)
-            _bars(axes, bars, longest_s, width_in, row_in)
-            end_s = (typical, step)[i].seconds
-            axes.plot([end_s] * 2, [-0.5, rows - 0.5], color=INK, linewidth=1.2, clip_on=False)
-        drawn = {bar.kind for *_, bars in panels for bar in bars if bar.seconds > longest_s * _SHORTEST}
+        figure = canvas.figure(_TOP_IN + len(panels) * _HEAD_IN + rows * row_in + _BOTTOM_IN)
+        top_in = _TOP_IN
+        for i, panel in enumerate(panels):
+            high_in = len(panel.devices) * row_in
+            axes = canvas.place(figure, left_in, top_in + _HEAD_IN, width_in, high_in)
+            top_in += _HEAD_IN + high_in
+            labels = [names[device] for device in panel.devices]
+            _frame(axes, labels, longest_s, row_in, last=i == len(panels) - 1)
+            _head(axes, panel.title, panel.figures, row_in)
+            _bars(axes, panel.bars, longest_s, width_in, row_in)
+            ends = [-0.5, len(panel.devices) - 0.5]
+            axes.plot([panel.end_s] * 2, ends, color=INK, linewidth=1.2, clip_on=False)
+        drawn = {bar.kind for panel in panels for bar in panel.bars if bar.seconds > longest_s * _SHORTEST}
         _key(figure, left_in, drawn)
         return canvas.save(figure, path)
 

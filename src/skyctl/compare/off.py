@@ -21,6 +21,8 @@ LEAST = 0.003
 """Of a step: what can change it by less is left out."""
 SAID = 0.01
 """Of a step: what changes it by less gets no sentence."""
+NOTHING_S = 1e-6
+"""Of what was predicted to take less no ratio says anything."""
 ROUNDING = 1e-9
 """Of a stage's computing: what sums may be off by."""
 
@@ -256,11 +258,14 @@ def _beside_s(figures: ReplicaMeasurement | ReplicaPredicted) -> float:
 
 
 def _ratio(measured_s: float | None, planned_s: float | None) -> str:
-    return times(measured_s / planned_s) if measured_s is not None and planned_s else UNKNOWN
+    if measured_s is None or planned_s is None or planned_s <= NOTHING_S:
+        return UNKNOWN
+    return times(measured_s / planned_s)
 
 
 def _against(measured_s: float | None, planned_s: float | None) -> str:
     """``0.62 s 1.08×``; the ratio only where something was predicted."""
     if measured_s is None:
         return UNKNOWN
-    return f"{seconds(measured_s)} {_ratio(measured_s, planned_s)}" if planned_s else seconds(measured_s)
+    ratio = _ratio(measured_s, planned_s)
+    return seconds(measured_s) if ratio == UNKNOWN else f"{seconds(measured_s)} {ratio}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.compare import canvas
-from skyctl.compare.canvas import FAINT, INK, MEASURED, MUTED, PREDICTED, SERIES
+from skyctl.compare.canvas import FAINT, INK, MEASURED, MUTED, PREDICTED
 from skyctl.compare.rows import Outcome, Row, Share
 from skyctl.compare.words import seconds, times
 
@@ -76,7 +76,7 @@ def plot_losses(outcomes: Sequence[Outcome], path: str | Path) -> Path:
             ends = list(accumulate(step.iteration_s for step in run.steps))
             # The first drawn is the widest, so that curves that lie on each other all show.
             look = {
-                "color": SERIES[i % len(SERIES)],
+                "color": canvas.strategy_colour(strategy, i),
                 "linewidth": 1.6 + 2.2 * (len(runs) - 1 - i),
                 "solid_capstyle": "round",
                 "marker": "o" if len(losses) == 1 else "",

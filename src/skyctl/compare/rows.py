@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seconds, Seq
+from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq
 from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
@@ -74,34 +72,11 @@ class Row(Record):
     error: str | None = None
 
 
-class Comparison(FileRecord):
-    """``skyctl compare --json``. ``files``: what was written beside it (plots, report), by what it is."""
-
-    kind: Literal["skyctl/comparison"] = "skyctl/comparison"
-    version: Literal[1] = 1
-    cluster: str | None = None
-    workload: str | None = None
-    rows: Seq[Row]
-    files: dict[str, str] = Field(default_factory=dict)
-
-
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """One row an outcome, in the order given."""
     bounds = _bounds(outcomes)
     base = next((_step_s(o) for o in outcomes if o.strategy == BASELINE), (None, None))
     return [_row(outcome, bounds, base) for outcome in outcomes]
-
-
-def document(
-    compared: Sequence[Row],
-    *,
-    cluster: str | None = None,
-    workload: str | None = None,
-    files: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    record = Comparison(cluster=cluster, workload=workload, rows=tuple(compared), files=files or {})
-    return record.model_dump(mode="json")
 
 
 def _step_s(outcome: Outcome) -> tuple[float | None, float | None]:
@@ -146,7 +121,7 @@ def _row(
         status=plan.certificate.status,
         layers=" · ".join(f"{share.label} {share.start}–{share.stop}" for share in shares),
         shares=tuple(shares),
-        unused=tuple(_labels(plan.problem)[device.device] for device in plan.unused),
+        unused=tuple(labels_of(plan.problem)[device.device] for device in plan.unused),
         microbatches=plan.problem.microbatches,
         objective=plan.problem.objective,
         predicted_s=predicted_s,
@@ -168,7 +143,7 @@ def _ratio(over: float | None, under: float | None, minus: float = 0) -> float |
 
 def _shares(plan: Plan, measurement: Measurement | None) -> list[Share]:
     """In pipeline order; replicas of a stage one after the other."""
-    labels = _labels(plan.problem)
+    labels = labels_of(plan.problem)
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     measured = {replica.device: replica for replica in measurement.replicas} if measurement else {}
     shares = []
@@ -191,8 +166,8 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[Share]:
     return shares
 
 
-def _labels(problem: Problem) -> dict[str, str]:
-    """The node's name where it has one device only, else the device's whole id."""
+def labels_of(problem: Problem) -> dict[str, str]:
+    """By device, what to call it: the node's name where it has one device only, else the whole id."""
     nodes = [split_device_id(device.id)[0] for device in problem.devices]
     return {
         device.id: node if node and nodes.count(node) == 1 else device.id

@@ -8,11 +8,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyctl.compare.rows import Row
+from skyctl.compare.verdict import best_of
 from skyctl.compare.words import UNKNOWN, gap, number, percent, seconds, times
 
 
 def table(compared: Sequence[Row]) -> Table:
-    """For a terminal. What was not measured has no column; the fastest step is bold.
+    """For a terminal. What was not measured has no column; the best row is bold.
 
     The layers' column is the one that wraps: 80 columns hold all of it.
     """
@@ -23,7 +24,7 @@ def table(compared: Sequence[Row]) -> Table:
     out.add_column("layers per device", overflow="fold", ratio=1, min_width=14)
     for heading in _headings(measured):
         out.add_column(heading, justify="right", no_wrap=True)
-    best = _fastest(compared)
+    best = best_of(compared)
     for row in compared:
         name = escape(row.strategy)
         if row.status in ("infeasible", "undecided"):
@@ -91,15 +92,3 @@ def _last(row: Row) -> str:
     if row.error:
         parts.append(row.error)
     return "; ".join(parts)
-
-
-def _fastest(compared: Sequence[Row]) -> Row | None:
-    """By the measured step where there is one, else by the predicted one."""
-    steps = [
-        (row.measured.median if row.measured else row.predicted_s, i)
-        for i, row in enumerate(compared)
-        if row.status not in ("infeasible", "undecided")
-        and (row.measured or not any(other.measured for other in compared))
-    ]
-    known = [(step, i) for step, i in steps if step is not None]
-    return compared[min(known)[1]] if known else None

@@ -64,10 +64,16 @@ class Comparing:
         return made
 
     def measured(
-        self, outcomes: list[Outcome], links: Connected, watcher_for: Callable[[str], Watcher]
+        self,
+        outcomes: list[Outcome],
+        links: Connected,
+        watcher_for: Callable[[str], Watcher],
+        on_outcome: Callable[[Outcome], None] = lambda _outcome: None,
     ) -> list[Outcome]:
         """The same outcomes, each run for real."""
-        return measure_all(outcomes, self.cluster, self.request, links.sessions, self.run, watcher_for)
+        return measure_all(
+            outcomes, self.cluster, self.request, links.sessions, self.run, watcher_for, on_outcome
+        )
 
 
 def plan_all(
@@ -77,7 +83,17 @@ def plan_all(
 
     Where the number of microbatches or the schedule is left to the planner, the best strategy's choice is
     used for all, so that the rows answer the same problem.
+
+    Raises:
+        InfeasibleError, UndecidedError: none of them has a plan.
     """
+    return some_plan(outcomes_of(profile, options, ref, strategies))
+
+
+def outcomes_of(
+    profile: Profile, options: PlanOptions, ref: WorkloadRef, strategies: Sequence[str] = STRATEGIES
+) -> list[Outcome]:
+    """As ``plan_all``, also where none of them has a plan."""
     outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
     made = [outcome.plan for outcome in outcomes if outcome.plan is not None]
     if (options.microbatches is None or options.schedule in (None, AUTO)) and made:
@@ -91,6 +107,11 @@ def plan_all(
                     schedule=chosen.schedule,
                 )
                 outcomes[i] = _outcome(profile, alike, ref)
+    return outcomes
+
+
+def some_plan(outcomes: list[Outcome]) -> list[Outcome]:
+    """The same. Raises InfeasibleError or UndecidedError where there is no plan among them."""
     if all(outcome.plan is None for outcome in outcomes):
         proved = not any(outcome.undecided for outcome in outcomes)
         raise (InfeasibleError if proved else UndecidedError)(
@@ -115,28 +136,38 @@ def measure_all(
     sessions: Mapping[str, Session],
     options: RunOptions,
     watcher_for: Callable[[str], Watcher],
+    on_outcome: Callable[[Outcome], None] = lambda _outcome: None,
 ) -> list[Outcome]:
     """Runs every plan there is; equal plans run once and share their measurement.
 
-    A run that fails is an outcome that says why: it takes nothing of the others away.
+    A run that fails is an outcome that says why: it takes nothing of the others away. ``on_outcome`` is told
+    of each as it comes.
     """
     measured: list[Outcome] = []
     for outcome in outcomes:
-        if outcome.plan is None:
-            measured.append(outcome)
-            continue
-        twin = next(
-            (m for m in measured if m.plan is not None and m.plan.stages == outcome.plan.stages), None
-        )
-        if twin is not None and twin.measurement is not None:
-            shared = twin.measurement.model_copy(update={"strategy": outcome.strategy})
-            measured.append(replace(outcome, measurement=shared))
-            continue
-        try:
-            got, _ = run_plan(
-                outcome.plan, cluster, request, sessions, options, watcher_for(outcome.strategy)
-            )
-            measured.append(replace(outcome, measurement=got))
-        except RunError as exc:
-            measured.append(replace(outcome, error=str(exc)))
+        measured.append(_measured(outcome, measured, cluster, request, sessions, options, watcher_for))
+        on_outcome(measured[-1])
     return measured
+
+
+def _measured(
+    outcome: Outcome,
+    earlier: Sequence[Outcome],
+    cluster: Cluster,
+    request: Request,
+    sessions: Mapping[str, Session],
+    options: RunOptions,
+    watcher_for: Callable[[str], Watcher],
+) -> Outcome:
+    """One outcome, run, or with the measurement of an earlier one of the same plan."""
+    if outcome.plan is None:
+        return outcome
+    twin = next((m for m in earlier if m.plan is not None and m.plan.stages == outcome.plan.stages), None)
+    if twin is not None and twin.measurement is not None:
+        shared = twin.measurement.model_copy(update={"strategy": outcome.strategy})
+        return replace(outcome, measurement=shared)
+    try:
+        got, _ = run_plan(outcome.plan, cluster, request, sessions, options, watcher_for(outcome.strategy))
+        return replace(outcome, measurement=got)
+    except RunError as exc:
+        return replace(outcome, error=str(exc))

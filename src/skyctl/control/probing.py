@@ -132,8 +132,9 @@ def misfit(profile: Profile, request: Request, workload: Workload, nodes: Sequen
     if profile.encrypted != request.encrypt:
         return f"its links were measured {'through' if profile.encrypted else 'without'} TLS (--encrypt)"
     sizes = [shape.microbatches for shape in measured.shapes]
-    if request.microbatches is not None and request.microbatches not in sizes:
-        return f"it was measured at {', '.join(map(str, sizes))} microbatches, not at {request.microbatches}"
+    for wanted in request.sweep or (request.microbatches,):
+        if wanted is not None and wanted not in sizes:
+            return f"it was measured at {', '.join(map(str, sizes))} microbatches, not at {wanted}"
     failed = {failure.node for failure in profile.failures}
     for node in nodes:
         change = None if node.name in failed else _change(node, profile)

@@ -30,24 +30,29 @@ DEFAULT_BATCH_SIZE = 32
 class Request:
     """A workload and how to train it. ``microbatches`` None: the planner chooses among measured ones.
 
-    ``encrypt``: what passes between the stages goes through TLS.
+    ``sweep``: the numbers of microbatches to measure and compare, where there are several. ``encrypt``: what
+    passes between the stages goes through TLS.
     """
 
     spec: WorkloadSpec
     microbatches: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
     encrypt: bool = False
+    sweep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.microbatches is not None and self.microbatches > self.spec.batch_size:
+        most = max((self.microbatches or 0, *self.sweep))
+        if most > self.spec.batch_size:
             raise WorkloadError(
-                f"--microbatches {self.microbatches} is more than --batch-size {self.spec.batch_size}; "
+                f"--microbatches {most} is more than --batch-size {self.spec.batch_size}; "
                 "a microbatch holds at least one sample",
                 hint=f"use at most --microbatches {self.spec.batch_size}",
             )
 
     def choices(self) -> list[int]:
         """The numbers of microbatches to measure: the user's, or powers of two up to the batch."""
+        if self.sweep:
+            return list(self.sweep)
         if self.microbatches is not None:
             return [self.microbatches]
         powers = [m for m in (1, 2, 4, 8, 16, 32) if m <= self.spec.batch_size]
@@ -58,7 +63,7 @@ class Request:
         spec, words = self.spec, [self.spec.source]
         for flag, value, default in (
             ("--batch-size", spec.batch_size, DEFAULT_BATCH_SIZE),
-            ("--microbatches", self.microbatches, None),
+            ("--microbatches", ",".join(map(str, self.sweep)) or self.microbatches, None),
             ("--dtype", spec.dtype, "float32"),
             ("--seed", spec.seed, 0),
             ("--data", spec.data_path, None),

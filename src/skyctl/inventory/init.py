@@ -1,4 +1,7 @@
-"""Writes a first cluster.yaml, from hosts on the command line or from the aliases of ~/.ssh/config."""
+"""Writes a first cluster.yaml: from hosts, the aliases of ~/.ssh/config, or another tool's inventory.
+
+What is read of other tools' files is in ``foreign/``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import glob
 import json
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -27,11 +31,11 @@ _HEAD = """\
 name: {name}
 
 # What every node takes unless it says otherwise:
-# defaults: {{user: ada, identity_file: ~/.ssh/id_ed25519, python: python3}}
+{defaults}
 
 nodes:
 {nodes}
-
+{groups}
 # All that a node may say:
 #   - name: tower
 #     host: 192.0.2.10              # default: the name, which may be an alias of ~/.ssh/config
@@ -46,21 +50,51 @@ nodes:
 #     interface: tailscale0         # that its peers reach it by; default: the route to them
 #     env: {{OMP_NUM_THREADS: "8"}}
 #   - {{name: laptop, transport: local}}   # this machine itself, without SSH
-
+{no_groups}"""
+_NO_DEFAULTS = "# defaults: {user: ada, identity_file: ~/.ssh/id_ed25519, python: python3}"
+_NO_GROUPS = """
 # Usable wherever nodes are named (--limit, --pin-first, --pin-last):
-# groups: {{fast: [tower]}}
+# groups: {fast: [tower]}
 """
+_SHARED = ("user", "port", "identity_file", "proxy_jump", "python")
+"""What is written once, as a default, where all nodes that are reached over SSH have it alike."""
+
+SlotsAs = Literal["cuda", "threads", "ignore"]
 
 
 @dataclass(frozen=True)
 class NewNode:
-    """A node to be written. ``host`` None and not ``local``: a bare alias."""
+    """A node to be written. ``host`` None and not ``local``: a bare alias.
+
+    ``slots``: what a hostfile says of it, which may mean GPUs or processes: see ``with_slots``.
+    """
 
     name: str
     host: str | None = None
     user: str | None = None
     port: int | None = None
     local: bool = False
+    identity_file: str | None = None
+    proxy_jump: str | None = None
+    python: str | None = None
+    devices: tuple[str, ...] = ()
+    threads: int | None = None
+    interface: str | None = None
+    slots: int | None = None
+
+
+def with_slots(nodes: Sequence[NewNode], meant: SlotsAs) -> list[NewNode]:
+    """The nodes with their slots taken as so many GPUs, as torch threads of the CPU, or for nothing."""
+    if meant == "ignore":
+        return list(nodes)
+    return [
+        node
+        if not node.slots
+        else replace(node, devices=tuple(f"cuda:{i}" for i in range(node.slots)))
+        if meant == "cuda"
+        else replace(node, threads=node.slots)
+        for node in nodes
+    ]
 
 
 def node_of(text: str) -> NewNode:
@@ -93,8 +127,10 @@ def local_nodes(count: int) -> list[NewNode]:
     return [NewNode(f"local-{i + 1}", local=True) for i in range(count)]
 
 
-def render(nodes: Sequence[NewNode], cluster_name: str) -> str:
-    """The text of a cluster.yaml of these nodes, with comments on what else may stand there.
+def render(
+    nodes: Sequence[NewNode], cluster_name: str, groups: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """The text of a cluster.yaml of these nodes and groups, with comments on what else may stand there.
 
     Raises:
         InputError: no node, or a node twice.
@@ -105,25 +141,61 @@ def render(nodes: Sequence[NewNode], cluster_name: str) -> str:
     doubled = [name for name in names if names.count(name) > 1]
     if doubled:
         raise InputError(f"host {doubled[0]!r} is given twice")
-    lines = "\n".join(f"  - {_entry(node)}" for node in nodes)
-    text = _HEAD.format(name=_scalar(cluster_name), nodes=lines)
+    shared = _shared(nodes)
+    lines = "\n".join(f"  - {_entry(node, shared)}" for node in nodes)
+    text = _HEAD.format(
+        name=_scalar(cluster_name),
+        defaults=f"defaults: {_flow(shared)}" if shared else _NO_DEFAULTS,
+        nodes=lines,
+        groups=_group_lines(groups) if groups else "",
+        no_groups="" if groups else _NO_GROUPS,
+    )
     cluster_of(loads(text, "the new cluster file"))  # never writes what it would not read
     return text
 
 
-def _entry(node: NewNode) -> str:
+def _shared(nodes: Sequence[NewNode]) -> dict[str, str | int]:
+    """What two or more nodes, all that are reached over SSH, have alike."""
+    remote = [node for node in nodes if not node.local]
+    alike = {key: {getattr(node, key) for node in remote} for key in _SHARED}
+    return {
+        key: values.pop()
+        for key, values in alike.items()
+        if len(remote) > 1 and len(values) == 1 and None not in values
+    }
+
+
+def _entry(node: NewNode, shared: Mapping[str, object]) -> str:
+    fields: dict[str, str | int | Sequence[str]] = {"name": node.name}
     if node.local:
-        return f"{{name: {_scalar(node.name)}, transport: local}}"
-    if node.host is None:
-        return _scalar(node.name)
-    parts = [f"name: {_scalar(node.name)}", f"host: {_scalar(node.host)}"]
-    parts += [f"user: {_scalar(node.user)}"] if node.user else []
-    parts += [f"port: {node.port}"] if node.port else []
-    return f"{{{', '.join(parts)}}}"
+        fields["transport"] = "local"
+    for key in ("host", *_SHARED, "devices", "threads", "interface"):
+        value = getattr(node, key)
+        if value and key not in shared and not (node.local and key in ("host", *_SHARED[:-1])):
+            fields[key] = value
+    return _scalar(node.name) if list(fields) == ["name"] else _flow(fields)
+
+
+def _group_lines(groups: Mapping[str, Sequence[str]]) -> str:
+    lines = [f"  {_scalar(name)}: [{', '.join(map(_scalar, members))}]" for name, members in groups.items()]
+    return "\n".join(
+        ["", "# Usable wherever nodes are named (--limit, --pin-first, --pin-last):", "groups:", *lines, ""]
+    )
+
+
+def _flow(fields: Mapping[str, str | int | Sequence[str]]) -> str:
+    """A mapping on one line."""
+
+    def shown(value: str | int | Sequence[str]) -> str:
+        if isinstance(value, int):
+            return str(value)
+        return _scalar(value) if isinstance(value, str) else f"[{', '.join(map(_scalar, value))}]"
+
+    return f"{{{', '.join(f'{key}: {shown(value)}' for key, value in fields.items())}}}"
 
 
 def _scalar(text: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text)
+    plain = re.fullmatch(r"[A-Za-z0-9~/](?:[A-Za-z0-9._@/-]|:(?=\d))*", text)
     return text if plain and yaml.safe_load(text) == text else json.dumps(text)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from skyctl.errors import InputError
+from skyctl.inventory.yamlfile import nearest
 from skyctl.records.cluster import Cluster
 
 
@@ -29,7 +30,9 @@ def match(cluster: Cluster, pattern: str) -> tuple[str, ...]:
     for part in sorted(parts, key=lambda p: {"&": 1, "!": 2}.get(p[0], 0)):
         names = _names(cluster, everything, part.lstrip("!&").strip() if part[0] in "!&" else part)
         if not names:
-            raise InputError(f"no node matches {part!r}{_there_are(cluster, everything)}")
+            near = nearest(part.lstrip("!& "), (*everything, *cluster.groups))
+            guess = near if "did you mean" in near else ""
+            raise InputError(f"no node matches {part!r}{_there_are(cluster, everything)}{guess}")
         if part[0] == "!":
             kept -= names
         elif part[0] == "&":

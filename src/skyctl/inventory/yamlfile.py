@@ -138,20 +138,22 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"; there are {', '.join(sorted(known))}" if known else ""
 
 
-def load(path: str | Path, *, hint: str | None = None) -> Document:
-    """Reads a YAML file with ``yaml.SafeLoader``.
+def load(
+    path: str | Path, *, hint: str | None = None, loader_class: type[yaml.SafeLoader] = yaml.SafeLoader
+) -> Document:
+    """Reads a YAML file with ``yaml.SafeLoader``, or one made from it that knows more tags.
 
     Raises:
         InputError: missing, unreadable or not UTF-8 (with ``hint``).
         InventoryError: not YAML, a tab, a key that stands twice, or more than one document.
     """
-    return loads(read_text(path, hint=hint), str(path))
+    return loads(read_text(path, hint=hint), str(path), loader_class)
 
 
-def loads(text: str, path: str) -> Document:
+def loads(text: str, path: str, loader_class: type[yaml.SafeLoader] = yaml.SafeLoader) -> Document:
     """As ``load``, from text; ``path`` is what errors call it."""
     try:
-        loader = yaml.SafeLoader(text)
+        loader = loader_class(text)
     except yaml.YAMLError as exc:  # a character that YAML forbids
         raise InventoryError(f"{path}: not YAML: {exc}") from exc
     try:

@@ -13,6 +13,7 @@ from skyctl.errors import (
     NodeError,
     SkyctlError,
     UndecidedError,
+    UnreachableError,
 )
 from skyctl.launch.causes import Evidence
 
@@ -123,3 +124,16 @@ def given_up(
         note = f"go on from step {kept}: skyctl launch --resume {run_id}"
         error.hint = f"{error.hint}; then {note}" if error.hint else note
     return error
+
+
+def went(error: NodeError) -> bool:
+    """Whether the node went away; else it lacks something."""
+    return isinstance(error, UnreachableError) or type(error) is NodeError
+
+
+def why_next(fault: Fault, error: SkyctlError) -> str:
+    """What the next attempt is begun for, in one line."""
+    if fault.lost:
+        return f"node {', '.join(fault.lost)} was lost"
+    first = error.message.splitlines()[0]
+    return first if len(first) <= 200 else f"{first[:199]}…"

@@ -15,7 +15,7 @@ from typing import Any
 
 from skyctl.control.request import Request
 from skyctl.control.running import RunOptions
-from skyctl.errors import InfeasibleError, NodeError, SkyctlError, UnreachableError
+from skyctl.errors import InfeasibleError, NodeError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.launch.events import Collected, Detached, Progress, Watcher
 from skyctl.launch.spec import check_fits
@@ -27,7 +27,7 @@ from skyctl.remote.base import ConnectOptions
 from skyctl.remote.credentials import certificate
 from skyctl.remote.session import Session
 from skyctl.supervise.attempts.book import Book, now
-from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up
+from skyctl.supervise.attempts.faults import Fault, Patience, classify, given_up, went, why_next
 from skyctl.supervise.attempts.ground import Ground
 from skyctl.supervise.attempts.history import History
 from skyctl.supervise.attempts.moving import Move, Mover
@@ -324,7 +324,7 @@ class Supervisor:
             f"{which}\n  trying again{soon} on {', '.join(nodes_in(plan))} "
             f"({self._patience.failed} of {self._options.max_restarts} restarts)"
         )
-        self._now = _Now(plan, _why(fault, error), number=self._now.number + 1)
+        self._now = _Now(plan, why_next(fault, error), number=self._now.number + 1)
         self._book.update(status="restarting", detail=self._now.why)
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
@@ -334,7 +334,7 @@ class Supervisor:
     def _hopeless(self, error: SkyctlError) -> bool:
         """Nothing was done yet, and what a node lacks is for its owner to mend."""
         begun = self._history.count > 0 or self._from_checkpoint
-        return not begun and isinstance(error, NodeError) and not _went(error)
+        return not begun and isinstance(error, NodeError) and not went(error)
 
     def _replanned(self, factors: Mapping[str, float]) -> Plan:
         """The same plan while all of its nodes are there, else the best one on those that are."""
@@ -395,14 +395,3 @@ class Supervisor:
             self._update_attempt(ended=now(), error=detail)
             self._book.update(status=status, detail=detail)
             self._book.close()
-
-
-def _went(error: NodeError) -> bool:
-    return isinstance(error, UnreachableError) or type(error) is NodeError
-
-
-def _why(fault: Fault, error: SkyctlError) -> str:
-    if fault.lost:
-        return f"node {', '.join(fault.lost)} was lost"
-    first = error.message.splitlines()[0]
-    return first if len(first) <= 200 else f"{first[:199]}…"

@@ -1,0 +1,110 @@
+"""The examples below each command's ``--help``. Tests parse every one with the command's own parser."""
+
+from __future__ import annotations
+
+GPT = "gpt:layers=12,hidden=256,heads=8,context=128"
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": (
+        "skyctl init tower ada@192.0.2.10 --local 1",
+        "skyctl init --from inventory.yml",
+        "skyctl init --from hostfile --slots cuda -o gpus.yaml",
+    ),
+    "check": (
+        "skyctl check",
+        "skyctl check --limit 'fast,!tower' --accept-new-host-keys",
+        "skyctl check -c lab/cluster.yaml --json",
+    ),
+    "setup": (
+        "skyctl setup --dry-run",
+        "skyctl setup train.py --limit oldbox",
+        "skyctl setup --remove",
+    ),
+    "probe": (
+        f"skyctl probe {GPT}",
+        "skyctl probe train.py --limit tower,laptop -o profile.json",
+        "skyctl probe --quick",
+    ),
+    "plan": (
+        f"skyctl plan {GPT} -o plan.json",
+        "skyctl plan train.py --strategy even --pin-first laptop",
+        "skyctl plan train.py --assign 'tower=0:9,laptop=9:12'",
+        "skyctl plan --problem problem.json --json",
+    ),
+    "verify": (
+        "skyctl verify plan.json",
+        "skyctl verify plan.json --json",
+    ),
+    "launch": (
+        "skyctl launch plan.json --steps 500",
+        "skyctl launch train.py --steps 5000 --detach",
+        "skyctl launch --resume ab12 --steps 1000",
+    ),
+    "ps": (
+        "skyctl ps",
+        "skyctl ps -a --json",
+        "skyctl ps --offline",
+    ),
+    "logs": (
+        "skyctl logs -f",
+        "skyctl logs ab12 --rank 0 -n 20",
+        "skyctl logs --supervisor",
+    ),
+    "attach": (
+        "skyctl attach",
+        "skyctl attach ab12",
+    ),
+    "stop": (
+        "skyctl stop",
+        "skyctl stop ab12 --now",
+        "skyctl stop --all",
+    ),
+    "compare": (
+        f"skyctl compare {GPT}",
+        f"skyctl compare {GPT} --measure --steps 20 -o compared",
+        "skyctl compare train.py --strategy even,optimal",
+    ),
+    "join": (
+        "skyctl join ab12 laptop",
+        "skyctl join 20261121-063012-ab12 tower oldbox",
+    ),
+    "checkpoint ls": (
+        "skyctl checkpoint ls ab12",
+        "skyctl checkpoint ls ab12 --offline --json",
+    ),
+    "checkpoint export": (
+        "skyctl checkpoint export ab12",
+        "skyctl checkpoint export ab12 --step 60 -o weights.safetensors",
+    ),
+    "checkpoint rm": (
+        "skyctl checkpoint rm ab12",
+        "skyctl checkpoint rm 20261121-063012-ab12 -y",
+    ),
+    "bug-report": (
+        "skyctl bug-report",
+        "skyctl bug-report ab12 -o report.zip",
+        "skyctl bug-report --no-logs --dry-run",
+    ),
+    "demo": (
+        "skyctl demo",
+        "skyctl demo --steps 30 -o demo",
+    ),
+    "lab up": (
+        "skyctl lab up lab.yaml",
+        "skyctl lab up lab.yaml --name home --python n4=/opt/venv/bin/python",
+    ),
+    "lab status": (
+        "skyctl lab status",
+        "skyctl lab status lab.yaml --json",
+    ),
+    "lab down": (
+        "skyctl lab down lab.yaml",
+        "skyctl lab down --all",
+    ),
+}
+"""By command, two to four each, the commonest first."""
+
+
+def epilog(name: str) -> str:
+    """The examples as help shows them, one a line."""
+    return "\n".join(["Examples:", *(f"$ {example}" for example in EXAMPLES[name])])

@@ -1,0 +1,221 @@
+"""Ansible's hosts and variables → nodes and groups; ``group_vars`` and ``host_vars`` beside the file too."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from skyctl.errors import InventoryError
+from skyctl.inventory.foreign.model import Inventory, Notes
+from skyctl.inventory.foreign.tree import Loader, Sealed
+from skyctl.inventory.init import NewNode
+from skyctl.inventory.yamlfile import load
+
+# Where there are two names, the last one that is set counts, as in ansible.
+_NAMES = {
+    "host": ("ansible_host", "ansible_ssh_host"),
+    "port": ("ansible_port", "ansible_ssh_port"),
+    "user": ("ansible_user", "ansible_ssh_user"),
+    "identity_file": ("ansible_private_key_file", "ansible_ssh_private_key_file"),
+    "python": ("ansible_python_interpreter",),
+}
+_ARGS = ("ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_ssh_args")
+_PASSWORDS = (
+    "ansible_password",
+    "ansible_ssh_pass",
+    "ansible_ssh_password",
+    "ansible_ssh_private_key_passphrase",
+)
+_SILENT = ("ansible_connection", "ansible_group_priority", *_ARGS, *_PASSWORDS)
+_TAKEN = {name for names in _NAMES.values() for name in names} | set(_SILENT)
+_OPTIONS_WITH_VALUE = set("BbcDEeFIiJLlmOoPpQRSWw")
+
+
+def nodes_of(
+    inventory: Inventory, path: Path, notes: Notes
+) -> tuple[list[NewNode], dict[str, tuple[str, ...]]]:
+    """The nodes and groups that an inventory means.
+
+    Variables count as in ansible: those of ``all``, then outer before inner groups, then the same from
+    ``group_vars/`` beside the file, then the host's own, then ``host_vars/``.
+
+    Raises:
+        InventoryError: a group holds itself, a port is none.
+    """
+    order = inventory.order()
+    members = {name: inventory.members(name) for name in order}
+    folder = path.parent
+    given = {name: _folder_variables(folder / "group_vars", name, notes) for name in order}
+    nodes = []
+    for host, own in inventory.hosts.items():
+        groups = [name for name in order if host in members[name]]
+        merged: dict[str, Any] = {}
+        for name in groups:
+            merged.update(inventory.groups[name].variables)
+        for name in groups:
+            merged.update(given[name])
+        merged.update(own)
+        merged.update(_folder_variables(folder / "host_vars", host, notes))
+        node = _node(host, merged, inventory.path, notes)
+        nodes += [node] if node is not None else []
+    return nodes, _groups(order, members, [node.name for node in nodes], notes)
+
+
+def _groups(
+    order: list[str], members: Mapping[str, Mapping[str, None]], names: list[str], notes: Notes
+) -> dict[str, tuple[str, ...]]:
+    groups = {}
+    for group in order:
+        inside = tuple(name for name in names if name in members[group])
+        if group in ("all", "ungrouped") or not inside:
+            continue
+        if group in names:
+            notes.add(f"group {group!r} is left out: a node is called the same")
+        else:
+            groups[group] = inside
+    return groups
+
+
+def _node(host: str, variables: Mapping[str, Any], path: str, notes: Notes) -> NewNode | None:
+    connection = _text(variables, "ansible_connection", host, notes) or "ssh"
+    if connection not in ("ssh", "smart", "paramiko", "paramiko_ssh", "local", "ansible.builtin.ssh"):
+        notes.add(f"left out: connected by {connection!r}, not by ssh", host)
+        return None
+    taken: dict[str, str | None] = {}
+    for field, words in _NAMES.items():
+        texts = [_text(variables, word, host, notes) for word in words]
+        taken[field] = next((text for text in reversed(texts) if text), None)
+    if (taken["python"] or "").startswith("auto"):
+        taken["python"] = None  # ansible looks for one; so do we, as `python3`
+    _note_others(variables, host, notes)
+    if connection == "local":
+        return NewNode(host, local=True, python=taken["python"])
+    port = taken["port"]
+    if port is not None and not (port.isdigit() and 1 <= int(port) <= 65535):
+        raise InventoryError(f"{path}: host {host!r}: ansible_port is a number from 1 to 65535, not {port!r}")
+    return NewNode(
+        host,
+        taken["host"] if taken["host"] != host else None,
+        taken["user"],
+        int(port) if port is not None else None,
+        identity_file=taken["identity_file"],
+        proxy_jump=_jump(variables, host, notes),
+        python=taken["python"],
+    )
+
+
+def _text(variables: Mapping[str, Any], name: str, host: str, notes: Notes) -> str | None:
+    """A variable as text; None, with a note, where only ansible knows what it comes to."""
+    value = variables.get(name)
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, Sealed):
+        notes.add(f"{name} is sealed by ansible-vault", host)
+        return None
+    if not isinstance(value, str | int):
+        notes.add(f"{name} is no text", host)
+        return None
+    text = str(value).strip()
+    if "{{" in text or "{%" in text:
+        notes.add(f"{name} is a template, which only ansible can fill in", host)
+        return None
+    return text or None
+
+
+def _note_others(variables: Mapping[str, Any], host: str, notes: Notes) -> None:
+    """Names of what is not taken, never values: passwords are among them."""
+    if any(variables.get(name) for name in _PASSWORDS):
+        notes.add(
+            "passwords are not taken: skyctl logs in with keys (ssh-copy-id HOST brings yours there)", host
+        )
+    for name in variables:
+        if name.startswith("ansible_become"):
+            notes.add("ansible_become is not taken: skyctl works as the user who logs in", host)
+        elif name.startswith("ansible_") and name not in _TAKEN:
+            notes.add(f"{name} is not taken", host)
+
+
+def _jump(variables: Mapping[str, Any], host: str, notes: Notes) -> str | None:
+    """The jump host that ssh's options name: ``-J``, ``ProxyJump``, ``ProxyCommand="ssh -W %h:%p HOST"``."""
+    jump = None
+    for name in _ARGS:
+        text = _text(variables, name, host, notes)
+        if text is None:
+            continue
+        found = _jump_in(text)
+        jump = found or jump
+        if found is None:
+            notes.add(f"{name} is not taken; what ssh needs can stand in ~/.ssh/config", host)
+    return jump
+
+
+def _jump_in(text: str) -> str | None:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    for flag, value in _options(words):
+        if flag == "J":
+            return value
+        key, _, setting = re.sub(r"^(\w+)\s*[= ]\s*", r"\1=", value).partition("=")
+        if flag == "o" and key.lower() == "proxyjump":
+            return setting
+        if flag == "o" and key.lower() == "proxycommand":
+            return _destination(setting)
+    return None
+
+
+def _options(words: list[str]) -> Iterator[tuple[str, str]]:
+    """(letter, value) of ssh's options; ("", word) of the other words."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if not word.startswith("-") or len(word) < 2:
+            yield "", word
+        elif word[1] not in _OPTIONS_WITH_VALUE:
+            yield word[1], ""
+        elif len(word) > 2:
+            yield word[1], word[2:]
+        elif at < len(words):
+            yield word[1], words[at]
+            at += 1
+
+
+def _destination(command: str) -> str | None:
+    """``ssh -W %h:%p ada@bastion`` → ``ada@bastion``; None for anything that says more."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    if not words or Path(words[0]).name != "ssh":
+        return None
+    found = list(_options(words[1:]))
+    hosts = [value for flag, value in found if flag == ""]
+    plain = all(flag in ("", "W", "q") for flag, _ in found)
+    return hosts[0] if plain and len(hosts) == 1 and any(flag == "W" for flag, _ in found) else None
+
+
+def _folder_variables(folder: Path, name: str, notes: Notes) -> dict[str, Any]:
+    """What ``group_vars/NAME`` (``.yml``, ``.yaml``, ``.json``, bare, or a folder of such files) sets."""
+    if "/" in name or name.startswith(".") or not folder.is_dir():
+        return {}
+    found: dict[str, Any] = {}
+    for path in (folder / name, *(folder / f"{name}{ending}" for ending in (".yml", ".yaml", ".json"))):
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and not file.name.startswith(".") and not file.name.endswith("~"):
+                found.update(_variables_of(file, notes))
+    return found
+
+
+def _variables_of(file: Path, notes: Notes) -> dict[str, Any]:
+    with file.open("rb") as fp:
+        if fp.read(14) == b"$ANSIBLE_VAULT":
+            notes.add(f"{file.parent.name}/{file.name} is sealed by ansible-vault")
+            return {}
+    document = load(file, loader_class=Loader)
+    return document.mapping((), None, "a file of variables")

@@ -1,0 +1,124 @@
+"""docs/paper.md holds what ``compare --paper`` says: its tables are made again and compared cell by cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import paper as benchmark
+import pytest
+from tables.page import replaced
+
+from skyctl.compare.paper.plots import plot_paper
+from skyctl.compare.paper.records import Paper
+from skyctl.compare.paper.tables import UNTIMED, tables, verdict
+from skyctl.control.paper.cases import SIZES
+
+LIMIT_S = "0.5"
+"""For each plan that is not proved: what it finds is compared with room."""
+OPTIMAL, SURE, STAGES = 4, 6, 5
+"""Columns of ``step``'s optimal, which depend on time."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paper, str, Path]:
+    """The command itself, once: its document, its tables, its folder."""
+    folder = tmp_path_factory.mktemp("paper")
+    command = [sys.executable, "-m", "skyctl", "compare", "--paper", "--json", "--time-limit", LIMIT_S]
+    done = subprocess.run(
+        [*command, "-o", str(folder)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return Paper.model_validate_json(done.stdout), done.stderr, folder
+
+
+def _documented(name: str) -> list[list[str]]:
+    text = benchmark.DOCUMENT.read_text(encoding="utf-8")
+    found = re.search(rf"<!-- {name}: generated -->(.*?)<!-- {name}: end -->", text, re.DOTALL)
+    assert found is not None, f"docs/paper.md has no section {name}"
+    return _cells(found[1])
+
+
+def _cells(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("name", UNTIMED)
+def test_the_document_has_these_figures(made: tuple[Paper, str, Path], name: str) -> None:
+    ours, theirs = _cells(benchmark.texts(made[0])[name]), _documented(name)
+    if name == "step":
+        for row, told in zip(ours[1:], theirs[1:], strict=True):
+            assert _percent(row[OPTIMAL]) == pytest.approx(_percent(told[OPTIMAL]), abs=6.0)
+            for column in (OPTIMAL, STAGES, SURE):
+                row[column] = told[column]
+    assert ours == theirs, "python benchmarks/paper.py --write"
+
+
+def _percent(cell: str) -> float:
+    return float(cell.removesuffix("%").strip())
+
+
+def test_the_command_says_what_the_document_says(made: tuple[Paper, str, Path]) -> None:
+    paper, shown, folder = made
+    assert [(c.nodes, c.encoders) for c in paper.cases[::4]] == list(SIZES)
+    for table in tables(paper):
+        assert table.title in shown
+    assert len(verdict(paper)) == 3
+    assert all(text in shown for text in verdict(paper))
+    assert json.loads((folder / "paper.json").read_text())["kind"] == "skyctl/paper"
+    assert paper.files["figures"] == str(folder / "paper.json")
+    assert Path(paper.files.get("plot", folder / "paper.json")).stat().st_size > 1000
+
+
+def test_what_the_document_claims_in_words(made: tuple[Paper, str, Path]) -> None:
+    paper = made[0]
+    chain, summed, steady = (paper.case(64, 160, name) for name in ("chain", "chain-sum", "steady"))
+    assert chain.workers == 63
+    assert chain.entry("optimal").reduction == pytest.approx(0.186, abs=5e-4)
+    best = summed.entry("optimal")
+    assert (best.status, best.stages) == ("optimal", 12)
+    assert best.reduction == pytest.approx(0.554, abs=5e-4)
+    assert steady.entry("optimal").status == "optimal"
+    assert steady.entry("optimal").reduction == pytest.approx(0.470, abs=5e-4)
+    assert steady.entry("dynamic").reduction < 0.01
+    proved = [c.entry("optimal").status for c in paper.cases if c.execution in ("chain", "steady")]
+    assert set(proved) == {"optimal"}
+
+
+def test_the_picture(made: tuple[Paper, str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plot_paper(made[0], tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sections_are_written_between_their_markers(made: tuple[Paper, str, Path]) -> None:
+    text = benchmark.DOCUMENT.read_text(encoding="utf-8")
+    for name, table in benchmark.texts(made[0]).items():
+        assert table in replaced(text, name, table)
+
+
+@pytest.mark.parametrize(
+    "more", [["--measure"], ["gpt:layers=2,hidden=32,heads=2,context=16"], ["--schedule", "gpipe"]]
+)
+def test_options_that_would_do_nothing_are_refused(more: list[str]) -> None:
+    done = _skyctl("compare", "--paper", *more)
+    assert done.returncode == 2
+    assert "has no meaning there" in done.stderr
+
+
+def test_a_comparison_needs_a_workload() -> None:
+    done = _skyctl("compare")
+    assert done.returncode == 2
+    assert "--paper" in done.stderr
+
+
+def _skyctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command: list[Any] = [sys.executable, "-m", "skyctl", *arguments]
+    return subprocess.run(
+        command, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=60
+    )

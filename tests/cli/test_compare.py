@@ -1,0 +1,110 @@
+"""``skyctl compare`` from the command line to the report: one real comparison, looked at from all sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAIN = """
+from torch import nn
+
+def model():
+    return [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)]
+
+def data(batch_size, seed):
+    import torch
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield (
+            torch.randn(batch_size, 16, generator=generator),
+            torch.randint(4, (batch_size,), generator=generator),
+        )
+"""
+NODES = (
+    "name: two\nnodes:\n"
+    "  - {name: 'a<b>&', transport: local, threads: 1}\n"
+    "  - {name: b, transport: local, threads: 1, slowdown: 3.0}\n"
+)
+
+
+def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "skyctl", *words],
+        cwd=folder,
+        env={**os.environ, "SKYCTL_HOME": str(folder / "state")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("compared")
+    (made / "train.py").write_text(TRAIN)
+    (made / "cluster.yaml").write_text(NODES)
+    return made
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
+    """The folder of the results, the document, and what stood on stderr."""
+    done = skyctl(
+        folder, "compare", str(folder / "train.py"), "--measure", "--trace", "--steps", "3", "--strategy",
+        "even,optimal", "--microbatches", "2,4", "--nodes", "1..N", "-o", "out", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "out", json.loads(done.stdout), done.stderr
+
+
+def test_the_document_names_all_that_was_written(compared: tuple[Path, dict[str, Any], str]) -> None:
+    out, document, _ = compared
+    assert document["version"] == 2
+    assert {"report", "even plan", "optimal measurement", "even trace"} <= set(document["files"])
+    for path in document["files"].values():
+        assert (out.parent / path).stat().st_size > 0, path
+    assert document == json.loads((out / "comparison.json").read_text())
+    assert document["verdict"]
+
+
+def test_sweeps_have_a_point_a_value(compared: tuple[Path, dict[str, Any], str]) -> None:
+    _, document, _ = compared
+    batches, nodes = document["sweeps"]
+    assert [point["value"] for point in batches["points"]] == [2, 4]
+    assert batches["chosen"] in (2, 4)
+    assert [point["value"] for point in nodes["points"]] == [1, 2]
+    chosen = next(point for point in batches["points"] if point["value"] == batches["chosen"])
+    assert all(cell["measured_s"] for cell in chosen["cells"] if cell["predicted_s"])
+
+
+def test_the_report_tells_it_and_nobody(compared: tuple[Path, dict[str, Any], str]) -> None:
+    out, document, _ = compared
+    text = (out / "report.html").read_text().replace("\u00a0", " ")
+    assert document["verdict"][1:] in text  # at the beginning of a sentence it has a capital
+    assert "a&lt;b&gt;&amp;" in text
+    assert "a<b>" not in text
+    assert "measured, step" in text  # the trace
+    assert "skyctl compare train.py --measure --trace --steps 3 --strategy even,optimal" in text
+    for private in (str(out.parent), str(Path.home()), os.environ.get("USER") or "no user"):
+        assert private not in text or private == "root", private
+
+
+def test_progress_says_how_each_run_ended(compared: tuple[Path, dict[str, Any], str]) -> None:
+    _, _, said = compared
+    assert "even: done, 3 steps · loss" in said
+    assert "report: " in said  # with --json all but the document is on stderr
+
+
+def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
+    for words in (("--microbatches", "4,x"), ("--nodes", "3..2")):
+        done = skyctl(folder, "compare", "train.py", *words)
+        assert done.returncode == 2
+        assert words[0] in done.stderr
