@@ -16,7 +16,7 @@ help:
 	@echo "make install        .venv with skyctl in it"
 	@echo "make demo           the whole main job on this machine: no root, no SSH, no file needed"
 	@echo "make test           all tests; without root the lab tests are left out"
-	@echo "make matrix         the fault matrix over real SSH (docs/faults.md): about ten minutes, needs root"
+	@echo "make matrix         the fault matrix over real SSH (docs/faults.md): about 25 minutes, needs root"
 	@echo "make check          linters, types, import contracts, links in the documents"
 	@echo "make docs           the documents as a site: site/index.html"
 	@echo "make format         puts the code into the shape that check asks for"
@@ -42,7 +42,7 @@ test: $(STAMP)
 	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
 	$(BIN)/python -m pytest -m 'not matrix' $(ARGS)
 
-# The fault matrix over real SSH: about ten minutes, as root.
+# The fault matrix over real SSH: about 25 minutes, as root.
 matrix: $(STAMP)
 	$(BIN)/python -m pytest -m matrix $(ARGS)
 
