@@ -19,6 +19,8 @@ from surviving import lab
 LIMIT_S = 20 * 60
 LAST_KILL_S = 15 * 60
 """After that nothing more is struck, so that the run can end in time."""
+LAST_STEPS = 30
+"""The same in steps."""
 SETTLE_S = 2.0
 """What was under way when it was struck is written down by then."""
 KINDS = ("rank", "agent", "black", "off", "ssh", "launcher")
@@ -27,10 +29,11 @@ KINDS = ("rank", "agent", "black", "off", "ssh", "launcher")
 class Soak:
     """A run, and one fault after the other."""
 
-    def __init__(self, cluster: Any, run: Any, chance: random.Random) -> None:
+    def __init__(self, cluster: Any, run: Any, steps: int, chance: random.Random) -> None:
         self.harm = lab.harm()
         self.cluster = cluster
         self.run = run
+        self.steps = steps
         self.chance = chance
         self.began = time.monotonic()
         self.kills: list[dict[str, Any]] = []
@@ -46,11 +49,18 @@ class Soak:
         self._say(fault)
         time.sleep(SETTLE_S)
         reached = self._reached()
-        self.run.until(lambda: self._reached() > reached)
+        self._until(reached + 1)
         self.kills.append({**fault, "s": round(time.monotonic() - began, 1)})
         self._say({"step": self._reached(), "s": self.kills[-1]["s"]})
-        more = reached + self.chance.randint(8, 25)
-        self.run.until(lambda: self._reached() >= more)
+        self._until(reached + self.chance.randint(8, 25))
+
+    def ending(self) -> bool:
+        """Whether too few steps are left for one more fault."""
+        return self._reached() > self.steps - LAST_STEPS
+
+    def _until(self, step: int) -> None:
+        """Until it has got that far, or as far as it goes."""
+        self.run.until(lambda: self._reached() >= min(step, self.steps))
 
     def _reached(self) -> int:
         """Steps that were done at some time."""
@@ -105,11 +115,11 @@ def soak(kills: int, steps: int, seed: int) -> dict[str, Any]:
         losses = cluster.losses(steps)
         words = ("--steps", str(steps), "--json", "--checkpoint-every", "10", "--max-restarts", "50")
         run = cluster.launch(*words)
-        soaked = Soak(cluster, run.wait_for(12), chance)
+        soaked = Soak(cluster, run.wait_for(12), steps, chance)
         kinds = [KINDS[i % len(KINDS)] for i in range(kills)]
         chance.shuffle(kinds)
         for kind in kinds:
-            if time.monotonic() - began > LAST_KILL_S or run.state["step"] > steps - 30:
+            if time.monotonic() - began > LAST_KILL_S or soaked.ending():
                 break
             soaked.strike("rank" if soaked.alone() and kind in ("agent", "black", "off") else kind)
         done = json.loads(run.end(0, LIMIT_S - (time.monotonic() - began)).stdout)
