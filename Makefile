@@ -40,7 +40,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
-	$(BIN)/python -m pytest -m 'not matrix' $(ARGS)
+	@bash scripts/run_tests.sh $(BIN)/python $(ARGS)
 
 # The fault matrix over real SSH: about 25 minutes, as root.
 matrix: $(STAMP)

@@ -3,7 +3,7 @@
 Processes are found by tags in their environment, which every descendant inherits: ``SKYCTL_TEST_TAG``, set
 here for each test, and ``SKYCTL_SESSION``, which skyctl's agents give to all that they start. A tag does not
 pass through sshd; what a lab starts is found by being new, and so is only held against this run where nothing
-else can have made it: with ``SKYCTL_REQUIRE_LAB=1``, as in CI.
+else can have made it, with ``SKYCTL_REQUIRE_LAB=1`` as in CI: at the end of all, by the process that runs it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,36 @@ _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 """The standard library's own helpers, which live as long as the process that started them."""
 
 
+BEFORE = pytest.StashKey[set[tuple[str, str]]]()
+LEFT = pytest.StashKey[list[tuple[str, str]]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: where several run at a time, none of them is the last one alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if ALONE and not hasattr(session.config, "workerinput"):  # that is: not one of several (pytest-xdist)
+        session.config.stash[BEFORE] = _system()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if BEFORE in session.config.stash:
+        left = _wait(lambda: sorted(_system() - session.config.stash[BEFORE]))
+        session.config.stash[LEFT] = left
+        if left:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what in config.stash.get(LEFT, []):
+        terminalreporter.line(f"ERROR the tests left behind: {' '.join(what)}", red=True)
+
+
 @pytest.fixture(scope="session")
 def session_tag() -> str:
     """What every process that descends from this test session carries in its environment."""
@@ -39,7 +69,6 @@ def session_tag() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[None]:
     """Nothing that this session made outlives it, whichever test made it."""
-    before = _system()
     temporary = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets' paths are limited to 107 bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TAG, session_tag)
@@ -54,9 +83,6 @@ def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[No
     left = _wait(lambda: _carrying(f"{TAG}={session_tag}".encode(), exact=False))
     faults = [f"process {_named(pid)}" for pid in left]
     _kill(left)
-    if ALONE:
-        new = _wait(lambda: sorted(_system() - before))
-        faults += [" ".join(what) for what in new]
     if faults:
         pytest.fail("the test session left behind: " + "; ".join(faults), pytrace=False)
 

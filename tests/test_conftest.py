@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_clean():
     assert os.environ["SKYCTL_HOME"].startswith(os.environ["HOME"])
 """
 
+KEPT = """
+from pathlib import Path
+
+def test_kept():
+    Path("{path}").touch()
+"""
+
 
 def test_leaks_are_named_and_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(__file__).with_name("conftest.py").read_text()
@@ -46,3 +54,21 @@ def test_leaks_are_named_and_ended(pytester: pytest.Pytester, monkeypatch: pytes
             "*left behind: file */skyctl-*",
         ]
     )
+
+
+@pytest.mark.parametrize("several", [(), ("-n", "2")])
+def test_what_stays_on_the_machine_is_named_at_the_end(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, several: tuple[str, ...]
+) -> None:
+    path = Path(f"/tmp/skyctl-test-{os.getpid()}")
+    source = Path(__file__).with_name("conftest.py").read_text()
+    pytester.makeconftest(source.replace("PATIENCE_S = 5.0", "PATIENCE_S = 0.3"))
+    pytester.makepyfile(KEPT.format(path=path))
+    monkeypatch.setenv("SKYCTL_REQUIRE_LAB", "1")
+    try:
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *several)
+    finally:
+        path.unlink(missing_ok=True)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"ERROR the tests left behind: file {path}"])
