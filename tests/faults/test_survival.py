@@ -19,6 +19,7 @@ from ..helpers.runs import Run, losses_of
 GPT = "gpt:layers=2,hidden=16,heads=2,context=16"
 SIZES = ("--batch-size", "8", "--microbatches", "4")
 STEPS = 40
+LAYERS = 6
 SLOWER = 40.0
 EVERY = ("--checkpoint-every", "5")
 
@@ -128,8 +129,12 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
     three.run("checkpoint", "export", run.id, "-o", "weights.safetensors", code=0)
     assert (three.folder / "weights.safetensors").stat().st_size > 1000
 
-    # every copy of one layer of the newest step, on all nodes
+    # every layer of it is on another node, too
     runs = Path(three.env["XDG_CACHE_HOME"]) / "skyctl" / "runs"
+    for layer in range(LAYERS):
+        assert len(list(runs.glob(f"{run.id}@*/step-{at:08d}/layer-{layer:05d}.safetensors"))) > 1, err
+
+    # every copy of one layer of the newest step, on all nodes
     copies = sorted(runs.glob(f"{run.id}@*/step-{at:08d}/layer-00002.safetensors"))
     assert copies
     for copy in copies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from skyctl.supervise.attempts.pins import Pins
 from skyctl.supervise.attempts.replanning import nodes_in
 
 REPLICAS = 2
+SETTLE_S = 15.0
+"""For copies of a last checkpoint, once nothing is computed any more."""
+POLL_S = 0.05
 
 
 @dataclass
@@ -137,6 +141,19 @@ class Ground:
         self._asked.discard(name)
         if self._keepers is not None:
             self._keepers.drop(name)
+
+    def settle(self, step: int, limit_s: float = SETTLE_S) -> None:
+        """Waits until other nodes have copies of that checkpoint, the run's last, where they are to have any."""
+        keepers, pins = self._keepers, self._pins
+        if keepers is None or pins is None or pins.alone or pins.newest != step:
+            return
+        self.watcher.phase("copying the last checkpoint to other nodes; Ctrl-C ends that")
+        deadline = time.monotonic() + limit_s
+        while pins.whole != step and keepers.nodes and time.monotonic() < deadline:
+            keepers.turn()
+            time.sleep(POLL_S)
+        if pins.whole != step:
+            self.watcher.warn(f"the checkpoint of step {step} is not on other nodes: copying took too long")
 
     def close(self) -> None:
         """Keepers end; what they hold stays."""

@@ -135,6 +135,8 @@ class Supervisor:
             raise
         except KeyboardInterrupt as exc:
             exc.add_note(self._stopped_words())
+            if type(exc) in (KeyboardInterrupt, Stopped):  # not a signal that is to end it at once
+                self._settle()
             self._ended("stopped")
             raise
         except SkyctlError as exc:
@@ -383,6 +385,15 @@ class Supervisor:
         if kept is not None:
             words += f"; go on from step {kept}: skyctl launch --resume {self.paths.run_id}"
         return f"{words}, no weights were kept; the run's folder: {self.paths.folder}"
+
+    def _settle(self) -> None:
+        """After a stop that was to keep everything: the last checkpoint gets its copies, too."""
+        if self._play is None or (self._stop is not None and not self._stop.get("checkpoint", True)):
+            return
+        self._play.end()
+        if self._book.state.checkpoint == self._history.count:
+            with suppress(KeyboardInterrupt):
+                self._ground.settle(self._history.count)
 
     def _ended(self, status: str, detail: str | None = None) -> None:
         """The last word of the state; nothing of the run is left on any node but its checkpoints."""
