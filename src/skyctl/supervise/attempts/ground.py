@@ -143,7 +143,7 @@ class Ground:
             self._keepers.drop(name)
 
     def settle(self, step: int, limit_s: float = SETTLE_S) -> None:
-        """Waits until other nodes have copies of that checkpoint, the run's last, where they are to have any."""
+        """Waits until other nodes have copies of the run's last checkpoint, where they are to have any."""
         keepers, pins = self._keepers, self._pins
         if keepers is None or pins is None or pins.alone or pins.newest != step:
             return
