@@ -1,9 +1,13 @@
-"""Do times follow the quotas, and is a neighbour that eats half a node noticed? In labs, over real SSH."""
+"""Do times follow the quotas, and what the nodes really do? Is a neighbour that eats half of one noticed?
+
+In labs, over real SSH.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -55,6 +59,7 @@ def data(batch_size, seed):
         yield torch.randn(batch_size, 64, generator=generator), targets
 '''
 RUNS = 3
+MICROBATCH = 64
 SPIN = """import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 print('busy', flush=True)
@@ -63,15 +68,44 @@ while True: pass
 """Until its stdin is closed: what was started through nsenter is not ended with it."""
 
 
+PLAIN_S = 25.0
+PLAIN = """import importlib.util, sys, time
+import torch
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location("train", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+layers = module.model()
+inputs, targets = next(iter(module.data(int(sys.argv[2]), 0)))
+def once():
+    out = inputs
+    for layer in layers:
+        out = layer(out)
+    torch.nn.functional.cross_entropy(out, targets).backward()
+for _ in range(3):
+    once()
+print("ready", flush=True)
+sys.stdin.readline()
+start, done = time.monotonic(), 0
+while time.monotonic() - start < float(sys.argv[3]):
+    once()
+    done += 1
+print((time.monotonic() - start) / done)
+"""
+"""A loop over the layers, without skyctl: wall seconds of a forward and a backward."""
+
+
 def quotas() -> Iterator[dict[str, Any]]:
     """For each layer and pair of nodes: how far the ratio of times is from the quotas' inverse ratio.
 
-    Of layers that stay in the first cache, and of a transformer, which pays for cold caches after a pause.
+    Of layers that stay in the first cache, and of a transformer, which pays for cold caches after a pause. Of
+    the first also how far the ratio is from that of a plain loop, which has nothing of a probe (``plain_…``).
     """
     nodes = "".join(f"  - {{name: {n}, cpus: {cpus}, memory_gib: 2}}\n" for n, cpus in QUOTAS.items())
     with lab("nodes:\n" + nodes) as bench:
-        (bench.folder / "train.py").write_text(CHURN)
-        churn = (bench.folder / "train.py", "--batch-size", 512, "--microbatches", 8)
+        train = bench.folder / "train.py"
+        train.write_text(CHURN)
+        churn = (train, "--batch-size", MICROBATCH * 8, "--microbatches", 8)
         for run, workload in [(run, each) for each in (churn, WORKLOAD) for run in range(RUNS)]:
             profile = bench.skyctl("probe", *workload, "--refresh")
             times = _layer_seconds(profile)
@@ -80,7 +114,7 @@ def quotas() -> Iterator[dict[str, Any]]:
                 for a, b in combinations(QUOTAS, 2)
                 for layer in times[a]
             ]
-            yield {
+            figures = {
                 "benchmark": "probing",
                 "section": "quotas",
                 "workload": Path(workload[0]).name,
@@ -92,6 +126,31 @@ def quotas() -> Iterator[dict[str, Any]]:
                 "widest_interval": _widest(profile),
                 "notes": _notes(profile),
             }
+            yield figures | (_against_plain(bench, train, times) if workload is churn else {})
+
+
+def _against_plain(bench: Bench, train: Path, times: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The same layers in a plain loop on all nodes at once, and what the probe's times are of its."""
+    words = [sys.executable, "-c", PLAIN, str(train), str(MICROBATCH), str(PLAIN_S)]
+    loops = {node: _start(bench, node, words) for node in QUOTAS}
+    for loop in loops.values():
+        assert loop.stdin is not None
+        loop.stdin.write(b"go\n")
+        loop.stdin.flush()
+    seconds = {node: float(loop.communicate()[0]) for node, loop in loops.items()}
+    found = {n: sum(times[n].values()) / seconds[n] for n in QUOTAS}
+    plain = {n: {"all": seconds[n]} for n in QUOTAS}
+    return {
+        "plain_worst_from_quotas": round(
+            max(
+                abs(seconds[a] / seconds[b] / (QUOTAS[b] / QUOTAS[a]) - 1) for a, b in combinations(QUOTAS, 2)
+            ),
+            4,
+        ),
+        "plain_by_node": {n: round(_pace(plain, n), 4) for n in QUOTAS},
+        "probe_of_plain": {n: round(ratio, 4) for n, ratio in found.items()},
+        "worst_from_plain": round(max(found.values()) / min(found.values()) - 1, 4),
+    }
 
 
 def busy() -> Iterator[dict[str, Any]]:
@@ -99,7 +158,7 @@ def busy() -> Iterator[dict[str, Any]]:
     two = "nodes:\n  - {name: eaten, cpus: 0.5, memory_gib: 2}\n  - {name: quiet, cpus: 0.5, memory_gib: 2}\n"
     with lab(two) as bench:
         for loaded in (True, False):
-            spinner = _spin(bench, "eaten") if loaded else None
+            spinner = _start(bench, "eaten", ["python3", "-c", SPIN]) if loaded else None
             try:
                 profile = bench.skyctl("probe", *WORKLOAD, "--refresh")
             finally:
@@ -114,11 +173,10 @@ def busy() -> Iterator[dict[str, Any]]:
             }
 
 
-def _spin(bench: Bench, node: str) -> subprocess.Popen[bytes]:
-    """A busy loop in that node, under its quota."""
+def _start(bench: Bench, node: str, argv: list[str]) -> subprocess.Popen[bytes]:
+    """A command in that node, under its quota, once it has said its first line."""
     state = LabState.model_validate(json.loads(next(bench.folder.rglob("lab.json")).read_text()))
-    argv = inside.argv(state, node, ["python3", "-c", SPIN])
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(inside.argv(state, node, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     return process

@@ -90,6 +90,6 @@ def set_cpus(state: LabState, node: str, cpus: float) -> None:
 def set_rate(state: LabState, node: str, rate_mbit: float) -> None:
     """Makes the node's link slower or faster from now on, both ways."""
     there = state.node(node)
-    bucket = links.bucket(rate_mbit)
+    bucket = links.bucket(rate_mbit, links.queue_s(state.spec))
     links.batch("tc", [f"qdisc replace dev {there.port} root {bucket}"], pid=_fabric(state))
     links.batch("tc", [f"qdisc replace dev eth0 root {bucket}"], pid=_pid(there))

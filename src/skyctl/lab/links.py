@@ -20,6 +20,8 @@ _HEADERS = 1514 / 1448
 """Ethernet frame over TCP payload: rates are what a TCP stream carries, buckets count frames."""
 _BURST_S = 0.002
 _QUEUE_S = 0.05
+"""What a node's link holds back for it, and a round trip between sites on top (``queue_s``)."""
+_MOST_S = 1.0
 _MIN_BURST_BYTES = 5000
 _MIN_QUEUE_BYTES = 65536
 _MTU_BYTES = 1500
@@ -65,10 +67,19 @@ def burst_bytes(rate_mbit: float) -> int:
     return max(_MIN_BURST_BYTES, int(rate_mbit * 125_000 * _BURST_S))
 
 
-def bucket(rate_mbit: float) -> str:
+def queue_s(spec: LabSpec) -> float:
+    """How long the queue before a node's link may get.
+
+    A round trip's worth of bytes, as routers are sized: with less, one TCP stream that has lost a packet
+    does not fill the link any more, for seconds (Villamizar and Song 1994).
+    """
+    return _QUEUE_S + min(_MOST_S, 2 * spec.sites.latency_ms / 1000)
+
+
+def bucket(rate_mbit: float, queue_s: float = _QUEUE_S) -> str:
     """The token bucket for a rate."""
     burst = burst_bytes(rate_mbit)
-    limit = burst + max(_MIN_QUEUE_BYTES, int(rate_mbit * 125_000 * _QUEUE_S))
+    limit = burst + max(_MIN_QUEUE_BYTES, int(rate_mbit * 125_000 * queue_s))
     return f"tbf rate {int(rate_mbit * 1e6 * _HEADERS)}bit burst {burst} limit {limit}"
 
 
@@ -112,7 +123,7 @@ def fabric_lines(
 def fabric_shaping(spec: LabSpec, switch: str) -> list[str]:
     """For ``tc -batch`` in the fabric: what goes towards the nodes, and between sites where netem does it."""
     lines = [
-        f"qdisc add dev n{number} root {bucket(node.rate_mbit)}"
+        f"qdisc add dev n{number} root {bucket(node.rate_mbit, queue_s(spec))}"
         for number, node in enumerate(spec.nodes)
         if node.rate_mbit
     ]
@@ -160,7 +171,7 @@ def node_lines(spec: LabSpec, subnet: int, number: int) -> list[str]:
 def node_shaping(spec: LabSpec, number: int) -> list[str]:
     """For ``tc -batch`` in one node: what it sends."""
     rate = spec.nodes[number].rate_mbit
-    return [f"qdisc add dev eth0 root {bucket(rate)}"] if rate else []
+    return [f"qdisc add dev eth0 root {bucket(rate, queue_s(spec))}"] if rate else []
 
 
 def launcher_lines(spec: LabSpec, token: str, subnet: int) -> list[str]:
