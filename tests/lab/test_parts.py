@@ -117,6 +117,16 @@ def test_places_addresses_and_interface_names():
     assert len(links.launcher_interface(token_of("x" * 63), 249)) <= 15
 
 
+@pytest.mark.parametrize(("latency_ms", "held_s"), [(0, 0.05), (50, 0.15), (10_000, 1.05)])
+def test_a_links_queue_holds_a_round_trip(latency_ms: float, held_s: float):
+    nodes = [{"name": f"n{i}", "cpus": 1.0, "rate_mbit": 200, "site": "ab"[i]} for i in range(2)]
+    spec = LabSpec.model_validate({"nodes": nodes, "sites": {"latency_ms": latency_ms}})
+    for line in (*links.fabric_shaping(spec, "user"), *links.node_shaping(spec, 0)):
+        words = line.split()
+        queued = int(words[words.index("limit") + 1]) - links.burst_bytes(200)
+        assert queued == pytest.approx(200 * 125_000 * held_s, rel=0.001)
+
+
 def test_netem_is_asked_for_delay_on_the_way_out_and_rate_both_ways():
     nodes = [{"name": "n0", "cpus": 1.0, "site": "a"}, {"name": "n1", "cpus": 1.0, "site": "b"}]
     sites = {"latency_ms": 5.0, "uplink_mbit": {"b": 20.0}}
