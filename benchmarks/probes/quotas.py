@@ -69,14 +69,13 @@ while True: pass
 
 
 PLAIN_S = 25.0
-PLAIN = """import importlib.util, sys, time
+PLAIN = """import sys, time
 import torch
 torch.set_num_threads(1)
-spec = importlib.util.spec_from_file_location("train", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-layers = module.model()
-inputs, targets = next(iter(module.data(int(sys.argv[2]), 0)))
+module = {"__name__": "train"}
+exec(sys.argv[1], module)
+layers = module["model"]()
+inputs, targets = next(iter(module["data"](int(sys.argv[2]), 0)))
 def once():
     out = inputs
     for layer in layers:
@@ -126,12 +125,12 @@ def quotas() -> Iterator[dict[str, Any]]:
                 "widest_interval": _widest(profile),
                 "notes": _notes(profile),
             }
-            yield figures | (_against_plain(bench, train, times) if workload is churn else {})
+            yield figures | (_against_plain(bench, times) if workload is churn else {})
 
 
-def _against_plain(bench: Bench, train: Path, times: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _against_plain(bench: Bench, times: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The same layers in a plain loop on all nodes at once, and what the probe's times are of its."""
-    words = [sys.executable, "-c", PLAIN, str(train), str(MICROBATCH), str(PLAIN_S)]
+    words = [sys.executable, "-c", PLAIN, CHURN, str(MICROBATCH), str(PLAIN_S)]
     loops = {node: _start(bench, node, words) for node in QUOTAS}
     for loop in loops.values():
         assert loop.stdin is not None

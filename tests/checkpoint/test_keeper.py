@@ -62,6 +62,11 @@ def test_one_pulls_from_another(encrypted: bool, nodes: Nodes, tmp_path: Path) -
     for path in two.folder.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
     assert two.ask("pull", step=60, layers=shas, attempt=3, **one.address)["done"] == [0, 2, 3]
+    data = bytearray(layout.layer_path(two.folder, 60, 2).read_bytes())
+    data[777] ^= 1
+    layout.layer_path(two.folder, 60, 2).write_bytes(data)  # its manifest still says what it was
+    assert two.ask("pull", step=60, layers=shas, attempt=3, **one.address)["done"] == [0, 2, 3]
+    assert whole(two.folder, 60, shas)
     one.close()
     gone = two.ask("pull", step=60, layers={**shas, "1": "0" * 64}, attempt=3, **one.address)
     assert gone["done"] == [0, 2, 3]

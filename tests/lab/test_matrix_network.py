@@ -5,6 +5,7 @@ Losses are held against a run that nothing happened to, and nothing may be left 
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -172,7 +173,12 @@ def shards(cluster: Cluster, run: Run, step: int) -> list[Path]:
     """All copies of one layer of that step, the node's own first."""
     pattern = f".cache/skyctl/runs/{run.id}@*/step-{step:08d}/layer-00002.safetensors"
     found = [path for node in cluster.nodes for path in cluster.home(node).glob(pattern)]
-    return sorted(found, key=lambda path: not list(path.parent.glob("part-*.json")))
+    return sorted(found, key=lambda path: not wrote_layer_2(path.parent))
+
+
+def wrote_layer_2(folder: Path) -> bool:
+    """Whether a rank of that node did; else it is a copy."""
+    return any("2" in json.loads(part.read_text())["layers"] for part in folder.glob("part-*.json"))
 
 
 def damage(path: Path, how: str) -> None:

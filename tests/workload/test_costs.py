@@ -53,6 +53,25 @@ def test_activation_against_the_real_thing(source: str) -> None:
         assert kept_bytes(workload, start, stop, 4) >= told * 0.93
 
 
+def test_what_is_passed_on_is_counted_once(user: Make) -> None:
+    body = (
+        "class Start(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.linear = nn.Linear(6, 64)\n"
+        "    def forward(self, x): y = self.linear(x); return y.tanh(), y.exp()\n"
+        "class Body(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.linear = nn.Linear(64, 64)\n"
+        "    def forward(self, given): x, shortcut = given; return self.linear(x).tanh(), shortcut\n"
+        "class Join(Body):\n"
+        "    def forward(self, given): x, shortcut = given; return self.linear(x).tanh() * shortcut\n"
+        "def model(): return [Start(), Body(), Body(), Body(), Join(), nn.Linear(64, 4)]\n"
+    )
+    workload = user(body)
+    found = costs(workload, 8)
+    for start, stop in [(1, 5), (2, 6), (3, 5), (1, 6)]:
+        told = sum(c.activation_bytes for c in found[start:stop])
+        assert kept_bytes(workload, start, stop, 8) == told
+
+
 def test_flops_against_the_counter() -> None:
     workload = load(make_spec(SMALL, batch_size=4))
     found = costs(workload, 2)

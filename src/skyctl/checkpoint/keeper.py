@@ -150,6 +150,7 @@ class Keeper:
         wanted = {layout.index(key): (str(sha256), attempt) for key, sha256 in message["layers"].items()}
         address = _address(message)
         failed: dict[int, str] = {}
+        self._clear_damaged(step, wanted)
         try:
             with Peer(address, self._credentials) as peer:
                 _, failed = take(peer, self._folder, step, wanted, self._credentials.run_id)
@@ -159,6 +160,14 @@ class Keeper:
                 if layer not in here or here[layer].sha256 != sha256:
                     failed.setdefault(layer, exc.message)
         return _taken(wanted, failed)
+
+    def _clear_damaged(self, step: int, wanted: Mapping[int, tuple[str, int]]) -> None:
+        """Removes files that are not what their manifests say: what seems to be there is not taken again."""
+        here = layout.held(self._folder, [step]).get(step, {})
+        for layer, (sha256, _) in wanted.items():
+            known = layer in here and here[layer].sha256 == sha256
+            if known and layout.fault(self._folder, step, layer, sha256) is not None:
+                layout.layer_path(self._folder, step, layer).unlink(missing_ok=True)
 
     def _adopt(self, message: Message) -> Message:
         step, attempt = layout.natural(message["step"]), layout.natural(message.get("attempt", 0))

@@ -37,7 +37,7 @@ class LayerCost:
         flops: forward and backward.
         state_bytes: parameters, gradients, the optimizer's state, buffers.
         activation_bytes: kept from a forward until its backward: the layer's input and what autograd saves,
-            without parameters and without the layer's output (the next layer counts that as its input).
+            without parameters and what the layer gives or passes on (the next layer counts that as input).
         output_bytes: what goes on to the next layer.
         workspace_bytes: the most that lives beyond that while forward or backward run, gradients included.
         deferred_bytes: kept from a backward until its weight gradients, where these are put off.
@@ -212,10 +212,9 @@ class _Run:
         with live:
             with hooks:
                 value, targets, out = _forward(workload, index, boundary, samples)
-            received = _storages([*leaves(value), *targets])
-            given = set(_storages(leaves(out)))
-            kept = {key: nbytes for key, nbytes in saved.items() if key not in given}
-            self.activation_bytes = sum({**kept, **received}.values())
+            held = saved | _storages([*leaves(value), *targets])
+            given = _storages(leaves(out))  # what is only passed on as well: the next layer counts it
+            self.activation_bytes = sum(nbytes for key, nbytes in held.items() if key not in given)
             forward_most = live.most
             live.most = live.now
             _backward(workload, index, boundary, out, torch.autograd.backward)
