@@ -7,10 +7,11 @@ shift
 
 "$python" -m pytest -m 'not matrix and not lab' -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
+[ $shared = 2 ] && exit 2  # pytest's code where it was interrupted, or could not read the tests
 "$python" -m pytest -m 'lab and not matrix' "$@"
 lab=$?
 
-nothing=5  # pytest's code where no test was chosen
+nothing=5  # where no test was chosen
 [ $shared = $nothing ] && shared=$lab
 [ $lab = $nothing ] && lab=$shared
 exit $((shared > lab ? shared : lab))

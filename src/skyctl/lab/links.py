@@ -20,8 +20,8 @@ _HEADERS = 1514 / 1448
 """Ethernet frame over TCP payload: rates are what a TCP stream carries, buckets count frames."""
 _BURST_S = 0.002
 _QUEUE_S = 0.05
-"""What a node's link holds back for it, and a round trip between sites on top (``queue_s``)."""
-_MOST_S = 1.0
+_MOST_ROUND_TRIP_S = 1.0
+"""Of the round trip between sites that a link's queue holds beside that (``queue_s``)."""
 _MIN_BURST_BYTES = 5000
 _MIN_QUEUE_BYTES = 65536
 _MTU_BYTES = 1500
@@ -73,13 +73,13 @@ def queue_s(spec: LabSpec) -> float:
     A round trip's worth of bytes, as routers are sized: with less, one TCP stream that has lost a packet
     does not fill the link any more, for seconds (Villamizar and Song 1994).
     """
-    return _QUEUE_S + min(_MOST_S, 2 * spec.sites.latency_ms / 1000)
+    return _QUEUE_S + min(_MOST_ROUND_TRIP_S, 2 * spec.sites.latency_ms / 1000)
 
 
-def bucket(rate_mbit: float, queue_s: float = _QUEUE_S) -> str:
-    """The token bucket for a rate."""
+def bucket(rate_mbit: float, held_s: float = _QUEUE_S) -> str:
+    """The token bucket for a rate, and the queue before it (``queue_s``)."""
     burst = burst_bytes(rate_mbit)
-    limit = burst + max(_MIN_QUEUE_BYTES, int(rate_mbit * 125_000 * queue_s))
+    limit = burst + max(_MIN_QUEUE_BYTES, int(rate_mbit * 125_000 * held_s))
     return f"tbf rate {int(rate_mbit * 1e6 * _HEADERS)}bit burst {burst} limit {limit}"
 
 
