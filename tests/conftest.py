@@ -30,6 +30,7 @@ _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 """The standard library's own helpers, which live as long as the process that started them."""
 
 
+TEMPORARY = pytest.StashKey[Path]()
 BEFORE = pytest.StashKey[set[tuple[str, str]]]()
 LEFT = pytest.StashKey[list[tuple[str, str]]]()
 
@@ -38,6 +39,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: where several run at a time, none of them is the last one alone."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for all temporary files of this process, pytest's own among them, gone at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets' paths are limited to 107 bytes
+    config.stash[TEMPORARY] = folder
+    if hasattr(config, "workerinput") or not config.option.basetemp:
+        config.option.basetemp = str(folder / "pytest")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[TEMPORARY], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,7 +83,7 @@ def session_tag() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[None]:
     """Nothing that this session made outlives it, whichever test made it."""
-    temporary = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets' paths are limited to 107 bytes
+    temporary = pytestconfig.stash[TEMPORARY]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TAG, session_tag)
         patch.setenv("TMPDIR", str(temporary))
@@ -79,7 +93,6 @@ def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[No
         patch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
         patch.delenv("SKYCTL_CLUSTER", raising=False)
         yield
-    shutil.rmtree(temporary, ignore_errors=True)
     left = _wait(lambda: _carrying(f"{TAG}={session_tag}".encode(), exact=False))
     faults = [f"process {_named(pid)}" for pid in left]
     _kill(left)
