@@ -1,6 +1,6 @@
 # make install | demo | test | matrix | check | docs | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean.
 # Each does its own set-up; needs Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest
-# (test, matrix), to skyctl (demo) or to the benchmark (bench-planner, -runtime, -probing, soak); WORKERS=1: one test at a time.
+# (test, matrix), to skyctl (demo) or to the benchmark (bench-planner, -runtime, -probing, soak); WORKERS=0: one test at a time (for --pdb).
 # All paths are relative: the folder's own name may hold blanks.
 
 SHELL := /bin/bash

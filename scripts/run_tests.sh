@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All tests but the fault matrix. $1: the Python; what follows goes to pytest. First those that can share the machine,
-# two at a time (WORKERS=1: one), then the lab's, one at a time: they measure, and they need its network to themselves.
+# two at a time (WORKERS=0: one), then the lab's, one at a time: they measure, and they need its network to themselves.
 set -u
 python=$1
 shift
