@@ -6,9 +6,10 @@ In labs, over real SSH.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -97,35 +98,62 @@ print((time.monotonic() - start) / done)
 def quotas() -> Iterator[dict[str, Any]]:
     """For each layer and pair of nodes: how far the ratio of times is from the quotas' inverse ratio.
 
-    Of layers that stay in the first cache, and of a transformer, which pays for cold caches after a pause. Of
-    the first also how far the ratio is from that of a plain loop, which has nothing of a probe (``plain_…``).
+    Of layers that stay in the first cache: first with the whole lab on one core (half the quotas, or it would
+    not hold them) and slices of the same length on all nodes, where nothing but the quotas makes them differ.
+    Then on all cores, one of which may be faster than another for a while, and with a part of every 10 ms:
+    the less a node has of it, the colder are its caches. There a plain loop, which has nothing of a probe,
+    says how far the nodes themselves are from their quotas (``plain_…``). And of a transformer, which pays
+    most for cold caches.
     """
-    nodes = "".join(f"  - {{name: {n}, cpus: {cpus}, memory_gib: 2}}\n" for n, cpus in QUOTAS.items())
-    with lab("nodes:\n" + nodes) as bench:
-        train = bench.folder / "train.py"
-        train.write_text(CHURN)
-        churn = (train, "--batch-size", MICROBATCH * 8, "--microbatches", 8)
-        for run, workload in [(run, each) for each in (churn, WORKLOAD) for run in range(RUNS)]:
-            profile = bench.skyctl("probe", *workload, "--refresh")
-            times = _layer_seconds(profile)
-            errors: list[float] = [
-                times[a][layer] / times[b][layer] / (QUOTAS[b] / QUOTAS[a]) - 1
-                for a, b in combinations(QUOTAS, 2)
-                for layer in times[a]
-            ]
-            figures = {
-                "benchmark": "probing",
-                "section": "quotas",
-                "workload": Path(workload[0]).name,
-                "run": run,
-                "pairs": len(errors),
-                "worst": round(max(map(abs, errors)), 4),
-                "median": round(median(map(abs, errors)), 4),
-                "by_node": {n: round(_pace(times, n), 4) for n in QUOTAS},
-                "widest_interval": _widest(profile),
-                "notes": _notes(profile),
-            }
-            yield figures | (_against_plain(bench, times) if workload is churn else {})
+    half = {node: cpus / 2 for node, cpus in QUOTAS.items()}
+    one = min(os.sched_getaffinity(0))
+    with lab(_lab(half, "cpu_slice_ms: 5\n"), core=one) as bench:
+        for run in range(RUNS):
+            times, figures = _probed(bench, half, _churn(bench))
+            yield _case("one core, slices of 5 ms", run) | figures
+    with lab(_lab(QUOTAS)) as bench:
+        for run in range(RUNS):
+            times, figures = _probed(bench, QUOTAS, _churn(bench))
+            yield _case("all cores, periods of 10 ms", run) | figures | _against_plain(bench, times)
+        times, figures = _probed(bench, QUOTAS, WORKLOAD)
+        yield _case("all cores, periods of 10 ms", 0) | figures
+
+
+def _lab(quotas: Mapping[str, float], more: str = "") -> str:
+    nodes = "".join(f"  - {{name: {n}, cpus: {cpus}, memory_gib: 2}}\n" for n, cpus in quotas.items())
+    return f"nodes:\n{nodes}{more}"
+
+
+def _churn(bench: Bench) -> tuple[object, ...]:
+    train = bench.folder / "train.py"
+    train.write_text(CHURN)
+    return (train, "--batch-size", MICROBATCH * 8, "--microbatches", 8)
+
+
+def _case(where: str, run: int) -> dict[str, Any]:
+    return {"benchmark": "probing", "section": "quotas", "lab": where, "run": run}
+
+
+def _probed(
+    bench: Bench, quotas: Mapping[str, float], workload: Sequence[object]
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Seconds by node and layer, and how they compare."""
+    profile = bench.skyctl("probe", *workload, "--refresh")
+    times = _layer_seconds(profile)
+    errors = [
+        times[a][layer] / times[b][layer] / (quotas[b] / quotas[a]) - 1
+        for a, b in combinations(quotas, 2)
+        for layer in times[a]
+    ]
+    return times, {
+        "workload": Path(str(workload[0])).name,
+        "pairs": len(errors),
+        "worst": round(max(map(abs, errors)), 4),
+        "median": round(median(map(abs, errors)), 4),
+        "by_node": {n: round(_pace(times, n), 4) for n in quotas},
+        "widest_interval": _widest(profile),
+        "notes": _notes(profile),
+    }
 
 
 def _against_plain(bench: Bench, times: dict[str, dict[str, float]]) -> dict[str, Any]:

@@ -32,8 +32,12 @@ class Bench:
 
 
 @contextmanager
-def lab(text: str) -> Iterator[Bench]:
-    """Brings the lab of that lab.yaml up, and takes it down again, on SIGTERM too."""
+def lab(text: str, core: int | None = None) -> Iterator[Bench]:
+    """Brings the lab of that lab.yaml up, and takes it down again, on SIGTERM too.
+
+    Args:
+        core: the one processor that all its nodes are held to (they keep what the lab was started with).
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
         folder = Path(name)
@@ -42,7 +46,12 @@ def lab(text: str) -> Iterator[Bench]:
         bench = Bench(folder, env)
         file = folder / "lab.yaml"
         file.write_text(text)
-        bench.skyctl("lab", "up", file, "-o", folder / "lab", "--name", f"bench-{os.getpid()}")
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, allowed if core is None else {core})
+        try:
+            bench.skyctl("lab", "up", file, "-o", folder / "lab", "--name", f"bench-{os.getpid()}")
+        finally:
+            os.sched_setaffinity(0, allowed)
         try:
             yield bench
         finally:

@@ -107,6 +107,14 @@ def test_quotas_have_short_periods():
         assert quota / period == pytest.approx(cpus, rel=0.02)
 
 
+def test_quotas_may_all_have_the_same_slice():
+    assert cgroups.quota_us(0.05, 5) == (5000, 100_000)
+    assert cgroups.quota_us(0.8, 5) == (5000, 6250)
+    assert cgroups.quota_us(2.0, 5) == (5000, 2500)
+    assert cgroups.quota_us(8.0, 1) == (8000, 1000)
+    assert cgroups.quota_us(0.001, 5) == (1000, 1_000_000)
+
+
 def test_places_addresses_and_interface_names():
     nodes = [{"name": f"n{i}", "cpus": 1.0, "site": "ab"[i % 2]} for i in range(4)]
     together = LabSpec.model_validate({"nodes": nodes})

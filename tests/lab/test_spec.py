@@ -39,6 +39,11 @@ def test_the_example_that_is_shipped(request):
     assert len(spec.nodes) == 4
 
 
+def test_a_slice_may_be_given(tmp_path):
+    assert read(tmp_path, GOOD).cpu_slice_ms is None
+    assert read(tmp_path, f"{GOOD}cpu_slice_ms: 5\n").cpu_slice_ms == 5
+
+
 def test_sites_may_be_left_out(tmp_path):
     spec = read(tmp_path, "nodes:\n  - {name: n1, cpus: 1}\n  - {name: n2, cpus: 2, site: z}\n")
     assert spec.site_names() == ["default", "z"]
@@ -67,6 +72,8 @@ def test_sites_may_be_left_out(tmp_path):
         (GOOD.replace("{b: 20}", "{bb: 20}"), 4, "names site 'bb', which no node is in; did you mean"),
         (GOOD.replace("{b: 20}", "{b: 0}"), 4, "uplink_mbit.b"),
         (GOOD.replace("latency_ms: 5", "latency_ms: -5"), 4, "'latency_ms' in sites"),
+        (f"{GOOD}cpu_slice_ms: 0.5\n", 5, "'cpu_slice_ms' in the file"),
+        (f"{GOOD}cpu_slice_ms: [10]\n", 5, "'cpu_slice_ms' in the file"),
     ],
 )
 def test_errors_name_file_line_and_key(tmp_path, text, line, words):

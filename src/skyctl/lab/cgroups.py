@@ -17,10 +17,13 @@ from pathlib import Path
 
 from skyctl.errors import SkyctlError
 
-PERIOD_US = 10_000
+_PERIOD_US = 10_000
 """Much smoother than the kernel's default of 100 ms."""
 
 _MIN_QUOTA_US = 1000
+_LONGEST_US = 1_000_000
+"""The kernel's least quota and period, and its longest period."""
+
 _LAB_WEIGHT = 8.0
 """In ordinary processes: other work on this machine slows a lab little, and a busy lab does not stop it."""
 
@@ -118,16 +121,21 @@ def _limit_memory(folder: Path, limit_bytes: int) -> None:
             (folder / "memory.swap.max").write_text("0", encoding="utf-8")
 
 
-def quota_us(cpus: float) -> tuple[int, int]:
-    """(quota, period) in microseconds; the period grows where the quota would be less than 1 ms."""
-    period = PERIOD_US if cpus * PERIOD_US >= _MIN_QUOTA_US else math.ceil(_MIN_QUOTA_US / cpus)
-    period = min(period, 1_000_000)
+def quota_us(cpus: float, slice_ms: float | None = None) -> tuple[int, int]:
+    """(quota, period) in microseconds; the period grows where the quota would be less than 1 ms.
+
+    Args:
+        slice_ms: the quota, as far as a period of at most a second allows; None: the period is 10 ms.
+    """
+    period = _PERIOD_US if slice_ms is None else math.ceil(slice_ms * 1000 / cpus)
+    period = max(period, math.ceil(_MIN_QUOTA_US / cpus), _MIN_QUOTA_US)
+    period = min(period, _LONGEST_US)
     return max(_MIN_QUOTA_US, round(cpus * period)), period
 
 
-def set_quota(folders: Iterable[str | Path], cpus: float) -> None:
+def set_quota(folders: Iterable[str | Path], cpus: float, slice_ms: float | None = None) -> None:
     """Holds a node to that many cores from now on, and where cores are short, to its share of them."""
-    quota, period = quota_us(cpus)
+    quota, period = quota_us(cpus, slice_ms)
     for folder in map(Path, folders):
         _set_weight(folder, cpus)
         if (folder / "cpu.cfs_quota_us").exists():

@@ -84,7 +84,7 @@ def _neighbour(node: NodeState, site: int, number: int) -> str:
 
 def set_cpus(state: LabState, node: str, cpus: float) -> None:
     """Makes the node slower or faster from now on (lab.json keeps what lab.yaml said)."""
-    cgroups.set_quota(state.node(node).cgroups, cpus)
+    cgroups.set_quota(state.node(node).cgroups, cpus, state.spec.cpu_slice_ms)
 
 
 def set_rate(state: LabState, node: str, rate_mbit: float) -> None:

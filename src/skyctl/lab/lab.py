@@ -136,7 +136,7 @@ def _make(state: LabState, programs: dict[str, str], carrier: str) -> LabState:
     _await_sshd(state)
     # The quota comes last: a node of 10% would take long to get up.
     for node, wanted in zip(state.nodes, state.spec.nodes, strict=True):
-        cgroups.set_quota(node.cgroups, wanted.cpus)
+        cgroups.set_quota(node.cgroups, wanted.cpus, state.spec.cpu_slice_ms)
     return states.save(state.model_copy(update={"stage": "up"}))
 
 

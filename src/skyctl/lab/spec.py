@@ -52,9 +52,14 @@ class Sites(Record):
 
 
 class LabSpec(Record):
-    """A whole lab. Nodes that name no site share one."""
+    """A whole lab. Nodes that name no site share one.
+
+    ``cpu_slice_ms``: every node runs so long at a time and then stands still, for as long as its ``cpus`` ask
+    for; caches are then as cold after a pause on all of them. None: each has its part of every 10 ms.
+    """
 
     nodes: Seq[LabNode] = Field(min_length=1)
+    cpu_slice_ms: float | None = Field(default=None, ge=1, le=1000)
     sites: Sites = Sites()
 
     @model_validator(mode="after")
@@ -111,7 +116,7 @@ def read_lab(path: str | Path) -> LabSpec:
         nodes[node.name] = node
     sites = _sites(document, list(nodes.values()))
     try:
-        return LabSpec(nodes=tuple(nodes.values()), sites=sites)
+        return LabSpec(nodes=tuple(nodes.values()), sites=sites, cpu_slice_ms=document.at(("cpu_slice_ms",)))
     except ValidationError as exc:
         raise document.validation(exc, (), "the file") from exc
 
