@@ -8,11 +8,41 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+MEASURING_S = 12.0
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A command's lines of progress: (``time.monotonic``, text)."""
+
+    lines: list[tuple[float, str]]
+
+    def last(self, *texts: str) -> float:
+        """When the last line with the first of these texts that any line has came."""
+        for text in texts:
+            found = [at for at, line in self.lines if text in line]
+            if found:
+                return found[-1]
+        raise SystemExit(f"no line of progress with any of {texts}")
+
+    @property
+    def probed(self) -> tuple[float, float]:
+        """Of a probe: the time in which its layers are measured, about."""
+        end = self.last(": measured (", ": messages", "links: ")
+        return end - MEASURING_S, end
+
+    def ran(self, steps_s: float) -> tuple[float, float]:
+        """Of a launch: so long before its last step's end."""
+        end = self.last(": step ")
+        return end - steps_s, end
 
 
 @dataclass(frozen=True)
@@ -29,6 +59,24 @@ class Bench:
         if done.returncode not in ok:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}")
         return json.loads(done.stdout)
+
+    def timed(self, *arguments: object) -> tuple[Any, Lines]:
+        """The same, and when each line of progress came."""
+        command = [sys.executable, "-m", "skyctl", *map(str, arguments), "--json"]
+        with (
+            tempfile.TemporaryFile("w+") as out,
+            subprocess.Popen(command, env=self.env, stdout=out, stderr=subprocess.PIPE, text=True) as process,
+        ):
+            assert process.stderr is not None
+            lines = []
+            for line in process.stderr:
+                lines.append((time.monotonic(), line.rstrip()))
+                print(line, end="", file=sys.stderr)
+            code = process.wait()
+            out.seek(0)
+            if code:
+                raise SystemExit(f"{' '.join(command)} ended with {code}\n{out.read()}")
+            return json.load(out), Lines(lines)
 
 
 @contextmanager

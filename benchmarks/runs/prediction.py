@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runs.labs import Bench, lab
-from runs.machine import Readings, steadily
+from runs.machine import Case, steadily
 
 CLUSTERS = {
     "80/40/20/20%, LAN": """\
@@ -101,7 +102,8 @@ def data(batch_size, seed):
 '''
 WORKLOADS = ("gpt", "bert", "llama", "convolutional")
 BATCH, MICROBATCHES = 32, 16
-STEPS = 6
+STEPS, LEAST_S = 6, 15.0
+"""Steps of a run; more where they are short."""
 
 
 def prediction(
@@ -126,23 +128,21 @@ def _source(folder: Path, name: str) -> str:
     return str(place / "train.py")
 
 
-def _case(bench: Bench, cluster: str, name: str, source: str, readings: Readings) -> dict[str, Any]:
+def _case(bench: Bench, cluster: str, name: str, source: str) -> Case:
     sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     path = bench.folder / "plan.json"
-    readings.take()
-    bench.skyctl("probe", source, *sizes, "--refresh")
-    readings.take()
+    _, probing = bench.timed("probe", source, *sizes, "--refresh")
     bench.skyctl("plan", source, *sizes, "-o", path)
     made = json.loads(path.read_text())
-    run = bench.skyctl("launch", path, "--steps", STEPS)
-    readings.take()
+    steps = max(STEPS, math.ceil(LEAST_S / made["predicted"]["iteration_s"]))
+    run, launching = bench.timed("launch", path, "--steps", steps)
     measured = run["iteration_s"]["median"]
     memory = [
         r["predicted"]["memory_bytes"] / r["peak_memory_bytes"] - 1
         for r in run["replicas"]
         if r["peak_memory_bytes"]
     ]
-    return {
+    figures = {
         "benchmark": "runtime",
         "section": "prediction",
         "cluster": cluster,
@@ -157,3 +157,4 @@ def _case(bench: Bench, cluster: str, name: str, source: str, readings: Readings
         ],
         "memory_error": [round(error, 4) for error in memory],
     }
+    return Case(figures, probing.probed, launching.ran((steps - 1) * measured))

@@ -9,7 +9,7 @@ from typing import Any
 
 from runs.bounds import bound_s, utilisation
 from runs.labs import Bench, lab
-from runs.machine import Readings, steadily
+from runs.machine import Case, steadily
 
 LAB = """\
 nodes:
@@ -33,19 +33,16 @@ def unequal(workloads: Sequence[str] = WORKLOADS, extra: Sequence[str] = ()) -> 
             yield steadily(partial(_case, bench, workload, extra))
 
 
-def _case(bench: Bench, workload: str, extra: Sequence[str], readings: Readings) -> dict[str, Any]:
+def _case(bench: Bench, workload: str, extra: Sequence[str]) -> Case:
     sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     path = bench.folder / "plan.json"
-    readings.take()
-    bench.skyctl("probe", workload, *sizes, "--refresh")
-    readings.take()
+    _, probing = bench.timed("probe", workload, *sizes, "--refresh")
     bench.skyctl("plan", workload, *sizes, "--no-learn", *extra, "-o", path)
     made = json.loads(path.read_text())
-    run = bench.skyctl("launch", path, "--steps", STEPS)
-    readings.take()
+    run, launching = bench.timed("launch", path, "--steps", STEPS)
     measured = run["iteration_s"]["median"]
     bound = bound_s(made)
-    return {
+    figures = {
         "benchmark": "runtime",
         "section": "unequal",
         "workload": workload,
@@ -63,3 +60,4 @@ def _case(bench: Bench, workload: str, extra: Sequence[str], readings: Readings)
         "utilisation": round(utilisation(made, measured), 4),
         "replicas": run["replicas"],
     }
+    return Case(figures, probing.probed, launching.ran((STEPS - 1) * measured))
