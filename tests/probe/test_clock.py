@@ -161,6 +161,35 @@ def test_what_lies_between_repetitions_counts_for_the_stretch_alone(monkeypatch:
     assert slowed.stretch() == pytest.approx(1.5)
 
 
+def test_what_other_threads_take_of_a_quota_is_not_taken_for_a_smaller_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = {"wall": 0.0, "thread": 0.0, "process": 0.0}
+
+    class Steps:
+        def prepare(self) -> None:
+            """Nothing."""
+
+        def forward(self) -> None:
+            now["wall"] += 1.0
+            now["thread"] += 0.09
+            now["process"] += 0.1
+
+        between = prepare
+        backward = forward
+
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(pace.time, "thread_time", lambda: now["thread"])
+    monkeypatch.setattr(pace.time, "process_time", lambda: now["process"])
+    monkeypatch.setattr(stretches, "scheduled", lambda: None)
+    meter = Meter("cpu", quota_cpus=0.1, period_s=0.01)
+    meter.sample(Steps())
+    assert meter.stretch() == pytest.approx(10.0)
+    free = Meter("cpu")
+    free.sample(Steps())
+    assert free.stretch() == pytest.approx(1 / 0.09)
+
+
 def test_slowdown_holds_whatever_the_sleeps_do(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"wall": 0.0, "cpu": 0.0}
     overshoot = iter([0.05, *[0.0] * 100])

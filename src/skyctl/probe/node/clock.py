@@ -109,6 +109,8 @@ class Meter:
         self.cpu_s = 0.0
         self._quota_cpus = quota_cpus
         self._single_thread = single_thread
+        self._used = self._clock if quota_cpus is None else time.process_time
+        """What the stretch is made of: under a quota this process's other threads run at its cost, too."""
         self._since: tuple[float, float] | None = None
         self.by_wall = False
         """Set where ``layers_wait``: a second of the CPU then says little."""
@@ -137,12 +139,12 @@ class Meter:
 
     def sample(self, steps: Steps) -> Sample:
         """One repetition."""
-        begun = self._since or (time.perf_counter(), self._clock())
+        begun = self._since or (time.perf_counter(), self._used())
         steps.prepare()
         first = self.run(steps.forward)
         steps.between()
         second = self.run(steps.backward)
-        self._since = time.perf_counter(), self._clock()
+        self._since = time.perf_counter(), self._used()
         if self._pace.slowdown == 1.0:
             self.wall_s += self._since[0] - begun[0]
             self.cpu_s += self._since[1] - begun[1]

@@ -33,6 +33,8 @@ machine's speed also changes within seconds, which no interval of one second's r
 
 MOST_SPLIT = 1.25
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
+ENOUGH_SPLITS, ENOUGH_UPDATES = 4, 100
+"""So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out."""
 NO_TIME = "there was no time for it"
 FIRST_SHARE = 0.8
 """Of the time there is at most, for the first pass: what it does not come to is skipped."""
@@ -217,8 +219,10 @@ class LayerBench:
             self._measure_chain(tasks, window, modules, size, slices, len(timed))
             for number in timed:
                 at = window.kinds.index(number)
-                self._measure_split(tasks[number], modules[at], window.start + at, size, slices.whole_s)
-                if number not in updated:
+                index = tasks[number].index
+                if len(self.tally.cut(index, size)) < ENOUGH_SPLITS:
+                    self._measure_split(tasks[number], modules[at], window.start + at, size, slices.whole_s)
+                if number not in updated and len(self.tally.samples.get((index, 0), ())) < ENOUGH_UPDATES:
                     updated.add(number)
                     self._measure_optimizer(tasks[number], modules[at], slices.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:

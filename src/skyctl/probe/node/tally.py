@@ -6,8 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from skyctl.probe.node.clock import STEADY_INTERVAL, Sample, interval
+from skyctl.probe.node.clock import Sample, interval
 from skyctl.probe.node.weights import Backwards
+
+AIM = 0.02
+"""A layer is measured on until its mean is known within this, or the time is spent. Users are told of what is
+worse than ``STEADY_INTERVAL``: ratios of two times are then within 3% of what they would be for ever."""
 
 
 @dataclass
@@ -27,6 +31,11 @@ class Tally:
         """Joins new repetitions to those there are."""
         self.samples.setdefault((index, size), []).extend(samples)
         self.blocks.setdefault((index, size), []).extend(blocks)
+
+    def cut(self, index: int, size: int) -> list[Sample]:
+        """Repetitions of its backward in two parts."""
+        found = self.splits.get((index, size))
+        return [] if found is None else found.cut
 
     def interval(self, key: tuple[int, int], by_cpu: bool) -> float:
         """How well its mean is known (``clock.interval``)."""
@@ -49,12 +58,12 @@ class Tally:
         """
         found = {key: self.mean_s(key) for key in keys if key in self.samples}
         allowed_s = {
-            size: STEADY_INTERVAL * fmean(mean_s for (_, other), mean_s in found.items() if other == size)
+            size: AIM * fmean(mean_s for (_, other), mean_s in found.items() if other == size)
             for size in {size for _, size in found}
         }
         rough = set()
         for key, mean_s in found.items():
             half = self.interval(key, by_cpu)
-            if half > STEADY_INTERVAL and not half * mean_s <= allowed_s[key[1]]:
+            if half > AIM and not half * mean_s <= allowed_s[key[1]]:
                 rough.add(key)
         return rough
