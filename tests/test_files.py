@@ -96,6 +96,20 @@ def test_write_atomic_replaces_and_is_private(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a file"]
 
 
+def test_what_a_killed_writer_leaves_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a[1].json"
+    code = (
+        "import os, sys; from skyctl.files import write_atomic\n"
+        "os.fsync = lambda fd: os.kill(os.getpid(), 9); write_atomic(sys.argv[1], 'half')"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
+    (tmp_path / ".another.json.0123456789ab.tmp").touch()
+    (tmp_path / ".a[1].json.mine.tmp").touch()
+    (left,) = files.unfinished(path)
+    assert left.name.startswith(".a[1].json.")
+    assert not path.exists()
+
+
 def test_write_atomic_keeps_a_link_and_writes_to_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     files.write_atomic(tmp_path / "link", "x")

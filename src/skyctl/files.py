@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
@@ -124,6 +125,12 @@ def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = 0o60
             with contextlib.suppress(OSError):
                 temporary.unlink()
     return target
+
+
+def unfinished(target: Path) -> list[Path]:
+    """What killed writers of ``target`` left beside it; a writer at work has one there too."""
+    pattern = f".{glob.escape(target.name[:80])}.{'[0-9a-f]' * 12}.tmp"
+    return sorted(target.parent.glob(pattern))
 
 
 def _cannot(verb: str, path: Path, exc: OSError) -> SkyctlError:

@@ -280,3 +280,24 @@ def test_a_making_that_is_killed_can_be_taken_down(lab, after_s):
     finally:
         down(name)
     assert leftovers(name) == []
+
+
+@pytest.mark.parametrize("write", [1, 2, 3])
+def test_a_making_that_is_killed_while_it_writes_can_be_taken_down(lab, write):
+    name = f"killed-writing-{write}"
+    program = (
+        "import os, signal; from skyctl.lab.lab import up; from skyctl.lab.spec import LabSpec\n"
+        "real, count = os.fsync, 0\n"
+        "def fsync(fd):\n"
+        "    global count\n"
+        "    count += 1\n"
+        f"    os.kill(os.getpid(), signal.SIGKILL) if count == {write} else real(fd)\n"
+        "os.fsync = fsync\n"
+        f"up(LabSpec.model_validate({TWO!r}), name={name!r})"
+    )
+    try:
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+        assert any(".tmp" in there for there in leftovers(name))
+    finally:
+        down(name)
+    assert leftovers(name) == []

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from skyctl.errors import SkyctlError
-from skyctl.files import lab_folder
+from skyctl.files import lab_folder, unfinished
 from skyctl.lab import cgroups, links, outputs
 from skyctl.lab import state as states
 from skyctl.lab.state import LabState
@@ -116,17 +116,22 @@ def _remove_files(name: str, state: LabState | None) -> None:
     if state is not None and state.folder != str(own):
         folder = Path(state.folder)
         for file in outputs.NAMES:
-            with contextlib.suppress(OSError):
-                (folder / file).unlink()
+            _remove_file(folder / file)
         with contextlib.suppress(OSError):
             folder.rmdir()  # only where nothing else is in it
     shutil.rmtree(own / "nodes", ignore_errors=True)
     for file in (*_OWN[1:], _OWN[0]):  # lab.json last
-        with contextlib.suppress(OSError):
-            (own / file).unlink()
+        _remove_file(own / file)
     with contextlib.suppress(OSError):
         own.rmdir()
         own.parent.rmdir()
+
+
+def _remove_file(path: Path) -> None:
+    """Removes the file, and what a process killed while writing it left (nobody writes it any more)."""
+    for file in (*unfinished(path), path):
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def _mounts() -> list[str]:
