@@ -122,7 +122,7 @@ def test_collect_warms_up_and_repeats() -> None:
 
 def test_collect_is_short_where_there_is_no_more_time() -> None:
     steps = Counting()
-    assert len(collect(Meter("cpu"), steps, slice_s=1.0, warm_up_s=1.0, most_s=0.0)) == 1
+    assert len(collect(Meter("cpu"), steps, slice_s=1.0, warm_up_s=1.0, over=lambda: True)) == 1
     assert "".join(steps.calls) == "pfb" * 2
 
 

@@ -100,9 +100,7 @@ def probe(
             fleet.fail(node.name, outcome)
         elif outcome is None:
             fleet.fail(node.name, "there is no connection to this node")
-    shapes = (
-        shapes_of(workload, spec, microbatch_choices) if workload is not None and spec is not None else []
-    )
+    shapes: list[ShapeProfile] = []
     try:
         specs: dict[str, Any] = {}
         if workload is not None and spec is not None:
@@ -110,7 +108,10 @@ def probe(
                 given = (node_specs or {}).get(node.name) or workload.spec.to_dict()
                 specs[node.name] = dict(given) | {"random_inputs": True}
         tls = certificate() if encrypt else None
-        _start(fleet, cluster, sessions, specs, tls, start_s, on_progress)
+        ready = _start(fleet, cluster, sessions, specs, tls, start_s, on_progress)
+        if workload is not None and spec is not None:  # while the nodes import torch
+            shapes = shapes_of(workload, spec, microbatch_choices)
+        ready()
         created = now_iso()
         if recheck is None:
             known = known_timings(fleet.alive(), earlier, shapes, spec.dtype if spec else "", created)
@@ -159,8 +160,12 @@ def _start(
     tls: Mapping[str, str] | None,
     start_s: float,
     on_progress: Progress,
-) -> None:
-    """A process on every node, then one more for each further device."""
+) -> Callable[[], None]:
+    """Starts a process on every node.
+
+    Returns:
+        What waits until they are ready, with one more for each further device.
+    """
 
     def started(member: Member, event: dict[str, Any]) -> None:
         if event.get("event") == "facts":
@@ -184,14 +189,18 @@ def _start(
         if node.name not in fleet.failures:
             on_progress(node.name, "starting", 0.0)
             start(node.name, None)
-    fleet.wait(fleet.alive(), "facts", start_s, started)
-    first = fleet.alive()
-    for member in first:
-        for device in member.facts["devices"]:
-            if device["id"] != member.facts["device"]:
-                start(member.node.name, device["id"])
-    further = [member for member in fleet.alive() if member not in first]
-    fleet.wait(further, "facts", start_s, started)
+
+    def ready() -> None:
+        fleet.wait(fleet.alive(), "facts", start_s, started)
+        first = fleet.alive()
+        for member in first:
+            for device in member.facts["devices"]:
+                if device["id"] != member.facts["device"]:
+                    start(member.node.name, device["id"])
+        further = [member for member in fleet.alive() if member not in first]
+        fleet.wait(further, "facts", start_s, started)
+
+    return ready
 
 
 def _measure(

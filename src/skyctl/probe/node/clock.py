@@ -187,7 +187,7 @@ def collect(
     warm_up_s: float = 0.0,
     warm_up_repeats: int = 1,
     minimum_s: float = 0.0,
-    most_s: float = math.inf,
+    over: Callable[[], bool] = lambda: False,
 ) -> list[Sample]:
     """Warm-up, then repetitions until the estimate is steady or the slice is over.
 
@@ -195,21 +195,21 @@ def collect(
         slice_s: wall seconds after which to stop; at least ``MIN_REPEATS`` are done all the same.
         warm_up_s: at least so long and so often is run before what counts.
         minimum_s: not to stop before this much, however steady.
-        most_s: after so long, warm-up included, one repetition that counts is enough.
+        over: from when on one repetition that counts is enough.
     """
-    begun = start = time.perf_counter()
+    start = time.perf_counter()
     done = 0
     while done < warm_up_repeats or time.perf_counter() - start < warm_up_s:
         meter.sample(steps)
         done += 1
-        if time.perf_counter() - begun > most_s:
+        if over():
             break
     samples: list[Sample] = []
     start = time.perf_counter()
     while len(samples) < MAX_SAMPLES:
         samples.append(meter.sample(steps))
         passed_s = time.perf_counter() - start
-        if time.perf_counter() - begun > most_s:
+        if over():
             break
         if len(samples) < MIN_REPEATS or passed_s < minimum_s:
             continue

@@ -34,7 +34,8 @@ from skyctl.worker.stage import Stage
 
 STAGES = 3
 MICROBATCHES = 16
-STEPS = 6
+STEPS = 4
+"""The first is warm-up."""
 NAP_S = 0.001
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 512 << 10
@@ -106,10 +107,13 @@ class _Counting(Pace):
 class _Rank:
     """One stage and the thread it runs in."""
 
-    def __init__(self, number: int, before: Pair | None, after: Pair | None, width: int) -> None:
+    def __init__(
+        self, number: int, before: Pair | None, after: Pair | None, width: int, warm: threading.Barrier
+    ) -> None:
         boundary = (_Floats((1, width)),)
         self.pace = _Counting()
         self.beside_s: list[float] = []
+        self._warm = warm
         self._pairs = [pair for pair in (before, after) if pair is not None]
         inputs = torch.zeros(1, width).expand(MICROBATCHES, width)  # one sample's memory for all of them
         self._batch = inputs, torch.zeros(MICROBATCHES)
@@ -138,12 +142,16 @@ class _Rank:
             self._steps()
         except Exception as exc:  # noqa: BLE001 — raised by the one who waits
             failures.append(exc)
+            self._warm.abort()
             for pair in self._pairs:
                 pair.close()
 
     def _steps(self) -> None:
         """Notes what this thread's CPU time was beside its layers."""
-        for step in range(STEPS):
+        self._executor.step(0, lambda: self._batch)
+        self.pace.layers_s = 0.0
+        self._warm.wait(TIMEOUT_S)
+        for step in range(1, STEPS):
             cpu_s, layers_s = time.thread_time(), self.pace.layers_s
             self._executor.step(step, lambda: self._batch)
             self.beside_s.append(time.thread_time() - cpu_s - (self.pace.layers_s - layers_s))
@@ -187,12 +195,14 @@ def _pair(identity: Identity | None) -> tuple[Pair, Pair]:
 
 
 def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> float:
-    """CPU seconds of one microbatch of a stage beside its layers; the first step is warm-up.
+    """CPU seconds of one microbatch of a stage beside its layers, after a first step as warm-up.
 
     ``whole``: of the process; else of the computing thread.
     """
     pairs = [_pair(identity) for _ in range(STAGES - 1)]
     ranks: list[_Rank] = []
+    warm_s: list[float] = []
+    warm = threading.Barrier(STAGES, action=lambda: warm_s.append(time.process_time()))
     try:
         for listening, connecting in pairs:
             port = listening.listen(HOST)
@@ -206,24 +216,24 @@ def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> f
                 pairs[number - 1][1] if number else None,
                 pairs[number][0] if number + 1 < STAGES else None,
                 message_bytes // 4,
+                warm,
             )
             for number in range(STAGES)
         ]
         failures: list[Exception] = []
         threads = [threading.Thread(target=rank.run, args=(failures,), daemon=True) for rank in ranks]
-        cpu_s = time.process_time()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(TIMEOUT_S)
-        cpu_s = time.process_time() - cpu_s
         if failures:
             raise RunError(f"messages from this node to itself failed: {failures[0]}") from failures[0]
         if any(thread.is_alive() for thread in threads):
             raise RunError(f"messages from this node to itself did not all arrive within {TIMEOUT_S:.0f} s")
         if whole:
-            return (cpu_s - sum(rank.pace.layers_s for rank in ranks)) / (STAGES * STEPS * MICROBATCHES)
-        return median(median(rank.beside_s[1:]) for rank in ranks) / MICROBATCHES
+            beside_s = time.process_time() - warm_s[0] - sum(rank.pace.layers_s for rank in ranks)
+            return beside_s / (STAGES * (STEPS - 1) * MICROBATCHES)
+        return median(median(rank.beside_s) for rank in ranks) / MICROBATCHES
     finally:
         for pair in (one for both in pairs for one in both):
             pair.close()

@@ -38,6 +38,8 @@ ENOUGH_SPLITS, ENOUGH_UPDATES = 4, 100
 NO_TIME = "there was no time for it"
 FIRST_SHARE = 0.8
 """Of the time there is at most, for the first pass: what it does not come to is skipped."""
+ANSWER_S = 0.1
+"""Time for the order to stop, which who is measured last gets at once: what is begun is also ended."""
 MIN_PERIODS = 25
 """A device is measured at least so long and over so many quota periods, for the stretch to be right."""
 
@@ -71,7 +73,6 @@ class _Slices:
 
     whole_s: float
     warm_up_s: float
-    warm_up_repeats: int
 
 
 class LayerBench:
@@ -107,8 +108,8 @@ class LayerBench:
         self.tally = Tally()
         self._alone: set[int] = set()
         """Tasks that found no memory in company."""
-        self._end = math.inf
-        """When the first pass stops, whatever is missing."""
+        self._over: Callable[[], bool] = lambda: False
+        """Whether what is being done should end now, whatever is missing."""
 
     def measure(
         self,
@@ -135,19 +136,25 @@ class LayerBench:
         start = time.monotonic()
         settle_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s)
         parts = sum(len(task.needs_bytes) + OPTIMIZER_SHARE for task in tasks) or 1.0
-        slices = _Slices(max(0.02, budget_s / parts), 2 * period_s, 2)
+        slices = _Slices(max(0.02, budget_s / parts), 2 * period_s)
         told = False
         most_s = cap_s
-        self._end = start + FIRST_SHARE * cap_s
         rough: set[tuple[int, int]] | None = None
+
+        def over() -> bool:
+            """From when on the first pass goes on without what is missing, and later ones end."""
+            passed_s = time.monotonic() - start
+            if rough is None:
+                return passed_s >= FIRST_SHARE * cap_s
+            return stopped() or passed_s >= cap_s if told else passed_s >= most_s
+
+        self._over = over
         while True:
             updated: set[int] = set()
             for size, window, timed in self._rounds(tasks, kinds):
                 if rough and not any((tasks[number].index, size) in rough for number in timed):
                     continue
-                if (told and stopped()) or (rough is not None and time.monotonic() - start >= cap_s):
-                    return
-                if rough is None and time.monotonic() >= self._end:
+                if over():
                     break
                 done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
                 on_progress(done, len(tasks), tasks[timed[0]].name)
@@ -158,15 +165,16 @@ class LayerBench:
                 self.tally = Tally(skipped=self.tally.skipped)
                 continue
             if rough is None:
-                most_s = min(passed_s + MORE * budget_s, cap_s)
                 settle_s = max(settle_s, min(passed_s + budget_s, cap_s))
-                slices = replace(slices, warm_up_s=0.0, warm_up_repeats=1)
+                most_s = max(settle_s, min(passed_s + MORE * budget_s, cap_s))
+                slices = replace(slices, warm_up_s=0.0)
             rough = self._unsteady(tasks)
             spent = passed_s >= settle_s and (not rough or passed_s >= most_s)
             if not told and (spent or not self.tally.samples):
                 told = True
                 on_measured()
-            if told and (stopped() or passed_s >= cap_s):
+                time.sleep(ANSWER_S)
+            if told and over():
                 return
             if not self.tally.samples:  # everything was skipped: nothing to be busy with
                 time.sleep(0.05)
@@ -220,9 +228,10 @@ class LayerBench:
             for number in timed:
                 at = window.kinds.index(number)
                 index = tasks[number].index
-                if len(self.tally.cut(index, size)) < ENOUGH_SPLITS:
+                splits, updates = (1, 1) if self._over() else (ENOUGH_SPLITS, ENOUGH_UPDATES)
+                if len(self.tally.cut(index, size)) < splits:
                     self._measure_split(tasks[number], modules[at], window.start + at, size, slices.whole_s)
-                if number not in updated and len(self.tally.samples.get((index, 0), ())) < ENOUGH_UPDATES:
+                if number not in updated and len(self.tally.samples.get((index, 0), ())) < updates:
                     updated.add(number)
                     self._measure_optimizer(tasks[number], modules[at], slices.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:
@@ -253,8 +262,7 @@ class LayerBench:
             steps,
             slice_s=slices.whole_s * count,
             warm_up_s=slices.warm_up_s,
-            warm_up_repeats=slices.warm_up_repeats,
-            most_s=max(0.0, self._end - time.monotonic()),
+            over=self._over,
         )
         shares = steps.shares[-len(samples) :]
         blocks = block_sizes(samples, self.meter.by_cpu)
