@@ -153,6 +153,28 @@ def test_a_pair_that_could_not_be_connected_is_never_planned_over() -> None:
         plan_profile(profile(device("a", 1.0), device("b", 1.0), links=broken), PlanOptions(strategy="even"))
 
 
+def test_messages_cost_a_device_what_its_two_cheapest_links_take() -> None:
+    """And never less than over loopback; links not measured so, or to nodes left out, don't count."""
+    cost = {("a", "b"): 4e-8, ("b", "a"): 2e-8, ("a", "c"): 1e-7, ("c", "a"): 3e-8, ("a", "z"): 1e-9}
+    links = tuple(
+        LinkProfile(
+            source=ends[0],
+            target=ends[1],
+            latency_s=0.0,
+            bandwidth_bytes_per_s=1e7,
+            source_byte_s=each if ends[0] == "a" else None,
+            target_byte_s=each if ends[1] == "a" else None,
+        )
+        for ends, each in cost.items()
+    )
+    devices = [device(node, 1.0).model_copy(update={"handling_s": 1e-3}) for node in "abc"]
+    found = build_problem(profile(*devices, links=links), 4).devices
+    per_byte = (4e-8 + 2e-8 + 1e-7 + 3e-8) / 2 * 2 * 2 / 3
+    assert [one.handling_s for one in found] == pytest.approx([1e-3 + per_byte * 1e4, 1e-3, 1e-3])
+    dear = devices[0].model_copy(update={"handling_byte_s": 1e-6})
+    assert build_problem(profile(dear, *devices[1:], links=links), 4).devices[0].handling_s == 0.011
+
+
 def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:
     return LineProfile(node=node, direction=direction, bandwidth_bytes_per_s=rate, peers=("x", "y"))
 

@@ -72,7 +72,7 @@ class OnPaper:
 @pytest.mark.parametrize("round_trip_s", [0.0001, 0.1])
 def test_bytes_adapt_so_that_a_slow_link_takes_no_longer(mbit: int, round_trip_s: float) -> None:
     line = OnPaper(mbit * 125_000.0, round_trip_s)
-    assert link._rate(line, round_trip_s, "cpu") == pytest.approx(mbit * 125_000, rel=1e-3)
+    assert link._rate(line, round_trip_s, "cpu", link._Cost()) == pytest.approx(mbit * 125_000, rel=1e-3)
     seconds = sum(line.sizes) * link.MESSAGES / (mbit * 125_000)
     assert seconds < 1.5 + 25 * round_trip_s
     assert len(line.sizes) <= 6
@@ -80,7 +80,7 @@ def test_bytes_adapt_so_that_a_slow_link_takes_no_longer(mbit: int, round_trip_s
 
 def test_streams_that_lost_packets_are_repeated() -> None:
     line = OnPaper(6e6, 0.02, lost=3)
-    assert link._rate(line, 0.02, "cpu") == pytest.approx(6e6, rel=1e-3)
+    assert link._rate(line, 0.02, "cpu", link._Cost()) == pytest.approx(6e6, rel=1e-3)
 
 
 def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +113,8 @@ def test_both_directions_over_a_real_pair(monkeypatch: pytest.MonkeyPatch) -> No
         assert isinstance(figures, LinkFigures), figures
         assert figures.latency_s > 0
         assert figures.bandwidth_bytes_per_s > 0
+        assert 0 < figures.send_byte_s < 1e-6
+        assert 0 < figures.receive_byte_s < 1e-6
 
 
 def _link(source: str, target: str, mbit: float | None) -> LinkProfile:

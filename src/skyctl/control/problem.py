@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from statistics import median
+from statistics import fmean, median
 
 from pydantic import ValidationError
 
@@ -108,7 +108,7 @@ def _problem(
                 flops_per_s=d.flops_per_s,
                 memory_bytes=d.memory_bytes,
                 reserved_bytes=d.reserved_bytes + (RANK_BYTES if "/cpu:" in d.id else 0.0),
-                handling_s=d.handling_s + d.handling_byte_s * message_bytes,
+                handling_s=d.handling_s + _byte_s(profile, d, devices) * message_bytes,
             )
             for d in devices
         ),
@@ -122,6 +122,26 @@ def _problem(
         schedule=schedule,
         objective=objective,
     )
+
+
+def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> float:
+    """Seconds of a stage on the device for each byte of its microbatches' messages.
+
+    As measured over loopback, or over the links to the two nodes where it is least, whichever is more: n
+    stages in a row have 2 (n - 1) / n neighbours on average, and send to and receive from each.
+    """
+    nodes = {other.node for other in devices}
+    ends: dict[str, list[float]] = {}
+    for link in profile.links:
+        if {link.source, link.target} <= nodes and link.source != link.target:
+            if link.source == device.node and link.source_byte_s is not None:
+                ends.setdefault(link.target, []).append(link.source_byte_s)
+            if link.target == device.node and link.target_byte_s is not None:
+                ends.setdefault(link.source, []).append(link.target_byte_s)
+    least = sorted(sum(both) for both in ends.values() if len(both) == 2)[:2]
+    if not least:
+        return device.handling_byte_s
+    return max(device.handling_byte_s, fmean(least) * 2 * (len(devices) - 1) / len(devices))
 
 
 def _receive_window(shape: ShapeProfile) -> int:

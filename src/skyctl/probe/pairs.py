@@ -57,8 +57,8 @@ def measure_round(
             continue
         ends = [answers.get(id(a), {}), answers.get(id(b), {})]
         errors = [str(end["error"]) for end in ends if end.get("error")]
-        for source, target, end in ((a, b, ends[0]), (b, a, ends[1])):
-            found[source.node.name, target.node.name] = _link(source, target, end, errors)
+        for source, target, (end, other) in ((a, b, ends), (b, a, ends[::-1])):
+            found[source.node.name, target.node.name] = _link(source, target, end, other, errors)
     return found
 
 
@@ -75,7 +75,9 @@ def faster(one: LinkProfile, other: LinkProfile) -> LinkProfile:
     )
 
 
-def _link(source: Member, target: Member, end: dict[str, Any], errors: Sequence[str]) -> LinkProfile:
+def _link(
+    source: Member, target: Member, end: dict[str, Any], other: dict[str, Any], errors: Sequence[str]
+) -> LinkProfile:
     names = source.node.name, target.node.name
     if "latency_s" not in end:
         reason = "; ".join(dict.fromkeys(errors)) or "the pair gave no figures"
@@ -85,4 +87,6 @@ def _link(source: Member, target: Member, end: dict[str, Any], errors: Sequence[
         target=names[1],
         latency_s=float(end["latency_s"]),
         bandwidth_bytes_per_s=float(end["bandwidth_bytes_per_s"]),
+        source_byte_s=end.get("send_byte_s"),
+        target_byte_s=other.get("receive_byte_s"),
     )

@@ -98,6 +98,8 @@ class LinkProfile(Record):
     """One directed pair, over the path that training uses. ``error``: why there are no figures.
 
     ``measured``: when (ISO; None: when the profile was made). ``estimated``: filled in from its sites' links.
+    ``source_byte_s``, ``target_byte_s``: what a byte takes of a node's time to send and to receive, where
+    that holds its layers up (a node under a CPU quota).
     """
 
     source: Name
@@ -107,6 +109,8 @@ class LinkProfile(Record):
     error: str | None = None
     measured: str | None = since(3, None)
     estimated: bool = since(3, False)
+    source_byte_s: Seconds | None = since(5, None)
+    target_byte_s: Seconds | None = since(5, None)
 
 
 class LineProfile(Record):
@@ -207,7 +211,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     cluster: Name
     cluster_digest: str
     created: str

@@ -2,10 +2,11 @@
 
 The forward is as always. Before the backward its graph is walked, and of the products with a weight (linear
 layers, ``addmm``, ``mm``, convolutions) the weight's side is left out: the engine computes only what it is
-asked for, and a hook at each of these nodes keeps the output's gradient and the saved input. All else
-(biases, norms, embeddings, weights that have another use, hooks, or are computed from others, what lies
-inside a checkpoint or a function of the user's) has its gradients in the backward, as always. So they are
-right whatever the layers are; only how much can be put off depends on them.
+asked for, and a hook at each of these nodes keeps the output's gradient and the saved input. A bias goes with
+its convolution's weight: asked for the bias alone, oneDNN computes both. All else (norms, embeddings, weights
+that have another use, hooks, or are computed from others, what lies inside a checkpoint or a function of the
+user's) has its gradients in the backward, as always. So they are right whatever the layers are; only how much
+can be put off depends on them.
 
 Source: Qi et al. 2023, section 2 (B and W). Knows nothing of stages, schedules or clocks.
 """
@@ -25,23 +26,26 @@ from skyctl.workload.mixed import collect
 
 Node = Any
 """A node of autograd's graph, with what it saved as ``_saved_…``."""
-Gradient = Callable[[Tensor, Tensor], Tensor]
+Gradients = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 class _Product(NamedTuple):
-    """A node that multiplies by a weight. ``gradient``: the weight's, of the output's and the input."""
+    """A node that multiplies by a weight.
+
+    ``gradients``: of its parameters (the weight, maybe a bias), from the output's and the input.
+    """
 
     node: Node
     saved: str
-    weight: Tensor
-    gradient: Gradient
+    parameters: tuple[Tensor, ...]
+    gradients: Gradients
 
 
 class _PutOff(NamedTuple):
-    """A weight's gradient to be. The versions are those of the two when it was put off."""
+    """Gradients to be. The versions are those of the two when they were put off."""
 
-    gradient: Gradient
-    weight: Tensor
+    gradients: Gradients
+    parameters: tuple[Tensor, ...]
     g: Tensor
     x: Tensor
     versions: tuple[int, int]
@@ -86,14 +90,15 @@ class WeightGradients:
         """
         with torch.no_grad():
             while self._put_off:
-                gradient, weight, g, x, versions = self._put_off.popleft()
+                gradients, parameters, g, x, versions = self._put_off.popleft()
                 if versions != (g._version, x._version):
                     raise WorkloadError(
-                        f"what the gradient of a weight of {list(weight.shape)} is computed from (its "
+                        f"what the gradient of a weight of {list(parameters[0].shape)} is computed from (its "
                         "layer's input, or its output's gradient) was changed in place before that",
                         hint="let the layers not do that, or use another schedule than zero-bubble",
                     )
-                _accumulate(weight, gradient(g, x))
+                for parameter, gradient in zip(parameters, gradients(g, x), strict=True):
+                    _accumulate(parameter, gradient)
 
     @property
     def held(self) -> Iterator[Tensor]:
@@ -109,7 +114,8 @@ class WeightGradients:
             return
         x: Tensor = getattr(product.node, f"_saved_{product.saved}")
         versions = g._version, x._version
-        self._put_off.append(_PutOff(product.gradient, product.weight, g.detach(), x.detach(), versions))
+        put_off = _PutOff(product.gradients, product.parameters, g.detach(), x.detach(), versions)
+        self._put_off.append(put_off)
 
     def _keep_own(self, taken: set[int]) -> None:
         """Copies what has become a parameter's gradient too: the next microbatch is added to it in place."""
@@ -133,52 +139,72 @@ def _find(outputs: Sequence[Tensor]) -> tuple[list[_Product], list[Tensor]]:
     """(the products whose weight's side can be left out, all leaves but these weights) behind the outputs."""
     seen: set[Node] = set()
     found: list[_Product] = []
-    leaves: list[Tensor] = []
+    leaves: dict[int, Tensor] = {}
     stack: list[Node] = [output.grad_fn for output in outputs]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        kind = type(node).__name__
-        if kind == "AccumulateGrad":
-            leaves.append(node.variable)
+        if type(node).__name__ == "AccumulateGrad":
+            leaves[id(node.variable)] = node.variable
             continue
-        edges = [edge for edge, _ in node.next_functions]
-        if kind in _KINDS:
-            place = _KINDS[kind].weight
-            product = _product(node, _KINDS[kind], edges[place], any(edges[:place] + edges[place + 1 :]))
-            if product is not None:
-                found.append(product)
-                del edges[place]
+        product, edges = _product(node)
+        if product is not None:
+            found.append(product)
         stack += edges
-    reached = {id(leaf) for leaf in leaves}  # a weight with another use: its gradient is computed whole
-    return [product for product in found if id(product.weight) not in reached], leaves
+    while True:  # one with another use has its gradient computed whole, and so has what belongs to it
+        whole = [one for one in found if any(id(parameter) in leaves for parameter in one.parameters)]
+        if not whole:
+            return found, list(leaves.values())
+        found = [one for one in found if all(one is not other for other in whole)]
+        leaves |= {id(parameter): parameter for one in whole for parameter in one.parameters}
 
 
 class _Kind(NamedTuple):
-    """A kind of node: which input is the weight, as what the other is saved, and the weight's gradient."""
+    """A kind of node.
+
+    ``weight``, ``bias``: which input is the weight, and the bias that goes with it (None: none does);
+    ``saved``: as what the other is kept; ``gradients``: of the node, the parameters, and whether the weight
+    was turned.
+    """
 
     weight: int
+    bias: int | None
     saved: str
-    gradient: Callable[[Node, Tensor, bool], Gradient | None]
+    gradients: Callable[[Node, Sequence[Tensor], bool], Gradients | None]
 
 
-def _product(node: Node, kind: _Kind, edge: Node, others: bool) -> _Product | None:
-    """None: its weight's gradient can't be left out. ``others``: the backward passes here all the same."""
+def _product(node: Node) -> tuple[_Product | None, list[Node]]:
+    """(what can be put off of it, the nodes its backward goes on to)."""
+    edges = [edge for edge, _ in node.next_functions]
+    kind = _KINDS.get(type(node).__name__)
+    if kind is None:
+        return None, edges
+    weight, turned = _parameter(edges[kind.weight])
+    bias, _ = (None, False) if kind.bias is None else _parameter(edges[kind.bias])
+    left_out = {kind.weight} if bias is None else {kind.weight, kind.bias}
+    others = [edge for place, edge in enumerate(edges) if place not in left_out]
+    if weight is None or not any(others):  # the backward passes here all the same
+        return None, edges
+    if getattr(getattr(node, f"_raw_saved_{kind.saved}"), "unpack_hook", None) is not None:
+        return None, edges  # it lies elsewhere, or is to be computed again, and can be asked for once
+    parameters = (weight,) if bias is None else (weight, bias)
+    gradients = kind.gradients(node, parameters, turned)
+    if gradients is None:
+        return None, edges
+    return _Product(node, kind.saved, parameters, gradients), others
+
+
+def _parameter(edge: Node) -> tuple[Tensor | None, bool]:
+    """The parameter behind it, None where it is none or has hooks; whether it was turned on the way."""
     turned = False
     while type(edge).__name__ in ("TBackward0", "ToCopyBackward0"):
         turned ^= type(edge).__name__ == "TBackward0"
         edge = edge.next_functions[0][0]
-    if not others or type(edge).__name__ != "AccumulateGrad":
-        return None
-    weight: Tensor = edge.variable
-    if _hooked(weight):
-        return None
-    if getattr(getattr(node, f"_raw_saved_{kind.saved}"), "unpack_hook", None) is not None:
-        return None  # it lies elsewhere, or is to be computed again, and can be asked for once
-    gradient = kind.gradient(node, weight, turned)
-    return None if gradient is None else _Product(node, kind.saved, weight, gradient)
+    if type(edge).__name__ != "AccumulateGrad" or _hooked(edge.variable):
+        return None, turned
+    return edge.variable, turned
 
 
 def _hooked(parameter: Tensor) -> bool:
@@ -186,27 +212,27 @@ def _hooked(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks) or any(hook is not collect for hook in after.values())
 
 
-def _of_turned(g: Tensor, x: Tensor) -> Tensor:
-    return g.t().mm(x.conj())  # of real numbers: x itself
+def _of_turned(g: Tensor, x: Tensor) -> Sequence[Tensor]:
+    return (g.t().mm(x.conj()),)  # of real numbers: x itself
 
 
-def _of_straight(g: Tensor, x: Tensor) -> Tensor:
-    return x.conj().t().mm(g)
+def _of_straight(g: Tensor, x: Tensor) -> Sequence[Tensor]:
+    return (x.conj().t().mm(g),)
 
 
-def _addmm(node: Node, weight: Tensor, turned: bool) -> Gradient | None:  # noqa: ARG001
-    if node._saved_alpha != 1:
-        return None
+def _addmm(node: Node, parameters: Sequence[Tensor], turned: bool) -> Gradients | None:
+    return _mm(node, parameters, turned) if node._saved_alpha == 1 else None
+
+
+def _mm(node: Node, parameters: Sequence[Tensor], turned: bool) -> Gradients | None:  # noqa: ARG001
     return _of_turned if turned else _of_straight
 
 
-def _mm(node: Node, weight: Tensor, turned: bool) -> Gradient | None:  # noqa: ARG001
-    return _of_turned if turned else _of_straight
-
-
-def _convolution(node: Node, weight: Tensor, turned: bool) -> Gradient | None:
+def _convolution(node: Node, parameters: Sequence[Tensor], turned: bool) -> Gradients | None:
     if turned:
         return None
+    weight, *biases = parameters
+    sizes = list(biases[0].shape) if biases else None
     how = (
         node._saved_stride,
         node._saved_padding,
@@ -214,20 +240,21 @@ def _convolution(node: Node, weight: Tensor, turned: bool) -> Gradient | None:
         node._saved_transposed,
         node._saved_output_padding,
         node._saved_groups,
+        (False, True, bool(biases)),
     )
 
-    def gradient(g: Tensor, x: Tensor) -> Tensor:
+    def gradients(g: Tensor, x: Tensor) -> Sequence[Tensor]:
         like = weight.to(x.dtype)
-        found: Tensor = torch.ops.aten.convolution_backward(g, x, like, None, *how, (False, True, False))[1]
-        return found
+        found: Sequence[Tensor] = torch.ops.aten.convolution_backward(g, x, like, sizes, *how)
+        return found[1 : 1 + len(parameters)]
 
-    return gradient
+    return gradients
 
 
 _KINDS = {
-    "AddmmBackward0": _Kind(2, "mat1", _addmm),
-    "MmBackward0": _Kind(1, "self", _mm),
-    "ConvolutionBackward0": _Kind(1, "input", _convolution),
+    "AddmmBackward0": _Kind(2, None, "mat1", _addmm),
+    "MmBackward0": _Kind(1, None, "self", _mm),
+    "ConvolutionBackward0": _Kind(1, 2, "input", _convolution),
 }
 
 

@@ -67,8 +67,13 @@ def measure(cpus: float | None, identity: Identity | None = None) -> Handling:
     )
     give_back_freed_memory()
     byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
-    stretch = 1.0 / cpus if cpus is not None and cpus < 1.0 else 1.0
+    stretch = stretched(cpus) or 1.0
     return Handling(max(0.0, small_s - byte_s * SMALL_BYTES) * stretch, byte_s * stretch)
+
+
+def stretched(cpus: float | None) -> float | None:
+    """Seconds of a node under that quota for one of its CPU's; None: it has no quota, or cores to spare."""
+    return None if cpus is None else max(1.0, 1.0 / cpus)
 
 
 @dataclass(frozen=True)

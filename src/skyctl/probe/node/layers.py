@@ -18,7 +18,7 @@ from torch import nn
 from skyctl.probe.node.clock import Meter, block_sizes, collect, estimate
 from skyctl.probe.node.drain import drain
 from skyctl.probe.node.steps import ChainSteps, OptimizerSteps
-from skyctl.probe.node.tally import Tally
+from skyctl.probe.node.tally import AIM, Tally
 from skyctl.probe.node.weights import Backwards, measure_split
 from skyctl.probe.node.windows import Window, singly, windows
 from skyctl.workload.workload import Workload
@@ -31,7 +31,7 @@ MORE = 2.0
 """Times the budget: so long is then spent on what is not steady yet. Once the budget is spent in any case: a
 machine's speed also changes within seconds, which no interval of one second's repetitions shows."""
 
-MOST_SPLIT = 1.25
+MOST_SPLIT = 2.0
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
 ENOUGH_SPLITS, ENOUGH_UPDATES = 4, 100
 """So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out."""
@@ -169,7 +169,8 @@ class LayerBench:
                 most_s = max(settle_s, min(passed_s + MORE * budget_s, cap_s))
                 slices = replace(slices, warm_up_s=0.0)
             rough = self._unsteady(tasks)
-            spent = passed_s >= settle_s and (not rough or passed_s >= most_s)
+            steady = not rough and self.meter.stretch_interval() <= AIM
+            spent = passed_s >= settle_s and (steady or passed_s >= most_s)
             if not told and (spent or not self.tally.samples):
                 told = True
                 on_measured()

@@ -9,12 +9,15 @@ Both ends run ``measure`` on a connected pair; each reports the direction in whi
   once the stream was under way (TCP's start and a bucket's burst left out). The bytes adapt to the link,
   so a slow one takes no more time. Streams are repeated until the two fastest agree: lost packets and waits
   for a processor only take away, and TCP may need many round trips to fill a long link.
+* ``send_byte_s``, ``receive_byte_s``: CPU time of this process for each byte of these streams. The slower a
+  link, the more it is: data come in smaller pieces, and each wakes the process up.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,10 +60,33 @@ class Line(Protocol):
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """One direction."""
+    """The direction in which this end sends, and CPU seconds of this end for a byte sent and one received."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
+    send_byte_s: float
+    receive_byte_s: float
+
+
+class _Cost:
+    """What streams took of this process's CPU time."""
+
+    def __init__(self) -> None:
+        self._cpu_s = 0.0
+        self._bytes = 0
+
+    @contextmanager
+    def stream(self, message_bytes: int) -> Iterator[None]:
+        """Around one stream."""
+        begun_s = time.process_time()
+        yield
+        self._cpu_s += time.process_time() - begun_s
+        self._bytes += message_bytes * MESSAGES
+
+    @property
+    def byte_s(self) -> float:
+        """Seconds a byte, of all streams: most bytes are the last ones'."""
+        return self._cpu_s / self._bytes if self._bytes else 0.0
 
 
 def measure(line: Line, first: bool, device: str = "cpu") -> LinkFigures:
@@ -69,19 +95,16 @@ def measure(line: Line, first: bool, device: str = "cpu") -> LinkFigures:
     Args:
         device: where messages lie, as training's do (a CUDA tensor's way through host memory counts).
 
-    Returns:
-        The direction in which this end sends.
-
     Raises:
         RunError: the other end is gone or silent (from the transport).
     """
+    sending, receiving = _Cost(), _Cost()
+    if not first:
+        _receive_side(line, device, receiving)
+    latency_s, rate = _send_side(line, device, sending)
     if first:
-        figures = _send_side(line, device)
-        _receive_side(line, device)
-    else:
-        _receive_side(line, device)
-        figures = _send_side(line, device)
-    return figures
+        _receive_side(line, device, receiving)
+    return LinkFigures(latency_s, rate, sending.byte_s, receiving.byte_s)
 
 
 def _word(value: int = 0) -> torch.Tensor:
@@ -95,14 +118,15 @@ def _order(line: Line, size: int) -> None:
     go.wait()
 
 
-def _send_side(line: Line, device: str) -> LinkFigures:
+def _send_side(line: Line, device: str, cost: _Cost) -> tuple[float, float]:
+    """(seconds of latency, bytes per second)."""
     round_trip_s = _pings(line)
-    rate = _rate(line, round_trip_s, device)
+    rate = _rate(line, round_trip_s, device, cost)
     line.send(_word(_END), _ORDER).wait()
-    return LinkFigures(round_trip_s / 2, rate)
+    return round_trip_s / 2, rate
 
 
-def _rate(line: Line, round_trip_s: float, device: str) -> float:
+def _rate(line: Line, round_trip_s: float, device: str, cost: _Cost) -> float:
     """Bytes per second."""
     settle_s = max(SETTLE_S, SETTLE_TRIPS * round_trip_s)
     wanted_s = settle_s + max(MEASURE_S, MEASURE_TRIPS * round_trip_s)
@@ -111,7 +135,7 @@ def _rate(line: Line, round_trip_s: float, device: str) -> float:
     size = FIRST_BYTES // MESSAGES
     rates: list[float] = []
     for _ in range(MOST_STREAMS):
-        arrivals = _stream(line, size, device)
+        arrivals = _stream(line, size, device, cost)
         rate = stream_rate(arrivals, size, settle_s)
         if arrivals[-1] >= 0.6 * wanted_s or size >= LARGEST_BYTES // MESSAGES:
             rates.append(rate)
@@ -171,20 +195,21 @@ def _pings(line: Line) -> float:
     return min(times)
 
 
-def _stream(line: Line, size: int, device: str) -> list[float]:
+def _stream(line: Line, size: int, device: str, cost: _Cost) -> list[float]:
     """Sends ``MESSAGES`` of that size; when each was there, in seconds by the receiver's clock."""
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
     _order(line, size)
     arrivals = torch.zeros(MESSAGES, dtype=torch.float64)
     answer = line.recv(arrivals, _ACK)
-    sends = [line.send(payload, _DATA) for _ in range(MESSAGES)]
-    for sent in sends:
-        sent.wait()
-    answer.wait()
+    with cost.stream(size):
+        sends = [line.send(payload, _DATA) for _ in range(MESSAGES)]
+        for sent in sends:
+            sent.wait()
+        answer.wait()
     return [float(at) for at in arrivals]
 
 
-def _receive_side(line: Line, device: str) -> None:
+def _receive_side(line: Line, device: str, cost: _Cost) -> None:
     while True:
         order = _word()
         line.recv(order, _ORDER).wait()
@@ -198,10 +223,11 @@ def _receive_side(line: Line, device: str) -> None:
         # All into one buffer: nobody reads it, and nothing has to be posted while the stream runs.
         receives = [line.recv(buffer, _DATA) for _ in range(MESSAGES)]
         line.send(_word(), _GO).wait()
-        start, arrivals = time.perf_counter(), []
-        for data in receives:
-            data.wait()
-            arrivals.append(time.perf_counter() - start)
+        with cost.stream(size):
+            start, arrivals = time.perf_counter(), []
+            for data in receives:
+                data.wait()
+                arrivals.append(time.perf_counter() - start)
         line.send(torch.tensor(arrivals, dtype=torch.float64), _ACK).wait()
 
 

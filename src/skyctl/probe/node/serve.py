@@ -209,6 +209,12 @@ class _Server:
                 "latency_s": figures.latency_s,
                 "bandwidth_bytes_per_s": figures.bandwidth_bytes_per_s,
             }
+            stretch = handling.stretched(self._quota["cpus"] if self._quota else None)
+            if stretch is not None:
+                answer |= {
+                    "send_byte_s": figures.send_byte_s * stretch,
+                    "receive_byte_s": figures.receive_byte_s * stretch,
+                }
         except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
             answer["error"] = _words(exc)
         finally:

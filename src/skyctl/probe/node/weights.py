@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from statistics import median
 
 from skyctl.probe.node.cache import Elsewhere
 from skyctl.probe.node.clock import Meter, Sample
@@ -14,7 +15,8 @@ from skyctl.probe.node.steps import ChainSteps
 from skyctl.workload.weightgrad import WeightGradients
 
 SLICE_SHARE = 0.1
-"""Of a layer's slice; one repetition in any case."""
+"""Of a layer's slice; the whole slice for the first ``PAIRS``, and one repetition in any case."""
+PAIRS = 4
 
 
 class SplitSteps:
@@ -54,15 +56,15 @@ class Backwards:
     cut: list[Sample] = field(default_factory=list)
 
     def ratio(self, on_cpu: bool) -> float:
-        """What both parts take, of the whole."""
-        whole = sum(s.backward_cpu_s if on_cpu else s.backward_s for s in self.whole)
-        return sum(s.cpu_s if on_cpu else s.wall_s for s in self.cut) / whole if whole > 0 else 1.0
+        """What both parts take, of the whole: medians, for these are few."""
+        whole = median(s.backward_cpu_s if on_cpu else s.backward_s for s in self.whole)
+        return median(s.cpu_s if on_cpu else s.wall_s for s in self.cut) / whole if whole > 0 else 1.0
 
     def share(self, on_cpu: bool) -> float:
         """The second part's, of both."""
-        second = sum(s.backward_cpu_s if on_cpu else s.backward_s for s in self.cut)
-        both = sum(s.cpu_s if on_cpu else s.wall_s for s in self.cut)
-        return second / both if both > 0 else 0.0
+        first = median(s.forward_cpu_s if on_cpu else s.forward_s for s in self.cut)
+        second = median(s.backward_cpu_s if on_cpu else s.backward_s for s in self.cut)
+        return second / (first + second) if first + second > 0 else 0.0
 
 
 def measure_split(meter: Meter, layer: ChainSteps, device: str, slice_s: float, found: Backwards) -> None:
@@ -70,7 +72,7 @@ def measure_split(meter: Meter, layer: ChainSteps, device: str, slice_s: float, 
     steps = SplitSteps(layer, device)
     start = time.perf_counter()
     whole, cut = [meter.sample(layer)], [meter.sample(steps)]
-    while time.perf_counter() - start < SLICE_SHARE * slice_s:
+    while time.perf_counter() - start < slice_s * (SLICE_SHARE if len(cut) > PAIRS else 1.0):
         whole.append(meter.sample(layer))
         cut.append(meter.sample(steps))
     if not steps.puts_off:
