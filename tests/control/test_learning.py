@@ -22,7 +22,7 @@ from skyctl.records.measurement import (
     ReplicaPredicted,
     StepMeasurement,
 )
-from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.plan import Machine, Plan, WorkloadRef
 from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
@@ -179,6 +179,24 @@ def test_the_probe_alone_where_that_is_asked_for() -> None:
     keep("c", made, "w", ran(made, {A: 2.0, B: 2.0}))
     probe_alone = PlanOptions(strategy="even", microbatches=4, schedule="1f1b", learn=False)
     assert problems(newest(), probe_alone)[0].times == build_problem(profile(), 4).times
+
+
+@pytest.mark.parametrize(("cpus", "idle_s", "kept"), [(0.2, 0.6, 1), (0.2, 0.1, 2), (2.0, 0.6, 2)])
+def test_a_node_that_rested_under_its_quota_tells_nothing(cpus: float, idle_s: float, kept: int) -> None:
+    """It was faster than its quota; what was slower than probed tells something all the same."""
+    plan = plan_profile(profile(), OPTIONS)
+    machines = tuple(
+        Machine(device=name, name="cpu", cpu_model="x", cpus=cpus, threads=1, python="3.11", torch="2.13")
+        for name in (A, B)
+    )
+    plan = plan.model_copy(update={"machines": machines})
+    done = ran(plan, {A: 0.5, B: 1.5})
+    done = done.model_copy(
+        update={"replicas": tuple(one.model_copy(update={"idle_s": idle_s}) for one in done.replicas)}
+    )
+    assert len(observe(profile(), plan, done, "2026-01-02T00:00:00+00:00")) == kept
+    _, words = from_run(plan, done)
+    assert len(words) == kept
 
 
 def test_a_size_that_no_run_has_used_takes_what_was_seen_of_the_device() -> None:

@@ -21,6 +21,9 @@ from skyctl.records.profile import Observation, Profile
 
 LEAST_STEPS = 3
 """A run with fewer after its warm-up is not kept."""
+RESTED = 0.3
+"""A device under a CPU quota that waits for more than this part of a step runs faster than its quota in
+between; that is not how fast it would be with more to do."""
 KEPT = 4
 """Observations of the same device or link, workload and microbatch size that are kept, the newest."""
 
@@ -90,12 +93,16 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
 
 
 def _stages(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
-    """(device, its layers' seconds a step by the plan's problem, as seen; 0 where not told)."""
+    """(device, its layers' seconds a step by the plan's problem, as seen; 0 where that tells nothing)."""
     play = play_of(plan)
+    cpus = {machine.device: machine.cpus for machine in plan.machines}
     for index, replica in enumerate(done.replicas):
         layers = play.layers(index)
         planned_s = play.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
-        yield replica.device, planned_s, _layers_s(replica)
+        took_s = _layers_s(replica)
+        quota = cpus.get(replica.device, 0.0) % 1.0 > 0.0
+        rested = replica.idle_s + replica.transfer_s > RESTED * done.iteration_s.median
+        yield replica.device, planned_s, 0.0 if quota and rested and took_s < planned_s else took_s
 
 
 def _layers_s(replica: ReplicaMeasurement) -> float:
