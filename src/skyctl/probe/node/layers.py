@@ -27,9 +27,10 @@ OPTIMIZER_SHARE = 0.25
 """An optimizer's slice, as part of a layer's: it runs once a step."""
 
 MIN_TOTAL_S = 1.0
-MORE = 2.0
-"""Times the budget: so long is then spent on what is not steady yet. Once the budget is spent in any case: a
-machine's speed also changes within seconds, which no interval of one second's repetitions shows."""
+MORE, LONGER = 1.5, 0.3
+"""Times the budget, or such a part of the first pass (a slow device's takes longer): so long is then spent on
+what is not steady yet. Once the budget is spent in any case: a machine's speed also changes within seconds,
+which no interval of one second's repetitions shows."""
 
 MOST_SPLIT = 2.0
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
@@ -166,7 +167,7 @@ class LayerBench:
                 continue
             if rough is None:
                 settle_s = max(settle_s, min(passed_s + budget_s, cap_s))
-                most_s = max(settle_s, min(passed_s + MORE * budget_s, cap_s))
+                most_s = max(settle_s, min(passed_s + max(MORE * budget_s, LONGER * passed_s), cap_s))
                 slices = replace(slices, warm_up_s=0.0)
             rough = self._unsteady(tasks)
             steady = not rough and self.meter.stretch_interval() <= AIM

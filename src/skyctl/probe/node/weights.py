@@ -14,8 +14,8 @@ from skyctl.probe.node.clock import Meter, Sample
 from skyctl.probe.node.steps import ChainSteps
 from skyctl.workload.weightgrad import WeightGradients
 
-SLICE_SHARE = 0.1
-"""Of a layer's slice; the whole slice for the first ``PAIRS``, and one repetition in any case."""
+SLICE_SHARE, FIRST_SHARE = 0.1, 0.4
+"""Of a layer's slice; the second until there are ``PAIRS``. One repetition in any case."""
 PAIRS = 4
 
 
@@ -72,7 +72,7 @@ def measure_split(meter: Meter, layer: ChainSteps, device: str, slice_s: float, 
     steps = SplitSteps(layer, device)
     start = time.perf_counter()
     whole, cut = [meter.sample(layer)], [meter.sample(steps)]
-    while time.perf_counter() - start < slice_s * (SLICE_SHARE if len(cut) > PAIRS else 1.0):
+    while time.perf_counter() - start < slice_s * (SLICE_SHARE if len(cut) > PAIRS else FIRST_SHARE):
         whole.append(meter.sample(layer))
         cut.append(meter.sample(steps))
     if not steps.puts_off:
