@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,8 +70,9 @@ class LayerTask:
 
 @dataclass(frozen=True)
 class _Slices:
-    """Seconds for a layer, and the warm-up before what counts."""
+    """Seconds for a layer: in company, by itself; and the warm-up before what counts."""
 
+    company_s: float
     whole_s: float
     warm_up_s: float
 
@@ -137,7 +138,8 @@ class LayerBench:
         start = time.monotonic()
         settle_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s)
         parts = sum(len(task.needs_bytes) + OPTIMIZER_SHARE for task in tasks) or 1.0
-        slices = _Slices(max(0.02, budget_s / parts), 2 * period_s)
+        slice_s = max(0.02, budget_s / parts)
+        slices = _Slices(slice_s, slice_s, 2 * period_s)
         told = False
         most_s = cap_s
         rough: set[tuple[int, int]] | None = None
@@ -168,7 +170,7 @@ class LayerBench:
             if rough is None:
                 settle_s = max(settle_s, min(passed_s + budget_s, cap_s))
                 most_s = max(settle_s, min(passed_s + max(MORE * budget_s, LONGER * passed_s), cap_s))
-                slices = replace(slices, warm_up_s=0.0)
+                slices = _Slices(max(slice_s, (most_s - passed_s) / parts), slice_s, 0.0)
             rough = self._unsteady(tasks)
             steady = not rough and self.meter.stretch_interval() <= AIM
             spent = passed_s >= settle_s and (steady or passed_s >= most_s)
@@ -262,7 +264,7 @@ class LayerBench:
         samples = collect(
             self.meter,
             steps,
-            slice_s=slices.whole_s * count,
+            slice_s=slices.company_s * count,
             warm_up_s=slices.warm_up_s,
             over=self._over,
         )
