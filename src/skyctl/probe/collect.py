@@ -211,7 +211,7 @@ def _measure(
     on_progress: Progress,
     known: Known,
 ) -> None:
-    """Every device at once; the order to stop goes out when the last has measured everything."""
+    """Every device at once, once all are warm; the order to stop goes out when the last has measured all."""
     layers = distinct(shapes)
     kinds = kinds_of(shapes, layers)
     generic = bool(layers) and not any(layer["flops"] for layer in layers)
@@ -228,6 +228,12 @@ def _measure(
             member.measured = event
             member.phase = "measured"
 
+    members = fleet.alive()
+    cold = [m for m in members if layers and known.measures(device_id(m.node.name, m.local))]
+    for member in cold:
+        member.phase = "warming up"
+        fleet.send(member, {"op": "warm"})
+    fleet.wait(cold, "warm", cap_s, heard)
     members = fleet.alive()
     counts = threads(members)
     for member in members:

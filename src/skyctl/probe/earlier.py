@@ -83,6 +83,11 @@ class Known:
         """Whether that device measures its speed alone: what is re-checked knows nothing of it."""
         return self.speeds is not None and name not in self.speeds
 
+    def measures(self, name: str) -> bool:
+        """Whether that device measures layers."""
+        lacking = self.lacking.get(name)
+        return lacking is None or bool(lacking)
+
     def handles(self, name: str) -> bool:
         """Whether that device measures what messages cost it."""
         return self.handling and (not self.rows.get(name) or bool(self.lacking.get(name)))

@@ -3,6 +3,7 @@
 One process for everything, because importing torch costs seconds where CPU time is rationed. Orders come as
 ``{"op": …}``; the launcher (``probe/collect.py``) keeps all devices of a cluster in step with them:
 
+* ``warm`` → ``warm``, when what torch imports with its first backward and optimizer is there;
 * ``measure`` → ``progress``…, ``measured``, then goes on until ``stop`` → ``timings``;
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
 * ``line`` → ``line-listening`` (role ``hub``), with ``hold`` also ``line-ready`` and a wait for ``go``, then
@@ -110,7 +111,7 @@ class _Server:
 
     def serve(self) -> None:
         """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
-        orders = {"measure": self.measure, "link": self.link, "line": self.line}
+        orders = {"warm": self.warm, "measure": self.measure, "link": self.link, "line": self.line}
         while True:
             got = self._channel.recv(None)
             if got is None:
@@ -121,6 +122,17 @@ class _Server:
             if follow is not None:
                 follow(got[0])
                 give_back_freed_memory()
+
+    def warm(self, order: dict[str, Any]) -> None:  # noqa: ARG002 - there is nothing to say
+        """Makes torch import what it needs for backwards and optimizers: more than a second of CPU time.
+
+        Before anybody measures: a slow node would come to its layers when the others have had theirs for
+        long, and a machine's speed changes meanwhile.
+        """
+        weight = torch.nn.Parameter(torch.zeros(1))
+        torch.autograd.backward([weight * 1.0], [torch.zeros(1)])
+        torch.optim.SGD([weight]).step()
+        self._channel.send({"event": "warm"})
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
