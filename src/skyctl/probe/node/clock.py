@@ -33,6 +33,9 @@ BLOCK_S = 0.02
 
 MAX_SAMPLES = 4000
 
+TRIMMED = 0.1
+"""Of the blocks, left out at each end."""
+
 BITES = 0.85
 """A quota holds several threads back where they get at least this part of it."""
 
@@ -296,7 +299,7 @@ def estimate(
     median = statistics.median(means)
     spread = (_quantile(means, 0.9) - _quantile(means, 0.1)) / median if median > 0 else 0.0
     if stretch is not None:
-        total_s = median * stretch
+        total_s = trimmed_mean(means) * stretch
         forward = sum(s.forward_cpu_s for s in samples)
         both = sum(s.cpu_s for s in samples)
     else:
@@ -311,6 +314,16 @@ def estimate(
         len(samples),
         half if math.isfinite(half) else None,
     )
+
+
+def trimmed_mean(ordered: Sequence[float]) -> float:
+    """Without the least and the greatest tenth.
+
+    Not the median: of a processor that has one of two speeds for seconds each, that is the one which it had for
+    a little longer.
+    """
+    out = int(len(ordered) * TRIMMED)
+    return statistics.fmean(ordered[out : len(ordered) - out])
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
