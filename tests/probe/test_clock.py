@@ -4,7 +4,7 @@ import pytest
 
 from skyctl.device import pace
 from skyctl.probe.node import clock, stretches
-from skyctl.probe.node.clock import Meter, Sample, block_sizes, collect, estimate, steady
+from skyctl.probe.node.clock import Meter, Sample, block_sizes, collect, estimate, steady, trimmed_mean
 from skyctl.probe.node.tally import Tally
 
 
@@ -209,3 +209,9 @@ def test_slowdown_holds_whatever_the_sleeps_do(monkeypatch: pytest.MonkeyPatch) 
     runs = [meter.run(work) for _ in range(100)]
     assert sum(wall for wall, _ in runs) == pytest.approx(4 * sum(cpu for _, cpu in runs))
     assert now["wall"] == pytest.approx(sum(wall for wall, _ in runs))
+
+
+def test_a_processor_with_two_speeds_is_not_taken_for_one_of_them() -> None:
+    assert trimmed_mean([1.0] * 11 + [2.0] * 9) == pytest.approx(1.4375)
+    assert trimmed_mean([1.0, 2.0, 30.0]) == 11.0  # too few to leave any out
+    assert trimmed_mean([0.1, *[1.0] * 3, 30.0]) == 1.0

@@ -33,7 +33,7 @@ BLOCK_S = 0.02
 
 MAX_SAMPLES = 4000
 
-TRIMMED = 0.1
+TRIMMED, MIN_TRIMMED = 0.1, 5
 """Of the blocks, left out at each end."""
 
 BITES = 0.85
@@ -317,12 +317,12 @@ def estimate(
 
 
 def trimmed_mean(ordered: Sequence[float]) -> float:
-    """Without the least and the greatest tenth.
+    """Without the least and the greatest tenth, at least one each where there are five.
 
-    Not the median: of a processor that has one of two speeds for seconds each, that is the one which it had for
-    a little longer.
+    Not the median: of a processor that has one of two speeds for seconds each, that is the one which it
+    had for a little longer.
     """
-    out = int(len(ordered) * TRIMMED)
+    out = max(int(len(ordered) * TRIMMED), int(len(ordered) >= MIN_TRIMMED))
     return statistics.fmean(ordered[out : len(ordered) - out])
 
 
