@@ -242,7 +242,7 @@ def _widest(profile: dict[str, Any]) -> float | None:
 def _spread(profile: dict[str, Any], node: str) -> float:
     """The median of its layers' spreads."""
     found = [t["spread"] for d in profile["devices"] if d["node"] == node for t in d["timings"]]
-    return round(median(found), 4)
+    return float(round(median(found), 4))
 
 
 def _notes(profile: dict[str, Any]) -> dict[str, list[str]]:
