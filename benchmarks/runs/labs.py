@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MEASURING_S = 12.0
-"""So long before all layers are measured, nodes are at it for certain: their first lines may be left out."""
+"""About so long before all layers are measured, nodes are at it: their first lines may be left out."""
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Fold(nn.Module):
 
 
 class Biases(nn.Module):
-    """Convolutions' biases: of two, of something else too, computed, frozen, hooked; and frozen weights."""
+    """Convolutions' biases: of two, of something else too, computed, frozen; and frozen weights."""
 
     def __init__(self) -> None:
         super().__init__()

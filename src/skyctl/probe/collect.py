@@ -232,6 +232,7 @@ def _measure(
     cold = [m for m in members if layers and known.measures(device_id(m.node.name, m.local))]
     for member in cold:
         member.phase = "warming up"
+        on_progress(member.node.name, member.phase, 0.0)
         fleet.send(member, {"op": "warm"})
     fleet.wait(cold, "warm", cap_s, heard)
     members = fleet.alive()

@@ -34,7 +34,7 @@ BLOCK_S = 0.02
 MAX_SAMPLES = 4000
 
 TRIMMED, MIN_TRIMMED = 0.1, 5
-"""Of the blocks, left out at each end."""
+"""So many of the blocks are left out at each end, one at least where there are so many (``trimmed_mean``)."""
 
 BITES = 0.85
 """A quota holds several threads back where they get at least this part of it."""

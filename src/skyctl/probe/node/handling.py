@@ -72,7 +72,7 @@ def measure(cpus: float | None, identity: Identity | None = None) -> Handling:
 
 
 def stretched(cpus: float | None) -> float | None:
-    """Seconds of a node under that quota for one of its CPU's; None: it has no quota, or cores to spare."""
+    """Seconds of a node under that quota for one of its CPU's; None: it has no quota."""
     return None if cpus is None else max(1.0, 1.0 / cpus)
 
 
