@@ -59,6 +59,7 @@ def data(batch_size, seed):
         targets = torch.randint(0, 10, (batch_size,), generator=generator)
         yield torch.randn(batch_size, 64, generator=generator), targets
 '''
+SLICES = "cpu_slice_ms: 10\n"
 RUNS, MOST_RUNS = 3, 8
 SAME_SPEED = 0.12
 """Spread of the fastest node's layers while the core keeps its speed; it is 3–10% then, and 15–40% else."""
@@ -100,28 +101,30 @@ print((time.monotonic() - start) / done)
 def quotas() -> Iterator[dict[str, Any]]:
     """For each layer and pair of nodes: how far the ratio of times is from the quotas' inverse ratio.
 
-    Of layers that stay in the first cache: first with the whole lab on one core (half the quotas, or it would
-    not hold them) and slices of the same length on all nodes, where nothing but the quotas makes them differ.
-    Until three probes have found the core at one speed (``spread``); all are told.
-    Then on all cores, one of which may be faster than another for a while, and with a part of every 10 ms:
-    the less a node has of it, the colder are its caches. There a plain loop, which has nothing of a probe,
-    says how far the nodes themselves are from their quotas (``plain_…``). And of a transformer, which pays
-    most for cold caches.
+    Of layers that stay in the first cache, which nothing but the quotas makes differ: with slices of 10 ms on
+    all nodes (what a tenth of a core gets of a container's usual period of 100 ms); there with all of the
+    lab on one core as well (half the quotas, or it would not hold them), until three probes have found the
+    core at one speed (``spread``; all are told). And with the lab's usual periods of 10 ms, where the less a
+    node has of it, the colder are its caches. Beside it, a plain loop, which has nothing of a probe, says how
+    far the nodes themselves are from their quotas (``plain_…``). At the end of a transformer, which pays most
+    for cold caches.
     """
+    with lab(_lab(QUOTAS, SLICES)) as bench:
+        for run in range(RUNS):
+            times, figures = _probed(bench, QUOTAS, _churn(bench))
+            yield _case("all cores, slices of 10 ms", run) | figures | _against_plain(bench, times)
     half = {node: cpus / 2 for node, cpus in QUOTAS.items()}
-    one = min(os.sched_getaffinity(0))
-    with lab(_lab(half, "cpu_slice_ms: 5\n"), core=one) as bench:
+    with lab(_lab(half, SLICES), core=min(os.sched_getaffinity(0))) as bench:
         calm = 0
         for run in range(MOST_RUNS):
             times, figures = _probed(bench, half, _churn(bench))
-            yield _case("one core, slices of 5 ms", run) | figures
+            yield _case("one core, slices of 10 ms", run) | figures
             calm += figures["spread"] <= SAME_SPEED
             if calm == RUNS:
                 break
     with lab(_lab(QUOTAS)) as bench:
-        for run in range(RUNS):
-            times, figures = _probed(bench, QUOTAS, _churn(bench))
-            yield _case("all cores, periods of 10 ms", run) | figures | _against_plain(bench, times)
+        times, figures = _probed(bench, QUOTAS, _churn(bench))
+        yield _case("all cores, periods of 10 ms", 0) | figures | _against_plain(bench, times)
         times, figures = _probed(bench, QUOTAS, WORKLOAD)
         yield _case("all cores, periods of 10 ms", 0) | figures
 

@@ -5,7 +5,7 @@ import pytest
 from skyctl.device import pace
 from skyctl.probe.node import clock, stretches
 from skyctl.probe.node.clock import Meter, Sample, block_sizes, collect, estimate, steady, trimmed_mean
-from skyctl.probe.node.tally import Tally
+from skyctl.probe.node.tally import ENOUGH, Tally
 
 
 def throttled(cpu_s: float, count: int, quota: float = 0.2, period_s: float = 0.1) -> list[Sample]:
@@ -76,7 +76,7 @@ def test_a_layer_of_a_window_is_judged_in_the_windows_blocks() -> None:
     small = [sample.part(0.01, 0.01) for sample in window]
     assert len(block_sizes(small, cpu=True)) == 1, "alone it would take hundreds of repetitions"
     tally = Tally()
-    tally.add(0, 4, small, block_sizes(window, cpu=True))
+    tally.add((0, 4), small, block_sizes(window, cpu=True))
     assert tally.interval((0, 4), by_cpu=True) == pytest.approx(0.0, abs=1e-9)
     assert estimate(small, None, [1] * 6).interval == pytest.approx(0.0, abs=1e-9)
     assert estimate(small, None).interval is None
@@ -85,12 +85,12 @@ def test_a_layer_of_a_window_is_judged_in_the_windows_blocks() -> None:
 def test_little_that_is_not_known_of_a_layer_of_next_to_nothing_is_enough() -> None:
     tally = Tally()
     wild = [*whole(3, 0.0002), *whole(3, 0.0006)]
-    tally.add(0, 4, wild, [1] * 6)
-    tally.add(1, 4, whole(6), [1] * 6)
+    tally.add((0, 4), wild, [1] * 6)
+    tally.add((1, 4), whole(6), [1] * 6)
     assert tally.interval((0, 4), by_cpu=True) > 0.3
     assert tally.unsteady([(0, 4), (1, 4)], by_cpu=True) == set()
     assert tally.unsteady([(0, 4)], by_cpu=True) == {(0, 4)}, "where there is nothing else it counts"
-    tally.add(2, 4, whole(2), [1] * 2)
+    tally.add((2, 4), whole(2), [1] * 2)
     assert tally.unsteady([(1, 4), (2, 4)], by_cpu=True) == {(2, 4)}, "too few to tell"
 
 
@@ -215,3 +215,16 @@ def test_a_processor_with_two_speeds_is_not_taken_for_one_of_them() -> None:
     assert trimmed_mean([1.0] * 11 + [2.0] * 9) == pytest.approx(1.4375)
     assert trimmed_mean([1.0, 2.0, 30.0]) == 11.0  # too few to leave any out
     assert trimmed_mean([0.1, *[1.0] * 3, 30.0]) == 1.0
+
+
+def test_repetitions_since_all_were_at_it_count_by_themselves_where_there_are_enough() -> None:
+    tally = Tally()
+    tally.add((0, 4), whole(3), [1] * 3)
+    tally.count()
+    tally.add((0, 4), whole(ENOUGH - 1), [1] * (ENOUGH - 1))
+    assert len(tally.of((0, 4))) == 3 + ENOUGH - 1
+    tally.add((0, 4), whole(1), [1])
+    assert len(tally.of((0, 4))) == len(tally.blocks_of((0, 4))) == ENOUGH
+    tally.drop((0, 4))
+    assert not tally.known
+    assert tally.of((0, 4)) == []

@@ -86,7 +86,8 @@ class FakeSession:
 LINK = {"event": "link", "latency_s": 0.001, "bandwidth_bytes_per_s": 1e7}
 GOOD = {
     "start": [FACTS],
-    "measure": [{"event": "progress", "done": 1, "of": 2, "what": "x"}, {"event": "measured"}],
+    "measure": [{"event": "progress", "done": 1, "of": 2, "what": "x"}, {"event": "passed"}],
+    "count": [{"event": "measured"}],
     "stop": [TIMINGS],
     "link listen": [{"event": "listening", "address": "127.0.0.1", "port": 5}, LINK],
     "link connect": [LINK],
@@ -133,6 +134,25 @@ def test_a_bad_node_hides_no_other() -> None:
     assert ("a", "x", 0.5) in said
     assert all(task.killed for s in sessions.values() if isinstance(s, FakeSession) for task in s.tasks)
     assert profile.devices[0].memory_from == "free memory, shared by 2 devices"
+
+
+def test_what_counts_is_measured_once_all_have_been_through_their_layers() -> None:
+    """Those that were lost meanwhile, and those that have no layers and are done at once, hold nobody up."""
+    scripts: dict[str, dict[str, list[dict[str, Any]]]] = {
+        "a": GOOD,
+        "quick": {**GOOD, "measure": [{"event": "measured"}], "count": []},
+        "killed": {**GOOD, "measure": [{"event": "exit", "returncode": 1, "signal": None, "tail": []}]},
+    }
+    them = cluster(*scripts)
+    sessions = {name: FakeSession(them.node(name), script) for name, script in scripts.items()}
+    profile = probe(them, sessions, budget_s=0.5, cap_s=20.0)
+    assert [device.id for device in profile.devices] == ["a/cpu:0", "quick/cpu:0"]
+    for name in ("a", "quick"):
+        orders = [
+            order for order in sessions[name].tasks[0].sent if order["op"] in ("measure", "count", "stop")
+        ]
+        assert [order["op"] for order in orders] == ["measure", "count", "stop"]
+        assert orders[1]["seconds"] >= 0.5
 
 
 def test_a_pair_that_can_not_connect_is_an_error_of_that_pair() -> None:

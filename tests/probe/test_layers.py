@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.probe.conductors import Alone
 from torch import nn
 
 from skyctl.probe.node.layers import LayerBench, LayerTask
 from skyctl.probe.node.steps import ChainSteps
+from skyctl.probe.node.tally import ENOUGH
 from skyctl.probe.node.weights import SplitSteps
 from skyctl.workload.workload import Workload, load, make_spec
 
@@ -33,16 +35,9 @@ def bench(workload: Workload, memory_bytes: float | None = None) -> LayerBench:
 
 
 def measure(found: LayerBench, tasks: list[LayerTask]) -> list[dict[str, Any]]:
-    told = []
-    found.measure(
-        tasks,
-        budget_s=0.1,
-        stopped=lambda: True,
-        on_progress=lambda done, of, what: None,
-        on_measured=lambda: told.append(True),
-        cap_s=60.0,
-    )
-    assert told == [True]
+    conductor = Alone()
+    found.measure(tasks, 0.1, 60.0, conductor)
+    assert conductor.said == ["passed", "measured"]
     return found.timings(tasks)
 
 
@@ -65,8 +60,45 @@ def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.Mo
 
 def test_what_there_was_no_time_for_is_skipped_and_says_so(gpt: Workload) -> None:
     found = bench(gpt)
-    found.measure([task(gpt, 1, 2)], 0.1, lambda: True, lambda *_: None, lambda: None, cap_s=0.0)
+    found.measure([task(gpt, 1, 2)], 0.1, 0.0, Alone())
     assert [row["skipped"] for row in found.timings([task(gpt, 1, 2)])] == ["there was no time for it"]
+
+
+class Late(Alone):
+    """Others need ``rounds`` more of its passes before anything counts."""
+
+    def __init__(self, found: LayerBench, rounds: int) -> None:
+        super().__init__()
+        self._found, self._rounds = found, rounds
+        self.before: list[int] = []
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        if self.said == ["passed"]:
+            self._rounds -= 1
+
+    def count_s(self) -> float | None:
+        if self._rounds > 0:
+            return None
+        self.before = self.before or [len(self._found.tally.of((1, 2)))]
+        return 0.0
+
+    def stopped(self) -> bool:
+        return self.said != ["passed"]
+
+
+def test_only_what_was_measured_with_all_others_counts(
+    gpt: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    monkeypatch.setattr("skyctl.probe.node.clock.BLOCK_S", 1e-9)
+    found = bench(gpt)
+    conductor = Late(found, 3)
+    found.measure([task(gpt, 1, 2)], 0.1, 60.0, conductor)
+    assert conductor.said == ["passed", "measured"]
+    total = len(found.tally._all[1, 2].samples)
+    (row,) = found.timings([task(gpt, 1, 2)])
+    assert conductor.before[0] >= 3
+    assert ENOUGH <= row["repeats"] <= total - conductor.before[0]
 
 
 def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.probe.conductors import Alone
 from torch import nn
 
 from skyctl.probe.node.layers import LayerBench, LayerTask
@@ -116,7 +117,7 @@ def test_no_memory_in_company_is_tried_alone(gpt: Workload, monkeypatch: pytest.
     kinds = [0, *[1, 2] * 3, 3]
     tasks = [LayerTask(index, gpt.names[index], {2: str(index)}, {2: 1.0}) for index in (0, 1, 2, 7)]
     bench = LayerBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None)
-    bench.measure(tasks, 0.1, lambda: True, lambda *_: None, lambda: None, 60.0, {2: kinds})
+    bench.measure(tasks, 0.1, 60.0, Alone(), {2: kinds})
     assert asked[:4] == [(0, 4), (0, 1), (1, 2), (2, 3)]
     rows = bench.timings(tasks)
     assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in rows)

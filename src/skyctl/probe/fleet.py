@@ -64,7 +64,10 @@ Handler = Callable[["Member", dict[str, Any]], None]
 
 @dataclass
 class Member:
-    """One device's process. ``facts`` and ``measured`` are what it sent; ``heard``: when it last spoke."""
+    """One device's process. ``facts`` and ``measured`` are what it sent; ``heard``: when it last spoke.
+
+    ``done``: it has measured its layers, and only keeps its device busy.
+    """
 
     node: Node
     host: str
@@ -72,6 +75,7 @@ class Member:
     facts: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     phase: str = "starting"
+    done: bool = False
     heard: float | None = None
     tail: list[str] = field(default_factory=list)
 
@@ -105,7 +109,7 @@ class Fleet:
         self.members: list[Member] = []
         self.failures: dict[str, NodeFailure] = {}
         self._news: queue.Queue[tuple[Member, dict[str, Any] | SkyctlError]] = queue.Queue()
-        self._turned = time.monotonic()
+        self.began = self._turned = time.monotonic()
 
     def start(self, session: SessionLike, payload: dict[str, Any], name: str) -> None:
         """Starts one device's process; a failure is the node's."""

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,17 +27,18 @@ OPTIMIZER_SHARE = 0.25
 """An optimizer's slice, as part of a layer's: it runs once a step."""
 
 MIN_TOTAL_S = 1.0
-MORE, LONGER = 1.5, 0.3
-"""Times the budget, or such a part of the first pass (a slow device's takes longer): so long is then spent on
-what is not steady yet. Once the budget is spent in any case: a machine's speed also changes within seconds,
-which no interval of one second's repetitions shows."""
+FIRST_SHARE = 0.5
+"""Of the budget, for the first pass over layers in company. What counts is then measured for as long as the
+budget says in any case: a machine's speed also changes within seconds, which no interval of one second's
+repetitions shows."""
 
 MOST_SPLIT = 2.0
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
 ENOUGH_SPLITS, ENOUGH_UPDATES = 4, 100
-"""So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out."""
+"""So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out. One
+is enough for the time in which what is measured counts."""
 NO_TIME = "there was no time for it"
-FIRST_SHARE = 0.8
+FIRST_CAP = 0.8
 """Of the time there is at most, for the first pass: what it does not come to is skipped."""
 ANSWER_S = 0.1
 """Time for the order to stop, which who is measured last gets at once: what is begun is also ended."""
@@ -77,6 +78,25 @@ class _Slices:
     warm_up_s: float
 
 
+class Conductor(Protocol):
+    """Keeps all devices in step, so that those that share a machine are measured in the same seconds."""
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Of a pass."""
+
+    def passed(self) -> None:
+        """The first pass is over."""
+
+    def count_s(self) -> float | None:
+        """For how long what is measured counts, at most; None: others are still at their first pass."""
+
+    def measured(self) -> None:
+        """All is steady, or the time is spent."""
+
+    def stopped(self) -> bool:
+        """Whether the others have measured all, too."""
+
+
 class LayerBench:
     """Measures a workload's distinct layers on one device, in passes over all of them.
 
@@ -108,6 +128,8 @@ class LayerBench:
             period_s=quota["period_s"] if quota else 0.0,
         )
         self.tally = Tally()
+        self._counting = False
+        """While only the layers as a whole are measured."""
         self._alone: set[int] = set()
         """Tasks that found no memory in company."""
         self._over: Callable[[], bool] = lambda: False
@@ -117,17 +139,14 @@ class LayerBench:
         self,
         tasks: Sequence[LayerTask],
         budget_s: float,
-        stopped: Callable[[], bool],
-        on_progress: Callable[[int, int, str], None],
-        on_measured: Callable[[], None],
         cap_s: float,
+        conductor: Conductor,
         kinds: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """Passes over all layers: the first in about ``budget_s``, then over what is not steady yet.
+        """A pass over all layers in about ``budget_s`` / 2, then passes that count, with all others.
 
-        ``on_measured`` is called when all is steady, or the time is spent. It goes on until ``stopped`` or
-        ``cap_s``: that keeps the device as busy as training will, while others that share its machine are
-        measured.
+        What is run then goes on until the order to stop, or for ``cap_s`` in all: that keeps the device as
+        busy as training will, while others that share its machine are measured.
 
         Args:
             kinds: by microbatch size, the task (its position) that each layer of the workload is one of;
@@ -136,52 +155,72 @@ class LayerBench:
         period_s = self._quota["period_s"] if self._quota else 0.0
         drain(self._quota)
         start = time.monotonic()
-        settle_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s)
+        end = start + cap_s
         parts = sum(len(task.needs_bytes) + OPTIMIZER_SHARE for task in tasks) or 1.0
         slice_s = max(0.02, budget_s / parts)
-        slices = _Slices(slice_s, slice_s, 2 * period_s)
-        told = False
-        most_s = cap_s
+        slices = _Slices(FIRST_SHARE * slice_s, slice_s, 2 * period_s)
+        self._over = lambda: time.monotonic() >= start + FIRST_CAP * cap_s
+        self._pass(tasks, kinds, slices, conductor)
+        if self.meter.layers_wait and not self.meter.by_wall:
+            self.meter.by_wall = True
+            self.tally = Tally(skipped=self.tally.skipped)
+            self._pass(tasks, kinds, slices, conductor)
+        conductor.passed()
+        slices = _Slices(slice_s, slice_s, 0.0)
+        self._go_on(tasks, kinds, slices, conductor, lambda: conductor.count_s() is not None, end)
+        self.tally.count()
+        self._counting = True
+        begun = time.monotonic()
+        least_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s, budget_s)
+        until = min(end, begun + max(least_s, conductor.count_s() or 0.0))
+        slices = _Slices(max(slice_s, (until - begun) / parts), slice_s, 0.0)
+        self._over = lambda: time.monotonic() >= until
         rough: set[tuple[int, int]] | None = None
-
-        def over() -> bool:
-            """From when on the first pass goes on without what is missing, and later ones end."""
-            passed_s = time.monotonic() - start
-            if rough is None:
-                return passed_s >= FIRST_SHARE * cap_s
-            return stopped() or passed_s >= cap_s if told else passed_s >= most_s
-
-        self._over = over
-        while True:
-            updated: set[int] = set()
-            for size, window, timed in self._rounds(tasks, kinds):
-                if rough and not any((tasks[number].index, size) in rough for number in timed):
-                    continue
-                if over():
-                    break
-                done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
-                on_progress(done, len(tasks), tasks[timed[0]].name)
-                self._measure_window(tasks, window, size, timed, slices, updated)
-            passed_s = time.monotonic() - start
-            if rough is None and self.meter.layers_wait and not self.meter.by_wall:
-                self.meter.by_wall = True
-                self.tally = Tally(skipped=self.tally.skipped)
-                continue
-            if rough is None:
-                settle_s = max(settle_s, min(passed_s + budget_s, cap_s))
-                most_s = max(settle_s, min(passed_s + max(MORE * budget_s, LONGER * passed_s), cap_s))
-                slices = _Slices(max(slice_s, (most_s - passed_s) / parts), slice_s, 0.0)
+        while self.tally.known and not self._over():
+            self._pass(tasks, kinds, slices, conductor, rough)
             rough = self._unsteady(tasks)
             steady = not rough and self.meter.stretch_interval() <= AIM
-            spent = passed_s >= settle_s and (steady or passed_s >= most_s)
-            if not told and (spent or not self.tally.samples):
-                told = True
-                on_measured()
-                time.sleep(ANSWER_S)
-            if told and over():
-                return
-            if not self.tally.samples:  # everything was skipped: nothing to be busy with
+            if steady and time.monotonic() >= begun + least_s:
+                break
+        self._counting = False
+        conductor.measured()
+        time.sleep(ANSWER_S)
+        self._go_on(tasks, kinds, slices, conductor, lambda: False, end)
+
+    def _go_on(
+        self,
+        tasks: Sequence[LayerTask],
+        kinds: Mapping[int, Sequence[int]] | None,
+        slices: _Slices,
+        conductor: Conductor,
+        over: Callable[[], bool],
+        end: float,
+    ) -> None:
+        """Passes until then, until the order to stop, or until ``end`` (``time.monotonic``)."""
+        self._over = lambda: over() or conductor.stopped() or time.monotonic() >= end
+        while not self._over():
+            self._pass(tasks, kinds, slices, conductor, self._unsteady(tasks))
+            if not self.tally.known:  # everything was skipped: nothing to be busy with
                 time.sleep(0.05)
+
+    def _pass(
+        self,
+        tasks: Sequence[LayerTask],
+        kinds: Mapping[int, Sequence[int]] | None,
+        slices: _Slices,
+        conductor: Conductor,
+        rough: set[tuple[int, int]] | None = None,
+    ) -> None:
+        """Once over all layers, or where some are ``rough``, over those."""
+        updated: set[int] = set()
+        for size, window, timed in self._rounds(tasks, kinds):
+            if rough and not any((tasks[number].index, size) in rough for number in timed):
+                continue
+            if self._over():
+                return
+            done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
+            conductor.progress(done, len(tasks), tasks[timed[0]].name)
+            self._measure_window(tasks, window, size, timed, slices, updated)
 
     def _unsteady(self, tasks: Sequence[LayerTask]) -> set[tuple[int, int]]:
         """(layer index, microbatch size) of those whose mean is not known well enough yet."""
@@ -232,10 +271,11 @@ class LayerBench:
             for number in timed:
                 at = window.kinds.index(number)
                 index = tasks[number].index
-                splits, updates = (1, 1) if self._over() else (ENOUGH_SPLITS, ENOUGH_UPDATES)
+                hurried = self._counting or self._over()
+                splits, updates = (1, 1) if hurried else (ENOUGH_SPLITS, ENOUGH_UPDATES)
                 if len(self.tally.cut(index, size)) < splits:
                     self._measure_split(tasks[number], modules[at], window.start + at, size, slices.whole_s)
-                if number not in updated and len(self.tally.samples.get((index, 0), ())) < updates:
+                if number not in updated and len(self.tally.of((index, 0))) < updates:
                     updated.add(number)
                     self._measure_optimizer(tasks[number], modules[at], slices.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:
@@ -275,7 +315,7 @@ class LayerBench:
                 sample.part(forward[at], backward[at])
                 for sample, (forward, backward) in zip(samples, shares, strict=True)
             ]
-            self.tally.add(tasks[number].index, size, parts, blocks)
+            self.tally.add((tasks[number].index, size), parts, blocks)
 
     def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
         by_cpu = self.meter.by_cpu and (self._threads == 1 or self._quota is not None)
@@ -308,7 +348,7 @@ class LayerBench:
                 parameter.grad = torch.zeros_like(parameter)
         steps = OptimizerSteps(self._workload, module, self._device)
         samples = collect(self.meter, steps, slice_s=slice_s)
-        self.tally.add(task.index, 0, samples, block_sizes(samples, self.meter.by_cpu))
+        self.tally.add((task.index, 0), samples, block_sizes(samples, self.meter.by_cpu))
 
     def _fits(self, task: LayerTask, size: int) -> bool:
         if (task.index, size) in self.tally.skipped:
@@ -345,14 +385,14 @@ class LayerBench:
         stretch_interval = self.meter.stretch_interval()
         rows = []
         for task in tasks:
-            optimizer = self.tally.samples.get((task.index, 0))
+            optimizer = self.tally.of((task.index, 0))
             optimizer_s = estimate(optimizer, stretch).forward_s if optimizer else 0.0
             for size in sorted(task.needs_bytes):
                 row: dict[str, Any] = {"signature": task.signatures[size], "microbatch_size": size}
-                samples = self.tally.samples.get((task.index, size))
+                samples = self.tally.of((task.index, size))
                 parts = self.tally.splits.get((task.index, size))
                 if samples:
-                    found = estimate(samples, stretch, self.tally.blocks[task.index, size])
+                    found = estimate(samples, stretch, self.tally.blocks_of((task.index, size)))
                     split_s = None
                     if parts:  # few repetitions, so not out of proportion to the whole
                         split_s = found.backward_s * min(max(1.0, parts.ratio(on_cpu)), MOST_SPLIT)

@@ -4,7 +4,8 @@ One process for everything, because importing torch costs seconds where CPU time
 ``{"op": …}``; the launcher (``probe/collect.py``) keeps all devices of a cluster in step with them:
 
 * ``warm`` → ``warm``, when what torch imports with its first backward and optimizer is there;
-* ``measure`` → ``progress``…, ``measured``, then goes on until ``stop`` → ``timings``;
+* ``measure`` → ``progress``…, ``passed`` and goes on until ``count``, ``measured`` and goes on until ``stop``
+  → ``timings``;
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
 * ``line`` → ``line-listening`` (role ``hub``), with ``hold`` also ``line-ready`` and a wait for ``go``, then
   ``line`` with times of arrival or an ``error``;
@@ -106,6 +107,7 @@ class _Server:
         self._slowdown = float(payload.get("slowdown") or 1.0)
         self._identity = Identity.of(payload.get("tls"))
         self._stopped = False
+        self._count_s: float | None = None
         self.card: dict[str, Any] | None = None
         """What ``nvidia-smi`` told of it before we used it."""
 
@@ -136,7 +138,7 @@ class _Server:
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
-        self._stopped = False
+        self._stopped, self._count_s = False, None
         budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
         if order.get("threads"):
             torch.set_num_threads(int(order["threads"]))
@@ -145,7 +147,7 @@ class _Server:
         left_out_s = 0.0
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         if self._workload is None:
-            self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "matrix products"})
+            self.progress(0, 1, "matrix products")
             result["flops_per_s"] = self._generic(budget_s / 2, cap_s, told=False)
         else:
             memory = facts.device_memory(self._device)
@@ -161,7 +163,7 @@ class _Server:
             )
             tasks = [LayerTask.from_dict(raw) for raw in order["layers"]]
             kinds = {int(size): found for size, found in order["kinds"].items()}
-            bench.measure(tasks, budget_s, self._stop_came, self._progress, self._measured, cap_s, kinds)
+            bench.measure(tasks, budget_s, cap_s, self, kinds)
             result["timings"] = bench.timings(tasks)
             left_out_s = bench.left_out_s()
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
@@ -171,12 +173,12 @@ class _Server:
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
-            self._channel.send({"event": "progress", "done": 0, "of": 1, "what": "messages"})
+            self.progress(0, 1, "messages")
             beside = handling.measure(self._quota["cpus"] if self._quota else None, self._identity)
             result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
         self._channel.send(result)
-        while not self._stop_came(None):  # past the cap, the order to stop is still to come
-            pass
+        while not self._stopped:  # past the cap, the order to stop is still to come
+            self._hear(None)
 
     def _generic(self, budget_s: float, cap_s: float, *, told: bool) -> float:
         return compute.flops_per_s(
@@ -185,21 +187,38 @@ class _Server:
             slowdown=self._slowdown,
             quota=self._quota,
             budget_s=budget_s,
-            stopped=self._stop_came,
-            on_measured=(lambda: None) if told else self._measured,
+            stopped=self.stopped,
+            on_measured=(lambda: None) if told else self.measured,
             cap_s=cap_s,
         )
 
-    def _stop_came(self, timeout_s: float | None = 0.0) -> bool:
-        if not self._stopped:
-            got = self._channel.recv(timeout_s)
-            self._stopped = got is not None and got[0].get("op") == "stop"
+    def _hear(self, timeout_s: float | None = 0.0) -> None:
+        got = None if self._stopped else self._channel.recv(timeout_s)
+        if got is not None and got[0].get("op") == "stop":
+            self._stopped = True
+        elif got is not None and got[0].get("op") == "count":
+            self._count_s = float(got[0]["seconds"])
+
+    def stopped(self) -> bool:
+        """Of ``Conductor``."""
+        self._hear()
         return self._stopped
 
-    def _measured(self) -> None:
+    def count_s(self) -> float | None:
+        """Of ``Conductor``."""
+        self._hear()
+        return self._count_s
+
+    def passed(self) -> None:
+        """Of ``Conductor``."""
+        self._channel.send({"event": "passed"})
+
+    def measured(self) -> None:
+        """Of ``Conductor``."""
         self._channel.send({"event": "measured"})
 
-    def _progress(self, done: int, of: int, what: str) -> None:
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Of ``Conductor``."""
         self._channel.send({"event": "progress", "done": done, "of": of, "what": what})
 
     def link(self, order: dict[str, Any]) -> None:

@@ -14,49 +14,93 @@ AIM = 0.02
 worse than ``STEADY_INTERVAL``: ratios of two times are then within 3% of what they would be for ever."""
 
 
+Key = tuple[int, int]
+"""Layer index and microbatch size; size 0 is the optimizer's step."""
+
+ENOUGH = 5
+"""So many blocks measured with all others are taken by themselves."""
+
+
+@dataclass
+class _Repetitions:
+    """``blocks``: how many of the samples are judged together."""
+
+    samples: list[Sample] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+
 @dataclass
 class Tally:
-    """All repetitions so far, by layer index and microbatch size; size 0 is the optimizer's step.
+    """All repetitions so far; those since ``count`` by themselves where there are enough.
 
-    ``splits``: of the backward alone, cut in two (see ``weights``). ``blocks``: how many of the samples are
-    judged together.
+    A machine that several devices share changes its speed within seconds: what was measured in other
+    seconds than the others' does not compare with theirs.
+
+    ``splits``: of the backward alone, cut in two (see ``weights``).
     """
 
-    samples: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
-    blocks: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    splits: dict[tuple[int, int], Backwards] = field(default_factory=dict)
-    skipped: dict[tuple[int, int], str] = field(default_factory=dict)
+    _all: dict[Key, _Repetitions] = field(default_factory=dict)
+    _counted: dict[Key, _Repetitions] | None = None
+    splits: dict[Key, Backwards] = field(default_factory=dict)
+    skipped: dict[Key, str] = field(default_factory=dict)
 
-    def add(self, index: int, size: int, samples: Sequence[Sample], blocks: Sequence[int]) -> None:
+    @property
+    def known(self) -> bool:
+        """Whether there are any."""
+        return bool(self._all)
+
+    def count(self) -> None:
+        """From now on all devices are at it."""
+        self._counted = {}
+
+    def add(self, key: Key, samples: Sequence[Sample], blocks: Sequence[int]) -> None:
         """Joins new repetitions to those there are."""
-        self.samples.setdefault((index, size), []).extend(samples)
-        self.blocks.setdefault((index, size), []).extend(blocks)
+        for kept in (self._all, self._counted):
+            if kept is not None:
+                found = kept.setdefault(key, _Repetitions())
+                found.samples.extend(samples)
+                found.blocks.extend(blocks)
+
+    def _of(self, key: Key) -> _Repetitions:
+        counted = (self._counted or {}).get(key)
+        if counted is not None and len(counted.blocks) >= ENOUGH:
+            return counted
+        return self._all.get(key) or _Repetitions()
+
+    def of(self, key: Key) -> list[Sample]:
+        """Those that its figures are made of."""
+        return self._of(key).samples
+
+    def blocks_of(self, key: Key) -> list[int]:
+        """How many of them are judged together."""
+        return self._of(key).blocks
 
     def cut(self, index: int, size: int) -> list[Sample]:
         """Repetitions of its backward in two parts."""
         found = self.splits.get((index, size))
         return [] if found is None else found.cut
 
-    def interval(self, key: tuple[int, int], by_cpu: bool) -> float:
+    def interval(self, key: Key, by_cpu: bool) -> float:
         """How well its mean is known (``clock.interval``)."""
-        return interval(self.samples[key], by_cpu, self.blocks[key])
+        return interval(self.of(key), by_cpu, self.blocks_of(key))
 
-    def mean_s(self, key: tuple[int, int]) -> float:
+    def mean_s(self, key: Key) -> float:
         """Wall seconds of a repetition."""
-        samples = self.samples[key]
+        samples = self.of(key)
         return sum(sample.wall_s for sample in samples) / len(samples)
 
-    def drop(self, key: tuple[int, int]) -> None:
+    def drop(self, key: Key) -> None:
         """Forgets it."""
-        self.samples.pop(key, None)
-        self.blocks.pop(key, None)
+        for kept in (self._all, self._counted):
+            if kept is not None:
+                kept.pop(key, None)
 
-    def unsteady(self, keys: Collection[tuple[int, int]], by_cpu: bool) -> set[tuple[int, int]]:
+    def unsteady(self, keys: Collection[Key], by_cpu: bool) -> set[Key]:
         """Those of them whose mean is not known well enough yet.
 
         A layer of next to nothing is, when what is not known of it is little beside the others' mean.
         """
-        found = {key: self.mean_s(key) for key in keys if key in self.samples}
+        found = {key: self.mean_s(key) for key in keys if key in self._all}
         allowed_s = {
             size: AIM * fmean(mean_s for (_, other), mean_s in found.items() if other == size)
             for size in {size for _, size in found}
