@@ -54,13 +54,9 @@ class Bench:
 
     def skyctl(self, *arguments: object, ok: tuple[int, ...] = (0,)) -> Any:
         """Runs one command with --json and gives its document."""
-        command = [sys.executable, "-m", "skyctl", *map(str, arguments), "--json"]
-        done = subprocess.run(command, env=self.env, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode not in ok:
-            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}")
-        return json.loads(done.stdout)
+        return self.timed(*arguments, ok=ok)[0]
 
-    def timed(self, *arguments: object) -> tuple[Any, Lines]:
+    def timed(self, *arguments: object, ok: tuple[int, ...] = (0,)) -> tuple[Any, Lines]:
         """The same, and when each line of progress came."""
         command = [sys.executable, "-m", "skyctl", *map(str, arguments), "--json"]
         with (
@@ -74,9 +70,10 @@ class Bench:
                 print(line, end="", file=sys.stderr)
             code = process.wait()
             out.seek(0)
-            if code:
-                raise SystemExit(f"{' '.join(command)} ended with {code}\n{out.read()}")
-            return json.load(out), Lines(lines)
+            document = out.read()
+        if code not in ok:
+            raise SystemExit(f"{' '.join(command)} ended with {code}\n{document}")
+        return json.loads(document), Lines(lines)
 
 
 @contextmanager

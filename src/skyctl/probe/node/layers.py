@@ -35,8 +35,8 @@ repetitions shows."""
 MOST_SPLIT = 2.0
 """What a backward in two parts may take of the whole one's time; more was a disturbance."""
 ENOUGH_SPLITS, ENOUGH_UPDATES = 4, 100
-"""So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out. One
-is enough for the time in which what is measured counts."""
+"""So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out.
+While what is measured counts, one is enough."""
 NO_TIME = "there was no time for it"
 FIRST_CAP = 0.8
 """Of the time there is at most, for the first pass: what it does not come to is skipped."""
