@@ -1,27 +1,26 @@
 """Measures a whole cluster: every device, every pair, and a workload's distinct layers → a ``Profile``.
 
-All devices measure at the same time, and each goes on until the last is done: on machines they share (a lab,
-local nodes) each is then measured under the load it will train under. Links come after, in quiet.
+First the devices (``devices``), all at the same time; links come after, in quiet.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skyctl.errors import InputError, SkyctlError
-from skyctl.probe.earlier import Known, costliest, known_links, known_timings, now_iso
-from skyctl.probe.fleet import Fleet, Member, SessionLike
+from skyctl.probe.devices import FAILED, Progress, measure, payload_of, ready, start
+from skyctl.probe.earlier import costliest, known_links, known_timings, now_iso
+from skyctl.probe.fleet import Fleet
 from skyctl.probe.found import device_profiles, node_profiles
 from skyctl.probe.links import How
 from skyctl.probe.network import Network, addresses_of, measure_network, rounds_of
 from skyctl.probe.ring import measure_ring
-from skyctl.probe.shapes import distinct, kinds_of, shapes_of
-from skyctl.probe.watching import OwnUse, conditions, threads
-from skyctl.records.base import GIB
-from skyctl.records.cluster import Cluster, device_id
+from skyctl.probe.shapes import shapes_of
+from skyctl.probe.watching import OwnUse, conditions
+from skyctl.records.cluster import Cluster
 from skyctl.records.profile import (
     LinkProfile,
     NodeFailure,
@@ -34,14 +33,6 @@ from skyctl.remote.credentials import certificate
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload, WorkloadSpec
 
-Progress = Callable[[str, str, float], None]
-"""Called with a node's name (or ``links``, ``lines``, ``uplinks``), what it is at, what part is done.
-
-A node that has failed: why, and ``FAILED``.
-"""
-
-FAILED = -1.0
-
 
 @dataclass(frozen=True)
 class Recheck:
@@ -53,9 +44,6 @@ class Recheck:
 
 START_S = 180.0
 BUDGET_S = 4.0
-MORE, LONGER, OF_START = 1.5, 0.3, 0.2
-"""Times the budget, or such a part of the slowest device's first pass, or of all the time since the start: so
-long at most is measured what counts. Slow devices repeat less often, and to start takes them longest."""
 CAP_S = 180.0
 
 
@@ -112,17 +100,18 @@ def probe(
                 given = (node_specs or {}).get(node.name) or workload.spec.to_dict()
                 specs[node.name] = dict(given) | {"random_inputs": True}
         tls = certificate() if encrypt else None
-        ready = _start(fleet, cluster, sessions, specs, tls, start_s, on_progress)
+        payload = partial(payload_of, cluster, specs, tls)
+        start(fleet, cluster, sessions, payload, on_progress)
         if workload is not None and spec is not None:  # while the nodes import torch
             shapes = shapes_of(workload, spec, microbatch_choices)
-        ready()
+        ready(fleet, sessions, payload, start_s, on_progress)
         created = now_iso()
         if recheck is None:
             known = known_timings(fleet.alive(), earlier, shapes, spec.dtype if spec else "", created)
         else:
             size = shapes[0].microbatch_size if shapes else 0
             known = costliest(recheck.then, size, fleet.alive())
-        _measure(fleet, shapes, budget_s, cap_s, on_progress, known)
+        measure(fleet, shapes, budget_s, cap_s, on_progress, known)
         known.complete(fleet.alive())
         addresses = addresses_of(fleet, sessions)
         taken = known_links(earlier, known, addresses, created)
@@ -154,116 +143,6 @@ def probe(
         uplinks=tuple(network.uplinks),
         encrypted=encrypt,
     )
-
-
-def _start(
-    fleet: Fleet,
-    cluster: Cluster,
-    sessions: Mapping[str, SessionLike],
-    specs: Mapping[str, Any],
-    tls: Mapping[str, str] | None,
-    start_s: float,
-    on_progress: Progress,
-) -> Callable[[], None]:
-    """Starts a process on every node.
-
-    Returns:
-        What waits until they are ready, with one more for each further device.
-    """
-
-    def started(member: Member, event: dict[str, Any]) -> None:
-        if event.get("event") == "facts":
-            member.facts = event
-            member.phase = "ready"
-            on_progress(member.node.name, "ready", 0.0)
-
-    def start(name: str, device: str | None) -> None:
-        node = cluster.node(name)
-        payload = {
-            "device": device,
-            "devices": None if node.devices is None else list(node.devices),
-            "threads": node.threads,
-            "slowdown": node.slowdown,
-            "workload": specs.get(name),
-            "tls": tls,
-        }
-        fleet.start(sessions[name], payload, name=f"probe-{device or 'first'}".replace(":", "-"))
-
-    for node in cluster.nodes:
-        if node.name not in fleet.failures:
-            on_progress(node.name, "starting", 0.0)
-            start(node.name, None)
-
-    def ready() -> None:
-        fleet.wait(fleet.alive(), "facts", start_s, started)
-        first = fleet.alive()
-        for member in first:
-            for device in member.facts["devices"]:
-                if device["id"] != member.facts["device"]:
-                    start(member.node.name, device["id"])
-        further = [member for member in fleet.alive() if member not in first]
-        fleet.wait(further, "facts", start_s, started)
-
-    return ready
-
-
-def _measure(
-    fleet: Fleet,
-    shapes: Sequence[ShapeProfile],
-    budget_s: float,
-    cap_s: float,
-    on_progress: Progress,
-    known: Known,
-) -> None:
-    """Every device at once, once all are warm.
-
-    What counts is measured from when the last has been through its layers, until the last has measured all.
-    """
-    layers = distinct(shapes)
-    kinds = kinds_of(shapes, layers)
-    generic = bool(layers) and not any(layer["flops"] for layer in layers)
-
-    def heard(member: Member, event: dict[str, Any]) -> None:
-        kind = event.get("event")
-        if kind == "progress":
-            member.phase = f"measuring {event['what']}"
-            on_progress(member.node.name, str(event["what"]), event["done"] / max(1, event["of"]))
-        elif kind == "passed":
-            member.phase = "through the layers, waiting for the others"
-        elif kind == "measured":
-            member.phase, member.done = "measured, waiting for the others", True
-            on_progress(member.node.name, "measured", 1.0)
-        elif kind == "timings":
-            member.measured = event
-            member.phase = "measured"
-
-    members = fleet.alive()
-    cold = [m for m in members if layers and known.measures(device_id(m.node.name, m.local))]
-    for member in cold:
-        member.phase = "warming up"
-        on_progress(member.node.name, member.phase, 0.0)
-        fleet.send(member, {"op": "warm"})
-    fleet.wait(cold, "warm", cap_s, heard)
-    members = fleet.alive()
-    counts = threads(members)
-    for member in members:
-        cap_gib = member.node.memory_gib
-        name = device_id(member.node.name, member.local)
-        order: dict[str, Any] = {"op": "measure", "layers": known.order(name, layers), "kinds": kinds}
-        order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
-        order |= {"generic": generic or known.generic(name), "handling": known.handles(name)}
-        fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
-    sent = time.monotonic()
-    fleet.wait(members, ("passed", "measured", "timings"), cap_s, heard)
-    now = time.monotonic()
-    count_s = max(MORE * budget_s, LONGER * (now - sent), OF_START * (now - fleet.began))
-    for member in fleet.alive():
-        fleet.send(member, {"op": "count", "seconds": count_s})
-    left = [member for member in fleet.alive() if not (member.done or member.measured)]
-    fleet.wait(left, ("measured", "timings"), cap_s, heard)
-    for member in fleet.alive():
-        fleet.send(member, {"op": "stop"})
-    fleet.wait([m for m in fleet.alive() if not m.measured], "timings", cap_s, heard)
 
 
 def _workload_profile(

@@ -1,7 +1,7 @@
 """The node's end of a probe: one process a device, told what to measure. Task: ``skyctl.probe.node.serve``.
 
 One process for everything, because importing torch costs seconds where CPU time is rationed. Orders come as
-``{"op": …}``; the launcher (``probe/collect.py``) keeps all devices of a cluster in step with them:
+``{"op": …}``; the launcher (``probe/devices.py``) keeps all devices of a cluster in step with them:
 
 * ``warm`` → ``warm``, when what torch imports with its first backward and optimizer is there;
 * ``measure`` → ``progress``…, ``passed`` and goes on until ``count``, ``measured`` and goes on until ``stop``
