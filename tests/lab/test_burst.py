@@ -17,6 +17,7 @@ pytestmark = pytest.mark.lab
 QUOTA_US, PERIOD_US = 50_000, 200_000
 CODE = """
 import json, sys, time
+from types import SimpleNamespace
 for folder in sys.argv[1:]:
     open(folder + "/cgroup.procs", "w").write("0")
 import torch
@@ -31,7 +32,9 @@ time.sleep(0.6)  # saves up
 start = time.monotonic()
 bench = layers.LayerBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=found["quota"])
 tasks = [layers.LayerTask(1, "it", {2: "it"}, {2: 0.0})]
-bench.measure(tasks, 0.1, lambda: True, lambda *_: None, lambda: None, 60.0)
+alone = SimpleNamespace(count_s=lambda: 0.0, stopped=lambda: True)
+alone.progress = alone.passed = alone.measured = lambda *_: None
+bench.measure(tasks, 0.1, 60.0, alone)
 print(json.dumps({"quota": found["quota"], "stretch": bench.stretch(), "rows": bench.timings(tasks)}))
 """
 

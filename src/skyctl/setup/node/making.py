@@ -118,9 +118,18 @@ def _make(path: Path, order: Order, say: places.Say) -> dict[str, Any]:
         marker |= {"base": sys.executable, "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         places.write_marker(path, {**marker, "owners": [order.owner]})
     except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+        _discard(path)
         raise
     return found
+
+
+def _discard(path: Path) -> None:
+    """What is half made. SIGTERM may come when its pip is dead already; that does not cut this short."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def _result(path: Path, found: Mapping[str, Any], *, made: bool) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
 
 
 def _stop(*_: object) -> NoReturn:
-    """SIGTERM: what is half made goes, before the KILL that follows."""
+    """SIGTERM: what is half made goes, before the KILL that follows; a second one changes nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
 
 
