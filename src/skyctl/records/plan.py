@@ -110,7 +110,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[5] = 5
+    version: Literal[4] = 4
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem
