@@ -23,7 +23,7 @@ help:
 	@echo "make bench          benchmarks/*.py"
 	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
 	@echo "make bench-runtime  the runtime against its bounds, over real links and real SSH; needs root (about half an hour)"
-	@echo "make bench-probing  the probe against what a lab was set to, and how long it takes; needs root (about 25 minutes)"
+	@echo "make bench-probing  the probe against what a lab was set to, and how long it takes; needs root (about 40 minutes)"
 	@echo "make soak           a run in a lab, struck 15 times: it must end as if nothing had happened; needs root (20 minutes at most)"
 	@echo "make clean          removes .venv and caches"
 
