@@ -59,10 +59,11 @@ def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
 
 def test_what_is_beside_the_layers_is_told_apart() -> None:
     given = _problem("1f1b", shared=False)
-    devices = [d.model_copy(update={"handling_s": 0.006}) for d in given.devices]
+    devices = [d.model_copy(update={"handling_s": 0.006, "action_s": 0.002}) for d in given.devices]
     made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
     play, plain = play_of(made), play_of(plan(given, "even"))
     assert play.stages[0].forward_s == pytest.approx(plain.stages[0].forward_s + 0.003)
-    for stage, times in enumerate(plain.stages):
+    for stage, times in enumerate(plain.stages):  # a forward is as long as is measured of one
         alone = play.layers(stage)
-        assert (alone.forward_s, alone.backward_s) == pytest.approx((times.forward_s, times.backward_s))
+        expected = times.forward_s + 0.001, times.backward_s + 0.001
+        assert (alone.forward_s, alone.backward_s) == pytest.approx(expected)

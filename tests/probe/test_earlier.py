@@ -72,7 +72,13 @@ def device(name: str, print_: str | None, *timings: LayerTiming, **more: Any) ->
         "memory_bytes": 1e9,
         "memory_from": "free memory",
     }
-    figures = {"reserved_bytes": 5e8, "flops_per_s": 1e9, "handling_s": 0.25, "measured": BEFORE}
+    figures = {
+        "reserved_bytes": 5e8,
+        "flops_per_s": 1e9,
+        "handling_s": 0.25,
+        "action_s": 0.125,
+        "measured": BEFORE,
+    }
     return DeviceProfile(
         id=f"{name}/cpu:0", node=name, fingerprint=print_, timings=timings, **{**known, **figures, **more}
     )
@@ -106,7 +112,7 @@ def test_what_is_known_is_not_asked_for_again() -> None:
         ("y", 0.01),
     ]
     assert [m.measured["reserved_bytes"] for m in them] == [5e8, 6e8]
-    assert them[0].measured["handling_s"] == 0.25
+    assert (them[0].measured["handling_s"], them[0].measured["action_s"]) == (0.25, 0.125)
     dated = known.dated(had.devices[0].model_copy(update={"measured": None, "fingerprint": None}), NOW)
     assert (dated.measured, dated.fingerprint) == (BEFORE, p["a/cpu:0"])
 

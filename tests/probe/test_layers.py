@@ -1,6 +1,7 @@
 """Layers are timed one by one on a real device; those that can't be say why."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from skyctl.probe.node.layers import LayerBench, LayerTask
 from skyctl.probe.node.steps import ChainSteps
-from skyctl.probe.node.tally import ENOUGH
+from skyctl.probe.node.tally import ENOUGH, LEAST_OWN
 from skyctl.probe.node.weights import SplitSteps
 from skyctl.workload.workload import Workload, load, make_spec
 
@@ -62,6 +63,21 @@ def test_what_there_was_no_time_for_is_skipped_and_says_so(gpt: Workload) -> Non
     found = bench(gpt)
     found.measure([task(gpt, 1, 2)], 0.1, 0.0, Alone())
     assert [row["skipped"] for row in found.timings([task(gpt, 1, 2)])] == ["there was no time for it"]
+
+
+def test_what_a_stage_takes_besides_is_no_layers(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers in company share it; next to nothing is not less than a part of what was measured."""
+    monkeypatch.setattr("skyctl.probe.node.layers.MIN_TOTAL_S", 0.0)
+    tasks = [task(gpt, index, 2) for index in (0, 1, 2, gpt.layers - 1)]
+    found = bench(gpt)
+    found.measure(tasks, 0.1, 60.0, Alone(), {2: [0, *[1, 2] * 2, 3]})
+    whole, own, least = (found.timings(tasks, action_s) for action_s in (0.0, 1e-5, 1e9))
+    for each, before, after, most in zip(tasks, whole, own, least, strict=True):
+        window_s = fmean(found.tally.windows[each.index, 2])
+        assert window_s > before["forward_s"] + before["backward_s"], "others were run with it"
+        for part in ("forward_s", "backward_s", "split_s"):
+            assert after[part] == pytest.approx(before[part] * (1 - 1e-5 / window_s))
+            assert most[part] == pytest.approx(before[part] * LEAST_OWN)
 
 
 class Late(Alone):

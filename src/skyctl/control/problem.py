@@ -108,7 +108,8 @@ def _problem(
                 flops_per_s=d.flops_per_s,
                 memory_bytes=d.memory_bytes,
                 reserved_bytes=d.reserved_bytes + (RANK_BYTES if "/cpu:" in d.id else 0.0),
-                handling_s=d.handling_s + _byte_s(profile, d, devices) * message_bytes,
+                handling_s=d.handling_s + d.action_s + _byte_s(profile, d, devices) * message_bytes,
+                action_s=d.action_s,
             )
             for d in devices
         ),

@@ -132,6 +132,8 @@ class Model:
         self._index = {name: i for i, name in enumerate(self.ids)}
         self.handling = [device.handling_s / 2 for device in problem.devices]
         """Seconds that each forward and each backward takes beside its layers, by device."""
+        self.beside = [max(0.0, d.handling_s - d.action_s) / 2 for d in problem.devices]
+        """What of it lies between forwards and backwards, not in them."""
         self.handled = any(self.handling)
         self._times()
         self._sizes()

@@ -68,6 +68,7 @@ class Known:
     ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
     ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
     ``handling``: whether what messages cost is measured, where not all is known.
+    ``actions``: then, what its devices' actions take beside their layers (``DeviceProfile.action_s``).
     ``speeds``: when a profile is only re-checked, its devices' FLOP/s; too little is measured then to tell.
     """
 
@@ -78,6 +79,7 @@ class Known:
     lacking: Mapping[str, Collection[Row]] = field(default_factory=dict)
     handling: bool = True
     speeds: Mapping[str, float] | None = None
+    actions: Mapping[str, float] = field(default_factory=dict)
 
     def generic(self, name: str) -> bool:
         """Whether that device measures its speed alone: what is re-checked knows nothing of it."""
@@ -122,6 +124,7 @@ class Known:
                     "reserved_bytes": max(source.reserved_bytes, member.measured["reserved_bytes"]),
                     "handling_s": source.handling_s,
                     "handling_byte_s": source.handling_byte_s,
+                    "action_s": source.action_s,
                 }
 
     def dated(self, device: DeviceProfile, now: str) -> DeviceProfile:
@@ -199,7 +202,8 @@ def costliest(then: Profile, microbatch_size: int, members: Sequence[Member]) ->
             worst = max(timings, key=lambda t: (t.forward_s or 0.0) + (t.backward_s or 0.0))
             lacking[device.id] = [(worst.signature, microbatch_size)]
     speeds = {device.id: device.flops_per_s for device in then.devices}
-    return Known(prints, lacking=lacking, handling=False, speeds=speeds)
+    actions = {device.id: device.action_s for device in then.devices}
+    return Known(prints, lacking=lacking, handling=False, speeds=speeds, actions=actions)
 
 
 def known_links(

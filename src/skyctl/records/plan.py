@@ -110,7 +110,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem

@@ -51,6 +51,7 @@ class Device(Record):
     """One device. ``memory_bytes`` None: unlimited.
 
     ``handling_s``: what a microbatch takes there beside its layers, half of it forward and half backward.
+    ``action_s``: the part of it that falls into its forward and its backward themselves.
     """
 
     id: Name
@@ -58,6 +59,7 @@ class Device(Record):
     memory_bytes: Bytes | None
     reserved_bytes: Bytes = 0.0
     handling_s: Seconds = since(2, 0.0)
+    action_s: Seconds = since(5, 0.0)
 
 
 class LayerTimes(Record):
@@ -104,7 +106,7 @@ class Problem(FileRecord):
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[2] = 2
+    version: Literal[5] = 5
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)

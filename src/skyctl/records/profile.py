@@ -73,7 +73,8 @@ class DeviceProfile(Record):
     """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it.
 
     ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here beside its layers (messages,
-    Python), and how much more for each byte of a message. ``measured``: when its layers were (ISO; None: when
+    Python), and how much more for each byte of a message. ``action_s``: what its forward and its backward
+    take beyond their layers, whose times do not hold it. ``measured``: when its layers were (ISO; None: when
     the profile was made). ``fingerprint``: what must be the same for its timings to hold.
     """
 
@@ -89,6 +90,7 @@ class DeviceProfile(Record):
     timings: Seq[LayerTiming] = ()
     handling_s: Seconds = since(2, 0.0)
     handling_byte_s: Seconds = since(2, 0.0)
+    action_s: Seconds = since(5, 0.0)
     measured: str | None = since(3, None)
     fingerprint: str | None = since(3, None)
     conditions: Conditions | None = since(3, None)

@@ -310,12 +310,15 @@ class LayerBench:
         )
         shares = steps.shares[-len(samples) :]
         blocks = block_sizes(samples, self.meter.by_cpu)
+        whole = [s.wall_s if self.meter.by_wall else min(s.wall_s, s.cpu_s) for s in samples]
         for at, number in enumerate(window.kinds):
             parts = [
                 sample.part(forward[at], backward[at])
                 for sample, (forward, backward) in zip(samples, shares, strict=True)
             ]
             self.tally.add((tasks[number].index, size), parts, blocks)
+            if self.meter.on_cpu:
+                self.tally.windows.setdefault((tasks[number].index, size), []).extend(whole)
 
     def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
         by_cpu = self.meter.by_cpu and (self._threads == 1 or self._quota is not None)
@@ -379,8 +382,13 @@ class LayerBench:
             return 0.0
         return self.meter.stretches.left_out_s()
 
-    def timings(self, tasks: Sequence[LayerTask]) -> list[dict[str, Any]]:
-        """``LayerTiming`` as dicts, one for every layer and size asked for."""
+    def timings(self, tasks: Sequence[LayerTask], action_s: float = 0.0) -> list[dict[str, Any]]:
+        """``LayerTiming`` as dicts, one for every layer and size asked for.
+
+        Args:
+            action_s: CPU seconds that a stage's forward and backward take beside their layers
+                (``handling.Handling.action_cpu_s``): taken off what a window of layers took.
+        """
         stretch, on_cpu = self.stretch(), self.meter.by_cpu
         stretch_interval = self.meter.stretch_interval()
         rows = []
@@ -393,12 +401,14 @@ class LayerBench:
                 parts = self.tally.splits.get((task.index, size))
                 if samples:
                     found = estimate(samples, stretch, self.tally.blocks_of((task.index, size)))
+                    own = self.tally.within((task.index, size), action_s)
+                    forward_s, backward_s = found.forward_s * own, found.backward_s * own
                     split_s = None
                     if parts:  # few repetitions, so not out of proportion to the whole
-                        split_s = found.backward_s * min(max(1.0, parts.ratio(on_cpu)), MOST_SPLIT)
+                        split_s = backward_s * min(max(1.0, parts.ratio(on_cpu)), MOST_SPLIT)
                     row |= {
-                        "forward_s": found.forward_s,
-                        "backward_s": found.backward_s,
+                        "forward_s": forward_s,
+                        "backward_s": backward_s,
                         "optimizer_s": optimizer_s,
                         "weight_s": split_s * parts.share(on_cpu) if parts and split_s is not None else None,
                         "split_s": split_s,

@@ -17,6 +17,9 @@ worse than ``STEADY_INTERVAL``: ratios of two times are then within 3% of what t
 Key = tuple[int, int]
 """Layer index and microbatch size; size 0 is the optimizer's step."""
 
+LEAST_OWN = 0.25
+"""So much of its time is a layer's own at least, however little it does."""
+
 ENOUGH = 5
 """So many blocks measured with all others are taken by themselves."""
 
@@ -36,12 +39,14 @@ class Tally:
     A machine that several devices share changes its speed within seconds: what was measured in other
     seconds than the others' does not compare with theirs.
 
-    ``splits``: of the backward alone, cut in two (see ``weights``).
+    ``splits``: of the backward alone, cut in two (see ``weights``). ``windows``: of all layers that were run
+    with it, the seconds of each repetition.
     """
 
     _all: dict[Key, _Repetitions] = field(default_factory=dict)
     _counted: dict[Key, _Repetitions] | None = None
     splits: dict[Key, Backwards] = field(default_factory=dict)
+    windows: dict[Key, list[float]] = field(default_factory=dict)
     skipped: dict[Key, str] = field(default_factory=dict)
 
     @property
@@ -74,6 +79,11 @@ class Tally:
     def blocks_of(self, key: Key) -> list[int]:
         """How many of them are judged together."""
         return self._of(key).blocks
+
+    def within(self, key: Key, action_s: float) -> float:
+        """What part of its seconds is its own, where each repetition of a window takes ``action_s`` more."""
+        whole = self.windows.get(key)
+        return max(LEAST_OWN, 1.0 - action_s / fmean(whole)) if whole and fmean(whole) > 0 else 1.0
 
     def cut(self, index: int, size: int) -> list[Sample]:
         """Repetitions of its backward in two parts."""
