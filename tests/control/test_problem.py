@@ -17,6 +17,7 @@ from skyctl.errors import InfeasibleError, InputError, MismatchError
 from skyctl.records.cluster import Node
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.profile import (
+    HANDLING_NEIGHBOURS,
     DeviceProfile,
     LayerCosts,
     LayerTiming,
@@ -169,15 +170,13 @@ def test_messages_cost_a_device_what_its_two_cheapest_links_take() -> None:
     )
     devices = [device(node, 1.0).model_copy(update={"handling_s": 1e-3}) for node in "abc"]
     found = build_problem(profile(*devices, links=links), 4).devices
-    per_byte = (4e-8 + 2e-8 + 1e-7 + 3e-8) / 2 * 2 * 2 / 3
-    assert [one.handling_s for one in found] == pytest.approx([1e-3 + per_byte * 1e4, 1e-3, 1e-3])
-    entering = devices[1].model_copy(update={"action_s": 4e-4})
-    (other,) = [
-        d for d in build_problem(profile(devices[0], entering, links=links), 4).devices if "b" in d.id
-    ]
-    assert (other.handling_s, other.action_s) == (pytest.approx(1.4e-3), 4e-4)
-    dear = devices[0].model_copy(update={"handling_byte_s": 1e-6})
-    assert build_problem(profile(dear, *devices[1:], links=links), 4).devices[0].handling_s == 0.011
+    per_byte, once = (4e-8 + 2e-8 + 1e-7 + 3e-8) / 2, 1e-3 / HANDLING_NEIGHBOURS
+    assert [one.neighbour_s for one in found] == pytest.approx([once + per_byte * 1e4, once, once])
+    assert [one.handling_s for one in found] == [0.0] * 3
+    dear = devices[0].model_copy(update={"handling_byte_s": 1e-6, "action_s": 2e-4})
+    dear_one = build_problem(profile(dear, *devices[1:], links=links), 4).devices[0]
+    assert dear_one.neighbour_s == pytest.approx(0.011 / HANDLING_NEIGHBOURS)
+    assert dear_one.handling_s == 2e-4
 
 
 def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:

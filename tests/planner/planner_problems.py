@@ -168,10 +168,11 @@ def value_of(problem, order, cuts):
             )
     if problem.objective == "bottleneck":
         return max(x.forward_s + x.backward_s for x in entries)
-    entries = [
-        StageTimes(x.forward_s + d.handling_s / 2, x.backward_s + d.handling_s / 2, x.optimizer_s)
-        for x, d in zip(entries, order, strict=True)
-    ]
+    for s, device in enumerate(order):
+        beside = (device.handling_s + device.neighbour_s * ((s > 0) + (s < stages - 1))) / 2
+        entries[s] = StageTimes(
+            entries[s].forward_s + beside, entries[s].backward_s + beside, entries[s].optimizer_s
+        )
 
     def hop(a, b, size):
         link = links.get((a.id, b.id))

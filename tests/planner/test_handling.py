@@ -13,9 +13,11 @@ def handled(seed, **fixed):
     r = random.Random(seed)
     given = random_problem(seed, objective="iteration", schedule="1f1b", **fixed)
     mean = sum(x.flops for x in given.layers) / len(given.layers) / given.devices[0].flops_per_s
-    devices = [
-        d.model_copy(update={"handling_s": r.choice([0.0, r.uniform(0, 2) * mean])}) for d in given.devices
-    ]
+
+    def some():
+        return r.choice([0.0, r.uniform(0, 2) * mean])
+
+    devices = [d.model_copy(update={"handling_s": some(), "neighbour_s": some()}) for d in given.devices]
     return given.model_validate({**dict(given), "devices": [dict(d) for d in devices]})
 
 
@@ -33,9 +35,10 @@ def test_optimal_equals_brute_force(seed):
     assert verify(given, found).ok
 
 
-def test_devices_that_differ_in_nothing_else_are_no_twins():
+@pytest.mark.parametrize("key", ["handling_s", "neighbour_s"])
+def test_devices_that_differ_in_nothing_else_are_no_twins(key):
     given = problem((1.0,) * 4, (1.0, 1.0, 1.0), microbatches=8)
-    devices = [{**dict(d), "handling_s": s} for d, s in zip(given.devices, (0.5, 0.0, 0.4), strict=True)]
+    devices = [{**dict(d), key: s} for d, s in zip(given.devices, (0.5, 0.0, 0.4), strict=True)]
     given = given.model_validate({**dict(given), "devices": devices})
     assert plan(given).certificate.value_s == pytest.approx(brute_force(given))
 

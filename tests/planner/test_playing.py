@@ -59,7 +59,8 @@ def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
 
 def test_what_is_beside_the_layers_is_told_apart() -> None:
     given = _problem("1f1b", shared=False)
-    devices = [d.model_copy(update={"handling_s": 0.006, "action_s": 0.002}) for d in given.devices]
+    more = {"handling_s": 0.002, "neighbour_s": 0.004}
+    devices = [d.model_copy(update=more) for d in given.devices]
     made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
     play, plain = play_of(made), play_of(plan(given, "even"))
     assert play.stages[0].forward_s == pytest.approx(plain.stages[0].forward_s + 0.003)

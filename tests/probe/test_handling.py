@@ -18,7 +18,6 @@ def test_a_quota_stretches_what_the_whole_process_takes() -> None:
     assert 0 < alone.stage_s < 0.1
     assert under.stage_s > alone.stage_s
     assert under.byte_s >= 0
-    assert 0 < alone.action_cpu_s < 0.01
 
 
 @pytest.mark.parametrize("identity", [None, Identity.of(certificate())])

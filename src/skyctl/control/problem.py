@@ -20,7 +20,14 @@ from skyctl.records.problem import (
     Schedule,
     SharedResource,
 )
-from skyctl.records.profile import DeviceProfile, LayerTiming, Profile, ShapeProfile, WorkloadProfile
+from skyctl.records.profile import (
+    HANDLING_NEIGHBOURS,
+    DeviceProfile,
+    LayerTiming,
+    Profile,
+    ShapeProfile,
+    WorkloadProfile,
+)
 
 HEAP_SHARE = 1.25
 """What a process holds for a byte of activations on a CPU: a heap has gaps (docs/decisions.md)."""
@@ -108,8 +115,8 @@ def _problem(
                 flops_per_s=d.flops_per_s,
                 memory_bytes=d.memory_bytes,
                 reserved_bytes=d.reserved_bytes + (RANK_BYTES if "/cpu:" in d.id else 0.0),
-                handling_s=d.handling_s + d.action_s + _byte_s(profile, d, devices) * message_bytes,
-                action_s=d.action_s,
+                handling_s=d.action_s,
+                neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
             )
             for d in devices
         ),
@@ -126,10 +133,9 @@ def _problem(
 
 
 def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> float:
-    """Seconds of a stage on the device for each byte of its microbatches' messages.
+    """Seconds of a stage on the device, a neighbour and a byte of the messages to and from it.
 
-    As measured over loopback, or over the links to the two nodes where it is least, whichever is more: n
-    stages in a row have 2 (n - 1) / n neighbours on average, and send to and receive from each.
+    As measured over loopback, or over the links to the two nodes where it is least, whichever is more.
     """
     nodes = {other.node for other in devices}
     ends: dict[str, list[float]] = {}
@@ -140,9 +146,8 @@ def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DevicePro
             if link.target == device.node and link.target_byte_s is not None:
                 ends.setdefault(link.source, []).append(link.target_byte_s)
     least = sorted(sum(both) for both in ends.values() if len(both) == 2)[:2]
-    if not least:
-        return device.handling_byte_s
-    return max(device.handling_byte_s, fmean(least) * 2 * (len(devices) - 1) / len(devices))
+    here = device.handling_byte_s / HANDLING_NEIGHBOURS
+    return max(here, fmean(least)) if least else here
 
 
 def _receive_window(shape: ShapeProfile) -> int:

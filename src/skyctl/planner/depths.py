@@ -78,7 +78,7 @@ def _most(model: Model, pieces: Sequence[Piece], base: Running) -> tuple[int, ..
 def _periods(model: Model, pieces: Sequence[Piece], base: Running) -> list[float]:
     """Per stage, from a forward's start to its backward's end, nobody in the way, in periods."""
     again = [f if r else 0.0 for f, r in zip(model.forward.of(pieces), base.recompute, strict=True)]
-    beside = [2 * model.handling[piece.device] for piece in pieces]
+    beside = [2 * model.beside_s(*piece) for piece in pieces]
     busy = [sum(parts) for parts in zip(model.work.of(pieces), again, beside, strict=True)]
     period, trip, trips = max(busy), 0.0, [0.0] * len(pieces)
     for s in range(len(pieces) - 1, -1, -1):

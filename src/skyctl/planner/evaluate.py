@@ -38,8 +38,8 @@ def step_s(model: Model, pieces: Sequence[Piece], running: Running) -> float:
     if any(running.recompute):
         backward = [b + f if r else b for f, b, r in zip(forward, backward, running.recompute, strict=True)]
     if model.handled:
-        forward = [f + model.handling[piece.device] for f, piece in zip(forward, pieces, strict=True)]
-        backward = [b + model.handling[piece.device] for b, piece in zip(backward, pieces, strict=True)]
+        forward = [f + model.beside_s(*piece) for f, piece in zip(forward, pieces, strict=True)]
+        backward = [b + model.beside_s(*piece) for b, piece in zip(backward, pieces, strict=True)]
     weight = None
     if model.zero:
         weight = [
@@ -114,8 +114,8 @@ def bound_s(model: Model, pieces: Sequence[Piece]) -> float:
     count = len(pieces)
     m = model.microbatches
     most = most_flying(model, pieces) if model.eager else least_running(model, pieces).flying
-    f = [model.forward[d][q] - model.forward[d][p] + model.handling[d] for d, p, q in pieces]
-    b = [model.backward[d][q] - model.backward[d][p] + model.handling[d] for d, p, q in pieces]
+    f = [model.forward[d][q] - model.forward[d][p] + model.beside_s(d, p, q) for d, p, q in pieces]
+    b = [model.backward[d][q] - model.backward[d][p] + model.beside_s(d, p, q) for d, p, q in pieces]
     o = [model.optimizer[d][q] - model.optimizer[d][p] for d, p, q in pieces]
     w = [0.0] * count
     if model.zero:

@@ -132,9 +132,9 @@ class Model:
         self._index = {name: i for i, name in enumerate(self.ids)}
         self.handling = [device.handling_s / 2 for device in problem.devices]
         """Seconds that each forward and each backward takes beside its layers, by device."""
-        self.beside = [max(0.0, d.handling_s - d.action_s) / 2 for d in problem.devices]
-        """What of it lies between forwards and backwards, not in them."""
-        self.handled = any(self.handling)
+        self.neighbour = [device.neighbour_s / 2 for device in problem.devices]
+        """As many more for each stage next to it."""
+        self.handled = any(self.handling) or any(self.neighbour)
         self._times()
         self._sizes()
         self._ways()
@@ -292,6 +292,14 @@ class Model:
         """Forward and backward of one microbatch."""
         work = self.work[device]
         return work[stop] - work[start]
+
+    def messages_s(self, device: int, start: int, stop: int) -> float:
+        """What a stage's forward, and its backward, takes for its neighbours, outside of its actions."""
+        return self.neighbour[device] * ((start > 0) + (stop < self.layers))
+
+    def beside_s(self, device: int, start: int, stop: int) -> float:
+        """What a stage's forward, and its backward, takes beside its layers."""
+        return self.handling[device] + self.messages_s(device, start, stop)
 
     def allowed(self, pieces: Sequence[Piece]) -> bool:
         """Memory (with the least in flight) and pins hold."""

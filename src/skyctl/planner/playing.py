@@ -26,7 +26,7 @@ def play_of(plan: Plan) -> Play:
 def playable(model: Model, pieces: Sequence[Piece], running: Running) -> Play:
     """What one step of a candidate plan comes from."""
     columns = (sums.of(pieces) for sums in (model.forward, model.backward, model.optimizer, model.weight))
-    handling = tuple(model.handling[piece.device] for piece in pieces)
+    beside = [model.beside_s(*piece) for piece in pieces]
     return Play(
         schedule=model.schedule,
         microbatches=model.microbatches,
@@ -34,11 +34,11 @@ def playable(model: Model, pieces: Sequence[Piece], running: Running) -> Play:
         weights_behind=running.behind,
         stages=tuple(
             StageTimes(f + h, b + f + h, o) if again else StageTimes(f + h, b + h, o, min(w, b))
-            for f, b, o, w, h, again in zip(*columns, handling, running.recompute, strict=True)
+            for f, b, o, w, h, again in zip(*columns, beside, running.recompute, strict=True)
         ),
         boundaries=tuple(
             Boundary(model.hop(a.device, b.device, a.stop), model.hop(b.device, a.device, a.stop))
             for a, b in pairwise(pieces)
         ),
-        beside_s=tuple(model.beside[piece.device] for piece in pieces),
+        beside_s=tuple(model.messages_s(*piece) for piece in pieces),
     )

@@ -152,7 +152,8 @@ def measure(
         order: dict[str, Any] = {"op": "measure", "layers": known.order(name, layers), "kinds": kinds}
         order |= {"budget_s": budget_s, "cap_s": cap_s, "threads": counts.get(id(member))}
         order |= {"generic": generic or known.generic(name), "handling": known.handles(name)}
-        order["action_s"] = known.actions.get(name, 0.0)
+        if name in known.actions:
+            order["action_s"] = known.actions[name]
         fleet.send(member, order | {"memory_bytes": None if cap_gib is None else cap_gib * GIB})
     sent = time.monotonic()
     fleet.wait(members, ("passed", "measured", "timings"), cap_s, heard)

@@ -68,7 +68,8 @@ class Known:
     ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
     ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
     ``handling``: whether what messages cost is measured, where not all is known.
-    ``actions``: then, what its devices' actions take beside their layers (``DeviceProfile.action_s``).
+    ``actions``: where too little is measured to tell, what devices' actions take beside their layers
+    (``DeviceProfile.action_s``).
     ``speeds``: when a profile is only re-checked, its devices' FLOP/s; too little is measured then to tell.
     """
 

@@ -69,13 +69,18 @@ class Conditions(Record):
     notes: Seq[str] = ()
 
 
+HANDLING_NEIGHBOURS = 4 / 3
+"""Of each of three stages in a row, on average."""
+
+
 class DeviceProfile(Record):
     """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it.
 
     ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here beside its layers (messages,
-    Python), and how much more for each byte of a message. ``action_s``: what its forward and its backward
-    take beyond their layers, whose times do not hold it. ``measured``: when its layers were (ISO; None: when
-    the profile was made). ``fingerprint``: what must be the same for its timings to hold.
+    Python), and how much more for each byte of a message, with ``HANDLING_NEIGHBOURS`` others next to it.
+    ``action_s``: what its forward and its backward take beyond their layers, whose times do not hold it.
+    ``measured``: when its layers were (ISO; None: when the profile was made). ``fingerprint``: what must be
+    the same for its timings to hold.
     """
 
     id: Name

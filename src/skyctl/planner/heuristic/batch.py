@@ -35,6 +35,7 @@ class Batch:
         timed = bool(model.problem.times)
         self.optimizer = np.array([model.optimizer.array(d) for d in range(n)]) if timed else None
         self.handling = np.array(model.handling)
+        self.neighbour = np.array(model.neighbour)
         self.output = np.array([0.0, *model.output])
         self.latency = np.zeros((n, n))
         self.rate = np.zeros((n, n))  # seconds a byte on the slowest resource
@@ -89,7 +90,8 @@ class Batch:
         forward = self.forward.take(high) - self.forward.take(low)
         backward = self.backward.take(high) - self.backward.take(low)
         if self.model.handled:
-            beside = self.handling.take(order) * (sizes > 0)
+            ends = (start > 0) * 1.0 + (stop < self.model.layers)
+            beside = (self.handling.take(order) + self.neighbour.take(order) * ends) * (sizes > 0)
             forward, backward = forward + beside, backward + beside
         optimizer = None
         if self.optimizer is not None:

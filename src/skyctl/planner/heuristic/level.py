@@ -39,7 +39,8 @@ def fill(model: Model, order: Sequence[int], limit_s: float) -> tuple[Piece, ...
                 return None
             before += ahead + there + back + home
         most = model.layers - (count - s - 1)
-        budget_s = (limit_s - before) / m - 2 * model.handling[d] * model.by_iteration
+        beside_s = model.handling[d] + model.neighbour[d] * ((s > 0) + (s < count - 1))
+        budget_s = (limit_s - before) / m - 2 * beside_s * model.by_iteration
         stop = most if limit_s == math.inf else _most(model, d, start, most, budget_s)
         stop = _fitting(model, d, start, stop, model.flying(s, count))
         if stop <= start or (s == count - 1 and stop < model.layers):

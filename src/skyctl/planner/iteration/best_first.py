@@ -38,7 +38,7 @@ def twins(model: Model) -> list[int]:
 
 
 def _same(model: Model, a: int, b: int) -> bool:
-    tables = model.forward, model.backward, model.optimizer, model.available, model.handling
+    tables = model.forward, model.backward, model.optimizer, model.available, model.handling, model.neighbour
     if any(table[a] != table[b] for table in tables):
         return False
     if (a in model.first) != (b in model.first) or (a in model.last) != (b in model.last):

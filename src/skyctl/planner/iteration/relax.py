@@ -37,8 +37,9 @@ class Relaxation:
     def __init__(self, model: Model) -> None:
         self.model = model
         n, layers = model.devices, model.layers
-        self.forward = [_differences(x) + h for x, h in zip(model.forward, model.handling, strict=True)]
-        self.backward = [_differences(x) + h for x, h in zip(model.backward, model.handling, strict=True)]
+        self.beside = [self._beside(d) for d in range(n)]
+        self.forward = [_differences(x) + h for x, h in zip(model.forward, self.beside, strict=True)]
+        self.backward = [_differences(x) + h for x, h in zip(model.backward, self.beside, strict=True)]
         if model.zero:  # what the stage before waits for
             self.weight = [_differences(x) for x in model.weight]
             pairs = zip(self.backward, self.weight, strict=True)
@@ -54,6 +55,13 @@ class Relaxation:
                 for d in range(n):
                     if subset >> d & 1:
                         self._fill(subset, d)
+
+    def _beside(self, device: int) -> Array:
+        """What a stage's forward, and its backward, takes beside its layers."""
+        at = np.arange(self.model.layers + 1)
+        neighbours = np.add.outer((at > 0).astype(float), (at < self.model.layers).astype(float))
+        out: Array = self.model.handling[device] + self.model.neighbour[device] * neighbours
+        return out
 
     def _way(self, a: int, b: int) -> tuple[Array, Array, float]:
         """Per boundary: seconds of a message there, seconds back; and both latencies together."""
@@ -78,7 +86,7 @@ class Relaxation:
             fits = self._fits(device, flying, recompute=False)
             if self.model.mixed:
                 so = self._fits(device, flying, recompute=True)
-                self._again[key] = np.where(fits, 0.0, self.forward[device] - self.model.handling[device])
+                self._again[key] = np.where(fits, 0.0, self.forward[device] - self.beside[device])
                 fits |= so
             self._barred[key] = np.where(fits, 0.0, INF)
         return self._barred[key]

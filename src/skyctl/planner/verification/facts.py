@@ -119,9 +119,13 @@ class Facts:
             whole = self._flops / entry.flops_per_s
         return whole / 3, whole - whole / 3, np.zeros_like(whole)
 
-    def beside(self, device: int) -> float:
-        """Seconds that each forward and each backward takes there beside its layers."""
-        return self.problem.devices[device].handling_s / 2
+    def beside(self, device: int) -> Array:
+        """[start, stop] → seconds that a stage's forward, and its backward, takes beside its layers."""
+        entry = self.problem.devices[device]
+        at = np.arange(self.layers + 1)
+        neighbours = np.add.outer((at > 0).astype(float), (at < self.layers).astype(float))
+        out: Array = entry.handling_s / 2 + entry.neighbour_s / 2 * neighbours
+        return out
 
     def separate(self) -> tuple[Facts, Facts]:
         """The problem where nobody recomputes; and where everybody does, as far as memory goes."""

@@ -133,7 +133,7 @@ class _Search:
             for members in same
             for a, b in itertools.pairwise(members)
             if np.array_equal(self.columns[a], self.columns[b])
-            and self.facts.beside(a) == self.facts.beside(b)
+            and np.array_equal(self.facts.beside(a), self.facts.beside(b))
         ]
 
     def flying(self, stages: int) -> int:
@@ -286,7 +286,7 @@ class _Search:
         count = len(plan)
         stages = [
             StageTimes(
-                float(self.columns[d][0][p:q].sum()) + self.facts.beside(d),
+                float(self.columns[d][0][p:q].sum() + self.facts.beside(d)[p, q]),
                 float(self.backwards(d, count - s)[p, q]),
                 float(self.columns[d][2][p:q].sum()),
             )

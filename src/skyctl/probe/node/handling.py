@@ -1,8 +1,5 @@
 """What a stage costs its node beside its layers: messages, Python, waking up; seconds of CPU a microbatch.
 
-Some of it is in its forward and its backward: entering autograd and leaving it, with caches gone cold since
-the last time (``Handling.action_cpu_s``). Layers in company share it, a stage of one layer pays it alone.
-
 Under a CPU quota that time is taken from the layers: 1 ms is 10 ms on a tenth of a core. It is measured by
 running the real thing in this process: three stages, each an executor in a thread of its own, over loopback
 pairs, with layers that sleep, so that the stages wait for each other as they do in training. What the
@@ -49,15 +46,10 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Handling:
-    """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``.
-
-    ``action_cpu_s``: seconds of CPU, not of the node's time, that a forward and a backward of next to
-    nothing take; not in ``stage_s``.
-    """
+    """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``."""
 
     stage_s: float
     byte_s: float
-    action_cpu_s: float
 
 
 def measure(cpus: float | None, identity: Identity | None = None) -> Handling:
@@ -70,14 +62,13 @@ def measure(cpus: float | None, identity: Identity | None = None) -> Handling:
     Raises:
         RunError: this node can't connect to itself, or not all messages arrive.
     """
-    (small_s, action_cpu_s), (large_s, _) = (
+    small_s, large_s = (
         _stage_s(size, identity, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES)
     )
     give_back_freed_memory()
     byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
     stretch = stretched(cpus) or 1.0
-    stage_s = max(0.0, small_s - byte_s * SMALL_BYTES)
-    return Handling(stage_s * stretch, byte_s * stretch, action_cpu_s)
+    return Handling(max(0.0, small_s - byte_s * SMALL_BYTES) * stretch, byte_s * stretch)
 
 
 def stretched(cpus: float | None) -> float | None:
@@ -208,8 +199,8 @@ def _pair(identity: Identity | None) -> tuple[Pair, Pair]:
     return first, second
 
 
-def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> tuple[float, float]:
-    """CPU seconds of one microbatch of a stage, beside its layers and in them; a first step is warm-up.
+def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> float:
+    """CPU seconds of one microbatch of a stage beside its layers, after a first step as warm-up.
 
     ``whole``: of the process; else of the computing thread.
     """
@@ -244,12 +235,10 @@ def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> t
             raise RunError(f"messages from this node to itself failed: {failures[0]}") from failures[0]
         if any(thread.is_alive() for thread in threads):
             raise RunError(f"messages from this node to itself did not all arrive within {TIMEOUT_S:.0f} s")
-        layers_s = sum(rank.pace.layers_s for rank in ranks)
-        action_s = layers_s / (STAGES * (STEPS - 1) * MICROBATCHES)
         if whole:
-            beside_s = time.process_time() - warm_s[0] - layers_s
-            return beside_s / (STAGES * (STEPS - 1) * MICROBATCHES), action_s
-        return median(median(rank.beside_s) for rank in ranks) / MICROBATCHES, action_s
+            beside_s = time.process_time() - warm_s[0] - sum(rank.pace.layers_s for rank in ranks)
+            return beside_s / (STAGES * (STEPS - 1) * MICROBATCHES)
+        return median(median(rank.beside_s) for rank in ranks) / MICROBATCHES
     finally:
         for pair in (one for both in pairs for one in both):
             pair.close()

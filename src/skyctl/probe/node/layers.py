@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from skyctl.probe.node.clock import Meter, block_sizes, collect, estimate
 from skyctl.probe.node.drain import drain
+from skyctl.probe.node.entering import Entering, chosen
 from skyctl.probe.node.steps import ChainSteps, OptimizerSteps
 from skyctl.probe.node.tally import AIM, Tally
 from skyctl.probe.node.weights import Backwards, measure_split
@@ -130,6 +132,8 @@ class LayerBench:
         self.tally = Tally()
         self._counting = False
         """While only the layers as a whole are measured."""
+        self.entering: Entering | None = None
+        """What of it is known; None: layers are not that cheap, or of an accelerator."""
         self._alone: set[int] = set()
         """Tasks that found no memory in company."""
         self._over: Callable[[], bool] = lambda: False
@@ -170,6 +174,9 @@ class LayerBench:
         self._go_on(tasks, kinds, slices, conductor, lambda: conductor.count_s() is not None, end)
         self.tally.count()
         self._counting = True
+        if kinds is not None and self.meter.on_cpu:
+            rounds = [(size, window) for size, window, _ in self._rounds(tasks, kinds)]
+            self.entering = chosen(rounds, lambda size, window: self._window_s(tasks, window, size))
         begun = time.monotonic()
         least_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s, budget_s)
         until = min(end, begun + max(least_s, conductor.count_s() or 0.0))
@@ -221,6 +228,33 @@ class LayerBench:
             done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
             conductor.progress(done, len(tasks), tasks[timed[0]].name)
             self._measure_window(tasks, window, size, timed, slices, updated)
+        if self._counting and self.entering is not None and not self._over():
+            self._measure_entering(self.entering, slices.company_s)
+
+    def _measure_entering(self, entering: Entering, slice_s: float) -> None:
+        """What a stage takes whatever its layers; without room for it, it is not known."""
+        window, size = entering.window, entering.size
+        try:
+            modules = self._workload.build(window.start, window.stop, self._device)
+            for module in modules:
+                module.train()
+            entering.measure(
+                self.meter,
+                lambda a, b: self._steps(modules[a:b], window.start + a, size, window.in_flight),
+                slice_s,
+            )
+        except (RuntimeError, MemoryError) as exc:
+            if not _out_of_memory(exc):
+                raise
+            self.entering = None
+
+    def _window_s(self, tasks: Sequence[LayerTask], window: Window, size: int) -> float:
+        """Its layers, together."""
+        known = [self.tally.of((tasks[kind].index, size)) for kind in window.kinds]
+        by_cpu = self.meter.by_cpu
+        if not all(known):
+            return math.inf
+        return sum(fmean(s.cpu_s if by_cpu else s.wall_s for s in each) for each in known)
 
     def _unsteady(self, tasks: Sequence[LayerTask]) -> set[tuple[int, int]]:
         """(layer index, microbatch size) of those whose mean is not known well enough yet."""
@@ -310,7 +344,7 @@ class LayerBench:
         )
         shares = steps.shares[-len(samples) :]
         blocks = block_sizes(samples, self.meter.by_cpu)
-        whole = [s.wall_s if self.meter.by_wall else min(s.wall_s, s.cpu_s) for s in samples]
+        whole = [s.cpu_s if self.meter.by_cpu else s.wall_s for s in samples]
         for at, number in enumerate(window.kinds):
             parts = [
                 sample.part(forward[at], backward[at])
@@ -376,6 +410,10 @@ class LayerBench:
         """Wall seconds per CPU second on this device; None where wall time is used as it is."""
         return self.meter.stretch()
 
+    def action_s(self) -> float:
+        """What a stage's forward and backward take whatever their layers, by these' clock."""
+        return 0.0 if self.entering is None else self.entering.seconds
+
     def left_out_s(self) -> float:
         """Seconds that it stood still for other things than a processor, which its times do not hold."""
         if self.meter.stretches is None or self.meter.by_wall:
@@ -387,7 +425,7 @@ class LayerBench:
 
         Args:
             action_s: CPU seconds that a stage's forward and backward take beside their layers
-                (``handling.Handling.action_cpu_s``): taken off what a window of layers took.
+                by the clock that layers are judged by: taken off what a window of layers took.
         """
         stretch, on_cpu = self.stretch(), self.meter.by_cpu
         stretch_interval = self.meter.stretch_interval()

@@ -145,8 +145,6 @@ class _Server:
         threads = torch.get_num_threads()
         watching = watch.Watch()
         left_out_s = 0.0
-        bench: LayerBench | None = None
-        tasks: list[LayerTask] = []
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         if self._workload is None:
             self.progress(0, 1, "matrix products")
@@ -166,6 +164,10 @@ class _Server:
             tasks = [LayerTask.from_dict(raw) for raw in order["layers"]]
             kinds = {int(size): found for size, found in order["kinds"].items()}
             bench.measure(tasks, budget_s, cap_s, self, kinds)
+            again = "action_s" in order  # too little of it is measured now to tell
+            stretch = bench.stretch() or 1.0
+            action_s = float(order["action_s"]) / stretch if again else bench.action_s()
+            result |= {"timings": bench.timings(tasks, action_s), "action_s": action_s * stretch}
             left_out_s = bench.left_out_s()
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
@@ -173,20 +175,10 @@ class _Server:
         result["watched"] = watching.read() | {"left_out_s": left_out_s, "card": self.card}
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= facts.device_memory(self._device)  # before what follows leaves its own in the heap
-        cpus = self._quota["cpus"] if self._quota else None
-        stretch = bench.stretch() if bench is not None else None
-        if stretch is None:
-            stretch = (handling.stretched(cpus) or 1.0) * self._slowdown
-        action_cpu_s = float(order.get("action_s") or 0.0) / stretch
         if order.get("handling", True):
             self.progress(0, 1, "messages")
-            beside = handling.measure(cpus, self._identity)
+            beside = handling.measure(self._quota["cpus"] if self._quota else None, self._identity)
             result |= {"handling_s": beside.stage_s, "handling_byte_s": beside.byte_s}
-            if torch.device(self._device).type == "cpu":
-                action_cpu_s = beside.action_cpu_s
-                result["action_s"] = action_cpu_s * stretch
-        if bench is not None:
-            result["timings"] = bench.timings(tasks, action_cpu_s)
         self._channel.send(result)
         while not self._stopped:  # past the cap, the order to stop is still to come
             self._hear(None)
