@@ -75,7 +75,7 @@ def chosen(rounds: Sequence[tuple[int, Window]], seconds: Callable[[int, Window]
     cheap = [
         (-len(window.kinds), seconds(size, window), window)
         for size, window in rounds
-        if size == least and 1 < len(window.kinds) < math.inf
+        if size == least and len(window.kinds) > 1
     ]
     cheap = [one for one in cheap if one[1] <= CHEAP_S * len(one[2].kinds)]
     return Entering(min(cheap, key=lambda one: one[:2])[2], least) if cheap else None

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from skyctl.probe.node.clock import Meter, block_sizes, collect, estimate
+from skyctl.probe.node.clock import Meter, block_sizes, collect
+from skyctl.probe.node.conductor import Conductor
 from skyctl.probe.node.drain import drain
 from skyctl.probe.node.entering import Entering, chosen
+from skyctl.probe.node.figures import Clock, figures
 from skyctl.probe.node.steps import ChainSteps, OptimizerSteps
 from skyctl.probe.node.tally import AIM, Tally
 from skyctl.probe.node.weights import Backwards, measure_split
@@ -34,12 +36,9 @@ FIRST_SHARE = 0.5
 budget says in any case: a machine's speed also changes within seconds, which no interval of one second's
 repetitions shows."""
 
-MOST_SPLIT = 2.0
-"""What a backward in two parts may take of the whole one's time; more was a disturbance."""
 ENOUGH_SPLITS, ENOUGH_UPDATES = 4, 100
 """So many repetitions of a backward in two parts, and of an optimizer's step; later passes leave them out.
 While what is measured counts, one is enough."""
-NO_TIME = "there was no time for it"
 FIRST_CAP = 0.8
 """Of the time there is at most, for the first pass: what it does not come to is skipped."""
 ANSWER_S = 0.1
@@ -78,25 +77,6 @@ class _Slices:
     company_s: float
     whole_s: float
     warm_up_s: float
-
-
-class Conductor(Protocol):
-    """Keeps all devices in step, so that those that share a machine are measured in the same seconds."""
-
-    def progress(self, done: int, of: int, what: str) -> None:
-        """Of a pass."""
-
-    def passed(self) -> None:
-        """The first pass is over."""
-
-    def count_s(self) -> float | None:
-        """For how long what is measured counts, at most; None: others are still at their first pass."""
-
-    def measured(self) -> None:
-        """All is steady, or the time is spent."""
-
-    def stopped(self) -> bool:
-        """Whether the others have measured all, too."""
 
 
 class LayerBench:
@@ -424,40 +404,16 @@ class LayerBench:
         """``LayerTiming`` as dicts, one for every layer and size asked for.
 
         Args:
-            action_s: CPU seconds that a stage's forward and backward take beside their layers
-                by the clock that layers are judged by: taken off what a window of layers took.
+            action_s: what a stage's forward and backward take whatever their layers, by these' clock: it is
+                taken off what a window of layers took.
         """
-        stretch, on_cpu = self.stretch(), self.meter.by_cpu
-        stretch_interval = self.meter.stretch_interval()
-        rows = []
-        for task in tasks:
-            optimizer = self.tally.of((task.index, 0))
-            optimizer_s = estimate(optimizer, stretch).forward_s if optimizer else 0.0
-            for size in sorted(task.needs_bytes):
-                row: dict[str, Any] = {"signature": task.signatures[size], "microbatch_size": size}
-                samples = self.tally.of((task.index, size))
-                parts = self.tally.splits.get((task.index, size))
-                if samples:
-                    found = estimate(samples, stretch, self.tally.blocks_of((task.index, size)))
-                    own = self.tally.within((task.index, size), action_s)
-                    forward_s, backward_s = found.forward_s * own, found.backward_s * own
-                    split_s = None
-                    if parts:  # few repetitions, so not out of proportion to the whole
-                        split_s = backward_s * min(max(1.0, parts.ratio(on_cpu)), MOST_SPLIT)
-                    row |= {
-                        "forward_s": forward_s,
-                        "backward_s": backward_s,
-                        "optimizer_s": optimizer_s,
-                        "weight_s": split_s * parts.share(on_cpu) if parts and split_s is not None else None,
-                        "split_s": split_s,
-                        "spread": found.spread,
-                        "repeats": found.repeats,
-                        "interval": found.interval and math.hypot(found.interval, stretch_interval),
-                    }
-                else:
-                    row["skipped"] = self.tally.skipped.get((task.index, size), NO_TIME)
-                rows.append(row)
-        return rows
+        clock = Clock(self.stretch(), self.meter.by_cpu, self.meter.stretch_interval())
+        return [
+            {"signature": task.signatures[size], "microbatch_size": size}
+            | figures(self.tally, (task.index, size), clock, action_s)
+            for task in tasks
+            for size in sorted(task.needs_bytes)
+        ]
 
 
 def _out_of_memory(exc: BaseException) -> bool:

@@ -1,0 +1,68 @@
+"""What a stage takes whatever its layers: more for each layer that is run by itself."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from skyctl.probe.node.clock import Meter
+from skyctl.probe.node.entering import CHEAP_S, Entering, chosen
+from skyctl.probe.node.windows import Window
+
+ENTERING_S, LAYER_S = 0.001, {0: 0.002, 1: 0.004}
+FOUR = Window(3, 7, (0, 1, 0, 1))
+
+
+class Busy:
+    """Takes so much of the CPU, and as much again."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def prepare(self) -> None:
+        pass
+
+    between = prepare
+
+    def forward(self) -> None:
+        end = time.thread_time() + self.seconds / 2
+        while time.thread_time() < end:
+            pass
+
+    backward = forward
+
+
+def stage(entering_s: float) -> Callable[[int, int], Busy]:
+    return lambda a, b: Busy(entering_s + sum(LAYER_S[kind] for kind in FOUR.kinds[a:b]))
+
+
+def test_it_is_what_layers_take_more_one_at_a_time_than_together() -> None:
+    found = Entering(FOUR, 2)
+    assert found.seconds == 0.0
+    found.measure(Meter("cpu"), stage(ENTERING_S), 1.2)
+    assert found.seconds == pytest.approx(ENTERING_S, rel=0.25)
+
+
+def test_what_can_not_be_told_from_nothing_is_nothing() -> None:
+    found = Entering(FOUR, 2)
+    found.measure(Meter("cpu"), stage(0.0), 0.4)
+    assert found.seconds < ENTERING_S / 4
+
+
+def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:
+    seconds = {
+        (2, FOUR): 4 * CHEAP_S,
+        (2, Window(0, 4, (2, 0, 1, 0))): 3 * CHEAP_S,
+        (2, Window(7, 9, (1, 3))): CHEAP_S,
+        (4, Window(1, 5, (0, 1, 0, 1))): CHEAP_S,
+    }
+
+    def seconds_of(size: int, window: Window) -> float:
+        return seconds[size, window]
+
+    best = chosen(list(seconds), seconds_of)
+    assert best is not None
+    assert (best.window.start, best.size) == (0, 2)
+    assert chosen([(2, FOUR)], lambda *_: 5 * CHEAP_S) is None
+    assert chosen([(2, Window(0, 1, (0,)))], lambda *_: 0.0) is None
+    assert chosen([], seconds_of) is None
