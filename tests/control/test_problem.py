@@ -172,11 +172,11 @@ def test_messages_cost_a_device_what_its_two_cheapest_links_take() -> None:
     found = build_problem(profile(*devices, links=links), 4).devices
     per_byte, once = (4e-8 + 2e-8 + 1e-7 + 3e-8) / 2, 1e-3 / HANDLING_NEIGHBOURS
     assert [one.neighbour_s for one in found] == pytest.approx([once + per_byte * 1e4, once, once])
-    assert [one.handling_s for one in found] == [0.0] * 3
+    assert [one.handling_s + one.action_s for one in found] == [0.0] * 3
     dear = devices[0].model_copy(update={"handling_byte_s": 1e-6, "action_s": 2e-4})
     dear_one = build_problem(profile(dear, *devices[1:], links=links), 4).devices[0]
     assert dear_one.neighbour_s == pytest.approx(0.011 / HANDLING_NEIGHBOURS)
-    assert dear_one.handling_s == 2e-4
+    assert dear_one.action_s == 2e-4
 
 
 def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:

@@ -169,7 +169,8 @@ def value_of(problem, order, cuts):
     if problem.objective == "bottleneck":
         return max(x.forward_s + x.backward_s for x in entries)
     for s, device in enumerate(order):
-        beside = (device.handling_s + device.neighbour_s * ((s > 0) + (s < stages - 1))) / 2
+        neighbours = (s > 0) + (s < stages - 1)
+        beside = (device.handling_s + device.action_s + device.neighbour_s * neighbours) / 2
         entries[s] = StageTimes(
             entries[s].forward_s + beside, entries[s].backward_s + beside, entries[s].optimizer_s
         )

@@ -59,7 +59,7 @@ def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
 
 def test_what_is_beside_the_layers_is_told_apart() -> None:
     given = _problem("1f1b", shared=False)
-    more = {"handling_s": 0.002, "neighbour_s": 0.004}
+    more = {"handling_s": 0.001, "neighbour_s": 0.003, "action_s": 0.002}
     devices = [d.model_copy(update=more) for d in given.devices]
     made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
     play, plain = play_of(made), play_of(plan(given, "even"))

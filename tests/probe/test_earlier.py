@@ -117,6 +117,19 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     assert (dated.measured, dated.fingerprint) == (BEFORE, p["a/cpu:0"])
 
 
+def test_rows_are_joined_only_where_the_same_was_taken_off() -> None:
+    them = [member("a")]
+    p = prints(*them)
+    newest, older, same = (
+        profile(device("a", p["a/cpu:0"], timing(name), action_s=action_s))
+        for name, action_s in (("x", 1e-3), ("y", 0.0), ("z", 1e-3))
+    )
+    known = known_timings(them, [newest, older, same], [shape("x", "y", "z")], "float32", NOW)
+    assert set(known.rows["a/cpu:0"]) == {("x", 2), ("z", 2)}
+    assert known.lacking == {"a/cpu:0": {("y", 2)}}
+    assert known.actions == {"a/cpu:0": 1e-3}, "what is measured now has that taken off as well"
+
+
 def test_what_one_device_of_a_machine_lacks_all_of_them_measure() -> None:
     them = [member("a"), member("b"), member("c", boot_id="another", cpu_scope="another")]
     p = prints(*them)

@@ -38,15 +38,30 @@ def stage(entering_s: float) -> Callable[[int, int], Busy]:
 
 def test_it_is_what_layers_take_more_one_at_a_time_than_together() -> None:
     found = Entering(FOUR, 2)
-    assert found.seconds == 0.0
+    assert found.seconds(by_cpu=True) == 0.0
+    assert not found.known(by_cpu=True)
     found.measure(Meter("cpu"), stage(ENTERING_S), 1.2)
-    assert found.seconds == pytest.approx(ENTERING_S, rel=0.25)
+    assert found.seconds(by_cpu=True) == pytest.approx(ENTERING_S, rel=0.25)
+    assert found.known(by_cpu=True)
+
+
+def test_it_leaves_layers_a_part_of_their_time() -> None:
+    found = Entering(FOUR, 2)
+    found.measure(Meter("cpu"), lambda a, b: Busy(0.004 if b - a == 1 else 0.005), 0.4)
+    assert found.seconds(by_cpu=True) == pytest.approx(0.75 * 0.005, rel=0.1)
+
+
+def test_where_wall_time_counts_it_is_wall_time() -> None:
+    """As with several threads and no quota: twice as slow is twice as much."""
+    found = Entering(FOUR, 2)
+    found.measure(Meter("cpu", 2.0), stage(ENTERING_S), 1.2)
+    assert found.seconds(by_cpu=False) == pytest.approx(2 * found.seconds(by_cpu=True), rel=0.4)
 
 
 def test_what_can_not_be_told_from_nothing_is_nothing() -> None:
     found = Entering(FOUR, 2)
     found.measure(Meter("cpu"), stage(0.0), 0.4)
-    assert found.seconds < ENTERING_S / 4
+    assert found.seconds(by_cpu=True) < ENTERING_S / 4
 
 
 def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:

@@ -119,7 +119,9 @@ def test_a_node_comes_with_the_lines_it_shares() -> None:
 
 
 def test_what_was_seen_is_a_factor_a_device() -> None:
-    had = plan(problem(*NODES), "optimal")
+    given = problem(*NODES)
+    devices = [d.model_copy(update={"action_s": 0.01}) for d in given.devices]
+    had = plan(given.model_copy(update={"devices": tuple(devices)}), "optimal")
     play = play_of(had)
 
     def events(rank: int, factor: float, steps: int = 8) -> list[dict[str, float]]:
@@ -132,6 +134,7 @@ def test_what_was_seen_is_a_factor_a_device() -> None:
     assert seen == pytest.approx({first: 1.0, second: 2.0})
     assert slow_devices(seen) == [second]
     slower = as_seen(had.problem, seen)
+    assert {d.id: d.action_s for d in slower.devices if d.id in seen} == {first: 0.01, second: 0.02}
     assert step_s(slower, had) > 1.4 * step_s(had.problem, had)
     better = replan(had, slower)
     assert not same_stages(better, had)

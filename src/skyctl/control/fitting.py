@@ -36,7 +36,11 @@ class Seen:
             else link
             for link in problem.links
         )
-        return problem.model_copy(update={"times": times, "links": links})
+        devices = tuple(
+            device.model_copy(update={"action_s": device.action_s * self.factors.get(device.id, 1.0)})
+            for device in problem.devices
+        )
+        return problem.model_copy(update={"times": times, "links": links, "devices": devices})
 
 
 def _scaled(times: LayerTimes, factor: float) -> LayerTimes:

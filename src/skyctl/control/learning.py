@@ -87,9 +87,13 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
         measured = {"latency_s": known.latency_s, "bandwidth_bytes_per_s": known.bandwidth_bytes_per_s}
         links.append(link.model_copy(update=measured))
     times = {**problem.times, **{name: base.times[name] for name in names}}
-    return plan.model_copy(
-        update={"problem": problem.model_copy(update={"times": times, "links": tuple(links)})}
+    actions = {device.id: device.action_s for device in base.devices}
+    devices = tuple(
+        device.model_copy(update={"action_s": actions.get(device.id, device.action_s)})
+        for device in problem.devices
     )
+    update = {"times": times, "links": tuple(links), "devices": devices}
+    return plan.model_copy(update={"problem": problem.model_copy(update=update)})
 
 
 def _stages(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:

@@ -115,7 +115,7 @@ def _problem(
                 flops_per_s=d.flops_per_s,
                 memory_bytes=d.memory_bytes,
                 reserved_bytes=d.reserved_bytes + (RANK_BYTES if "/cpu:" in d.id else 0.0),
-                handling_s=d.action_s,
+                action_s=d.action_s,
                 neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
             )
             for d in devices

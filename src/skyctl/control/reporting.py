@@ -127,7 +127,7 @@ def _machines(problem: Problem, profile: Profile | None, outcomes: Sequence[Outc
     for device in problem.devices:
         times = problem.times.get(device.id)
         if times is not None:
-            each_s = sum(times.forward_s) + sum(times.backward_s) + device.handling_s
+            each_s = sum(times.forward_s) + sum(times.backward_s) + device.handling_s + device.action_s
             step_s = problem.microbatches * each_s + sum(times.optimizer_s)
         else:
             step_s = problem.microbatches * sum(layer.flops for layer in problem.layers) / device.flops_per_s

@@ -92,7 +92,7 @@ def by_speed(outcomes: Sequence[Outcome], first: Sequence[str] = ()) -> list[str
     for device in problem.devices:
         times = problem.times.get(device.id)
         if times is not None:
-            each_s = sum(times.forward_s) + sum(times.backward_s) + device.handling_s
+            each_s = sum(times.forward_s) + sum(times.backward_s) + device.handling_s + device.action_s
         else:
             each_s = sum(layer.flops for layer in problem.layers) / device.flops_per_s
         node = node_of(device.id)

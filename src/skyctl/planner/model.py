@@ -130,8 +130,9 @@ class Model:
         self.by_iteration = problem.objective == "iteration"
         self.ids = [device.id for device in problem.devices]
         self._index = {name: i for i, name in enumerate(self.ids)}
-        self.handling = [device.handling_s / 2 for device in problem.devices]
+        self.handling = [(device.handling_s + device.action_s) / 2 for device in problem.devices]
         """Seconds that each forward and each backward takes beside its layers, by device."""
+        self._between = [device.handling_s / 2 for device in problem.devices]
         self.neighbour = [device.neighbour_s / 2 for device in problem.devices]
         """As many more for each stage next to it."""
         self.handled = any(self.handling) or any(self.neighbour)
@@ -294,12 +295,15 @@ class Model:
         return work[stop] - work[start]
 
     def messages_s(self, device: int, start: int, stop: int) -> float:
-        """What a stage's forward, and its backward, takes for its neighbours, outside of its actions."""
-        return self.neighbour[device] * ((start > 0) + (stop < self.layers))
+        """What comes with a stage's forward, and with its backward, outside of these."""
+        return self._between[device] + self._neighbours_s(device, start, stop)
 
     def beside_s(self, device: int, start: int, stop: int) -> float:
         """What a stage's forward, and its backward, takes beside its layers."""
-        return self.handling[device] + self.messages_s(device, start, stop)
+        return self.handling[device] + self._neighbours_s(device, start, stop)
+
+    def _neighbours_s(self, device: int, start: int, stop: int) -> float:
+        return self.neighbour[device] * ((start > 0) + (stop < self.layers))
 
     def allowed(self, pieces: Sequence[Piece]) -> bool:
         """Memory (with the least in flight) and pins hold."""

@@ -68,8 +68,8 @@ class Known:
     ``lacking``: what its machine measures now; all devices of a machine do, because they load each other.
     ``sources``: the newest profile of the device that rows come from, ``dates``: of the oldest of them.
     ``handling``: whether what messages cost is measured, where not all is known.
-    ``actions``: where too little is measured to tell, what devices' actions take beside their layers
-    (``DeviceProfile.action_s``).
+    ``actions``: what devices' actions take beside their layers (``DeviceProfile.action_s``), where too little
+    is measured to tell, or was taken off rows that hold.
     ``speeds``: when a profile is only re-checked, its devices' FLOP/s; too little is measured then to tell.
     """
 
@@ -161,6 +161,8 @@ def known_timings(
             date = device.measured or profile.created
             if prints.get(device.id) != device.fingerprint or not _trusted(device, date, now):
                 continue
+            if device.action_s != sources.get(device.id, device).action_s:
+                continue  # something else was taken off its layers
             found = rows[device.id]
             rough = {id(timing) for timing in unsettled(device.timings, SETTLED)}
             for timing in device.timings:
@@ -175,7 +177,8 @@ def known_timings(
         missing = set(wanted) - set(rows[device_id(member.node.name, member.local)])
         machines.setdefault(_machine(member), set()).update(missing)
     lacking = {device_id(m.node.name, m.local): machines[_machine(m)] for m in members}
-    return Known(prints, rows, sources, dates, lacking)
+    actions = {name: source.action_s for name, source in sources.items() if set(rows[name]) - lacking[name]}
+    return Known(prints, rows, sources, dates, lacking, actions=actions)
 
 
 def _machine(member: Member) -> str:

@@ -50,8 +50,8 @@ class Layer(Record):
 class Device(Record):
     """One device. ``memory_bytes`` None: unlimited.
 
-    ``handling_s``: what a microbatch takes there beside its layers; ``neighbour_s``: as much more for each
-    stage next to its own. Half of both is forward and half backward.
+    What a microbatch takes there beside its layers, half of it forward and half backward: ``handling_s``,
+    ``neighbour_s`` for each stage next to its own, and ``action_s`` in its forward and backward themselves.
     """
 
     id: Name
@@ -60,6 +60,7 @@ class Device(Record):
     reserved_bytes: Bytes = 0.0
     handling_s: Seconds = since(2, 0.0)
     neighbour_s: Seconds = since(5, 0.0)
+    action_s: Seconds = since(5, 0.0)
 
 
 class LayerTimes(Record):
@@ -196,7 +197,7 @@ def _computable(problem: Problem) -> None:
             seconds = flops / device.flops_per_s
         else:
             seconds = sum(times.forward_s) + sum(times.backward_s) + sum(times.optimizer_s)
-        seconds += device.handling_s + 2 * device.neighbour_s
+        seconds += device.handling_s + 2 * device.neighbour_s + device.action_s
         if m * seconds > LARGEST:
             raise ValueError(
                 f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"

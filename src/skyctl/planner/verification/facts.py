@@ -124,7 +124,7 @@ class Facts:
         entry = self.problem.devices[device]
         at = np.arange(self.layers + 1)
         neighbours = np.add.outer((at > 0).astype(float), (at < self.layers).astype(float))
-        out: Array = entry.handling_s / 2 + entry.neighbour_s / 2 * neighbours
+        out: Array = (entry.handling_s + entry.action_s) / 2 + entry.neighbour_s / 2 * neighbours
         return out
 
     def separate(self) -> tuple[Facts, Facts]:

@@ -30,15 +30,15 @@ def figures(tally: Tally, key: Key, clock: Clock, action_s: float) -> dict[str, 
     """``LayerTiming``'s figures of a layer at a size, or why there are none.
 
     Args:
-        action_s: what a stage's forward and backward take whatever their layers, by these' clock: it is
-            taken off what a window of layers took.
+        action_s: what a stage's forward and backward take whatever their layers, of the CPU's seconds where
+            there is a stretch: it is taken off what a window of layers took.
     """
     samples, parts = tally.of(key), tally.splits.get(key)
     if not samples:
         return {"skipped": tally.skipped.get(key, NO_TIME)}
     found = estimate(samples, clock.stretch, tally.blocks_of(key))
     updates = tally.of((key[0], 0))
-    own = tally.within(key, action_s)
+    own = tally.within(key, action_s, clock.stretch is not None)
     split_s = weight_s = None
     if parts:  # few repetitions, so not out of proportion to the whole
         split_s = found.backward_s * own * min(max(1.0, parts.ratio(clock.by_cpu)), MOST_SPLIT)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -238,7 +238,7 @@ def _stage_s(message_bytes: int, identity: Identity | None, *, whole: bool) -> f
         if whole:
             beside_s = time.process_time() - warm_s[0] - sum(rank.pace.layers_s for rank in ranks)
             return beside_s / (STAGES * (STEPS - 1) * MICROBATCHES)
-        return median(median(rank.beside_s) for rank in ranks) / MICROBATCHES
+        return fmean(median(rank.beside_s) for rank in ranks) / MICROBATCHES
     finally:
         for pair in (one for both in pairs for one in both):
             pair.close()

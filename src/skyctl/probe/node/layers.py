@@ -126,6 +126,8 @@ class LayerBench:
         cap_s: float,
         conductor: Conductor,
         kinds: Mapping[int, Sequence[int]] | None = None,
+        *,
+        entering: bool = True,
     ) -> None:
         """A pass over all layers in about ``budget_s`` / 2, then passes that count, with all others.
 
@@ -135,6 +137,7 @@ class LayerBench:
         Args:
             kinds: by microbatch size, the task (its position) that each layer of the workload is one of;
                 None: every layer is timed by itself.
+            entering: whether to find out what a stage takes whatever its layers.
         """
         period_s = self._quota["period_s"] if self._quota else 0.0
         drain(self._quota)
@@ -154,7 +157,7 @@ class LayerBench:
         self._go_on(tasks, kinds, slices, conductor, lambda: conductor.count_s() is not None, end)
         self.tally.count()
         self._counting = True
-        if kinds is not None and self.meter.on_cpu:
+        if entering and kinds is not None and self.meter.on_cpu:
             rounds = [(size, window) for size, window, _ in self._rounds(tasks, kinds)]
             self.entering = chosen(rounds, lambda size, window: self._window_s(tasks, window, size))
         begun = time.monotonic()
@@ -208,8 +211,9 @@ class LayerBench:
             done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
             conductor.progress(done, len(tasks), tasks[timed[0]].name)
             self._measure_window(tasks, window, size, timed, slices, updated)
-        if self._counting and self.entering is not None and not self._over():
-            self._measure_entering(self.entering, slices.company_s)
+        entering = self.entering if self._counting and not self._over() else None
+        if entering is not None and not entering.known(self.stretch() is not None):
+            self._measure_entering(entering, slices.company_s)
 
     def _measure_entering(self, entering: Entering, slice_s: float) -> None:
         """What a stage takes whatever its layers; without room for it, it is not known."""
@@ -222,6 +226,7 @@ class LayerBench:
                 self.meter,
                 lambda a, b: self._steps(modules[a:b], window.start + a, size, window.in_flight),
                 slice_s,
+                self._over,
             )
         except (RuntimeError, MemoryError) as exc:
             if not _out_of_memory(exc):
@@ -231,7 +236,7 @@ class LayerBench:
     def _window_s(self, tasks: Sequence[LayerTask], window: Window, size: int) -> float:
         """Its layers, together."""
         known = [self.tally.of((tasks[kind].index, size)) for kind in window.kinds]
-        by_cpu = self.meter.by_cpu
+        by_cpu = self.stretch() is not None
         if not all(known):
             return math.inf
         return sum(fmean(s.cpu_s if by_cpu else s.wall_s for s in each) for each in known)
@@ -324,15 +329,12 @@ class LayerBench:
         )
         shares = steps.shares[-len(samples) :]
         blocks = block_sizes(samples, self.meter.by_cpu)
-        whole = [s.cpu_s if self.meter.by_cpu else s.wall_s for s in samples]
         for at, number in enumerate(window.kinds):
             parts = [
                 sample.part(forward[at], backward[at])
                 for sample, (forward, backward) in zip(samples, shares, strict=True)
             ]
-            self.tally.add((tasks[number].index, size), parts, blocks)
-            if self.meter.on_cpu:
-                self.tally.windows.setdefault((tasks[number].index, size), []).extend(whole)
+            self.tally.add((tasks[number].index, size), parts, blocks, samples)
 
     def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
         by_cpu = self.meter.by_cpu and (self._threads == 1 or self._quota is not None)
@@ -391,8 +393,8 @@ class LayerBench:
         return self.meter.stretch()
 
     def action_s(self) -> float:
-        """What a stage's forward and backward take whatever their layers, by these' clock."""
-        return 0.0 if self.entering is None else self.entering.seconds
+        """What a stage's forward and backward take whatever their layers, by the clock of the stretch."""
+        return 0.0 if self.entering is None else self.entering.seconds(self.stretch() is not None)
 
     def left_out_s(self) -> float:
         """Seconds that it stood still for other things than a processor, which its times do not hold."""
@@ -404,8 +406,7 @@ class LayerBench:
         """``LayerTiming`` as dicts, one for every layer and size asked for.
 
         Args:
-            action_s: what a stage's forward and backward take whatever their layers, by these' clock: it is
-                taken off what a window of layers took.
+            action_s: as ``action_s()`` gives it.
         """
         clock = Clock(self.stretch(), self.meter.by_cpu, self.meter.stretch_interval())
         return [

@@ -26,10 +26,11 @@ ENOUGH = 5
 
 @dataclass
 class _Repetitions:
-    """``blocks``: how many of the samples are judged together."""
+    """``blocks``: how many of the samples are judged together. ``windows``: of all layers run with each."""
 
     samples: list[Sample] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    windows: list[Sample] = field(default_factory=list)
 
 
 @dataclass
@@ -39,14 +40,12 @@ class Tally:
     A machine that several devices share changes its speed within seconds: what was measured in other
     seconds than the others' does not compare with theirs.
 
-    ``splits``: of the backward alone, cut in two (see ``weights``). ``windows``: of all layers that were run
-    with it, the seconds of each repetition.
+    ``splits``: of the backward alone, cut in two (see ``weights``).
     """
 
     _all: dict[Key, _Repetitions] = field(default_factory=dict)
     _counted: dict[Key, _Repetitions] | None = None
     splits: dict[Key, Backwards] = field(default_factory=dict)
-    windows: dict[Key, list[float]] = field(default_factory=dict)
     skipped: dict[Key, str] = field(default_factory=dict)
 
     @property
@@ -58,13 +57,16 @@ class Tally:
         """From now on all devices are at it."""
         self._counted = {}
 
-    def add(self, key: Key, samples: Sequence[Sample], blocks: Sequence[int]) -> None:
+    def add(
+        self, key: Key, samples: Sequence[Sample], blocks: Sequence[int], windows: Sequence[Sample] = ()
+    ) -> None:
         """Joins new repetitions to those there are."""
         for kept in (self._all, self._counted):
             if kept is not None:
                 found = kept.setdefault(key, _Repetitions())
                 found.samples.extend(samples)
                 found.blocks.extend(blocks)
+                found.windows.extend(windows)
 
     def _of(self, key: Key) -> _Repetitions:
         counted = (self._counted or {}).get(key)
@@ -80,10 +82,10 @@ class Tally:
         """How many of them are judged together."""
         return self._of(key).blocks
 
-    def within(self, key: Key, action_s: float) -> float:
+    def within(self, key: Key, action_s: float, by_cpu: bool) -> float:
         """What part of its seconds is its own, where each repetition of a window takes ``action_s`` more."""
-        whole = self.windows.get(key)
-        return max(LEAST_OWN, 1.0 - action_s / fmean(whole)) if whole and fmean(whole) > 0 else 1.0
+        whole = [one.cpu_s if by_cpu else one.wall_s for one in self._of(key).windows]
+        return max(LEAST_OWN, 1.0 - action_s / fmean(whole)) if sum(whole) > 0 else 1.0
 
     def cut(self, index: int, size: int) -> list[Sample]:
         """Repetitions of its backward in two parts."""
