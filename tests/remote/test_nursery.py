@@ -118,8 +118,7 @@ def test_a_forked_grandchild_carries_the_tags(local: Session, task_env: Env) -> 
     assert child in process.tagged(process.table(), process.SESSION_TAG, local.hello["session"])
     task.kill()
     assert events(task)[-1]["signal"] == "SIGTERM"
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
+    assert process.alive(process.table(), {child}) == set()  # it may still wait to be reaped
 
 
 def test_nursery_killed(nursery: Nursery, task_env: Env) -> None:
