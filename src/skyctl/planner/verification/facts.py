@@ -127,6 +127,12 @@ class Facts:
         out: Array = (entry.handling_s + entry.action_s) / 2 + entry.neighbour_s / 2 * neighbours
         return out
 
+    def beside_s(self, device: int, start: int, stop: int) -> float:
+        """The same of one stage."""
+        entry = self.problem.devices[device]
+        neighbours = (start > 0) + (stop < self.layers)
+        return (entry.handling_s + entry.action_s) / 2 + entry.neighbour_s / 2 * neighbours
+
     def separate(self) -> tuple[Facts, Facts]:
         """The problem where nobody recomputes; and where everybody does, as far as memory goes."""
         layers = tuple(

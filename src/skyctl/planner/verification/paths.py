@@ -286,7 +286,7 @@ class _Search:
         count = len(plan)
         stages = [
             StageTimes(
-                float(self.columns[d][0][p:q].sum() + self.facts.beside(d)[p, q]),
+                float(self.columns[d][0][p:q].sum()) + self.facts.beside_s(d, p, q),
                 float(self.backwards(d, count - s)[p, q]),
                 float(self.columns[d][2][p:q].sum()),
             )

@@ -116,7 +116,7 @@ def _play(facts: Facts, held: tuple[Held, ...]) -> tuple[Simulation, float]:
         part = slice(stage.start, stage.stop)
         forward, backward, optimizer = (math.fsum(x[part].tolist()) for x in facts.columns(stage.device))
         weight = min(backward, math.fsum(facts.weights(stage.device)[part].tolist()))
-        beside = float(facts.beside(stage.device)[stage.start, stage.stop])
+        beside = facts.beside_s(stage.device, stage.start, stage.stop)
         if stage.recompute:
             stages.append(StageTimes(forward + beside, backward + forward + beside, optimizer))
         else:

@@ -8,18 +8,18 @@ are run one at a time as well: k of them by themselves take k − 1 times as muc
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from skyctl.probe.node.clock import Meter, Sample, Steps, block_sizes, collect
-from skyctl.probe.node.tally import LEAST_OWN
+from skyctl.probe.node.clock import Meter, Steps, block_sizes, collect
+from skyctl.probe.node.tally import LEAST_OWN, Repetitions
 from skyctl.probe.node.windows import Window
 
 CHEAP_S = 0.01
 """Where a layer takes more, what is looked for is lost in it, and does not matter."""
 ENOUGH = 0.03
+"""It is known well enough within this part of a layer (one standard error)."""
 SURE = 2.0
 """So many standard errors it must be above nothing."""
 
@@ -35,10 +35,9 @@ class Entering:
 
     window: Window
     size: int
-    _together: list[Sample] = field(default_factory=list)
-    """Means of blocks of repetitions."""
-    _alone: dict[int, list[Sample]] = field(default_factory=dict)
-    """The same of each kind's."""
+    _together: Repetitions = field(default_factory=Repetitions)
+    _alone: dict[int, Repetitions] = field(default_factory=dict)
+    """By kind."""
 
     def measure(
         self,
@@ -54,35 +53,34 @@ class Entering:
             over: whether to end now.
         """
         firsts = {kind: at for at, kind in reversed(list(enumerate(self.window.kinds)))}
-        each_s = slice_s / (1 + len(firsts))
-        self._together += _blocks(meter, steps(0, len(self.window.kinds)), each_s, over)
-        for kind, at in firsts.items():
-            self._alone.setdefault(kind, []).extend(_blocks(meter, steps(at, at + 1), each_s, over))
+        parts = [(self._together, 0, len(self.window.kinds))]
+        parts += [(self._alone.setdefault(kind, Repetitions()), at, at + 1) for kind, at in firsts.items()]
+        for kept, start, stop in parts:
+            samples = collect(meter, steps(start, stop), slice_s=slice_s / len(parts), over=over)
+            kept.samples += samples
+            kept.blocks += block_sizes(samples, meter.by_cpu)
 
     def seconds(self, by_cpu: bool) -> float:
         """By that clock; 0 where it can't be told from nothing, and never so much that no layer is left."""
-        found = self._found(by_cpu)
-        if found is None or found[0] <= SURE * found[1]:
-            return 0.0
-        return min(found[0], (1 - LEAST_OWN) * _mean(self._together, by_cpu))
+        found_s, error_s = self._found(by_cpu)
+        most_s = (1 - LEAST_OWN) * self._together.mean(by_cpu)[0]
+        return min(found_s, most_s) if found_s > SURE * error_s else 0.0
 
     def known(self, by_cpu: bool) -> bool:
         """Whether it is known within ``ENOUGH`` of a layer."""
-        found = self._found(by_cpu)
-        if found is None:
-            return False
-        return found[1] <= ENOUGH * _mean(self._together, by_cpu) / len(self.window.kinds)
+        layer_s = self._together.mean(by_cpu)[0] / len(self.window.kinds)
+        return self._found(by_cpu)[1] <= ENOUGH * layer_s
 
-    def _found(self, by_cpu: bool) -> tuple[float, float] | None:
+    def _found(self, by_cpu: bool) -> tuple[float, float]:
         """(seconds, their standard error)."""
-        times = Counter(self.window.kinds)
-        if min(len(self._together), *(len(self._alone.get(kind, ())) for kind in times)) < 2:
-            return None
-        more = sum(n * _mean(self._alone[kind], by_cpu) for kind, n in times.items())
-        errors = [_error(self._together, by_cpu)]
-        errors += [n * _error(self._alone[kind], by_cpu) for kind, n in times.items()]
+        whole_s, error_s = self._together.mean(by_cpu)
+        more_s, errors = -whole_s, [error_s]
+        for kind, times in Counter(self.window.kinds).items():
+            each_s, error_s = self._alone.get(kind, Repetitions()).mean(by_cpu)
+            more_s += times * each_s
+            errors.append(times * error_s)
         fewer = len(self.window.kinds) - 1
-        return (more - _mean(self._together, by_cpu)) / fewer, math.hypot(*errors) / fewer
+        return more_s / fewer, math.hypot(*errors) / fewer
 
 
 def chosen(rounds: Sequence[tuple[int, Window]], seconds: Callable[[int, Window], float]) -> Entering | None:
@@ -100,22 +98,3 @@ def chosen(rounds: Sequence[tuple[int, Window]], seconds: Callable[[int, Window]
     ]
     cheap = [one for one in cheap if one[1] <= CHEAP_S * len(one[2].kinds)]
     return Entering(min(cheap, key=lambda one: one[:2])[2], least) if cheap else None
-
-
-def _blocks(meter: Meter, steps: Steps, slice_s: float, over: Callable[[], bool]) -> list[Sample]:
-    samples = collect(meter, steps, slice_s=slice_s, over=over)
-    means = []
-    start = 0
-    for count in block_sizes(samples, meter.by_cpu):
-        columns = zip(*samples[start : start + count], strict=True)
-        means.append(Sample(*(statistics.fmean(column) for column in columns)))
-        start += count
-    return means
-
-
-def _mean(means: Sequence[Sample], by_cpu: bool) -> float:
-    return statistics.fmean(one.cpu_s if by_cpu else one.wall_s for one in means)
-
-
-def _error(means: Sequence[Sample], by_cpu: bool) -> float:
-    return statistics.stdev(one.cpu_s if by_cpu else one.wall_s for one in means) / math.sqrt(len(means))

@@ -163,7 +163,8 @@ class LayerBench:
         begun = time.monotonic()
         least_s = max(MIN_TOTAL_S, MIN_PERIODS * period_s, budget_s)
         until = min(end, begun + max(least_s, conductor.count_s() or 0.0))
-        slices = _Slices(max(slice_s, (until - begun) / parts), slice_s, 0.0)
+        parts += self.entering is not None
+        slices = _Slices(max(budget_s, until - begun) / parts, slice_s, 0.0)
         self._over = lambda: time.monotonic() >= until
         rough: set[tuple[int, int]] | None = None
         while self.tally.known and not self._over():

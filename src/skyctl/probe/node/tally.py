@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from skyctl.probe.node.clock import Sample, interval
+from skyctl.probe.node.clock import Sample, block_means, interval
 from skyctl.probe.node.weights import Backwards
 
 AIM = 0.02
@@ -25,12 +26,22 @@ ENOUGH = 5
 
 
 @dataclass
-class _Repetitions:
-    """``blocks``: how many of the samples are judged together. ``windows``: of all layers run with each."""
+class Repetitions:
+    """Of one layer, or of several together.
+
+    ``blocks``: how many of the samples are judged together; ``windows``: of all layers run with each.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     windows: list[Sample] = field(default_factory=list)
+
+    def mean(self, by_cpu: bool) -> tuple[float, float]:
+        """Seconds of one by that clock, and their standard error (inf: not known)."""
+        if not self.samples:
+            return 0.0, math.inf
+        found_s = fmean(block_means(self.samples, by_cpu, self.blocks))
+        return found_s, found_s * interval(self.samples, by_cpu, self.blocks) / 2
 
 
 @dataclass
@@ -43,8 +54,8 @@ class Tally:
     ``splits``: of the backward alone, cut in two (see ``weights``).
     """
 
-    _all: dict[Key, _Repetitions] = field(default_factory=dict)
-    _counted: dict[Key, _Repetitions] | None = None
+    _all: dict[Key, Repetitions] = field(default_factory=dict)
+    _counted: dict[Key, Repetitions] | None = None
     splits: dict[Key, Backwards] = field(default_factory=dict)
     skipped: dict[Key, str] = field(default_factory=dict)
 
@@ -63,16 +74,16 @@ class Tally:
         """Joins new repetitions to those there are."""
         for kept in (self._all, self._counted):
             if kept is not None:
-                found = kept.setdefault(key, _Repetitions())
+                found = kept.setdefault(key, Repetitions())
                 found.samples.extend(samples)
                 found.blocks.extend(blocks)
                 found.windows.extend(windows)
 
-    def _of(self, key: Key) -> _Repetitions:
+    def _of(self, key: Key) -> Repetitions:
         counted = (self._counted or {}).get(key)
         if counted is not None and len(counted.blocks) >= ENOUGH:
             return counted
-        return self._all.get(key) or _Repetitions()
+        return self._all.get(key) or Repetitions()
 
     def of(self, key: Key) -> list[Sample]:
         """Those that its figures are made of."""
