@@ -203,6 +203,9 @@ class LayerBench:
         rough: set[tuple[int, int]] | None = None,
     ) -> None:
         """Once over all layers, or where some are ``rough``, over those."""
+        entering = self.entering if self._counting else None  # first: what comes last may find no time
+        if entering is not None and not entering.known(self.stretch() is not None):
+            self._measure_entering(entering, slices.company_s)
         updated: set[int] = set()
         for size, window, timed in self._rounds(tasks, kinds):
             if rough and not any((tasks[number].index, size) in rough for number in timed):
@@ -212,9 +215,6 @@ class LayerBench:
             done = timed[0] if rough is None else max(0, len(tasks) - len(rough))
             conductor.progress(done, len(tasks), tasks[timed[0]].name)
             self._measure_window(tasks, window, size, timed, slices, updated)
-        entering = self.entering if self._counting and not self._over() else None
-        if entering is not None and not entering.known(self.stretch() is not None):
-            self._measure_entering(entering, slices.company_s)
 
     def _measure_entering(self, entering: Entering, slice_s: float) -> None:
         """What a stage takes whatever its layers; without room for it, it is not known."""
