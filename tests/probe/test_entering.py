@@ -1,7 +1,8 @@
 """What a stage takes whatever its layers: more for each layer that is run by itself."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,7 +11,7 @@ from skyctl.probe.node.entering import CHEAP_S, Entering, chosen
 from skyctl.probe.node.windows import Window
 
 ENTERING_S, LAYER_S = 0.001, {0: 0.002, 1: 0.004}
-FOUR = Window(3, 7, (0, 1, 0, 1))
+FOUR = Window(3, 7, (0, 1, 0, 1), in_flight=2)
 
 
 class Busy:
@@ -30,6 +31,18 @@ class Busy:
             pass
 
     backward = forward
+
+
+class Changing(Busy):
+    """Half of the time half as fast again; now and then much slower."""
+
+    def __init__(self, seconds: float, calls: Iterator[int]) -> None:
+        super().__init__(seconds)
+        self._usual_s, self._calls = seconds, calls
+
+    def prepare(self) -> None:
+        number = next(self._calls)
+        self.seconds = self._usual_s * (1.5 if number // 40 % 2 else 1.0) + 0.01 * (number % 47 == 0)
 
 
 def stage(entering_s: float) -> Callable[[int, int], Busy]:
@@ -58,6 +71,18 @@ def test_where_wall_time_counts_it_is_wall_time() -> None:
     assert found.seconds(by_cpu=False) == pytest.approx(2 * found.seconds(by_cpu=True), rel=0.4)
 
 
+def test_a_spike_and_a_change_of_speed_do_not_change_it() -> None:
+    """As where the kernel takes the processor for a while, or another guest of the host comes and goes."""
+    calls = itertools.count()
+
+    def steps(a: int, b: int) -> Busy:
+        return Changing(stage(ENTERING_S)(a, b).seconds, calls)
+
+    found = Entering(FOUR, 2)
+    found.measure(Meter("cpu"), steps, 2.0)
+    assert found.seconds(by_cpu=True) == pytest.approx(1.25 * ENTERING_S, rel=0.25)
+
+
 def test_what_can_not_be_told_from_nothing_is_nothing() -> None:
     found = Entering(FOUR, 2)
     found.measure(Meter("cpu"), stage(0.0), 0.4)
@@ -67,9 +92,9 @@ def test_what_can_not_be_told_from_nothing_is_nothing() -> None:
 def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:
     seconds = {
         (2, FOUR): 4 * CHEAP_S,
-        (2, Window(0, 4, (2, 0, 1, 0))): 3 * CHEAP_S,
-        (2, Window(7, 9, (1, 3))): CHEAP_S,
-        (4, Window(1, 5, (0, 1, 0, 1))): CHEAP_S,
+        (2, Window(0, 4, (2, 0, 1, 0), 2)): 3 * CHEAP_S,
+        (2, Window(7, 9, (1, 3), 2)): CHEAP_S,
+        (4, Window(1, 5, (0, 1, 0, 1), 2)): CHEAP_S,
     }
 
     def seconds_of(size: int, window: Window) -> float:
@@ -79,5 +104,6 @@ def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:
     assert best is not None
     assert (best.window.start, best.size) == (0, 2)
     assert chosen([(2, FOUR)], lambda *_: 5 * CHEAP_S) is None
-    assert chosen([(2, Window(0, 1, (0,)))], lambda *_: 0.0) is None
+    assert chosen([(2, Window(0, 1, (0,), 2))], lambda *_: 0.0) is None
+    assert chosen([(2, Window(3, 7, FOUR.kinds, in_flight=1))], lambda *_: 0.0) is None
     assert chosen([], seconds_of) is None

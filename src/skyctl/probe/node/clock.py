@@ -323,8 +323,24 @@ def trimmed_mean(ordered: Sequence[float]) -> float:
     Not the median: of a processor that has one of two speeds for seconds each, that is the one which it
     had for a little longer.
     """
-    out = max(int(len(ordered) * TRIMMED), int(len(ordered) >= MIN_TRIMMED))
+    out = _left_out(len(ordered))
     return statistics.fmean(ordered[out : len(ordered) - out])
+
+
+def trimmed_error(ordered: Sequence[float]) -> float:
+    """The standard error of that; two values at least.
+
+    Source: Tukey and McLaughlin 1963: what is left out counts as the last that is not.
+    """
+    count = len(ordered)
+    out = _left_out(count)
+    kept = [min(max(value, ordered[out]), ordered[count - 1 - out]) for value in ordered]
+    return statistics.stdev(kept) * math.sqrt(count) / (count - 2 * out)
+
+
+def _left_out(count: int) -> int:
+    """At each end."""
+    return max(int(count * TRIMMED), int(count >= MIN_TRIMMED))
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

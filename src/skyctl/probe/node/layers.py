@@ -217,15 +217,19 @@ class LayerBench:
             self._measure_window(tasks, window, size, timed, slices, updated)
 
     def _measure_entering(self, entering: Entering, slice_s: float) -> None:
-        """What a stage takes whatever its layers; without room for it, it is not known."""
+        """What a stage takes whatever its layers; without room for it, it is not known.
+
+        A window's layers are there twice, together and singly: with half as many microbatches in flight.
+        """
         window, size = entering.window, entering.size
+        in_flight = max(1, window.in_flight // 2)
         try:
             modules = self._workload.build(window.start, window.stop, self._device)
             for module in modules:
                 module.train()
             entering.measure(
                 self.meter,
-                lambda a, b: self._steps(modules[a:b], window.start + a, size, window.in_flight),
+                lambda a, b: self._steps(modules[a:b], window.start + a, size, in_flight),
                 slice_s,
                 self._over,
             )

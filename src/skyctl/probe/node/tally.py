@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from skyctl.probe.node.clock import Sample, block_means, interval
+from skyctl.probe.node.clock import Sample, interval
 from skyctl.probe.node.weights import Backwards
 
 AIM = 0.02
@@ -35,13 +34,6 @@ class Repetitions:
     samples: list[Sample] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     windows: list[Sample] = field(default_factory=list)
-
-    def mean(self, by_cpu: bool) -> tuple[float, float]:
-        """Seconds of one by that clock, and their standard error (inf: not known)."""
-        if not self.samples:
-            return 0.0, math.inf
-        found_s = fmean(block_means(self.samples, by_cpu, self.blocks))
-        return found_s, found_s * interval(self.samples, by_cpu, self.blocks) / 2
 
 
 @dataclass
