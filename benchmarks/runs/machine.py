@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from runs.awake import Awake
+
 PAUSE_S = 0.15
 TRIM = 10
 """A tenth of the readings at each end does not count."""
@@ -80,11 +82,12 @@ class Case:
 def steadily(case: Callable[[], Case]) -> dict[str, Any]:
     """Runs a case again while the machine was not the same for probe and run.
 
-    Gives the attempt in which it changed least, with ``machine_changed`` (the watch's CPU seconds in the
-    run ÷ those in the probe − 1), and what the others found.
+    Its cores are kept from halting all the while. Gives the attempt in which it changed least, with
+    ``machine_changed`` (the watch's CPU seconds in the run ÷ those in the probe − 1), and what the others
+    found.
     """
     found: list[dict[str, Any]] = []
-    with Watch() as watch:
+    with Awake(), Watch() as watch:
         while len(found) < ATTEMPTS:
             done = case()
             changed = watch.mean_s(*done.ran) / watch.mean_s(*done.probed) - 1
