@@ -24,6 +24,7 @@ import torch
 torch.set_num_threads(1)
 from skyctl.device import facts
 from skyctl.probe.node import layers
+from skyctl.probe.node.tasks import LayerTask
 from skyctl.workload.workload import load, make_spec
 layers.MIN_PERIODS = 8
 gpt = load(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))
@@ -31,7 +32,7 @@ found = facts.facts()
 time.sleep(0.6)  # saves up
 start = time.monotonic()
 bench = layers.LayerBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=found["quota"])
-tasks = [layers.LayerTask(1, "it", {2: "it"}, {2: 0.0})]
+tasks = [LayerTask(1, "it", {2: "it"}, {2: 0.0})]
 alone = SimpleNamespace(count_s=lambda: 0.0, stopped=lambda: True)
 alone.progress = alone.passed = alone.measured = lambda *_: None
 bench.measure(tasks, 0.1, 60.0, alone)

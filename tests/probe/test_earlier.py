@@ -8,7 +8,7 @@ import pytest
 
 from skyctl.probe.earlier import ago, costliest, fingerprints, known_links, known_timings, taken_over
 from skyctl.probe.fleet import Member
-from skyctl.probe.node.layers import LayerTask
+from skyctl.probe.node.tasks import LayerTask
 from skyctl.probe.ring import ring
 from skyctl.records.cluster import Node
 from skyctl.records.profile import (

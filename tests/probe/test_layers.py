@@ -8,9 +8,10 @@ import torch
 from tests.probe.conductors import Alone
 from torch import nn
 
-from skyctl.probe.node.layers import LayerBench, LayerTask
+from skyctl.probe.node.layers import LayerBench
 from skyctl.probe.node.steps import ChainSteps
 from skyctl.probe.node.tally import ENOUGH, LEAST_OWN
+from skyctl.probe.node.tasks import LayerTask
 from skyctl.probe.node.weights import SplitSteps
 from skyctl.workload.workload import Workload, load, make_spec
 
@@ -72,7 +73,7 @@ def test_what_a_stage_takes_besides_is_no_layers(gpt: Workload, monkeypatch: pyt
     found.measure(tasks, 0.1, 60.0, Alone(), {2: [0, *[1, 2] * 2, 3]})
     whole, own, least = (found.timings(tasks, action_s) for action_s in (0.0, 1e-5, 1e9))
     for each, before, after, most in zip(tasks, whole, own, least, strict=True):
-        ratio = found.tally.within((each.index, 2), 1e-5, by_cpu=True)
+        ratio = found.bench.tally.within((each.index, 2), 1e-5, by_cpu=True)
         layer_s = (before["forward_s"] + before["backward_s"]) / (found.stretch() or 1.0)
         assert 1 - 1e-5 / layer_s < ratio < 1, "others were run with it"
         for part in ("forward_s", "backward_s", "split_s"):
@@ -95,7 +96,7 @@ class Late(Alone):
     def count_s(self) -> float | None:
         if self._rounds > 0:
             return None
-        self.before = self.before or [len(self._found.tally.of((1, 2)))]
+        self.before = self.before or [len(self._found.bench.tally.of((1, 2)))]
         return 0.0
 
     def stopped(self) -> bool:
@@ -111,7 +112,7 @@ def test_only_what_was_measured_with_all_others_counts(
     conductor = Late(found, 3)
     found.measure([task(gpt, 1, 2)], 0.1, 60.0, conductor)
     assert conductor.said == ["passed", "measured"]
-    total = len(found.tally._all[1, 2].samples)
+    total = len(found.bench.tally._all[1, 2].samples)
     (row,) = found.timings([task(gpt, 1, 2)])
     assert conductor.before[0] >= 3
     assert ENOUGH <= row["repeats"] <= total - conductor.before[0]
@@ -314,6 +315,6 @@ def test_a_layer_that_waits_is_timed_with_its_waiting(tmp_path: Path) -> None:
     workload = load(make_spec(str(file), batch_size=2))
     found = bench(workload)
     quick, naps = measure(found, [task(workload, 0, 2), task(workload, 1, 2)])
-    assert found.meter.layers_wait
+    assert found.bench.meter.layers_wait
     assert quick["forward_s"] < naps["forward_s"]
     assert naps["forward_s"] >= 0.004

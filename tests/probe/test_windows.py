@@ -11,8 +11,9 @@ import torch
 from tests.probe.conductors import Alone
 from torch import nn
 
-from skyctl.probe.node.layers import LayerBench, LayerTask
+from skyctl.probe.node.layers import LayerBench
 from skyctl.probe.node.steps import ChainSteps
+from skyctl.probe.node.tasks import LayerTask
 from skyctl.probe.node.windows import IN_FLIGHT, LENGTH_BYTES, Window, singly, windows
 from skyctl.workload.workload import Workload, load, make_spec
 

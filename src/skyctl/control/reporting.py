@@ -126,11 +126,8 @@ def _machines(problem: Problem, profile: Profile | None, outcomes: Sequence[Outc
     out = []
     for device in problem.devices:
         times = problem.times.get(device.id)
-        if times is not None:
-            each_s = sum(times.forward_s) + sum(times.backward_s) + device.handling_s + device.action_s
-            step_s = problem.microbatches * each_s + sum(times.optimizer_s)
-        else:
-            step_s = problem.microbatches * sum(layer.flops for layer in problem.layers) / device.flops_per_s
+        step_s = problem.microbatches * problem.alone_s(device)
+        step_s += sum(times.optimizer_s) if times is not None else 0.0
         measured = known.get(device.id)
         out.append(
             Machine(

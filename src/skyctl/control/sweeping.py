@@ -90,11 +90,7 @@ def by_speed(outcomes: Sequence[Outcome], first: Sequence[str] = ()) -> list[str
     problem = next(o.plan.problem for o in outcomes if o.plan is not None)
     rates: dict[str, float] = {}
     for device in problem.devices:
-        times = problem.times.get(device.id)
-        if times is not None:
-            each_s = sum(times.forward_s) + sum(times.backward_s) + device.handling_s + device.action_s
-        else:
-            each_s = sum(layer.flops for layer in problem.layers) / device.flops_per_s
+        each_s = problem.alone_s(device)
         node = node_of(device.id)
         rates[node] = rates.get(node, 0.0) + (1 / each_s if each_s > 0 else 0.0)
     return sorted(rates, key=lambda node: (node not in first, -rates[node]))

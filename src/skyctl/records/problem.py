@@ -161,6 +161,15 @@ class Problem(FileRecord):
         _computable(self)
         return self
 
+    def alone_s(self, device: Device) -> float:
+        """Seconds of one microbatch through all layers on that device, with no neighbours."""
+        times = self.times.get(device.id)
+        if times is None:
+            layers_s = sum(layer.flops for layer in self.layers) / device.flops_per_s
+        else:
+            layers_s = sum(times.forward_s) + sum(times.backward_s)
+        return layers_s + device.handling_s + device.action_s
+
 
 def _split_fits(device: str, times: LayerTimes, layers: int) -> None:
     for field in ("weight_s", "split_s"):
@@ -190,14 +199,10 @@ def _computable(problem: Problem) -> None:
     for field, limit in (("microbatches", MOST_MICROBATCHES), ("receive_window", MOST_WINDOW)):
         if getattr(problem, field) > limit:
             raise ValueError(f"{field} may be at most {limit}")
-    flops = sum(layer.flops for layer in problem.layers)
     for device in problem.devices:
         times = problem.times.get(device.id)
-        if times is None:
-            seconds = flops / device.flops_per_s
-        else:
-            seconds = sum(times.forward_s) + sum(times.backward_s) + sum(times.optimizer_s)
-        seconds += device.handling_s + 2 * device.neighbour_s + device.action_s
+        seconds = problem.alone_s(device) + 2 * device.neighbour_s
+        seconds += sum(times.optimizer_s) if times is not None else 0.0
         if m * seconds > LARGEST:
             raise ValueError(
                 f"device {device.id!r}: a step of all layers takes {m * seconds:.3g} s: too large"

@@ -30,7 +30,8 @@ from skyctl.device import facts  # noqa: E402
 from skyctl.device.heap import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
 from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, handling, line, link, watch  # noqa: E402
-from skyctl.probe.node.layers import LayerBench, LayerTask  # noqa: E402
+from skyctl.probe.node.layers import LayerBench  # noqa: E402
+from skyctl.probe.node.tasks import LayerTask  # noqa: E402
 from skyctl.transport.identity import Identity  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
