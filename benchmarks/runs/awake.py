@@ -11,12 +11,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 
 LOOP = """
 import os, sys
-parent = os.getppid()
-os.sched_setaffinity(0, {int(sys.argv[1])})
+core, parent = (int(word) for word in sys.argv[1:])
+os.sched_setaffinity(0, [core])
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+try:
+    with open("/proc/self/autogroup", "w") as group:
+        group.write("19")
+except OSError:  # a kernel without: nothing to be last in
+    pass
 while os.getppid() == parent:
     for _ in range(100_000):
         pass
@@ -24,18 +30,31 @@ while os.getppid() == parent:
 
 
 class Awake:
-    """While it is entered every core runs a loop that gives way to everything else (``SCHED_IDLE``)."""
+    """While it is entered every core runs a loop of the lowest priority (``SCHED_IDLE``, session nice 19).
+
+    The loops end with this process, however it ends.
+    """
 
     def __init__(self) -> None:
-        self._loops: list[subprocess.Popen[bytes]] = []
+        self._loops = ExitStack()
 
     def __enter__(self) -> Awake:
-        for core in sorted(os.sched_getaffinity(0)):
-            self._loops.append(subprocess.Popen([sys.executable, "-c", LOOP, str(core)]))
+        with ExitStack() as begun:
+            for core in sorted(os.sched_getaffinity(0)):
+                loop = subprocess.Popen(
+                    [sys.executable, "-c", LOOP, str(core), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the benchmark
+                )
+                begun.callback(_end, loop)
+            self._loops = begun.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for loop in self._loops:
-            loop.kill()
-        for loop in self._loops:
-            loop.wait()
+        self._loops.close()
+
+
+def _end(loop: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        loop.kill()
+    loop.wait()

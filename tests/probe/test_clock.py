@@ -1,10 +1,22 @@
 """Estimates from made-up repetitions: what a quota does to the wall clock must not reach the layers."""
 
+import random
+from statistics import fmean, stdev
+
 import pytest
 
 from skyctl.device import pace
 from skyctl.probe.node import clock, stretches
-from skyctl.probe.node.clock import Meter, Sample, block_sizes, collect, estimate, steady, trimmed_mean
+from skyctl.probe.node.clock import (
+    Meter,
+    Sample,
+    block_sizes,
+    collect,
+    estimate,
+    steady,
+    trimmed_error,
+    trimmed_mean,
+)
 from skyctl.probe.node.tally import ENOUGH, Tally
 
 
@@ -228,3 +240,18 @@ def test_repetitions_since_all_were_at_it_count_by_themselves_where_there_are_en
     tally.drop((0, 4))
     assert not tally.known
     assert tally.of((0, 4)) == []
+
+
+def test_the_error_of_a_trimmed_mean_is_how_far_such_means_are_apart() -> None:
+    """Where some values are far off, too, which leave a plain mean no better for their number."""
+    drawn = random.Random(1)
+
+    def values() -> list[float]:
+        return sorted(drawn.gauss(1.0, 0.1) + 3.0 * (drawn.random() < 0.03) for _ in range(40))
+
+    means, errors = zip(
+        *((trimmed_mean(v), trimmed_error(v)) for v in (values() for _ in range(400))), strict=True
+    )
+    assert fmean(errors) == pytest.approx(stdev(means), rel=0.15)
+    assert stdev(means) < 0.5 * stdev(fmean(values()) for _ in range(400))
+    assert trimmed_error([1.0, 2.0]) == pytest.approx(0.5)

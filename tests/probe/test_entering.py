@@ -83,7 +83,7 @@ def test_a_spike_and_a_change_of_speed_do_not_change_it() -> None:
     assert found.seconds(by_cpu=True) == pytest.approx(1.25 * ENTERING_S, rel=0.25)
 
 
-def test_what_can_not_be_told_from_nothing_is_nothing() -> None:
+def test_where_there_is_nothing_hardly_anything_is_found() -> None:
     found = Entering(FOUR, 2)
     found.measure(Meter("cpu"), stage(0.0), 0.4)
     assert found.seconds(by_cpu=True) < ENTERING_S / 4

@@ -328,7 +328,7 @@ def trimmed_mean(ordered: Sequence[float]) -> float:
 
 
 def trimmed_error(ordered: Sequence[float]) -> float:
-    """The standard error of that; two values at least.
+    """The standard error of ``trimmed_mean``; two values at least, in order.
 
     Source: Tukey and McLaughlin 1963: what is left out counts as the last that is not.
     """

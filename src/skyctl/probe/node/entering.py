@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from skyctl.probe.node.clock import Meter, Sample, Steps, trimmed_error, trimmed_mean
 from skyctl.probe.node.tally import LEAST_OWN
@@ -25,7 +24,8 @@ ENOUGH = 0.03
 MIN_ROUNDS = 5
 """Fewer don't tell how far they are apart."""
 SURE = 1.0
-"""So many standard errors it must be above nothing."""
+"""So many standard errors it must be above nothing. Being wrong either way costs alike: what is taken off the
+layers for nothing comes back with each stage."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Entering:
         slice_s: float,
         over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Some rounds more, in about so many seconds; the first of them does not count.
+        """One round more at least, in about so many seconds; one before them does not count.
 
         Args:
             steps: gives the repetitions of the window's layers from one position to another.
@@ -73,7 +73,7 @@ class Entering:
                     return
 
     def seconds(self, by_cpu: bool) -> float:
-        """By that clock; 0 where it can't be told from nothing, and never so much that no layer is left."""
+        """By that clock; 0 where it is hardly told from nothing, and never so much that no layer is left."""
         found_s, error_s = self._found(by_cpu)
         most_s = (1 - LEAST_OWN) * self._whole_s(by_cpu)
         return min(found_s, most_s) if found_s > SURE * error_s else 0.0
@@ -83,7 +83,8 @@ class Entering:
         return self._found(by_cpu)[1] <= ENOUGH * self._whole_s(by_cpu) / len(self.window.kinds)
 
     def _whole_s(self, by_cpu: bool) -> float:
-        return fmean(_seconds(whole, by_cpu) for whole, *_ in self._rounds) if self._rounds else 0.0
+        found = sorted(_seconds(whole, by_cpu) for whole, *_ in self._rounds)
+        return trimmed_mean(found) if found else 0.0
 
     def _found(self, by_cpu: bool) -> tuple[float, float]:
         """(seconds, their standard error; inf: not known)."""

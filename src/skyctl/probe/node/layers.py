@@ -146,9 +146,9 @@ class LayerBench:
     ) -> None:
         """Once over all layers, or where some are ``rough``, over those."""
         entering = self._entering if self.bench.counting else None  # first: what comes last may find no time
-        known = entering is None or entering.known(self.stretch() is not None)
-        if entering is not None and not known and not self.bench.measure_entering(entering, slices.company_s):
-            self._entering = None
+        if entering is not None and not entering.known(self.stretch() is not None):
+            fits = self.bench.measure_entering(entering, slices.company_s)
+            self._entering = entering if fits else None
         updated: set[int] = set()
         for size, window, timed in self.bench.rounds(tasks, kinds):
             if rough and not any((tasks[number].index, size) in rough for number in timed):

@@ -215,7 +215,7 @@ class WindowBench:
         A window's layers are there twice, together and singly: with half as many microbatches in flight.
         """
         window, size = entering.window, entering.size
-        in_flight = max(1, window.in_flight // 2)
+        in_flight = window.in_flight // 2  # of two at least (``entering.chosen``)
         try:
             modules = self._workload.build(window.start, window.stop, self._device)
             for module in modules:
