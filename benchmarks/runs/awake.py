@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 LOOP = """
 import os, sys
@@ -46,15 +46,10 @@ class Awake:
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the benchmark
                 )
-                begun.callback(_end, loop)
+                begun.callback(loop.wait)
+                begun.callback(loop.kill)  # the last is called first
             self._loops = begun.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loops.close()
-
-
-def _end(loop: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        loop.kill()
-    loop.wait()

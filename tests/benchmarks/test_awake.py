@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from runs.awake import Awake
+from tests.helpers.processes import MOMENT_S, after_a_moment, until
 
 if not hasattr(os, "SCHED_IDLE"):
     pytest.skip("no SCHED_IDLE here", allow_module_level=True)
@@ -19,6 +18,7 @@ CODE = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from runs.awake import Awake
+from tests.helpers.processes import MOMENT_S, after_a_moment, until
 with Awake():
     print("begun", flush=True)
     time.sleep(60)
@@ -39,17 +39,10 @@ def idle_below(parent: int) -> list[int]:
     return found
 
 
-def soon(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not true() and time.monotonic() < end:
-        time.sleep(0.02)
-    return true()
-
-
 def test_every_core_has_one_of_its_own_until_it_is_left() -> None:
     cores = os.sched_getaffinity(0)
     with Awake():
-        assert soon(lambda: len(idle_below(os.getpid())) == len(cores))
+        until(lambda: len(idle_below(os.getpid())) == len(cores), patience_s=MOMENT_S)
         assert {tuple(os.sched_getaffinity(pid)) for pid in idle_below(os.getpid())} == {(c,) for c in cores}
     assert idle_below(os.getpid()) == []
 
@@ -59,7 +52,7 @@ def test_they_end_with_a_benchmark_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", CODE, str(folder)], stdout=subprocess.PIPE) as benchmark:
         assert benchmark.stdout is not None
         benchmark.stdout.readline()
-        assert soon(lambda: len(idle_below(benchmark.pid)) == len(os.sched_getaffinity(0)))
+        until(lambda: len(idle_below(benchmark.pid)) == len(os.sched_getaffinity(0)), patience_s=MOMENT_S)
         loops = idle_below(benchmark.pid)
         benchmark.kill()
-        assert soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in loops))
+        assert not after_a_moment(lambda: [pid for pid in loops if Path(f"/proc/{pid}").exists()])

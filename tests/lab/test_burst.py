@@ -25,13 +25,16 @@ torch.set_num_threads(1)
 from skyctl.device import facts
 from skyctl.probe.node import layers
 from skyctl.probe.node.tasks import LayerTask
+from skyctl.probe.node.windowbench import WindowBench
 from skyctl.workload.workload import load, make_spec
 layers.MIN_PERIODS = 8
 gpt = load(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))
 found = facts.facts()
 time.sleep(0.6)  # saves up
 start = time.monotonic()
-bench = layers.LayerBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=found["quota"])
+bench = layers.LayerBench(
+    WindowBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=found["quota"])
+)
 tasks = [LayerTask(1, "it", {2: "it"}, {2: 0.0})]
 alone = SimpleNamespace(count_s=lambda: 0.0, stopped=lambda: True)
 alone.progress = alone.passed = alone.measured = lambda *_: None

@@ -13,6 +13,7 @@ from skyctl.probe.node.steps import ChainSteps
 from skyctl.probe.node.tally import ENOUGH, LEAST_OWN
 from skyctl.probe.node.tasks import LayerTask
 from skyctl.probe.node.weights import SplitSteps
+from skyctl.probe.node.windowbench import WindowBench
 from skyctl.workload.workload import Workload, load, make_spec
 
 
@@ -32,7 +33,9 @@ def task(workload: Workload, index: int, *sizes: int, needs: float = 0.0) -> Lay
 
 
 def bench(workload: Workload, memory_bytes: float | None = None) -> LayerBench:
-    return LayerBench(workload, "cpu", threads=1, slowdown=1.0, memory_bytes=memory_bytes, quota=None)
+    return LayerBench(
+        WindowBench(workload, "cpu", threads=1, slowdown=1.0, memory_bytes=memory_bytes, quota=None)
+    )
 
 
 def measure(found: LayerBench, tasks: list[LayerTask]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from torch import nn
 from skyctl.probe.node.layers import LayerBench
 from skyctl.probe.node.steps import ChainSteps
 from skyctl.probe.node.tasks import LayerTask
+from skyctl.probe.node.windowbench import WindowBench
 from skyctl.probe.node.windows import IN_FLIGHT, LENGTH_BYTES, Window, singly, windows
 from skyctl.workload.workload import Workload, load, make_spec
 
@@ -117,7 +118,7 @@ def test_no_memory_in_company_is_tried_alone(gpt: Workload, monkeypatch: pytest.
     monkeypatch.setattr(gpt, "build", small)
     kinds = [0, *[1, 2] * 3, 3]
     tasks = [LayerTask(index, gpt.names[index], {2: str(index)}, {2: 1.0}) for index in (0, 1, 2, 7)]
-    bench = LayerBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None)
+    bench = LayerBench(WindowBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None))
     bench.measure(tasks, 0.1, 60.0, Alone(), {2: kinds})
     assert asked[:4] == [(0, 4), (0, 1), (1, 2), (2, 3)]
     rows = bench.timings(tasks)

@@ -237,7 +237,7 @@ def block_sizes(samples: Sequence[Sample], cpu: bool) -> list[int]:
     return sizes
 
 
-def block_means(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None = None) -> list[float]:
+def _means(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None = None) -> list[float]:
     """Seconds of a repetition by block, by the CPU's clock or the wall's; ``sizes`` as for ``interval``."""
     means = []
     start = 0
@@ -254,7 +254,7 @@ def interval(samples: Sequence[Sample], cpu: bool, sizes: Sequence[int] | None =
     Args:
         sizes: of the blocks, where they are not the samples' own (those of the window they are a part of).
     """
-    return relative_interval(block_means(samples, cpu, sizes))
+    return relative_interval(_means(samples, cpu, sizes))
 
 
 def relative_interval(means: Sequence[float]) -> float:
@@ -295,7 +295,7 @@ def estimate(
             clock alone: then it is the mean, which holds stalls in their proportion.
     """
     cpu = stretch is not None
-    means = sorted(block_means(samples, cpu, sizes))
+    means = sorted(_means(samples, cpu, sizes))
     half = relative_interval(means)
     median = statistics.median(means)
     spread = (_quantile(means, 0.9) - _quantile(means, 0.1)) / median if median > 0 else 0.0

@@ -17,7 +17,6 @@ from skyctl.probe.node.figures import Clock, figures
 from skyctl.probe.node.tally import AIM
 from skyctl.probe.node.tasks import LayerTask
 from skyctl.probe.node.windowbench import OPTIMIZER_SHARE, Slices, WindowBench
-from skyctl.workload.workload import Workload
 
 MIN_TOTAL_S = 1.0
 FIRST_SHARE = 0.5
@@ -37,29 +36,11 @@ class LayerBench:
     """Measures a workload's distinct layers on one device, in passes over all of them.
 
     Args:
-        memory_bytes: what the device has for layers; one that needs more is skipped. None: try all.
-        quota: ``cpus`` and ``period_s`` of the cgroup's quota, or None.
+        bench: measures one window at a time.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        device: str,
-        *,
-        threads: int,
-        slowdown: float,
-        memory_bytes: float | None,
-        quota: dict[str, float] | None,
-    ) -> None:
-        self.bench = WindowBench(
-            workload,
-            device,
-            threads=threads,
-            slowdown=slowdown,
-            memory_bytes=memory_bytes,
-            quota=quota,
-        )
-        self._quota = quota
+    def __init__(self, bench: WindowBench) -> None:
+        self.bench = bench
         self._entering: Entering | None = None
         """What of it is known; None: layers are not that cheap, or of an accelerator."""
 
@@ -83,8 +64,8 @@ class LayerBench:
                 None: every layer is timed by itself.
             entering: whether to find out what a stage takes whatever its layers.
         """
-        period_s = self._quota["period_s"] if self._quota else 0.0
-        drain(self._quota)
+        period_s = self.bench.quota["period_s"] if self.bench.quota else 0.0
+        drain(self.bench.quota)
         start = time.monotonic()
         end = start + cap_s
         parts = sum(len(task.needs_bytes) + OPTIMIZER_SHARE for task in tasks) or 1.0
@@ -165,7 +146,7 @@ class LayerBench:
 
     def stretch(self) -> float | None:
         """Wall seconds per CPU second on this device; None where wall time is used as it is."""
-        return self.bench.stretch()
+        return self.bench.meter.stretch()
 
     def left_out_s(self) -> float:
         """Seconds that it stood still for other things than a processor, which its times do not hold."""

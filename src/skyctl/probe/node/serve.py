@@ -32,6 +32,7 @@ from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import compute, handling, line, link, watch  # noqa: E402
 from skyctl.probe.node.layers import LayerBench  # noqa: E402
 from skyctl.probe.node.tasks import LayerTask  # noqa: E402
+from skyctl.probe.node.windowbench import WindowBench  # noqa: E402
 from skyctl.transport.identity import Identity  # noqa: E402
 from skyctl.transport.pair import Pair  # noqa: E402
 from skyctl.workload.workload import Workload, WorkloadSpec, load  # noqa: E402
@@ -154,7 +155,7 @@ class _Server:
             memory = facts.device_memory(self._device)
             cap_bytes = order.get("memory_bytes")
             usable = memory["memory_bytes"] if cap_bytes is None else min(memory["memory_bytes"], cap_bytes)
-            bench = LayerBench(
+            windows = WindowBench(
                 self._workload,
                 self._device,
                 threads=threads,
@@ -162,6 +163,7 @@ class _Server:
                 memory_bytes=usable - memory["reserved_bytes"],
                 quota=self._quota,
             )
+            bench = LayerBench(windows)
             tasks = [LayerTask.from_dict(raw) for raw in order["layers"]]
             kinds = {int(size): found for size, found in order["kinds"].items()}
             again = "action_s" in order  # too little of it is measured now to tell

@@ -67,7 +67,7 @@ class WindowBench:
         self._device = device
         self._threads = threads
         self._memory_bytes = memory_bytes
-        self._quota = quota
+        self.quota = quota
         self.meter = Meter(
             device,
             slowdown,
@@ -119,12 +119,10 @@ class WindowBench:
         updated: set[int],
     ) -> None:
         """Every layer in it at one size; the parts of the backward and the optimizer for the tasks timed."""
-        modules: list[nn.Module] = []
+        modules: Sequence[nn.Module] = ()
         doing = "while the layer was built"
         try:
-            modules = self._workload.build(window.start, window.stop, self._device)
-            for module in modules:
-                module.train()
+            modules = self._built(window)
             doing = f"at {size} samples"
             self._measure_chain(tasks, window, modules, size, slices, len(timed))
             for number in timed:
@@ -140,7 +138,7 @@ class WindowBench:
         except (RuntimeError, MemoryError) as exc:
             if not _out_of_memory(exc):
                 raise
-            modules = []
+            modules = ()  # their memory is needed
             if len(window.kinds) == 1:
                 self._alone.update(window.kinds)
                 self._skip(tasks[window.kinds[0]], [size], f"out of memory {doing}: {_short(exc)}")
@@ -149,6 +147,12 @@ class WindowBench:
             for single in singly(window):
                 if single.kinds[0] in timed:
                     self.measure(tasks, single, size, single.kinds, slices, updated)
+
+    def _built(self, window: Window) -> Sequence[nn.Module]:
+        modules = self._workload.build(window.start, window.stop, self._device)
+        for module in modules:
+            module.train()
+        return modules
 
     def _measure_chain(
         self,
@@ -177,7 +181,7 @@ class WindowBench:
             self.tally.add((tasks[number].index, size), parts, blocks, samples)
 
     def _steps(self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1) -> ChainSteps:
-        by_cpu = self.meter.by_cpu and (self._threads == 1 or self._quota is not None)
+        by_cpu = self.meter.by_cpu and (self._threads == 1 or self.quota is not None)
         clock = time.process_time if by_cpu else time.perf_counter
         return ChainSteps(
             self._workload, modules, start, size, self._device, in_flight=in_flight, clock=clock
@@ -217,9 +221,7 @@ class WindowBench:
         window, size = entering.window, entering.size
         in_flight = window.in_flight // 2  # of two at least (``entering.chosen``)
         try:
-            modules = self._workload.build(window.start, window.stop, self._device)
-            for module in modules:
-                module.train()
+            modules = self._built(window)
             entering.measure(
                 self.meter,
                 lambda a, b: self._steps(modules[a:b], window.start + a, size, in_flight),
@@ -254,11 +256,7 @@ class WindowBench:
     def unsteady(self, tasks: Sequence[LayerTask]) -> set[tuple[int, int]]:
         """(layer index, microbatch size) of those whose mean is not known well enough yet."""
         keys = {(task.index, size) for task in tasks for size in set(task.needs_bytes) - task.known}
-        return self.tally.unsteady(keys, self.stretch() is not None)
-
-    def stretch(self) -> float | None:
-        """Wall seconds per CPU second on this device; None where wall time is used as it is."""
-        return self.meter.stretch()
+        return self.tally.unsteady(keys, self.meter.stretch() is not None)
 
     def cheap_window(self, tasks: Sequence[LayerTask], kinds: Mapping[int, Sequence[int]]) -> Entering | None:
         """The one that tells what a stage takes whatever its layers; None: there is none."""
@@ -268,7 +266,7 @@ class WindowBench:
     def _together_s(self, tasks: Sequence[LayerTask], window: Window, size: int) -> float:
         """Its layers, together."""
         known = [self.tally.of((tasks[kind].index, size)) for kind in window.kinds]
-        by_cpu = self.stretch() is not None
+        by_cpu = self.meter.stretch() is not None
         if not all(known):
             return math.inf
         return sum(fmean(s.cpu_s if by_cpu else s.wall_s for s in each) for each in known)
