@@ -19,12 +19,12 @@ import torch
 from runs.driver import worker_driver
 
 from skyctl.checkpoint import layout
-from skyctl.checkpoint.fetching import Address, Credentials, Peer, take
-from skyctl.checkpoint.serving import Server
-from skyctl.checkpoint.shards import StageState, Stamp
-from skyctl.workload.mixed import master_of
-from skyctl.workload.spec import WorkloadSpec
-from skyctl.workload.workload import load
+from skyctl.checkpoint.shard_client import ReplicatorAddress, ReplicatorCredentials, ShardClient, fetch_shards
+from skyctl.checkpoint.shard_server import ShardServer
+from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 REPEATS = 5
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 def _measure(folder: Path, hidden: int, dtype: str) -> None:
     source = f"gpt:layers=4,hidden={hidden},heads=8,context=64"
-    workload = load(WorkloadSpec(source=source, batch_size=4, dtype=dtype, random_inputs=True))
+    workload = load_workload(WorkloadSpec(source=source, batch_size=4, dtype=dtype, random_inputs=True))
     layers = workload.build(0, workload.layers)
     parameters = [p for layer in layers for p in layer.parameters()]
     optimizer = workload.optimizer(parameters)
@@ -57,20 +57,20 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
     optimizer.step()
     optimizer.zero_grad()
     stamps = [
-        Stamp("bench", 1, i, name, workload.layers, workload.digest, dtype, 0)
+        ShardStamp("bench", 1, i, name, workload.layers, workload.digest, dtype, 0)
         for i, name in enumerate(workload.names)
     ]
 
     def write() -> dict[int, Any]:
-        layout.make_step(folder, 1)
+        layout.make_step_folder(folder, 1)
         return {i: state.write(i, layout.layer_path(folder, 1, i), stamps[i]) for i in range(len(layers))}
 
     files, write_s = _best(write)
-    part = layout.Part("bench", 0, 1, 0, 0, len(layers), workload.digest, files)
-    layout.write_part(folder, part)
+    part = layout.ShardManifest("bench", 0, 1, 0, 0, len(layers), workload.digest, files)
+    layout.write_manifest(folder, part)
     size = sum(file.size_bytes for file in files.values())
     _tell("write (with fsync and SHA-256)", size, write_s, files=len(files))
-    _, verify_s = _best(lambda: [layout.fault(folder, 1, i) for i in range(len(layers))])
+    _, verify_s = _best(lambda: [layout.find_fault(folder, 1, i) for i in range(len(layers))])
     _tell("verify", size, verify_s)
 
     def restore() -> None:
@@ -80,14 +80,16 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
     _, read_s = _best(restore)
     _tell("restore", size, read_s)
     wanted = {i: (file.sha256, 0) for i, file in files.items()}
-    server = Server(folder, run_id="bench", secret="bench", address="127.0.0.1")
+    server = ShardServer(folder, run_id="bench", secret="bench", address="127.0.0.1")
     try:
 
         def pull() -> object:
             copies = folder / "copies"
-            layout.forget(copies)
-            with Peer(Address("127.0.0.1", server.port), Credentials("bench", "bench")) as peer:
-                return take(peer, copies, 1, wanted, "bench")
+            layout.remove_run_folder(copies)
+            with ShardClient(
+                ReplicatorAddress("127.0.0.1", server.port), ReplicatorCredentials("bench", "bench")
+            ) as peer:
+                return fetch_shards(peer, copies, 1, wanted, "bench")
 
         _, pull_s = _best(pull)
         _tell("pull over loopback", size, pull_s)
@@ -100,7 +102,7 @@ def _training(folder: Path, hidden: int, dtype: str) -> None:
     spec = WorkloadSpec(
         source=f"gpt:layers=4,hidden={hidden},heads=8,context=128", batch_size=16, dtype=dtype
     )
-    layers = load(spec).layers
+    layers = load_workload(spec).layers
     driver = worker_driver()
     (folder / "ranks").mkdir()
     pool = driver.Pool(2, folder / "ranks")

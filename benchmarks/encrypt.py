@@ -26,12 +26,12 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402 — the filter must come first
 from runs.driver import worker_driver  # noqa: E402
 
-from skyctl.probe.node import handling  # noqa: E402
-from skyctl.remote.credentials import certificate, credentials  # noqa: E402
-from skyctl.transport.identity import Identity  # noqa: E402
-from skyctl.transport.pair import FIRST_TAG, Pair  # noqa: E402
-from skyctl.workload.spec import WorkloadSpec  # noqa: E402
-from skyctl.workload.workload import load  # noqa: E402
+from skyctl.probe.node import message_overhead  # noqa: E402
+from skyctl.remote.credentials import make_certificate, make_credentials  # noqa: E402
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection  # noqa: E402
+from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
+from skyctl.workload.workload import load_workload  # noqa: E402
+from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
 
 MESSAGE_BYTES, MESSAGES = 1 << 20, 64
 SMALL_BYTES, SMALLS = 64, 1000
@@ -42,9 +42,9 @@ BATCH, MICROBATCHES, STEPS = 16, 8, 8
 HOST = "127.0.0.1"
 
 
-def pair_figures(identity: Identity | None) -> dict[str, float]:
+def pair_figures(identity: TlsIdentity | None) -> dict[str, float]:
     """One pair, both ends in this process."""
-    ends = [Pair("the other", 60.0, secret="benchmark", identity=identity) for _ in range(2)]
+    ends = [PeerConnection("the other", 60.0, secret="benchmark", identity=identity) for _ in range(2)]
     port = ends[0].listen(HOST)
     accepting = threading.Thread(target=ends[0].accept)
     accepting.start()
@@ -54,15 +54,15 @@ def pair_figures(identity: Identity | None) -> dict[str, float]:
         large_cpu_s, large_s = _stream(ends, MESSAGE_BYTES, MESSAGES)
         small_cpu_s, _ = _stream(ends, SMALL_BYTES, SMALLS)
         trips: list[float] = []
-        asking = threading.Thread(target=lambda: trips.append(ends[1].round_trip_s(200)))
+        asking = threading.Thread(target=lambda: trips.append(ends[1].measure_round_trip_s(200)))
         asking.start()
-        ends[0].round_trip_s(200)
+        ends[0].measure_round_trip_s(200)
         asking.join()
     finally:
         for end in ends:
             end.close()
     megabytes = MESSAGE_BYTES * MESSAGES / 1e6
-    beside = handling.measure(1.0, identity)
+    beside = message_overhead.measure_message_overhead(1.0, identity)
     return {
         "mb_per_s": megabytes / large_s,
         "cpu_ms_per_mb": 1e3 * large_cpu_s / megabytes,
@@ -73,7 +73,7 @@ def pair_figures(identity: Identity | None) -> dict[str, float]:
     }
 
 
-def _stream(ends: list[Pair], size: int, count: int) -> tuple[float, float]:
+def _stream(ends: list[PeerConnection], size: int, count: int) -> tuple[float, float]:
     """(CPU seconds of both ends, seconds) for messages one way, some receives posted ahead."""
     source, targets = torch.zeros(size, dtype=torch.uint8), [torch.empty(size, dtype=torch.uint8)] * WINDOW
 
@@ -103,7 +103,7 @@ def step_s(driver: Any, pool: Any, layers: int, *, encrypt: bool) -> tuple[float
         MICROBATCHES,
         "eager-1f1b",
         STEPS,
-        **credentials(encrypt=encrypt),
+        **make_credentials(encrypt=encrypt),
     )
     outcome = pool.run(payloads)
     assert not outcome.errors, outcome.errors
@@ -127,10 +127,12 @@ def in_turn(
 def main() -> None:
     """Measures and prints."""
     torch.set_num_threads(1)
-    told = certificate()
-    case: dict[str, Any] = in_turn(lambda: pair_figures(None), lambda: pair_figures(Identity.of(told)))
+    told = make_certificate()
+    case: dict[str, Any] = in_turn(
+        lambda: pair_figures(None), lambda: pair_figures(TlsIdentity.from_credentials(told))
+    )
     if "--pairs" not in sys.argv:
-        layers = load(WorkloadSpec(source=GPT, batch_size=BATCH, seed=0)).layers
+        layers = load_workload(WorkloadSpec(source=GPT, batch_size=BATCH, seed=0)).layers
         driver = worker_driver()
         with tempfile.TemporaryDirectory() as folder:
             pool = driver.Pool(2, Path(folder))

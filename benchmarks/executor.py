@@ -16,9 +16,9 @@ from typing import Any
 
 from runs.driver import sleeping_workload, worker_driver
 
-from skyctl.schedule.actions import in_flight
-from skyctl.schedule.simulate import FREE, Boundary, StageTimes, simulate
-from skyctl.workload.spec import WorkloadSpec
+from skyctl.schedule.actions import least_in_flight
+from skyctl.schedule.simulation import FREE_MESSAGE, BoundaryTimes, StageTimes, simulate
+from skyctl.workload.workload_spec import WorkloadSpec
 
 STEPS = 8
 CASES: list[tuple[str, list[tuple[float, float]], int, str]] = [
@@ -98,8 +98,8 @@ def _case(
 
 
 def _simulated(schedule: str, microbatches: int, stages: list[StageTimes]) -> float:
-    depths = [in_flight(schedule, s, len(stages), microbatches) for s in range(len(stages))]
-    boundaries = [Boundary(FREE, FREE)] * (len(stages) - 1)
+    depths = [least_in_flight(schedule, s, len(stages), microbatches) for s in range(len(stages))]
+    boundaries = [BoundaryTimes(FREE_MESSAGE, FREE_MESSAGE)] * (len(stages) - 1)
     return simulate(schedule, microbatches, depths, stages, boundaries).iteration_s
 
 

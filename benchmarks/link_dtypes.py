@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from runs.driver import worker_driver
 
-from skyctl.worker.codec import code_for
-from skyctl.workload.spec import WorkloadSpec
-from skyctl.workload.workload import load
+from skyctl.worker.tensor_codec import codec_for
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 SIZES = (1 << 16, 1 << 18, 1 << 20)
 GPT = "gpt:layers=4,hidden=64,heads=4,context=32"
@@ -43,7 +43,7 @@ def codec() -> None:
     for values in SIZES:
         tensor, out = torch.randn(values), torch.empty(values)
         for dtype in ("bfloat16", "int8"):
-            code = code_for(dtype, tensor.shape, tensor.dtype)
+            code = codec_for(dtype, tensor.shape, tensor.dtype)
             assert code is not None
             wire = torch.empty(code.shape, dtype=code.dtype)
             megabytes = 4 * values / 1e6
@@ -63,7 +63,7 @@ def losses() -> None:
         try:
             for seed in SEEDS:
                 spec = WorkloadSpec(source=GPT, batch_size=16, seed=seed)
-                layers = load(spec).layers
+                layers = load_workload(spec).layers
                 cuts = [0, layers // 3, 2 * layers // 3, layers]
                 plain = _train(driver, pool, spec, cuts, None)
                 for dtype in ("bfloat16", "int8"):

@@ -23,7 +23,7 @@ from typing import Any
 from probes.duration import Lowest
 from runs.labs import Bench
 
-from skyctl.control.paper.cases import slow_factors
+from skyctl.control.paper.published_setup import slowdown_factors
 
 SIZES = "hidden=32,heads=4,context=32"
 BATCH, MICROBATCHES = 16, 8
@@ -130,7 +130,7 @@ def main() -> None:
         folder = Path(name)
         nodes = "".join(
             f"  - {{name: w{i:02d}, transport: local, threads: 1, slowdown: {factor}}}\n"
-            for i, factor in enumerate(slow_factors(given.workers + 1), start=1)
+            for i, factor in enumerate(slowdown_factors(given.workers + 1), start=1)
         )
         (folder / "cluster.yaml").write_text(f"name: many\nnodes:\n{nodes}")
         env = {"SKYCTL_HOME": str(folder / "state"), "SKYCTL_CLUSTER": str(folder / "cluster.yaml")}

@@ -22,12 +22,12 @@ from typing import Any
 from runs.labs import Bench
 from tables.page import machine, markdown, replaced
 
-from skyctl.compare.paper.plots import plot_paper
-from skyctl.compare.paper.records import Paper
-from skyctl.compare.paper.tables import Table, tables
-from skyctl.control.paper.cases import slow_factors
-from skyctl.control.paper.experiment import LIMIT_S as DEFAULT_S
-from skyctl.control.paper.experiment import experiment, published_heuristic
+from skyctl.compare.paper.paper_plot import plot_paper
+from skyctl.compare.paper.paper_result import PaperResult
+from skyctl.compare.paper.paper_tables import PaperTable, paper_tables
+from skyctl.control.paper.paper_experiment import LIMIT_S as DEFAULT_S
+from skyctl.control.paper.paper_experiment import published_heuristic, run_experiment
+from skyctl.control.paper.published_setup import slowdown_factors
 from skyctl.records.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,16 +42,16 @@ BATCH, MICROBATCHES, STEPS = 16, 16, 8
 WORKLOAD = "bert:layers=16,hidden=192,heads=6,context=64"
 
 
-def texts(paper: Paper) -> dict[str, str]:
+def texts(paper: PaperResult) -> dict[str, str]:
     """By section of the document: its table in Markdown."""
-    return {table.name: _text(table) for table in tables(paper)}
+    return {table.name: _text(table) for table in paper_tables(paper)}
 
 
-def _text(table: Table) -> str:
+def _text(table: PaperTable) -> str:
     return f"**{table.title}**\n\n{markdown(table.head, table.rows)}"
 
 
-def write(paper: Paper) -> None:
+def write(paper: PaperResult) -> None:
     """Puts every table between its markers, and the picture beside the document."""
     document = DOCUMENT.read_text(encoding="utf-8")
     how = f"\n\n`python benchmarks/paper.py --write`, {LIMIT_S:g} s for a step's optimal · {machine()}."
@@ -61,7 +61,7 @@ def write(paper: Paper) -> None:
     plot_paper(paper, PICTURE)
 
 
-def line(paper: Paper) -> dict[str, Any]:
+def line(paper: PaperResult) -> dict[str, Any]:
     """The largest size's figures."""
     found: dict[str, Any] = {}
     for case in paper.cases:
@@ -75,7 +75,7 @@ def line(paper: Paper) -> dict[str, Any]:
 
 def measured() -> dict[str, Any]:
     """Real processes: every strategy in both executions."""
-    factors = slow_factors(WORKERS.stop + 1)[WORKERS]
+    factors = slowdown_factors(WORKERS.stop + 1)[WORKERS]
     with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
         folder = Path(name)
         nodes = "".join(
@@ -164,7 +164,7 @@ def main() -> None:
     if given.measured:
         print(json.dumps(measured()), flush=True)
         return
-    paper = experiment(limit_s=LIMIT_S if given.write else DEFAULT_S)
+    paper = run_experiment(limit_s=LIMIT_S if given.write else DEFAULT_S)
     print(json.dumps(line(paper), ensure_ascii=False), flush=True)
     if given.write:
         write(paper)

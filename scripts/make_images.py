@@ -21,8 +21,8 @@ from rich.text import Text
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from browser import browser
 
-from skyctl.compare.document import Comparison
-from skyctl.compare.tables import table
+from skyctl.compare.comparison import Comparison
+from skyctl.compare.comparison_table import comparison_table
 from skyctl.files import read_record
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -67,7 +67,7 @@ def picture_of_table(document: Path, command: str, path: Path) -> None:
     made = read_record(Comparison, document)
     console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ {command}", style="dim"))
-    console.print(table(made.rows))
+    console.print(comparison_table(made.rows))
     console.print()
     console.print(Text(made.verdict or "", style="bold"))
     drawn = re.sub(r"@font-face\s*{[^}]*}", "", console.export_svg(title="skyctl"))

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from skyctl.device.dtype_support import FILE_NAME, ISA_VARIABLE, TRIED_DTYPES, find_dtype_support
+
 TAG = "SKYCTL_TEST_TAG"
 PATIENCE_S = 5.0
 """How long what was told to end may take to do so."""
@@ -100,9 +102,27 @@ def _clean_session(session_tag: str, pytestconfig: pytest.Config) -> Iterator[No
         pytest.fail("the test session left behind: " + "; ".join(faults), pytrace=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def dtype_support(_clean_session: None, pytestconfig: pytest.Config) -> Path:
+    """The file with what this processor computes in, tried once for all sessions on this machine.
+
+    Tests that compute in this process, and all that they start, keep to the instructions that work.
+    """
+    folder = pytestconfig.rootpath / ".pytest_cache" / "dtype-support"
+    for dtype in TRIED_DTYPES:
+        cap = find_dtype_support(dtype, folder).max_cpu_isa
+        if cap is not None:
+            os.environ[ISA_VARIABLE] = cap
+            find_dtype_support(dtype, folder)  # what nodes look for with that environment
+    return folder / FILE_NAME
+
+
 @pytest.fixture(autouse=True)
 def _own_folders(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _no_leaks: None
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype_support: Path,
+    _no_leaks: None,
 ) -> None:
     """State, cache, configuration and HOME of this test alone."""
     home = tmp_path_factory.mktemp("home")
@@ -113,6 +133,10 @@ def _own_folders(
     monkeypatch.setenv("SKYCTL_HOME", str(home / "skyctl-state"))
     for name in ("STATE", "CACHE", "CONFIG", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
+    if dtype_support.is_file():
+        cache = home / "cache" / "skyctl"
+        cache.mkdir(parents=True)
+        shutil.copy(dtype_support, cache)
 
 
 @pytest.fixture(autouse=True)

@@ -105,7 +105,7 @@ def test_what_a_killed_writer_leaves_is_found(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
     (tmp_path / ".another.json.0123456789ab.tmp").touch()
     (tmp_path / ".a[1].json.mine.tmp").touch()
-    (left,) = files.unfinished(path)
+    (left,) = files.unfinished_writes(path)
     assert left.name.startswith(".a[1].json.")
     assert not path.exists()
 

@@ -1,4 +1,4 @@
-"""Sky Computing's two-stage heuristic (``skyctl.control.paper.twostage``) as a baseline: from a problem."""
+"""Sky Computing's two-stage heuristic (``skyctl.control.paper.two_stage_heuristic``) as a baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baselines.common import (
     layer_bytes,
     whole_s,
 )
-from skyctl.control.paper import twostage
+from skyctl.control.paper import two_stage_heuristic
 from skyctl.errors import UndecidedError
 from skyctl.records.problem import Problem
 
@@ -22,7 +22,7 @@ def two_stages(problem: Problem, *, compare_next: bool = False) -> Assignment:
     """Every device keeps at least one layer, in inventory order."""
     times = [whole_s(problem, device.id) for device in problem.devices]
     try:
-        cuts = twostage.two_stages(
+        cuts = two_stage_heuristic.two_stage_cuts(
             costs(problem), layer_bytes(problem), free_bytes(problem), times, compare_next=compare_next
         )
     except UndecidedError as exc:

@@ -11,18 +11,18 @@ from typing import Any
 import yaml
 from runs.labs import Bench, lab
 
-from skyctl.control.connect import connected, need_all
-from skyctl.inventory.read import read_cluster
-from skyctl.probe.fleet import Fleet
-from skyctl.remote.addresses import peer_addresses
+from skyctl.control.node_sessions import connect_nodes, require_all
+from skyctl.inventory.cluster_file import read_cluster
+from skyctl.probe.device_probes import DeviceProbes
 from skyctl.remote.base import ConnectOptions
+from skyctl.remote.peer_addresses import find_peer_addresses
 
 
 @dataclass(frozen=True)
 class Ready:
     """Processes that wait for orders, and by node the address at which its peers reach it."""
 
-    fleet: Fleet
+    probes: DeviceProbes
     addresses: dict[str, str]
     bench: Bench
 
@@ -39,15 +39,15 @@ def ready(text: str) -> Iterator[Ready]:
         folder = Path(bench.env["SKYCTL_CLUSTER"])
         cluster = read_cluster(folder)
         options = ConnectOptions(known_hosts=str(folder.parent / "known_hosts"))
-        with connected(cluster.nodes, options) as links:
-            need_all(links.failures)
-            fleet = Fleet()
+        with connect_nodes(cluster.nodes, options) as links:
+            require_all(links.failures)
+            probes = DeviceProbes()
             try:
                 for session in links.sessions.values():
-                    fleet.start(session, {"threads": 1}, name="probe")
-                fleet.wait(fleet.alive(), "facts", 300.0, lambda m, event: m.facts.update(event))
-                if fleet.failures:
-                    raise SystemExit(str(fleet.failures))
-                yield Ready(fleet, peer_addresses(links.sessions), bench)
+                    probes.start(session, {"threads": 1}, name="probe")
+                probes.wait(probes.alive(), "facts", 300.0, lambda m, event: m.facts.update(event))
+                if probes.failures:
+                    raise SystemExit(str(probes.failures))
+                yield Ready(probes, find_peer_addresses(links.sessions), bench)
             finally:
-                fleet.close()
+                probes.close()

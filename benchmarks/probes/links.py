@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from probes.fleets import Ready, lab_text, ready
-from skyctl.probe.lines import measure_lines
-from skyctl.probe.links import measure_links
+from skyctl.probe.contention import measure_node_lines
+from skyctl.probe.link_measurement import measure_links
 from skyctl.records.profile import LinkProfile
 
 RATES = {"r5": 5.0, "r20": 20.0, "r50": 50.0, "r100": 100.0, "r200": 200.0}
@@ -28,7 +28,7 @@ def accuracy(
         with ready(lab_text(nodes, latency_ms=latency_ms)) as up:
             for number in range(runs):
                 begun = time.perf_counter()
-                links, _ = measure_links(up.fleet, up.addresses)
+                links, _ = measure_links(up.probes, up.addresses)
                 took_s = time.perf_counter() - begun
                 case = {"case": "links", "cpus": cpus, "latency_ms": latency_ms, "run": number}
                 yield case | judged(links, latency_ms) | {"took_s": round(took_s, 1)}
@@ -68,9 +68,9 @@ def duration(counts: Sequence[int] = (4, 16)) -> Iterator[dict[str, Any]]:
 def timed(up: Ready) -> dict[str, Any]:
     """Seconds for the pairs and for the lines."""
     begun = time.perf_counter()
-    links, _ = measure_links(up.fleet, up.addresses)
+    links, _ = measure_links(up.probes, up.addresses)
     between = time.perf_counter()
-    measure_lines(up.fleet, up.addresses, links)
+    measure_node_lines(up.probes, up.addresses, links)
     ended = time.perf_counter()
     return {"links_s": round(between - begun, 1), "lines_s": round(ended - between, 1)}
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from runs.labs import Bench, lab
 
-from skyctl.lab import inside
-from skyctl.lab.state import LabState
+from skyctl.lab import fault_injection
+from skyctl.lab.lab_state import LabState
 
 QUOTAS = {"n1": 0.6, "n2": 0.4, "n3": 0.3, "n4": 0.2, "n5": 0.1}
 WORKLOAD = ("gpt:layers=4,hidden=128,heads=4,context=64", "--batch-size", 32, "--microbatches", 8)
@@ -214,7 +214,9 @@ def busy() -> Iterator[dict[str, Any]]:
 def _start(bench: Bench, node: str, argv: list[str]) -> subprocess.Popen[bytes]:
     """A command in that node, under its quota, once it has said its first line."""
     state = LabState.model_validate(json.loads(next(bench.folder.rglob("lab.json")).read_text()))
-    process = subprocess.Popen(inside.argv(state, node, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        fault_injection.command_in_node(state, node, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     return process

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from probes.fleets import lab_text, ready
-from skyctl.probe.links import How, measure_links
-from skyctl.probe.sites import named
-from skyctl.probe.uplinks import measure_uplinks
+from skyctl.probe.contention import measure_uplinks
+from skyctl.probe.link_measurement import LinkSelection, measure_links
+from skyctl.probe.site_clustering import name_sites
 
 LABS: dict[str, dict[str, Any]] = {
     "two sites, uplink of 20": {"sites": "ab", "uplink_mbit": {"b": 20}},
@@ -19,14 +19,14 @@ LABS: dict[str, dict[str, Any]] = {
 }
 
 
-def section(hows: tuple[How, ...] = ("all", "sites")) -> Iterator[dict[str, Any]]:
+def section(hows: tuple[LinkSelection, ...] = ("all", "sites")) -> Iterator[dict[str, Any]]:
     """Each lab with two nodes of 100 Mbit/s a site, 5 ms apart where nothing else is said."""
     for name, case in LABS.items():
         yield from found(name, case, hows)
 
 
 def found(
-    name: str, case: Mapping[str, Any], hows: tuple[How, ...], nodes: int = 2
+    name: str, case: Mapping[str, Any], hows: tuple[LinkSelection, ...], nodes: int = 2
 ) -> Iterator[dict[str, Any]]:
     """One lab."""
     machines = [
@@ -38,10 +38,10 @@ def found(
     with ready(text) as up:
         for how in hows:
             begun = time.perf_counter()
-            links, sites = measure_links(up.fleet, up.addresses, how=how)
+            links, sites = measure_links(up.probes, up.addresses, how=how)
             between = time.perf_counter()
-            told = named(sites, {})
-            uplinks, reasons = measure_uplinks(up.fleet, up.addresses, links, told)
+            told = name_sites(sites, {})
+            uplinks, reasons = measure_uplinks(up.probes, up.addresses, links, told)
             ended = time.perf_counter()
             place = {node: site.name for site in told for node in site.nodes}
             across = [k for k in links if place[k.source] != place[k.target]]

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from skyctl.lab import kernel, switch
+from skyctl.lab import delay_switch, system_calls
 
 HEADERS = 1514 / 1448
 """Ethernet frame over TCP payload: a rate is what a TCP stream carries."""
@@ -94,12 +94,12 @@ class _Way:
     """One direction: a pipe, then the latency, then the far TAP."""
 
     def __init__(self, bytes_per_s: float, latency_s: float, target: int) -> None:
-        self.pipe = switch.Pipe(bytes_per_s)
+        self.pipe = delay_switch.UplinkPipe(bytes_per_s)
         self.latency_s, self.target = latency_s, target
         self.flying: deque[tuple[float, bytes]] = deque()
 
     def take(self, frame: bytes, now: float) -> None:
-        passed = self.pipe.carry(switch.wire_bytes(frame), now)
+        passed = self.pipe.carry(delay_switch.wire_bytes(frame), now)
         if passed is not None:
             self.flying.append((passed + self.latency_s, frame))
 
@@ -112,7 +112,7 @@ class _Way:
 def _enter(pid: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-    if libc.setns(fd, kernel.CLONE_NEWNET):
+    if libc.setns(fd, system_calls.CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
     os.close(fd)
 
@@ -132,7 +132,7 @@ def _taps(pids: Sequence[int]) -> list[tuple[int, int]]:
             if not 0 <= other < len(pids):
                 continue
             link = min(number, other)
-            tap = switch.open_tap(f"w{link}")
+            tap = delay_switch.open_tap(f"w{link}")
             ends[link] = (tap, ends[link][1]) if number < other else (ends[link][0], tap)
             lines += [f"addr add {Chain.address(number, other)}/24 dev w{link}", f"link set w{link} up"]
             beyond = range(number) if other < number else range(number + 1, len(pids))
@@ -140,13 +140,13 @@ def _taps(pids: Sequence[int]) -> list[tuple[int, int]]:
             lines += [f"route add {Chain.own(k)}/32 via {via} src {Chain.own(number)}" for k in beyond]
         _sh(lines)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
-        kernel.settle_tcp()
+        system_calls.configure_tcp()
     return ends
 
 
 def _switch(config: dict[str, list[list[float]]]) -> None:
     ends = _taps([int(pid) for pid in config["pids"]])  # type: ignore[call-overload]
-    kernel.set_timer_slack(1000)
+    system_calls.set_timer_slack(1000)
     os.nice(-10)
     ways: dict[int, _Way] = {}
     for (left, right), (bytes_per_s, latency_s) in zip(ends, config["wires"], strict=True):

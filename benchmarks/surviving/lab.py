@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-PACKAGE = "skyctl_tests"
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = {
     "nodes": [
         {"name": f"n{i}", "cpus": 0.5, "memory_gib": 3, "rate_mbit": 200, "site": "ab"[i > 2]}
@@ -27,12 +26,10 @@ SPEC = {
 
 
 def of_tests(name: str) -> Any:
-    """A module of ``tests/``, which is no package: ``of_tests("lab.harm")``."""
-    if PACKAGE not in sys.modules:
-        package = ModuleType(PACKAGE)
-        package.__path__ = [str(Path(__file__).parents[2] / "tests")]
-        sys.modules[PACKAGE] = package
-    return importlib.import_module(f"{PACKAGE}.{name}")
+    """A module of ``tests/``: ``of_tests("lab.harm")``."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    return importlib.import_module(f"tests.{name}")
 
 
 def harm() -> Any:
@@ -46,9 +43,9 @@ def cluster(sleep_s: float, name: str) -> Iterator[Any]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as folder:
         os.environ["SKYCTL_HOME"] = str(Path(folder) / "labs")
-        from skyctl.lab.down import down
-        from skyctl.lab.lab import up
-        from skyctl.lab.spec import LabSpec
+        from skyctl.lab.lab_setup import up
+        from skyctl.lab.lab_spec import LabSpec
+        from skyctl.lab.teardown import down
 
         name = f"{name}-{os.getpid()}"
         state = up(LabSpec.model_validate(SPEC), name=name)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from surviving.lab import of_tests
 
 from skyctl import InfeasibleError, SkyctlError, plan
 from tables.page import Table, markdown, seconds
 
 TOLERANCE = 1e-9
-TESTS = Path(__file__).resolve().parents[2] / "tests" / "planner"
-"""The generator and the brute force are the tests' own: fifty of these problems are played in CI."""
+# The generator and the brute force are the tests' own: fifty of these problems are played in CI.
 
 
 def exactness(count: int, limit_s: float) -> Iterator[Table]:
     """``count`` problems of the random suite, each by brute force and by ``plan``."""
-    problems, brute = _module("planner_problems"), _module("exhaustive")
+    problems, brute = of_tests("planner.planner_problems"), of_tests("planner.exhaustive")
     rows: Counter[tuple[str, str]] = Counter()
     states: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
@@ -87,9 +85,3 @@ def _planned(problem: Any, limit_s: float) -> tuple[str, float | None]:
     except SkyctlError as exc:
         return f"error: {exc}", None
     return proof.status, proof.value_s
-
-
-def _module(name: str) -> Any:
-    if str(TESTS) not in sys.path:
-        sys.path.insert(0, str(TESTS))
-    return importlib.import_module(name)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from skyctl import SkyctlError, Verdict, plan, verify
 from skyctl.records.problem import Problem
-from skyctl.schedule.actions import in_flight
-from skyctl.schedule.simulate import FREE, Boundary, StageTimes, simulate
+from skyctl.schedule.actions import least_in_flight
+from skyctl.schedule.simulation import FREE_MESSAGE, BoundaryTimes, StageTimes, simulate
 from tables.instances import (
     crossings,
     devices,
@@ -200,11 +200,13 @@ def _simulator_s() -> tuple[float, float]:
     count = microbatches = 64
     factors = [device.flops_per_s for device in devices([1 + i / count for i in range(count)])]
     stages = [StageTimes(1e12 / speed, 2e12 / speed) for speed in factors]
-    flying = [in_flight("1f1b", s, count, microbatches) for s in range(count)]
+    flying = [least_in_flight("1f1b", s, count, microbatches) for s in range(count)]
     walls = []
     for _ in range(4):
         began = time.perf_counter()
-        simulate("1f1b", microbatches, flying, stages, [Boundary(FREE, FREE)] * (count - 1))
+        simulate(
+            "1f1b", microbatches, flying, stages, [BoundaryTimes(FREE_MESSAGE, FREE_MESSAGE)] * (count - 1)
+        )
         walls.append(time.perf_counter() - began)
     return walls[0], median(walls[1:])
 

@@ -15,6 +15,7 @@
     │   ├── HostKeyError       4   the host's key is unknown or has changed
     │   ├── LoginError         4   connected, but not let in
     │   ├── UnfitError         4   let in, but something it needs is missing there
+    │   │   └── UnsupportedDtypeError   4   its processor can't compute in that dtype
     │   └── SessionGoneError   4   the node has ended the session, or another launcher has it
     └── MismatchError          5   plan and cluster do not match
 
@@ -63,7 +64,7 @@ class UndecidedError(SkyctlError):
 
 
 class InputError(SkyctlError):
-    """Bad usage or bad input."""
+    """Wrong usage of a command, or input that can't be used."""
 
     exit_code = 2
 
@@ -110,6 +111,10 @@ class LoginError(NodeError):
 
 class UnfitError(NodeError):
     """Logged in, but something the node needs is missing (Python, torch, disk, memory)."""
+
+
+class UnsupportedDtypeError(UnfitError):
+    """The node's processor can't compute in the dtype that is asked for, however often it is tried."""
 
 
 class SessionGoneError(NodeError):

@@ -1,4 +1,4 @@
-"""Every path skyctl writes to is named here, and every file is written atomically.
+"""Names every path that skyctl writes to, and writes every file atomically.
 
 ::
 
@@ -71,7 +71,7 @@ def safe_name(name: str) -> str:
 
 
 def make_private(folder: Path) -> Path:
-    """Makes ``folder`` and the missing ones above it, for this user only (0700).
+    """Makes ``folder`` and its missing parents, for this user only (0700).
 
     Raises:
         SkyctlError: with the path and the system's reason.
@@ -88,7 +88,7 @@ def make_private(folder: Path) -> Path:
 
 
 def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = 0o600) -> Path:
-    """Writes a whole file or leaves what was there: temporary file beside it, fsync, ``os.replace``.
+    """Writes a file whole or leaves the old one: temporary file in the same folder, fsync, ``os.replace``.
 
     Args:
         mode: permissions of the file; None: what the umask gives, for a file the user asked for.
@@ -127,8 +127,8 @@ def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = 0o60
     return target
 
 
-def unfinished(target: Path) -> list[Path]:
-    """What killed writers of ``target`` left beside it; a writer at work has one there too."""
+def unfinished_writes(target: Path) -> list[Path]:
+    """The temporary files of killed writers of ``target``; a writer at work has one, too."""
     pattern = f".{glob.escape(target.name[:80])}.{'[0-9a-f]' * 12}.tmp"
     return sorted(target.parent.glob(pattern))
 
@@ -140,7 +140,7 @@ def _cannot(verb: str, path: Path, exc: OSError) -> SkyctlError:
 
 
 def read_text(path: str | Path, *, hint: str | None = None) -> str:
-    """The text of a UTF-8 file the user named.
+    """Reads a UTF-8 file that the user named.
 
     Raises:
         InputError: missing, unreadable, a folder, or not UTF-8.
@@ -155,7 +155,7 @@ def read_text(path: str | Path, *, hint: str | None = None) -> str:
 
 
 def read_record(cls: type[R], path: str | Path, *, hint: str | None = None) -> R:
-    """Reads one JSON file as ``cls``.
+    """Reads one JSON file as a record of type ``cls``.
 
     Raises:
         InputError: missing or unreadable (``hint`` says how to make one).
@@ -172,12 +172,12 @@ def read_record(cls: type[R], path: str | Path, *, hint: str | None = None) -> R
 
 
 def new_run_id() -> str:
-    """Sortable by time (UTC), short, and unlike any other: ``20261121-063012-ab12``."""
+    """A new run's id: short, unique and sortable by time (UTC), as in ``20261121-063012-ab12``."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 class RunPaths:
-    """Names every path of one run. Naming makes nothing; ``create`` makes the folder.
+    """The paths of one run. None is made by naming it; ``create`` makes the folder.
 
     Args:
         attempt: whose plan, logs and events ``plan``, ``logs`` and ``events`` are.
@@ -257,25 +257,25 @@ class RunPaths:
         write_atomic(self.newest_plan, text)
 
     def log(self, rank: int) -> Path:
-        """All that one rank printed."""
+        """The file with everything that one rank has printed."""
         return self.logs / f"rank-{rank:03d}.log"
 
     def weights_part(self, rank: int) -> Path:
-        """One rank's share of the weights, while they are gathered."""
+        """The file of one rank's weights, while they are gathered."""
         return self.folder / f".weights-{rank}.safetensors"
 
     def trace_part(self, rank: int) -> Path:
-        """What one rank recorded, while the trace is gathered."""
+        """The file of one rank's trace, while traces are gathered."""
         return self.folder / f".trace-{rank}.json"
 
 
 def runs_folder() -> Path:
-    """Where the runs are kept (not made here)."""
+    """The folder that holds all runs (not made here)."""
     return home() / "runs"
 
 
 def run_ids() -> list[str]:
-    """All runs that are kept, the oldest first: an id begins with its date."""
+    """The ids of all runs in the state folder, the oldest first: an id begins with its date."""
     try:
         return sorted(entry.name for entry in runs_folder().iterdir() if entry.is_dir())
     except OSError:
@@ -311,27 +311,27 @@ def run_folder(run: str | None = None) -> Path:
 
 
 def comparison_folder() -> Path:
-    """Where a comparison goes that the user gave no folder for: a new one of its own (not made here)."""
+    """A new folder for a comparison that the user named none for (not made here)."""
     return home() / "comparisons" / new_run_id()
 
 
 def lab_folder(name: str) -> Path:
-    """Where a lab of that name keeps its files (not made here)."""
+    """The folder of a lab's files (not made here)."""
     return home() / "labs" / safe_name(name)
 
 
 def setups_file(cluster_name: str) -> Path:
-    """What ``skyctl setup`` has made on that cluster's nodes (not made here)."""
+    """The file that lists what ``skyctl setup`` has made on a cluster's nodes (not made here)."""
     return home() / "setups" / f"{safe_name(cluster_name)}.json"
 
 
 def profile_folder(cluster_name: str) -> Path:
-    """Where that cluster's profiles are kept (not made here)."""
+    """The folder of a cluster's profiles (not made here)."""
     return home() / "profiles" / safe_name(cluster_name)
 
 
 def save_profile(profile: Profile) -> Path:
-    """Keeps a profile as its cluster's newest and drops the oldest beyond ``PROFILES_KEPT``."""
+    """Saves a profile as its cluster's newest, and removes the oldest beyond ``PROFILES_KEPT``."""
     folder = make_private(profile_folder(profile.cluster))
     kept = sorted(folder.glob("*.json"))
     stamp = new_run_id()

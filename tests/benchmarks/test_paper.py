@@ -14,10 +14,10 @@ import paper as benchmark
 import pytest
 from tables.page import replaced
 
-from skyctl.compare.paper.plots import plot_paper
-from skyctl.compare.paper.records import Paper
-from skyctl.compare.paper.tables import UNTIMED, tables, verdict
-from skyctl.control.paper.cases import SIZES
+from skyctl.compare.paper.paper_plot import plot_paper
+from skyctl.compare.paper.paper_result import PaperResult
+from skyctl.compare.paper.paper_tables import REPRODUCIBLE_TABLES, describe_paper, paper_tables
+from skyctl.control.paper.published_setup import SIZES
 
 LIMIT_S = "0.5"
 """For each plan that is not proved: what it finds is compared with room."""
@@ -26,7 +26,7 @@ OPTIMAL, SURE, STAGES = 4, 6, 5
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paper, str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[PaperResult, str, Path]:
     """The command itself, once: its document, its tables, its folder."""
     folder = tmp_path_factory.mktemp("paper")
     command = [sys.executable, "-m", "skyctl", "compare", "--paper", "--json", "--time-limit", LIMIT_S]
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paper, str, Path]:
         [*command, "-o", str(folder)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    return Paper.model_validate_json(done.stdout), done.stderr, folder
+    return PaperResult.model_validate_json(done.stdout), done.stderr, folder
 
 
 def _documented(name: str) -> list[list[str]]:
@@ -49,8 +49,8 @@ def _cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.parametrize("name", UNTIMED)
-def test_the_document_has_these_figures(made: tuple[Paper, str, Path], name: str) -> None:
+@pytest.mark.parametrize("name", REPRODUCIBLE_TABLES)
+def test_the_document_has_these_figures(made: tuple[PaperResult, str, Path], name: str) -> None:
     ours, theirs = _cells(benchmark.texts(made[0])[name]), _documented(name)
     if name == "step":
         for row, told in zip(ours[1:], theirs[1:], strict=True):
@@ -64,19 +64,19 @@ def _percent(cell: str) -> float:
     return float(cell.removesuffix("%").strip())
 
 
-def test_the_command_says_what_the_document_says(made: tuple[Paper, str, Path]) -> None:
+def test_the_command_says_what_the_document_says(made: tuple[PaperResult, str, Path]) -> None:
     paper, shown, folder = made
     assert [(c.nodes, c.encoders) for c in paper.cases[::4]] == list(SIZES)
-    for table in tables(paper):
+    for table in paper_tables(paper):
         assert table.title in shown
-    assert len(verdict(paper)) == 3
-    assert all(text in shown for text in verdict(paper))
+    assert len(describe_paper(paper)) == 3
+    assert all(text in shown for text in describe_paper(paper))
     assert json.loads((folder / "paper.json").read_text())["kind"] == "skyctl/paper"
     assert paper.files["figures"] == str(folder / "paper.json")
     assert Path(paper.files.get("plot", folder / "paper.json")).stat().st_size > 1000
 
 
-def test_what_the_document_claims_in_words(made: tuple[Paper, str, Path]) -> None:
+def test_what_the_document_claims_in_words(made: tuple[PaperResult, str, Path]) -> None:
     paper = made[0]
     chain, summed, steady = (paper.case(64, 160, name) for name in ("chain", "chain-sum", "steady"))
     assert chain.workers == 63
@@ -91,12 +91,12 @@ def test_what_the_document_claims_in_words(made: tuple[Paper, str, Path]) -> Non
     assert set(proved) == {"optimal"}
 
 
-def test_the_picture(made: tuple[Paper, str, Path], tmp_path: Path) -> None:
+def test_the_picture(made: tuple[PaperResult, str, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert plot_paper(made[0], tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_sections_are_written_between_their_markers(made: tuple[Paper, str, Path]) -> None:
+def test_sections_are_written_between_their_markers(made: tuple[PaperResult, str, Path]) -> None:
     text = benchmark.DOCUMENT.read_text(encoding="utf-8")
     for name, table in benchmark.texts(made[0]).items():
         assert table in replaced(text, name, table)

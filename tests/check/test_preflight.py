@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from skyctl.check.check_report import CheckReport
 from skyctl.check.preflight import check_nodes
-from skyctl.check.report import CheckReport
 from skyctl.records.cluster import Cluster, Node
 from skyctl.remote.base import ConnectOptions
 
@@ -23,7 +23,7 @@ def check(*nodes: Node) -> CheckReport:
     return check_nodes(Cluster(name="c", nodes=nodes), ConnectOptions(timeout_s=5))
 
 
-def crosses(report: CheckReport) -> dict[str, list[str]]:
+def problems(report: CheckReport) -> dict[str, list[str]]:
     return {n.node: [t.name for t in n.ticks if t.status == "failed"] for n in report.nodes}
 
 
@@ -40,7 +40,7 @@ def test_all_well() -> None:
     nodes = (local("two words"), local("b"), local("'; echo foo"))
     report = check_nodes(Cluster(name="c", nodes=nodes), ConnectOptions(), lambda *what: said.append(what))
     assert report.ok, report
-    assert (report.crosses, report.cluster) == (0, "c")
+    assert (report.problems, report.cluster) == (0, "c")
     assert [n.node for n in report.nodes] == ["two words", "b", "'; echo foo"]
     assert {n.address for n in report.nodes} == {"127.0.0.1"}
     names = ["reach", "python", "torch", "devices", "address", "port", "limits", "clock"]
@@ -59,7 +59,7 @@ def test_every_fault_is_a_cross_and_hides_no_other(bare_python: str) -> None:
         local("nointerface", interface="nope0"),
     )
     assert not report.ok
-    assert crosses(report) == {
+    assert problems(report) == {
         "good": [],
         "nopython": ["python"],
         "notorch": ["torch"],
@@ -76,7 +76,7 @@ def test_every_fault_is_a_cross_and_hides_no_other(bare_python: str) -> None:
 
 def test_an_unreachable_node_beside_a_good_one() -> None:
     report = check(local("good"), Node(name="off", host="127.0.0.1", port=1))
-    assert crosses(report) == {"good": [], "off": ["reach"]}
+    assert problems(report) == {"good": [], "off": ["reach"]}
     assert [t.status for t in report.nodes[1].ticks].count("skipped") == 9
 
 
@@ -102,7 +102,7 @@ def test_command(tmp_path: Path) -> None:
     assert "✓ a  127.0.0.1\n" in done.stdout
     assert "  ✗ address   node 'b' has no interface 'nope0'" in done.stdout
     assert "      next: correct `interface` of node 'b' in cluster.yaml" in done.stdout
-    assert done.stdout.endswith("1 cross\n")
+    assert done.stdout.endswith("1 problem\n")
     assert "Traceback" not in done.stderr
 
     done = skyctl(tmp_path, "--limit", "a", "--json", "-q")

@@ -1,4 +1,4 @@
-"""Keepers that end with the test."""
+"""Replicators that end with the test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.keeping import Node, Nodes
+from tests.checkpoint.replicator_process import Node, Nodes
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    """Starts keepers; at the end none has printed anything that was not expected."""
+    """Starts replicators; at the end none has printed anything that was not expected."""
     started: list[Node] = []
 
     def start(name: str, **payload: Any) -> Node:
@@ -25,5 +25,5 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     finally:
         printed = [(node.name, node.close()) for node in started]
     for name, text in printed:
-        lines = [line for line in text.splitlines() if not line.startswith("refused a stranger")]
+        lines = [line for line in text.splitlines() if not line.startswith("refused an unauthenticated peer")]
         assert not lines, f"{name}:\n{text}"

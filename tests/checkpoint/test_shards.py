@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.atomic import Written
-from skyctl.checkpoint.shards import StageState, Stamp
+from skyctl.checkpoint.atomic_file import FileDigest
+from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
-from skyctl.workload.mixed import master_of
+from skyctl.workload.mixed_precision import master_of
 
-STAMP = Stamp("run", 6, 0, "0.Net", 1, "0123456789abcdef", "float32", 3)
+STAMP = ShardStamp("run", 6, 0, "0.Net", 1, "0123456789abcdef", "float32", 3)
 
 
 class Net(nn.Module):
@@ -115,7 +115,7 @@ def test_training_goes_on_to_the_last_bit(optimizer: str, tmp_path: Path) -> Non
     trained(net, optim, range(3))
     path = tmp_path / "layer-00000.safetensors"
     written = state.write(0, path, STAMP)
-    assert isinstance(written, Written)
+    assert isinstance(written, FileDigest)
     assert written.size_bytes == path.stat().st_size
     assert path.stat().st_mode & 0o777 == 0o600
     assert not state.notes

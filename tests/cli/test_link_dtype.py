@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from skyctl.cli.app import main
 from skyctl.records.problem import Device, Layer, Link, Problem
 
 Run = Callable[..., tuple[int, str, str]]
@@ -18,7 +15,7 @@ PLAN = ("plan", "--problem", "problem.json", "--strategy", "even")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run) -> Run:
     """``skyctl ARGUMENTS`` beside a problem and a cluster file: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -34,17 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     )
     (tmp_path / "problem.json").write_text(problem.to_json())
     (tmp_path / "cluster.yaml").write_text("name: c\nnodes: [{name: n1, transport: local}]\n")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["skyctl", *arguments])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as exc:
-            code = exc.code or 0
-        return code, *capsys.readouterr()
-
-    return call
+    return skyctl
 
 
 def test_a_plan_says_what_is_sent_and_verifies(run: Run) -> None:

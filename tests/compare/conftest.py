@@ -9,13 +9,13 @@ from types import ModuleType
 
 import pytest
 
-from skyctl.compare.rows import Outcome
-from skyctl.compare.stats import quantiles
+from skyctl.compare.outcome import StrategyOutcome
+from skyctl.compare.quantiles import quantiles
 from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted, StepMeasurement
 from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage, Unused
 from skyctl.records.problem import Device, Layer, Problem
 
-MakeOutcome = Callable[..., Outcome]
+MakeOutcome = Callable[..., StrategyOutcome]
 
 
 def _plan(strategy, devices, counts, compute_s, step_s, bound_s, status) -> Plan:
@@ -104,18 +104,18 @@ def outcome() -> MakeOutcome:
         losses: Sequence[float] | None = None,
         off: float = 1.05,
         error: str | None = None,
-    ) -> Outcome:
+    ) -> StrategyOutcome:
         plan = _plan(strategy, devices, counts, compute_s, step_s, bound_s, status)
         run = None
         if steps_s is not None:
             run = _measurement(plan, steps_s, losses or [3.0 - 0.1 * i for i in range(len(steps_s))], off)
-        return Outcome(strategy, plan, error, run)
+        return StrategyOutcome(strategy, plan, error, run)
 
     return make
 
 
 @pytest.fixture
-def three(outcome: MakeOutcome) -> list[Outcome]:
+def three(outcome: MakeOutcome) -> list[StrategyOutcome]:
     """Even, heuristic and optimal, all run; optimal proves 1.5 s."""
     return [
         outcome("even", steps_s=[9.0, 2.4, 2.5, 2.6]),
@@ -132,7 +132,7 @@ def three(outcome: MakeOutcome) -> list[Outcome]:
     ]
 
 
-def _beside(name: str) -> ModuleType:
+def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"compare_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -143,11 +143,11 @@ def _beside(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def traces() -> ModuleType:
-    """``traces.py`` beside this file."""
-    return _beside("traces")
+    """The module ``traces.py`` in this folder."""
+    return _load("traces")
 
 
 @pytest.fixture(scope="session")
 def reports() -> ModuleType:
-    """``reports.py`` beside this file."""
-    return _beside("reports")
+    """The module ``reports.py`` in this folder."""
+    return _load("reports")

@@ -7,45 +7,52 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
-from skyctl.compare.report.facts import Again, LinkCell, LinkMap, Machine, Report
-from skyctl.compare.report.markup import VOID
-from skyctl.compare.rows import Outcome
-from skyctl.compare.sweeps import Sweep, point, with_measured
-from skyctl.control.reporting import gather
+from skyctl.compare.charts.chart import MatrixCell, MatrixChart
+from skyctl.compare.outcome import StrategyOutcome
+from skyctl.compare.report_data import ComparisonReport, DeviceSpeed, Reproduction
+from skyctl.compare.sweeps import ComparisonSweep, add_measured_steps, sweep_point
+from skyctl.control.report_builder import build_report
 from skyctl.records.cluster import Cluster, Node
 
 IDS = ("verdict", "cluster", "maps", "gantt", "prediction", "loss", "bound", "certificate", "sweeps", "again")
-AGAIN = Again(
+VOID = frozenset({"meta", "link", "br"})
+"""Elements of HTML that have no end."""
+AGAIN = Reproduction(
     (("The whole comparison:", "skyctl compare gpt:layers=6 --measure"),), (("skyctl", "0.1"), ("seed", "0"))
 )
 
 
-def made(outcomes: Sequence[Outcome], *, full: bool = False) -> Report:
+def made(outcomes: Sequence[StrategyOutcome], *, full: bool = False) -> ComparisonReport:
     """Gathered without a profile; ``full``: with links, spreads and both sweeps, too."""
     cluster = Cluster(name="home", nodes=(Node(name="tower", transport="local"),))
-    report = gather(
+    report = build_report(
         outcomes,
         None,
         cluster=cluster,
         workload="gpt:layers=6",
-        again=AGAIN,
+        reproduction=AGAIN,
         created=datetime(2026, 11, 22, 3, 4, tzinfo=UTC),
     )
     if not full:
         return report
-    cell = LinkCell(("941", "0.20 ms"), "tower → laptop: 941 Mbit/s", (33, 145, 140), "white")
-    links = LinkMap(("tower", "laptop"), ((None, cell), (LinkCell(("✗",), "no connection"), None)), "Mbit/s")
-    machines = [
-        Machine(m.device, m.label, "AMD EPYC, 1 thread", m.samples_per_s, 0.12, 8e9) for m in report.machines
+    cell = MatrixCell(("941", "0.20 ms"), "tower → laptop: 941 Mbit/s", (33, 145, 140), "white")
+    links = MatrixChart(
+        "Links", ("tower", "laptop"), ((None, cell), (MatrixCell(("✗",), "no connection"), None)), "Mbit/s"
+    )
+    devices = [
+        DeviceSpeed(m.device, m.label, "AMD EPYC, 1 thread", m.samples_per_s, 0.12, 8e9)
+        for m in report.devices
     ]
-    nodes = Sweep(
+    nodes = ComparisonSweep(
         kind="nodes",
-        points=(point(1, outcomes, nodes=("tower",)), point(2, outcomes, added="laptop")),
+        points=(sweep_point(1, outcomes, nodes=("tower",)), sweep_point(2, outcomes, added="laptop")),
         chosen=2,
     )
-    batches = Sweep(kind="microbatches", points=(point(4, outcomes), point(8, outcomes)), chosen=4)
-    sweeps = (with_measured(batches, report.rows), nodes)
-    return replace(report, links=links, machines=machines, sweeps=sweeps)
+    batches = ComparisonSweep(
+        kind="microbatches", points=(sweep_point(4, outcomes), sweep_point(8, outcomes)), chosen=4
+    )
+    sweeps = (add_measured_steps(batches, report.rows), nodes)
+    return replace(report, links=links, devices=devices, sweeps=sweeps)
 
 
 class Reader(HTMLParser):
@@ -59,6 +66,7 @@ class Reader(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str, str]] = []
         self.words = ""
+        self.lines: list[str] = []
         self.feed(text)
         self.close()
         self.faults += [f"{tag} is not closed" for tag in self.open]
@@ -77,3 +85,4 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] != "style":
             self.words += data
+            self.lines += [" ".join(data.split())] if data.strip() else []

@@ -6,8 +6,16 @@ from types import ModuleType
 
 import pytest
 
-from skyctl.compare.aligning import align
-from skyctl.compare.timeline import IDLE, TRANSFER, Bar, Step, Timeline, measured, simulated
+from skyctl.compare.timeline import (
+    IDLE,
+    TRANSFER,
+    Timeline,
+    TimelineSpan,
+    TimelineStep,
+    align_clocks,
+    measured_timeline,
+    simulated_timeline,
+)
 
 
 def test_clocks_are_chained_and_their_errors_add_up() -> None:
@@ -17,7 +25,7 @@ def test_clocks_are_chained_and_their_errors_add_up() -> None:
         "end": {"at_s": 111.0, "offset_s": -11.0, "error_s": 0.002},
     }
     second = {"start": {"at_s": 5.0, "offset_s": 5.0, "error_s": 0.004}}
-    clocks = align([{}, first, second])
+    clocks = align_clocks([{}, first, second])
     assert [clock.error_s for clock in clocks] == pytest.approx([0.0, 0.002, 0.006])
     assert clocks[0].to_first(3.0) == 3.0
     assert clocks[1].to_first(10.0) == pytest.approx(0.0)
@@ -27,7 +35,7 @@ def test_clocks_are_chained_and_their_errors_add_up() -> None:
 
 
 def test_without_readings_a_clock_is_taken_as_it_is() -> None:
-    assert align([{}, {}])[1].to_first(4.0) == 4.0
+    assert align_clocks([{}, {}])[1].to_first(4.0) == 4.0
 
 
 def test_recorded_steps_on_one_clock(traces: ModuleType) -> None:
@@ -37,8 +45,8 @@ def test_recorded_steps_on_one_clock(traces: ModuleType) -> None:
     assert line.errors_s == (0.0, 0.001)
     last = line.steps[2]
     assert last.seconds == pytest.approx(played.steps[0].seconds)
-    shifted = sorted((bar.row, bar.kind, bar.microbatch, bar.start_s - 40.0) for bar in last.bars)
-    planned = sorted((bar.row, bar.kind, bar.microbatch, bar.start_s) for bar in played.steps[0].bars)
+    shifted = sorted((bar.stage, bar.kind, bar.microbatch, bar.start_s - 40.0) for bar in last.spans)
+    planned = sorted((bar.stage, bar.kind, bar.microbatch, bar.start_s) for bar in played.steps[0].spans)
     for found, wanted in zip(shifted, planned, strict=True):
         assert found[:3] == wanted[:3]
         assert found[3] == pytest.approx(wanted[3])
@@ -47,12 +55,12 @@ def test_recorded_steps_on_one_clock(traces: ModuleType) -> None:
 def test_steps_that_a_rank_has_not_kept_are_left_out(traces: ModuleType) -> None:
     documents = traces.documents(4)
     del documents[1]["steps"][0]
-    assert [step.number for step in measured(documents, traces.DEVICES).steps] == [1, 2, 3]
+    assert [step.number for step in measured_timeline(documents, traces.DEVICES).steps] == [1, 2, 3]
 
 
 def test_the_typical_step_is_the_median_one_without_the_warm_up() -> None:
-    def step(number: int, seconds: float) -> Step:
-        return Step(number, 100.0 * number, 100.0 * number + seconds, ())
+    def step(number: int, seconds: float) -> TimelineStep:
+        return TimelineStep(number, 100.0 * number, 100.0 * number + seconds, ())
 
     def typical(*seconds: float) -> int:
         steps = tuple(step(i, s) for i, s in enumerate(seconds))
@@ -65,16 +73,16 @@ def test_the_typical_step_is_the_median_one_without_the_warm_up() -> None:
 
 def test_what_shows_within_a_step_is_cut_off_at_its_ends() -> None:
     steps = (
-        Step(0, 0.0, 4.0, (Bar(0, "F", 0, 0.0, 1.0), Bar(1, "B", 0, 3.0, 5.0))),
-        Step(1, 4.0, 8.0, (Bar(1, IDLE, 0, 5.0, 9.0),)),
+        TimelineStep(0, 0.0, 4.0, (TimelineSpan(0, "F", 0, 0.0, 1.0), TimelineSpan(1, "B", 0, 3.0, 5.0))),
+        TimelineStep(1, 4.0, 8.0, (TimelineSpan(1, IDLE, 0, 5.0, 9.0),)),
     )
     line = Timeline(("a", "b"), steps, (0.0, 0.0))
-    assert line.within(steps[1]) == [Bar(1, "B", 0, 0.0, 1.0), Bar(1, IDLE, 0, 1.0, 4.0)]
+    assert line.within(steps[1]) == [TimelineSpan(1, "B", 0, 0.0, 1.0), TimelineSpan(1, IDLE, 0, 1.0, 4.0)]
 
 
 def test_a_simulated_step_says_what_is_waited_for(traces: ModuleType) -> None:
-    step = simulated(traces.PLAY, traces.DEVICES).steps[0]
+    step = simulated_timeline(traces.PLAY, traces.DEVICES).steps[0]
     for row in (0, 1):
-        assert sum(bar.seconds for bar in step.bars if bar.row == row) == pytest.approx(step.seconds)
-    assert Bar(1, IDLE, 0, 0.0, 1.0) in step.bars
-    assert any(bar.kind == TRANSFER and bar.seconds == pytest.approx(0.3) for bar in step.bars)
+        assert sum(bar.seconds for bar in step.spans if bar.stage == row) == pytest.approx(step.seconds)
+    assert TimelineSpan(1, IDLE, 0, 0.0, 1.0) in step.spans
+    assert any(bar.kind == TRANSFER and bar.seconds == pytest.approx(0.3) for bar in step.spans)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyctl.compare.timeline import Timeline, measured, simulated
-from skyctl.schedule.playing import Play
-from skyctl.schedule.simulate import Boundary, Hop, StageTimes
+from skyctl.compare.timeline import Timeline, measured_timeline, simulated_timeline
+from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
+from skyctl.schedule.simulation_input import SimulationInput
 
 DEVICES = ("n1/cpu:0", "n2/cpu:0")
-HOP = Hop(link_s=0.2, latency_s=0.1)
-PLAY = Play("1f1b", 2, (2, 1), (0, 0), (StageTimes(1, 2, 0.5), StageTimes(1, 2, 0.5)), (Boundary(HOP, HOP),))
+HOP = MessageTimes(link_s=0.2, latency_s=0.1)
+PLAY = SimulationInput(
+    "1f1b", 2, (2, 1), (0, 0), (StageTimes(1, 2, 0.5), StageTimes(1, 2, 0.5)), (BoundaryTimes(HOP, HOP),)
+)
 AHEAD_S = 1000.0
 """How far the second rank's clock is ahead of the first one's."""
 
 
 def documents(steps: int = 3) -> list[dict[str, Any]]:
     """What two ranks recorded while they did just what ``PLAY`` says, 20 s a step, on their own clocks."""
-    from_simulator = simulated(PLAY, DEVICES).steps[0]
+    from_simulator = simulated_timeline(PLAY, DEVICES).steps[0]
     out: list[dict[str, Any]] = []
     for row, ahead_s in enumerate((50.0, 50.0 + AHEAD_S)):
         made = []
@@ -25,8 +27,8 @@ def documents(steps: int = 3) -> list[dict[str, Any]]:
             base_s = ahead_s + 20.0 * number
             spans = [
                 [bar.kind, bar.microbatch, base_s + bar.start_s, base_s + bar.end_s]
-                for bar in sorted(from_simulator.bars, key=lambda bar: bar.start_s)
-                if bar.row == row
+                for bar in sorted(from_simulator.spans, key=lambda bar: bar.start_s)
+                if bar.stage == row
             ]
             end_s = base_s + from_simulator.seconds if number == steps - 1 else base_s + 20.0
             made.append({"step": number, "start_s": base_s, "end_s": end_s, "spans": spans})
@@ -38,4 +40,4 @@ def documents(steps: int = 3) -> list[dict[str, Any]]:
 
 def two_timelines(steps: int = 3) -> tuple[Timeline, Timeline]:
     """(measured, simulated)."""
-    return measured(documents(steps), DEVICES), simulated(PLAY, DEVICES)
+    return measured_timeline(documents(steps), DEVICES), simulated_timeline(PLAY, DEVICES)

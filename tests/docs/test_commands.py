@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import how
 import pytest
-from documents import ROOT, Shown, command_of, inline, options_of, parse, shown
+from tests.docs import command_runs as runs
+from tests.docs.documented_commands import ROOT, Shown, command_of, inline, options_of, parse, shown
 
 from skyctl.cli.app import main
 from skyctl.cli.examples import EXAMPLES
@@ -71,18 +71,18 @@ def test_commands_in_the_text_have_no_options_that_are_not_there() -> None:
 
 
 def test_each_is_run_or_says_what_it_needs() -> None:
-    known = {*how.RUN, *how.ELSEWHERE}
+    known = {*runs.RUN, *runs.ELSEWHERE}
     missing = [str(command) for command in COMMANDS if command.needs is None and command.text not in known]
-    assert not missing, "neither run (tests/docs/how.py) nor marked (<!-- needs: … -->):\n" + "\n".join(
-        missing
+    assert not missing, (
+        "neither run (tests/docs/command_runs.py) nor marked (<!-- needs: … -->):\n" + "\n".join(missing)
     )
-    stale = sorted(set(how.RUN) - {command.text for command in COMMANDS})
-    assert not stale, f"in tests/docs/how.py, but in no document: {stale}"
+    stale = sorted(set(runs.RUN) - {command.text for command in COMMANDS})
+    assert not stale, f"in tests/docs/command_runs.py, but in no document: {stale}"
 
 
-@pytest.mark.parametrize("command", sorted({command.text for command in COMMANDS} & {*how.ELSEWHERE}))
+@pytest.mark.parametrize("command", sorted({command.text for command in COMMANDS} & {*runs.ELSEWHERE}))
 def test_what_is_run_elsewhere_is_there(command: str) -> None:
-    file, text = how.ELSEWHERE[command]
+    file, text = runs.ELSEWHERE[command]
     assert text in (ROOT / file).read_text(encoding="utf-8")
 
 
@@ -115,7 +115,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         monkeypatch.setenv(name, str(folder / where))
 
     def call(*words: str) -> tuple[int, str]:
-        if words[0] in how.APART:
+        if words[0] in runs.APART:
             done = subprocess.run(
                 [sys.executable, "-m", "skyctl", *words],
                 stdin=subprocess.DEVNULL,
@@ -139,8 +139,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_they_run(folder: Path, run: Run) -> None:
     done: set[tuple[str, ...]] = set()
-    for text in how.RUN:
-        words = tuple(how.small(_words(text)))
+    for text in runs.RUN:
+        words = tuple(runs.small(_words(text)))
         if words in done:
             continue
         done.add(words)

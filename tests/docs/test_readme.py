@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skyctl.inventory.read import read_cluster
+from skyctl.inventory.cluster_file import read_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

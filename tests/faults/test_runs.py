@@ -66,7 +66,7 @@ def test_a_plan_for_another_workload(planned, complains: Callable[..., None]) ->
     complains(planned.run("launch", "plan.json"), 5, "train.py", "plan again")
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGILL"])
 def test_a_rank_that_is_killed_is_named(planned, complains: Callable[..., None], name: str) -> None:
     planned.fault.write_text(name)
     done = planned.run("launch", "plan.json", *STEPS)

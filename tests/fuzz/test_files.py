@@ -19,13 +19,13 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-import mutate
 import pytest
-import samples
 import typer
 import yaml
+from tests.fuzz import mutate, samples
 
-from skyctl.cli import app, training
+from skyctl.cli import app
+from skyctl.cli.options import WorkloadOptions
 from skyctl.errors import RecordError
 
 CASES = int(os.environ.get("SKYCTL_FUZZ", "10000"))
@@ -182,17 +182,15 @@ def test_plans(tmp_path: Path) -> None:
 
 
 def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skyctl.control.request import Request
+    from skyctl.control.training_request import TrainingRequest
 
-    request, loaded = training.make_request(
-        samples.WORKLOAD, batch_size=8, microbatches=4, seed=0, dtype="float32"
-    )
-    assert isinstance(request, Request)
+    request, loaded = WorkloadOptions(batch_size=8).make_request(samples.WORKLOAD, microbatches=4)
+    assert isinstance(request, TrainingRequest)
     # The model itself is the same each time: it is looked through once.
     light = SimpleNamespace(digest=loaded.digest, notes=loaded.notes, spec=loaded.spec)
     ref = request.ref(loaded)
-    monkeypatch.setattr(Request, "ref", lambda *_: ref)
-    monkeypatch.setattr(training, "make_request", lambda *_, **__: (request, light))
+    monkeypatch.setattr(TrainingRequest, "ref", lambda *_: ref)
+    monkeypatch.setattr(WorkloadOptions, "make_request", lambda *_, **__: (request, light))
     (tmp_path / "cluster.yaml").write_text(
         "name: home\nnodes:\n  - {name: a, transport: local}\n  - {name: b, transport: local}\n"
     )

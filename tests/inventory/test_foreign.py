@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from skyctl.errors import InputError
-from skyctl.inventory.foreign.imported import Imported, read_foreign
-from skyctl.inventory.init import NewNode, render, with_slots
-from skyctl.inventory.read import cluster_of
-from skyctl.inventory.yamlfile import loads
+from skyctl.inventory.cluster_file import parse_cluster
+from skyctl.inventory.cluster_template import NewNode, apply_slots, render_cluster_file
+from skyctl.inventory.foreign.foreign_inventory import ForeignInventory, read_foreign
+from skyctl.inventory.yaml_document import parse_yaml
 from skyctl.records.cluster import Cluster
 
 YAML = """\
@@ -47,14 +47,14 @@ all:
 """
 
 
-def imported(folder: Path, name: str, text: str) -> Imported:
+def imported(folder: Path, name: str, text: str) -> ForeignInventory:
     (folder / name).write_text(text)
     return read_foreign(folder / name)
 
 
-def cluster(found: Imported) -> Cluster:
+def cluster(found: ForeignInventory) -> Cluster:
     """What init would write, read back."""
-    return cluster_of(loads(render(found.nodes, "c", found.groups), "c"))
+    return parse_cluster(parse_yaml(render_cluster_file(found.nodes, "c", found.groups), "c"))
 
 
 def test_ansible_in_yaml(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_hostfiles(tmp_path: Path, text: str, nodes: list[tuple[str, str | None,
 
 def test_slots_are_gpus_or_threads_where_asked() -> None:
     nodes = [NewNode("a", slots=2), NewNode("b")]
-    assert [n.devices for n in with_slots(nodes, "cuda")] == [("cuda:0", "cuda:1"), ()]
-    assert [n.threads for n in with_slots(nodes, "threads")] == [2, None]
-    assert with_slots(nodes, "ignore") == nodes
+    assert [n.devices for n in apply_slots(nodes, "cuda")] == [("cuda:0", "cuda:1"), ()]
+    assert [n.threads for n in apply_slots(nodes, "threads")] == [2, None]
+    assert apply_slots(nodes, "ignore") == nodes
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_programs_and_folders_are_not_run(tmp_path: Path) -> None:
 
 def test_defaults_are_what_all_have_alike() -> None:
     alike = [NewNode(f"n{i}", user="ada", python="/opt/p y/python", port=2200 + i) for i in range(2)]
-    text = render([*alike, NewNode("me", local=True)], "c")
+    text = render_cluster_file([*alike, NewNode("me", local=True)], "c")
     assert 'defaults: {user: ada, python: "/opt/p y/python"}' in text
-    made = cluster_of(loads(text, "c"))
+    made = parse_cluster(parse_yaml(text, "c"))
     assert [(n.user, n.port) for n in made.nodes] == [("ada", 2200), ("ada", 2201), (None, None)]

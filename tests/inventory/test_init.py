@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from skyctl.errors import InputError
-from skyctl.inventory.init import NewNode, local_nodes, node_of, render, ssh_aliases
-from skyctl.inventory.read import cluster_of
-from skyctl.inventory.yamlfile import loads
+from skyctl.inventory.cluster_file import parse_cluster
+from skyctl.inventory.cluster_template import (
+    NewNode,
+    local_nodes,
+    parse_host,
+    render_cluster_file,
+    ssh_aliases,
+)
+from skyctl.inventory.yaml_document import parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -24,7 +30,7 @@ from skyctl.inventory.yamlfile import loads
     ],
 )
 def test_hosts(text: str, node: NewNode) -> None:
-    assert node_of(text) == node
+    assert parse_host(text) == node
 
 
 @pytest.mark.parametrize(
@@ -32,13 +38,13 @@ def test_hosts(text: str, node: NewNode) -> None:
 )
 def test_no_hosts(text: str) -> None:
     with pytest.raises(InputError):
-        node_of(text)
+        parse_host(text)
 
 
 @pytest.mark.parametrize("name", ["home", "two words", "no", "1e3", "#x", "a: b", "q\"'", "ümlaut"])
 def test_what_is_written_is_read_back(name: str) -> None:
-    hosts = [node_of(t) for t in ("tower", "ada@192.0.2.10", "no", "0x10", "h:22", "::1")]
-    found = cluster_of(loads(render([*hosts, *local_nodes(2)], name), "f"))
+    hosts = [parse_host(t) for t in ("tower", "ada@192.0.2.10", "no", "0x10", "h:22", "::1")]
+    found = parse_cluster(parse_yaml(render_cluster_file([*hosts, *local_nodes(2)], name), "f"))
     assert found.name == name
     assert [n.name for n in found.nodes] == [
         "tower",
@@ -56,9 +62,9 @@ def test_what_is_written_is_read_back(name: str) -> None:
 
 def test_render_refuses_doubles_and_nothing() -> None:
     with pytest.raises(InputError, match="'a' is given twice"):
-        render([NewNode("a"), NewNode("a", "a", "b")], "x")
+        render_cluster_file([NewNode("a"), NewNode("a", "a", "b")], "x")
     with pytest.raises(InputError):
-        render([], "x")
+        render_cluster_file([], "x")
 
 
 def test_ssh_aliases(tmp_path: Path) -> None:

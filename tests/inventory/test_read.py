@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from skyctl.errors import InputError, InventoryError
-from skyctl.inventory.read import cluster_of, cluster_path, read_cluster
-from skyctl.inventory.yamlfile import loads
+from skyctl.inventory.cluster_file import cluster_path, parse_cluster, read_cluster
+from skyctl.inventory.yaml_document import parse_yaml
 
 CONTRACT = """\
 name: home
@@ -31,7 +31,7 @@ groups: {fast: [tower], data: [laptop]}               # usable wherever nodes ar
 
 
 def cluster(text: str):
-    return cluster_of(loads(text, "cluster.yaml"))
+    return parse_cluster(parse_yaml(text, "cluster.yaml"))
 
 
 def test_the_contracts_example() -> None:
@@ -49,7 +49,7 @@ def test_the_contracts_example() -> None:
 
 
 def test_the_shipped_example_is_valid_and_shows_every_key() -> None:
-    from skyctl.inventory.read import NODE_KEYS
+    from skyctl.inventory.cluster_file import NODE_KEYS
 
     path = Path(__file__).parents[2] / "cluster.example.yaml"
     found = read_cluster(path)

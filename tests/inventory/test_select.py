@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyctl.errors import InputError
-from skyctl.inventory.select import match, select
+from skyctl.inventory.node_patterns import match_nodes, select_nodes
 from skyctl.records.cluster import Cluster, Node
 
 CLUSTER = Cluster(
@@ -34,7 +34,7 @@ CLUSTER = Cluster(
     ],
 )
 def test_match(pattern: str, names: list[str]) -> None:
-    assert list(match(CLUSTER, pattern)) == names
+    assert list(match_nodes(CLUSTER, pattern)) == names
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_nothing_matched_names_what_there_is(pattern: str) -> None:
     with pytest.raises(
         InputError, match=r"\(nodes: gpu-1, gpu-2, tower, two words, laptop; groups: fast, slow\)"
     ):
-        match(CLUSTER, pattern)
+        match_nodes(CLUSTER, pattern)
 
 
 def test_select_keeps_order_and_what_is_left_of_groups() -> None:
-    assert select(CLUSTER, None) is CLUSTER
-    small = select(CLUSTER, "laptop,gpu-1")
+    assert select_nodes(CLUSTER, None) is CLUSTER
+    small = select_nodes(CLUSTER, "laptop,gpu-1")
     assert [node.name for node in small.nodes] == ["gpu-1", "laptop"]
     assert small.groups == {"fast": ("gpu-1",), "slow": ("laptop",)}
     Cluster.model_validate(small.model_dump())

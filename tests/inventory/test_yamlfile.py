@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyctl.errors import InputError, InventoryError
-from skyctl.inventory.yamlfile import load, loads
+from skyctl.inventory.yaml_document import load_yaml, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -29,25 +29,27 @@ from skyctl.inventory.yamlfile import load, loads
 )
 def test_not_yaml(text: str, message: str) -> None:
     with pytest.raises(InventoryError) as caught:
-        loads(text, "f.yaml")
+        parse_yaml(text, "f.yaml")
     assert caught.value.message.startswith(message)
 
 
 def test_aliases_that_multiply_are_refused() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     with pytest.raises(InventoryError, match="too large"):
-        loads("\n".join(lines), "f.yaml")
+        parse_yaml("\n".join(lines), "f.yaml")
 
 
 def test_lines_of_keys_items_and_what_is_missing() -> None:
-    document = loads("# c\na:\n  - b: 1\n    c: 2\n  - x\nq: &z {m: 1}\nr:\n  <<: *z\n  n: 2\n", "f.yaml")
+    document = parse_yaml(
+        "# c\na:\n  - b: 1\n    c: 2\n  - x\nq: &z {m: 1}\nr:\n  <<: *z\n  n: 2\n", "f.yaml"
+    )
     assert document.data == {"a": [{"b": 1, "c": 2}, "x"], "q": {"m": 1}, "r": {"m": 1, "n": 2}}
     lines = {("a",): 2, ("a", 0): 3, ("a", 0, "c"): 4, ("a", 1): 5, ("r", "n"): 9, ("a", 0, "zz"): 3, (): 2}
     assert {loc: document.line(loc) for loc in lines} == lines
 
 
 def test_mapping_sequence_text() -> None:
-    document = loads("a: {prot: 1}\nb: []\nc: no\nd: x\n", "f.yaml")
+    document = parse_yaml("a: {prot: 1}\nb: []\nc: no\nd: x\n", "f.yaml")
     with pytest.raises(InventoryError, match=r"f.yaml:1: unknown key 'prot' in a; did you mean 'port'\?"):
         document.mapping(("a",), ("port", "host"), "a")
     with pytest.raises(InventoryError, match=r"f.yaml:1: unknown key 'prot' in a; there are xyz"):
@@ -65,7 +67,7 @@ def test_mapping_sequence_text() -> None:
 
 def test_files_that_cannot_be_read(tmp_path) -> None:
     with pytest.raises(InputError, match="No such file"):
-        load(tmp_path / "none.yaml")
+        load_yaml(tmp_path / "none.yaml")
     (tmp_path / "latin").write_bytes(b"name: \xe9")
     with pytest.raises(InputError, match="UTF-8"):
-        load(tmp_path / "latin")
+        load_yaml(tmp_path / "latin")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from skyctl.lab.state import LabState
+from skyctl.lab.lab_state import LabState
 
 from ..helpers import runs
 from ..helpers.commands import Skyctl
@@ -18,6 +18,16 @@ from . import harm
 from .workload import LAYERS, train_py
 
 SIZES = ("--batch-size", "8", "--microbatches", "4")
+FOUR_NODES = {
+    "nodes": [
+        {"name": "n1", "cpus": 0.8, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
+        {"name": "n2", "cpus": 0.4, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
+        {"name": "n3", "cpus": 0.2, "memory_gib": 3, "rate_mbit": 100, "site": "b"},
+        {"name": "n4", "cpus": 0.2, "memory_gib": 3, "rate_mbit": 100, "site": "b"},
+    ],
+    "sites": {"latency_ms": 5},
+}
+"""A lab.yaml of four unequal nodes at two sites."""
 
 
 class Cluster(Skyctl):

@@ -6,22 +6,24 @@ A test that uses ``lab`` or ``shared_lab`` is marked ``lab``: without root it is
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from tests.lab import traffic as traffic_module
+from tests.lab.clusters import Cluster
 
 from skyctl.errors import SkyctlError
-from skyctl.lab import needs
-from skyctl.lab.down import down, leftovers
-from skyctl.lab.lab import up
-from skyctl.lab.spec import LabSpec
-from skyctl.lab.state import LabState
+from skyctl.lab import prerequisites
+from skyctl.lab.lab_setup import up
+from skyctl.lab.lab_spec import LabSpec
+from skyctl.lab.lab_state import LabState
+from skyctl.lab.teardown import down, leftovers
 
 Factory = Callable[..., LabState]
 
@@ -38,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("lab") is None:
         return
     try:
-        needs.check_machine()
+        prerequisites.check_machine()
     except SkyctlError as exc:
         if os.environ.get("SKYCTL_REQUIRE_LAB") == "1":
             pytest.fail(f"SKYCTL_REQUIRE_LAB=1, and no lab can be made here: {exc}", pytrace=False)
@@ -75,6 +77,26 @@ def shared_lab() -> Iterator[Factory]:
     yield from _labs()
 
 
+@pytest.fixture(scope="module")
+def planned_cluster(
+    shared_lab: Factory, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters of labs, with a plan each: ``planned_cluster(SPEC, NAME, **options of Cluster)``."""
+    made: list[Cluster] = []
+
+    def make(spec: dict[str, Any], name: str, **options: Any) -> Cluster:
+        cluster = Cluster(shared_lab(spec, name=name), tmp_path_factory.mktemp(name), **options)
+        made.append(cluster)
+        cluster.plan()
+        return cluster
+
+    try:
+        yield make
+    finally:
+        for cluster in made:
+            cluster.end()
+
+
 @pytest.fixture
 def ssh() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command in a node through the system's own ssh client and the lab's ssh_config."""
@@ -102,13 +124,8 @@ def ssh() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def traffic() -> ModuleType:
-    """``traffic.py`` beside this file: measures links and burns CPU time inside nodes."""
-    spec = importlib.util.spec_from_file_location("lab_traffic", Path(__file__).with_name("traffic.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """``traffic.py`` of this folder: measures links and burns CPU time inside nodes."""
+    return traffic_module
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from skyctl.lab import cgroups, inside, needs
-from skyctl.lab.lab import listens
-from skyctl.lab.state import LabState
+from skyctl.lab import cgroup_quotas, fault_injection, prerequisites
+from skyctl.lab.lab_setup import is_listening
+from skyctl.lab.lab_state import LabState
 
 from ..helpers.processes import command, files, parent, until
 
@@ -22,7 +22,7 @@ def processes(lab: LabState, node: str) -> dict[int, str]:
     """All processes of that node but its first, by their ids out here: id → command."""
     there = lab.node(node)
     first = there.process.pid if there.process is not None else None
-    pids = [pid for pid in cgroups.members(Path(there.cgroups[0])) if pid != first]
+    pids = [pid for pid in cgroup_quotas.list_processes(Path(there.cgroups[0])) if pid != first]
     return {pid: text for pid in pids if (text := command(pid))}
 
 
@@ -71,8 +71,10 @@ def switch_on(lab: LabState, node: str) -> None:
     """Its sshd listens again, where it did not."""
     config = ["-E", "/run/sshd.log", "-f", "/run/skyctl/sshd_config"]
     began = time.monotonic()
-    while not listens(lab.node(node)):
-        done = inside.run(lab, node, ["setsid", needs.program("sshd") or "/usr/sbin/sshd", *config])
+    while not is_listening(lab.node(node)):
+        done = fault_injection.run_in_node(
+            lab, node, ["setsid", prerequisites.find_program("sshd") or "/usr/sbin/sshd", *config]
+        )
         assert done.returncode == 0, done.stderr
         assert time.monotonic() - began < RESTART_S, f"the sshd of {node} does not come back"
         time.sleep(0.2)
@@ -82,27 +84,27 @@ def stop_sshd(lab: LabState, node: str) -> None:
     """Nobody can log in any more; what runs there goes on. See ``switch_on``."""
     for pid in listeners(lab, node):
         kill(pid)
-    until(lambda: not listens(lab.node(node)))
+    until(lambda: not is_listening(lab.node(node)))
 
 
 @contextmanager
 def black(lab: LabState, node: str) -> Iterator[None]:
     """The node's link carries nothing for as long as this lasts."""
-    inside.cut_off(lab, node)
+    fault_injection.disconnect(lab, node)
     try:
         yield
     finally:
-        inside.rejoin(lab, node)
+        fault_injection.reconnect(lab, node)
 
 
 @contextmanager
 def launcher_cut(lab: LabState, node: str) -> Iterator[None]:
     """The launcher hears nothing of that node for as long as this lasts; its peers do."""
-    inside.cut_launcher(lab, node)
+    fault_injection.disconnect_launcher(lab, node)
     try:
         yield
     finally:
-        inside.rejoin(lab, node)
+        fault_injection.reconnect(lab, node)
 
 
 def short_of_memory(lab: LabState, node: str) -> int:

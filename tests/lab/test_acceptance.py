@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.lab.state import LabState
+from skyctl.lab.lab_state import LabState
 
 pytestmark = pytest.mark.matrix
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from skyctl.files import home
-from skyctl.lab.down import down, leftovers
+from skyctl.lab.teardown import down, leftovers
 
 TEXT = "nodes:\n  - {name: n1, cpus: 0.5}\n  - {name: n2, cpus: 0.5, rate_mbit: 50}\n"
 
@@ -83,20 +83,22 @@ def test_bad_input_ends_with_2_and_names_file_and_line(skyctl, tmp_path):
 
 def test_without_root_it_says_so(monkeypatch):
     from skyctl.errors import InputError
-    from skyctl.lab import needs
+    from skyctl.lab import prerequisites
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InputError, match="needs root"):
-        needs.check_machine()
+        prerequisites.check_machine()
 
 
 def test_what_is_missing_is_named_with_its_package(monkeypatch):
     from skyctl.errors import UnfitError
-    from skyctl.lab import needs
+    from skyctl.lab import prerequisites
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(needs, "program", lambda name: None if name in ("sshd", "tc") else f"/bin/{name}")
+    monkeypatch.setattr(
+        prerequisites, "find_program", lambda name: None if name in ("sshd", "tc") else f"/bin/{name}"
+    )
     with pytest.raises(UnfitError, match="tc, sshd") as caught:
-        needs.check_machine()
+        prerequisites.check_machine()
     assert "openssh-server" in str(caught.value)
     assert "iproute2" in str(caught.value)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from skyctl.errors import InputError, SkyctlError
-from skyctl.inventory.read import read_cluster
-from skyctl.lab import inside, links
-from skyctl.lab.down import down, leftovers
-from skyctl.lab.lab import status, up
-from skyctl.lab.spec import LabSpec
-from skyctl.lab.state import alive, load_state
+from skyctl.inventory.cluster_file import read_cluster
+from skyctl.lab import fault_injection, traffic_shaping
+from skyctl.lab.lab_setup import status, up
+from skyctl.lab.lab_spec import LabSpec
+from skyctl.lab.lab_state import is_running, load_state
+from skyctl.lab.teardown import down, leftovers
 
 TWO = {"nodes": [{"name": "n1", "cpus": 0.5}, {"name": "n2", "cpus": 0.5}]}
 
@@ -79,7 +79,7 @@ def test_nothing_is_shared_by_accident(lab, ssh):
     assert "eth0" in listed.stdout
     assert not any(name in listed.stdout for name in state.launcher)
     # No way out: nothing but the lab's own network.
-    assert "default" not in inside.run(state, "n1", ["ip", "route"]).stdout
+    assert "default" not in fault_injection.run_in_node(state, "n1", ["ip", "route"]).stdout
 
 
 def test_cpu_quotas_hold_their_ratio(lab, traffic):
@@ -94,7 +94,7 @@ def test_cpu_quotas_hold_their_ratio(lab, traffic):
 
 def test_memory_is_limited(lab):
     state = lab({"nodes": [{"name": "n1", "cpus": 1.0, "memory_gib": 0.125}]})
-    done = inside.run(state, "n1", [sys.executable, "-I", "-S", "-c", "b'x' * (300 << 20)"])
+    done = fault_injection.run_in_node(state, "n1", [sys.executable, "-I", "-S", "-c", "b'x' * (300 << 20)"])
     assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     assert status(state)["faults"] == []
 
@@ -109,7 +109,7 @@ def test_links_carry_what_they_should_both_ways(lab, traffic):
     for name, expected in (("n20", 2.5e6), ("n100", 12.5e6)):
         assert traffic.bytes_per_s(state, "free", name) == pytest.approx(expected, rel=0.2)
         assert traffic.bytes_per_s(state, name, "free") == pytest.approx(expected, rel=0.2)
-    inside.set_rate(state, "n100", 50)
+    fault_injection.set_rate(state, "n100", 50)
     assert traffic.bytes_per_s(state, "free", "n100") == pytest.approx(6.25e6, rel=0.2)
 
 
@@ -167,7 +167,7 @@ def test_two_labs_side_by_side(lab, ssh):
         assert ssh(state, "n1", "hostname").stdout == "n1\n"
     reach = "import socket; socket.create_connection(('{}', 22), 2)"
     program = reach.format(two.node("n1").address)
-    assert inside.run(one, "n1", [sys.executable, "-c", program]).returncode == 1
+    assert fault_injection.run_in_node(one, "n1", [sys.executable, "-c", program]).returncode == 1
     down("one")
     assert leftovers("one") == []
     assert status(two)["faults"] == []
@@ -180,11 +180,11 @@ def test_a_dead_sshd_and_a_dead_node_are_seen_and_leave_nothing(lab, ssh):
     program = f"({left}) </dev/null >/dev/null 2>&1"
     ssh(state, "n1", program)
     wait_for(lambda: status(state)["faults"] == ["node n1 has no sshd"])
-    inside.kill_node(state, "n2")
+    fault_injection.kill_node(state, "n2")
     wait_for(lambda: status(state)["faults"] == ["node n1 has no sshd", "node n2 is gone"])
     down("dead")
     assert leftovers("dead") == []
-    assert not alive(state.nodes[0].process)
+    assert not is_running(state.nodes[0].process)
 
 
 def wait_for(condition, within_s: float = 10.0) -> None:
@@ -205,19 +205,19 @@ def test_nodes_can_be_cut_off_and_come_back(lab):
                 subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode
                 == 0
             )
-        return inside.run(state, node, [sys.executable, "-c", program]).returncode == 0
+        return fault_injection.run_in_node(state, node, [sys.executable, "-c", program]).returncode == 0
 
     assert reaches(None, target)
     assert reaches("n1", target)
-    inside.cut_launcher(state, "n2")
+    fault_injection.disconnect_launcher(state, "n2")
     assert not reaches(None, target)
     assert reaches("n1", target)
-    inside.rejoin(state, "n2")
+    fault_injection.reconnect(state, "n2")
     assert reaches(None, target)
-    inside.cut_off(state, "n2")
+    fault_injection.disconnect(state, "n2")
     assert not reaches(None, target)
     assert not reaches("n1", target)
-    inside.rejoin(state, "n2")
+    fault_injection.reconnect(state, "n2")
     assert reaches(None, target)
     assert reaches("n1", target)
     assert launcher.startswith(target.rsplit(".", 1)[0])
@@ -227,7 +227,7 @@ def test_a_failure_half_way_is_rolled_back(lab, monkeypatch):
     def broken(*_):
         return ["qdisc add dev eth0 root nosuchthing"]
 
-    monkeypatch.setattr(links, "node_shaping", broken)
+    monkeypatch.setattr(traffic_shaping, "node_shaping_commands", broken)
     with pytest.raises(SkyctlError, match="qdisc kind is unknown"):
         lab(TWO, name="broken")
     assert leftovers("broken") == []
@@ -248,7 +248,7 @@ def test_bad_interpreters_are_refused_before_anything_is_made(lab):
 
 
 def test_one_nodes_environment_holds_torch_alone(lab, ssh, tmp_path):
-    from skyctl.lab.venv import make_torch_only_venv
+    from skyctl.lab.prerequisites import make_torch_only_venv
 
     bare = make_torch_only_venv(tmp_path / "bare environment")
     state = lab(TWO, pythons={"n2": str(bare)})
@@ -266,7 +266,8 @@ def test_one_nodes_environment_holds_torch_alone(lab, ssh, tmp_path):
 def test_a_making_that_is_killed_can_be_taken_down(lab, after_s):
     name = f"killed-{after_s}"
     program = (
-        "from skyctl.lab.lab import up; from skyctl.lab.spec import LabSpec; print('go', flush=True);"
+        "from skyctl.lab.lab_setup import up; from skyctl.lab.lab_spec import LabSpec\n"
+        "print('go', flush=True)\n"
         f"up(LabSpec.model_validate({TWO!r}), name={name!r})"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
@@ -286,7 +287,7 @@ def test_a_making_that_is_killed_can_be_taken_down(lab, after_s):
 def test_a_making_that_is_killed_while_it_writes_can_be_taken_down(lab, write):
     name = f"killed-writing-{write}"
     program = (
-        "import os, signal; from skyctl.lab.lab import up; from skyctl.lab.spec import LabSpec\n"
+        "import os, signal; from skyctl.lab.lab_setup import up; from skyctl.lab.lab_spec import LabSpec\n"
         "real, count = os.fsync, 0\n"
         "def fsync(fd):\n"
         "    global count\n"

@@ -12,23 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.lab import inside
-from skyctl.lab.state import LabState
-from skyctl.lab.venv import make_torch_only_venv
+from skyctl.lab import fault_injection
+from skyctl.lab.lab_state import LabState
+from skyctl.lab.prerequisites import make_torch_only_venv
 
 from ..helpers import runs
 from . import harm
-from .clusters import Cluster
+from .clusters import FOUR_NODES, Cluster
 
-SPEC = {
-    "nodes": [
-        {"name": "n1", "cpus": 0.8, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
-        {"name": "n2", "cpus": 0.4, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
-        {"name": "n3", "cpus": 0.2, "memory_gib": 3, "rate_mbit": 100, "site": "b"},
-        {"name": "n4", "cpus": 0.2, "memory_gib": 3, "rate_mbit": 100, "site": "b"},
-    ],
-    "sites": {"latency_ms": 5},
-}
 WORKLOAD = "gpt:layers=4,hidden=192,heads=4,context=64"
 SIZES = ("--batch-size", "16", "--microbatches", "8")
 STEPS = "6"
@@ -40,7 +31,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("main-job")
     alone = make_torch_only_venv(folder / "torch-alone")
-    made = Cluster(shared_lab(SPEC, name="main-job", pythons={"n4": str(alone)}), folder)
+    made = Cluster(shared_lab(FOUR_NODES, name="main-job", pythons={"n4": str(alone)}), folder)
     try:
         yield made
     finally:
@@ -117,7 +108,9 @@ def test_a_changed_host_key_is_refused(cluster: Cluster, tmp_path: Path) -> None
 
 def test_a_node_without_torch_is_named_and_hides_no_other(cluster: Cluster) -> None:
     python = next(node.python for node in cluster.lab.nodes if node.name == "n2")
-    made = inside.run(cluster.lab, "n2", [python, "-m", "venv", "--without-pip", "/tmp/no-torch"])
+    made = fault_injection.run_in_node(
+        cluster.lab, "n2", [python, "-m", "venv", "--without-pip", "/tmp/no-torch"]
+    )
     assert made.returncode == 0, made.stderr
     other = cluster.changed("no-torch", n2={"python": "/tmp/no-torch/bin/python"})
     done = cluster.run("probe", "--json", "-c", str(other), "--limit", "n1,n2", code=4)

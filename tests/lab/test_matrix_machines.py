@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from skyctl.lab import inside, links
-from skyctl.lab.outputs import host_key
-from skyctl.lab.state import LabState
-from skyctl.lab.venv import make_torch_only_venv
+from skyctl.lab import fault_injection, traffic_shaping
+from skyctl.lab.lab_state import host_key
+from skyctl.lab.prerequisites import make_torch_only_venv
 
 from ..helpers.runs import Run
 from .clusters import Cluster
@@ -64,14 +63,8 @@ datetime.datetime = Shifted
 
 
 @pytest.fixture(scope="module")
-def made(shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    lab = shared_lab(SPEC, name="machines")
-    cluster = Cluster(lab, tmp_path_factory.mktemp("machines"), sleep_s=0.01, layers=6)
-    try:
-        cluster.plan()
-        yield cluster
-    finally:
-        cluster.end()
+def made(planned_cluster: Callable[..., Cluster]) -> Cluster:
+    return planned_cluster(SPEC, "machines", sleep_s=0.01, layers=6)
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +116,13 @@ def two_interfaces(lab3: Cluster) -> Iterator[Cluster]:
     (own,) = lab3.lab.launcher
     node = lab3.lab.node("n2").process
     assert node is not None
-    links.batch("ip", inside_n2, pid=node.pid)
-    links.batch("ip", [f"route add {ELSEWHERE}/32 dev {own}"])
+    traffic_shaping.run_batch("ip", inside_n2, pid=node.pid)
+    traffic_shaping.run_batch("ip", [f"route add {ELSEWHERE}/32 dev {own}"])
     try:
         yield lab3
     finally:
-        links.batch("ip", [f"route del {ELSEWHERE}/32 dev {own}"])
-        links.batch("ip", ["link del far0"], pid=node.pid)
+        traffic_shaping.run_batch("ip", [f"route del {ELSEWHERE}/32 dev {own}"])
+        traffic_shaping.run_batch("ip", ["link del far0"], pid=node.pid)
 
 
 def with_key(cluster: Cluster, file: Path) -> Path:
@@ -166,7 +159,7 @@ def test_its_own_name_is_127_0_1_1_and_its_route_is_taken(
         for node, file in files.items():
             others = [line for line in before[node].splitlines() if not line.endswith(f" {node}")]
             file.write_text("\n".join([*others, f"127.0.1.1 {node}", ""]))  # in place: it is mounted there
-        looked_up = inside.run(cluster.lab, "n2", ["getent", "hosts", "n2"])
+        looked_up = fault_injection.run_in_node(cluster.lab, "n2", ["getent", "hosts", "n2"])
         assert looked_up.stdout.split()[0] == "127.0.1.1", looked_up
         through = f"root@{cluster.lab.node('n1').address}"
         there = cluster.changed("debian", n2={"host": "n2", "proxy_jump": through})
@@ -312,7 +305,7 @@ def taken_ports(cluster: Cluster, node: str) -> Iterator[None]:
     """The system has eight ports to give there, and another program listens on all of them."""
     first, last = 61000, 61007
     ports = "/proc/sys/net/ipv4/ip_local_port_range"
-    before = inside.run(cluster.lab, node, ["cat", ports]).stdout
+    before = fault_injection.run_in_node(cluster.lab, node, ["cat", ports]).stdout
     program = (
         "import socket, sys\n"
         f"held = [socket.create_server(('', port)) for port in range({first}, {last + 1})]\n"
@@ -320,14 +313,14 @@ def taken_ports(cluster: Cluster, node: str) -> Iterator[None]:
         "sys.stdin.read()\n"
     )
     python = cluster.lab.node(node).python
-    argv = inside.argv(cluster.lab, node, [python, "-I", "-S", "-c", program])
+    argv = fault_injection.command_in_node(cluster.lab, node, [python, "-I", "-S", "-c", program])
     holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
-        done = inside.run(cluster.lab, node, ["sh", "-c", f"echo {first} {last} > {ports}"])
+        done = fault_injection.run_in_node(cluster.lab, node, ["sh", "-c", f"echo {first} {last} > {ports}"])
         assert done.returncode == 0, done.stderr
         yield
     finally:
-        inside.run(cluster.lab, node, ["sh", "-c", f"echo {before} > {ports}"])
+        fault_injection.run_in_node(cluster.lab, node, ["sh", "-c", f"echo {before} > {ports}"])
         holder.communicate(timeout=30)

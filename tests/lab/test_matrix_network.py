@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from skyctl.inventory.read import read_cluster
-from skyctl.lab import inside
-from skyctl.lab.state import LabState
+from skyctl.inventory.cluster_file import read_cluster
+from skyctl.lab import fault_injection
+from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.session import Session, open_sessions
+from skyctl.remote.session_factory import open_sessions
 
 from ..helpers.runs import Run
 from . import harm
@@ -37,13 +37,8 @@ EVERY = (*RUN, "--checkpoint-every", "5")
 
 
 @pytest.fixture(scope="module")
-def made(shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(shared_lab(SPEC, name="network"), tmp_path_factory.mktemp("network"), sleep_s=0.02)
-    try:
-        cluster.plan()
-        yield cluster
-    finally:
-        cluster.end()
+def made(planned_cluster: Callable[..., Cluster]) -> Cluster:
+    return planned_cluster(SPEC, "network", sleep_s=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +194,11 @@ def damage(path: Path, how: str) -> None:
 def test_tmp_is_full(cluster: Cluster, losses: list[float]) -> None:
     fill = "mount -t tmpfs -o size=64k none /tmp && cat /dev/zero >/tmp/zeros"
     try:
-        assert "No space left" in inside.run(cluster.lab, "n2", ["sh", "-c", fill]).stderr
+        assert "No space left" in fault_injection.run_in_node(cluster.lab, "n2", ["sh", "-c", fill]).stderr
         run = cluster.launch(*EVERY)
         run.end()
     finally:
-        inside.run(cluster.lab, "n2", ["umount", "-l", "/tmp"])
+        fault_injection.run_in_node(cluster.lab, "n2", ["umount", "-l", "/tmp"])
     run.is_as(losses, 1)
     assert cluster.settled() == {}
 

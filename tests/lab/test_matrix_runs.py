@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from skyctl.lab.state import LabState
-
 from ..helpers import runs
 from ..helpers.processes import until
 from . import harm
@@ -32,14 +30,8 @@ LONG = (*EVERY, "100000")
 
 
 @pytest.fixture(scope="module")
-def made(shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    lab = shared_lab(SPEC, name="matrix-runs")
-    cluster = Cluster(lab, tmp_path_factory.mktemp("matrix"), sleep_s=0.004, layers=6)
-    try:
-        cluster.plan()
-        yield cluster
-    finally:
-        cluster.end()
+def made(planned_cluster: Callable[..., Cluster]) -> Cluster:
+    return planned_cluster(SPEC, "runs", sleep_s=0.004, layers=6)
 
 
 @pytest.fixture(scope="module")

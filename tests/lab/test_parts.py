@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from skyctl.lab import cgroups, links
-from skyctl.lab.spec import LabSpec
-from skyctl.lab.state import token_of
-from skyctl.lab.switch import HEADER, QUEUE_S, Switch, wire_bytes
+from skyctl.lab import cgroup_quotas, traffic_shaping
+from skyctl.lab.delay_switch import HEADER, QUEUE_S, DelaySwitch, wire_bytes
+from skyctl.lab.lab_spec import LabSpec
+from skyctl.lab.lab_state import token_of
 
 A, B, C = (bytes((2, 0, 0, 0, site, 1)) for site in range(3))
 SITES = {A: 0, B: 1, C: 2}
@@ -25,7 +25,9 @@ class Wire:
     def __init__(self, rates, latency_s):
         self.arrived = []
         self.now = 0.0
-        self.switch = Switch(SITES, rates, latency_s, lambda site, _: self.arrived.append((site, self.now)))
+        self.switch = DelaySwitch(
+            SITES, rates, latency_s, lambda site, _: self.arrived.append((site, self.now))
+        )
 
     def finish(self):
         """Plays on to the end and gives (site, when) of every frame."""
@@ -97,48 +99,53 @@ def test_a_large_segment_counts_its_pieces_headers():
 
 
 def test_quotas_have_short_periods():
-    assert cgroups.quota_us(0.4) == (4000, 10_000)
-    assert cgroups.quota_us(2.0) == (20_000, 10_000)
-    assert cgroups.quota_us(0.05) == (1000, 20_000)
+    assert cgroup_quotas.quota_us(0.4) == (4000, 10_000)
+    assert cgroup_quotas.quota_us(2.0) == (20_000, 10_000)
+    assert cgroup_quotas.quota_us(0.05) == (1000, 20_000)
     for cpus in (0.001, 0.0123, 0.333, 7.7):
-        quota, period = cgroups.quota_us(cpus)
+        quota, period = cgroup_quotas.quota_us(cpus)
         assert quota >= 1000
         assert period <= 1_000_000
         assert quota / period == pytest.approx(cpus, rel=0.02)
 
 
 def test_quotas_may_all_have_the_same_slice():
-    assert cgroups.quota_us(0.05, 5) == (5000, 100_000)
-    assert cgroups.quota_us(0.8, 5) == (5000, 6250)
-    assert cgroups.quota_us(2.0, 5) == (5000, 2500)
-    assert cgroups.quota_us(8.0, 1) == (8000, 1000)
-    assert cgroups.quota_us(0.001, 5) == (1000, 1_000_000)
+    assert cgroup_quotas.quota_us(0.05, 5) == (5000, 100_000)
+    assert cgroup_quotas.quota_us(0.8, 5) == (5000, 6250)
+    assert cgroup_quotas.quota_us(2.0, 5) == (5000, 2500)
+    assert cgroup_quotas.quota_us(8.0, 1) == (8000, 1000)
+    assert cgroup_quotas.quota_us(0.001, 5) == (1000, 1_000_000)
 
 
 def test_places_addresses_and_interface_names():
     nodes = [{"name": f"n{i}", "cpus": 1.0, "site": "ab"[i % 2]} for i in range(4)]
     together = LabSpec.model_validate({"nodes": nodes})
     apart = LabSpec.model_validate({"nodes": nodes, "sites": {"latency_ms": 1.0}})
-    assert links.places(together) == [(0, 1), (0, 2), (0, 3), (0, 4)]
-    assert links.places(apart) == [(0, 1), (1, 1), (0, 2), (1, 2)]
-    assert links.address(7, 1, 2) == "10.7.1.2"
-    assert len(links.launcher_interface(token_of("x" * 63), 249)) <= 15
+    assert traffic_shaping.node_places(together) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert traffic_shaping.node_places(apart) == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert traffic_shaping.node_address(7, 1, 2) == "10.7.1.2"
+    assert len(traffic_shaping.launcher_interface(token_of("x" * 63), 249)) <= 15
 
 
 @pytest.mark.parametrize(("latency_ms", "held_s"), [(0, 0.05), (50, 0.15), (10_000, 1.05)])
 def test_a_links_queue_holds_a_round_trip(latency_ms: float, held_s: float):
     nodes = [{"name": f"n{i}", "cpus": 1.0, "rate_mbit": 200, "site": "ab"[i]} for i in range(2)]
     spec = LabSpec.model_validate({"nodes": nodes, "sites": {"latency_ms": latency_ms}})
-    for line in (*links.fabric_shaping(spec, "user"), *links.node_shaping(spec, 0)):
+    for line in (
+        *traffic_shaping.network_shaping_commands(spec, "user"),
+        *traffic_shaping.node_shaping_commands(spec, 0),
+    ):
         words = line.split()
-        queued = int(words[words.index("limit") + 1]) - links.burst_bytes(200)
+        queued = int(words[words.index("limit") + 1]) - traffic_shaping.burst_bytes(200)
         assert queued == pytest.approx(200 * 125_000 * held_s, rel=0.001)
 
 
 def test_netem_is_asked_for_delay_on_the_way_out_and_rate_both_ways():
     nodes = [{"name": "n0", "cpus": 1.0, "site": "a"}, {"name": "n1", "cpus": 1.0, "site": "b"}]
     sites = {"latency_ms": 5.0, "uplink_mbit": {"b": 20.0}}
-    lines = links.fabric_shaping(LabSpec.model_validate({"nodes": nodes, "sites": sites}), "netem")
+    lines = traffic_shaping.network_shaping_commands(
+        LabSpec.model_validate({"nodes": nodes, "sites": sites}), "netem"
+    )
     assert [line.split(" rate")[0].split(" limit")[0] for line in lines] == [
         "qdisc add dev edge0 root netem delay 5000us",
         "qdisc add dev edge1 root netem delay 5000us",
@@ -158,7 +165,7 @@ def test_netem_is_asked_for_delay_on_the_way_out_and_rate_both_ways():
     ],
 )
 def test_networks_in_use_are_left_alone(network, count):
-    assert len(links._covered(network)) == count
+    assert len(traffic_shaping._covered(network)) == count
 
 
 @pytest.mark.parametrize(
@@ -167,9 +174,9 @@ def test_networks_in_use_are_left_alone(network, count):
 )
 def test_what_is_left_of_a_quota_may_be_used_later(tmp_path, limit, burst, held):
     (tmp_path / limit).touch()
-    cgroups.set_quota([tmp_path], 0.4)
+    cgroup_quotas.set_quota([tmp_path], 0.4)
     assert (tmp_path / limit).read_text() == held
     assert not (tmp_path / burst).exists()
     (tmp_path / burst).touch()
-    cgroups.set_quota([tmp_path], 0.4)
+    cgroup_quotas.set_quota([tmp_path], 0.4)
     assert (tmp_path / burst).read_text() == "4000"

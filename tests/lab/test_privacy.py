@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyctl.lab import inside
-from skyctl.lab.state import LabState
+from skyctl.lab import fault_injection
+from skyctl.lab.lab_state import LabState
 
 from . import clusters
 
@@ -197,7 +197,9 @@ class Cluster(clusters.Cluster):
             "[(folder / n).write_bytes(bytes.fromhex(h)) for n, h in zip(sys.argv[1::2], sys.argv[2::2])]"
         )
         words = [word for name, t in tensors.items() for word in (name, as_bytes(t).hex())]
-        done = inside.run(self.lab, node, [sys.executable, "-I", "-S", "-c", program, *words])
+        done = fault_injection.run_in_node(
+            self.lab, node, [sys.executable, "-I", "-S", "-c", program, *words]
+        )
         assert done.returncode == 0, done.stderr
 
     @contextmanager

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import yaml
 
-from skyctl.lab import inside
-from skyctl.lab.state import LabState
+from skyctl.lab import fault_injection
+from skyctl.lab.lab_state import LabState
 
 NAMES = [f"n{number:02d}" for number in range(1, 17)]
 DEAD, HANGING, TORCHLESS, FULL, NOISY = NAMES[1], NAMES[4], NAMES[7], NAMES[10], NAMES[13]
 WORKLOAD = ("gpt:layers=2,hidden=64,heads=4,context=32", "--batch-size", "16", "--microbatches", "8")
-PROBE = "skyctl.probe.node.serve"
+PROBE = "skyctl.probe.node.probe_task"
 
 
 def test_twelve_of_sixteen_are_profiled_and_four_named(lab: Callable[..., LabState], tmp_path: Path) -> None:
@@ -64,14 +64,16 @@ def test_twelve_of_sixteen_are_profiled_and_four_named(lab: Callable[..., LabSta
 
 def broken(state: LabState, folder: Path) -> Path:
     """Breaks four nodes, lets one print a megabyte at each login; the cluster.yaml that goes with that."""
-    inside.kill_node(state, DEAD)
+    fault_injection.kill_node(state, DEAD)
     python = state.node(TORCHLESS).python
-    done = inside.run(state, TORCHLESS, [python, "-m", "venv", "--without-pip", "/tmp/no-torch"])
+    done = fault_injection.run_in_node(
+        state, TORCHLESS, [python, "-m", "venv", "--without-pip", "/tmp/no-torch"]
+    )
     assert done.returncode == 0, done.stderr
     fill = "mkdir /run/full && mount -t tmpfs -o size=64k none /run/full && cat /dev/zero >/run/full/zeros"
-    inside.run(state, FULL, ["sh", "-c", fill])
+    fault_injection.run_in_node(state, FULL, ["sh", "-c", fill])
     noise = "echo 'Welcome!'\nhead -c 1000000 /dev/zero | tr '\\0' x\necho\n"
-    done = inside.run(state, NOISY, ["sh", "-c", f"cat > ~/.bashrc <<'END'\n{noise}END\n"])
+    done = fault_injection.run_in_node(state, NOISY, ["sh", "-c", f"cat > ~/.bashrc <<'END'\n{noise}END\n"])
     assert done.returncode == 0, done.stderr
     text = yaml.safe_load(state.cluster.read_text())
     for node in text["nodes"]:
@@ -89,9 +91,12 @@ def stop_the_probe(state: LabState, name: str, running: subprocess.Popen[str]) -
     """Once that node's probe has something to measure, it is stopped, as a swapped-out one would be."""
     deadline = time.monotonic() + 200
     while running.poll() is None and time.monotonic() < deadline:
-        done = inside.run(state, name, ["pgrep", "-f", PROBE])
+        done = fault_injection.run_in_node(state, name, ["pgrep", "-f", PROBE])
         if done.returncode == 0 and busy_s(state, name, done.stdout.split()[0]) > 3.0:
-            assert inside.run(state, name, ["kill", "-STOP", *done.stdout.split()]).returncode == 0
+            assert (
+                fault_injection.run_in_node(state, name, ["kill", "-STOP", *done.stdout.split()]).returncode
+                == 0
+            )
             return
         time.sleep(0.5)
     raise AssertionError("its probe never got to measuring")
@@ -99,7 +104,11 @@ def stop_the_probe(state: LabState, name: str, running: subprocess.Popen[str]) -
 
 def busy_s(state: LabState, name: str, pid: str) -> float:
     """CPU seconds so far: importing torch takes about two."""
-    fields = inside.run(state, name, ["cat", f"/proc/{pid}/stat"]).stdout.rpartition(")")[2].split()
+    fields = (
+        fault_injection.run_in_node(state, name, ["cat", f"/proc/{pid}/stat"])
+        .stdout.rpartition(")")[2]
+        .split()
+    )
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
@@ -109,7 +118,8 @@ def nothing_left(state: LabState, names: list[str]) -> None:
     left = dict.fromkeys(names, "?")
     while left and time.monotonic() < deadline:
         found = {
-            name: inside.run(state, name, ["pgrep", "-fa", "skyctl[.](agent|probe)"]).stdout for name in left
+            name: fault_injection.run_in_node(state, name, ["pgrep", "-fa", "skyctl[.](agent|probe)"]).stdout
+            for name in left
         }
         left = {name: text for name, text in found.items() if text.strip()}
         time.sleep(0.2)

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from skyctl.errors import InputError, InventoryError
-from skyctl.lab.spec import LabSpec, read_lab
-from skyctl.lab.state import free_name
+from skyctl.lab.lab_spec import LabSpec, read_lab
+from skyctl.lab.lab_state import free_name
 
 GOOD = """\
 nodes:

@@ -10,23 +10,14 @@ from datetime import datetime
 
 import pytest
 
-from skyctl.lab.state import LabState
+from skyctl.lab.lab_state import LabState
 
 from ..helpers.runs import losses_of
 from . import harm
-from .clusters import SIZES, Cluster
+from .clusters import FOUR_NODES, SIZES, Cluster
 
 pytestmark = pytest.mark.matrix
 
-SPEC = {
-    "nodes": [
-        {"name": "n1", "cpus": 0.8, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
-        {"name": "n2", "cpus": 0.4, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
-        {"name": "n3", "cpus": 0.2, "memory_gib": 3, "rate_mbit": 100, "site": "b"},
-        {"name": "n4", "cpus": 0.2, "memory_gib": 3, "rate_mbit": 100, "site": "b"},
-    ],
-    "sites": {"latency_ms": 5},
-}
 WORKLOAD = "gpt:layers=4,hidden=64,heads=4,context=32"
 STEPS = 60
 CUT_AT = 12
@@ -39,7 +30,7 @@ EVERY = ("--steps", str(STEPS), "--json", "--checkpoint-every", "5")
 def cluster(
     shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    made = Cluster(shared_lab(SPEC, name="survival"), tmp_path_factory.mktemp("survival"))
+    made = Cluster(shared_lab(FOUR_NODES, name="survival"), tmp_path_factory.mktemp("survival"))
     try:
         yield made
     finally:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from skyctl.lab import inside
-from skyctl.lab.state import LabState
+from skyctl.lab import fault_injection
+from skyctl.lab.lab_state import LabState
 
 _SINK = """
 import socket, sys, time
@@ -72,7 +72,9 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 
 def _start(state: LabState, node: str, program: str, *words: object) -> subprocess.Popen[str]:
-    argv = inside.argv(state, node, [sys.executable, "-I", "-S", "-c", program, *map(str, words)])
+    argv = fault_injection.command_in_node(
+        state, node, [sys.executable, "-I", "-S", "-c", program, *map(str, words)]
+    )
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

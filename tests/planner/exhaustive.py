@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from skyctl.records.problem import Device, LayerTimes, Problem
-from skyctl.schedule.actions import in_flight
-from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
+from skyctl.schedule.actions import least_in_flight
+from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, simulate
 
 Order = tuple[Device, ...]
 Cuts = tuple[int, ...]
@@ -57,12 +57,14 @@ class Tables:
         """All plans that memory and pins allow."""
         problem = self.problem
         for stages in range(1, min(len(problem.devices), self.layers) + 1):
-            flying = [in_flight(problem.schedule, s, stages, problem.microbatches) for s in range(stages)]
+            in_flight = [
+                least_in_flight(problem.schedule, s, stages, problem.microbatches) for s in range(stages)
+            ]
             fitting = {
                 (device.id, p, q, number)
                 for device in problem.devices
                 for p, q in itertools.combinations(range(self.layers + 1), 2)
-                for number in set(flying)
+                for number in set(in_flight)
                 if fits(problem, device, p, q, number)
             }
             for order in itertools.permutations(problem.devices, stages):
@@ -73,7 +75,7 @@ class Tables:
                 for inner in itertools.combinations(range(1, self.layers), stages - 1):
                     cuts = (0, *inner, self.layers)
                     if all(
-                        (device.id, cuts[s], cuts[s + 1], flying[s]) in fitting
+                        (device.id, cuts[s], cuts[s + 1], in_flight[s]) in fitting
                         for s, device in enumerate(order)
                     ):
                         yield Candidate(self.bound_s(order, cuts), order, cuts)
@@ -103,25 +105,27 @@ class Tables:
             return self.bound_s(order, cuts)
         stages = len(order)
         boundaries = [
-            Boundary(
+            BoundaryTimes(
                 self.hop(a.id, b.id, problem.layers[cut - 1].output_bytes),
                 self.hop(b.id, a.id, problem.layers[cut - 1].output_bytes),
             )
             for a, b, cut in zip(order, order[1:], cuts[1:], strict=False)
         ]
         entries = [self.times[device.id, cuts[s], cuts[s + 1]] for s, device in enumerate(order)]
-        flying = [in_flight(problem.schedule, s, stages, problem.microbatches) for s in range(stages)]
-        return simulate(problem.schedule, problem.microbatches, flying, entries, boundaries).iteration_s
+        in_flight = [
+            least_in_flight(problem.schedule, s, stages, problem.microbatches) for s in range(stages)
+        ]
+        return simulate(problem.schedule, problem.microbatches, in_flight, entries, boundaries).iteration_s
 
-    def hop(self, source: str, target: str, size: float) -> Hop:
+    def hop(self, source: str, target: str, size: float) -> MessageTimes:
         """One message of ``size`` bytes."""
         shared = tuple(
             (x.name, size / x.bandwidth_bytes_per_s) for x, pairs in self.shared if (source, target) in pairs
         )
         link = self.links.get((source, target))
         if link is None:
-            return Hop(0.0, 0.0, shared)
-        return Hop(size / link.bandwidth_bytes_per_s, link.latency_s, shared)
+            return MessageTimes(0.0, 0.0, shared)
+        return MessageTimes(size / link.bandwidth_bytes_per_s, link.latency_s, shared)
 
 
 def stage_times(problem: Problem, device: Device, start: int, stop: int) -> StageTimes:
@@ -134,7 +138,7 @@ def stage_times(problem: Problem, device: Device, start: int, stop: int) -> Stag
     return StageTimes(sum(known.forward_s[at]), sum(known.backward_s[at]), sum(known.optimizer_s[at]))
 
 
-def fits(problem: Problem, device: Device, start: int, stop: int, flying: int) -> bool:
+def fits(problem: Problem, device: Device, start: int, stop: int, in_flight: int) -> bool:
     """Whether layers [start, stop) with that many in flight fit in the device's memory."""
     if device.memory_bytes is None:
         return True
@@ -142,6 +146,6 @@ def fits(problem: Problem, device: Device, start: int, stop: int, flying: int) -
     received = problem.layers[start - 1].output_bytes if start else 0.0
     received += part[-1].output_bytes if stop < len(problem.layers) else 0.0
     need = device.reserved_bytes + sum(x.state_bytes for x in part)
-    need += flying * sum(x.activation_bytes for x in part)
+    need += in_flight * sum(x.activation_bytes for x in part)
     need += max(x.workspace_bytes for x in part) + problem.receive_window * received
     return need <= device.memory_bytes

@@ -6,8 +6,8 @@ import itertools
 import random
 
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
-from skyctl.schedule.actions import in_flight
-from skyctl.schedule.simulate import Boundary, Hop, StageTimes, simulate
+from skyctl.schedule.actions import least_in_flight
+from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, simulate
 
 SUITE_SEED = 20_000
 """The random suite's first seed (``suite_problem``, ``make bench-planner``)."""
@@ -153,7 +153,7 @@ def value_of(problem, order, cuts):
         received = problem.layers[cuts[s] - 1].output_bytes if s else 0.0
         received += part[-1].output_bytes if s < stages - 1 else 0.0
         need = device.reserved_bytes + sum(x.state_bytes for x in part)
-        need += in_flight(problem.schedule, s, stages, m) * sum(x.activation_bytes for x in part)
+        need += least_in_flight(problem.schedule, s, stages, m) * sum(x.activation_bytes for x in part)
         need += max(x.workspace_bytes for x in part) + problem.receive_window * received
         if device.memory_bytes is not None and need > device.memory_bytes:
             return None
@@ -181,12 +181,64 @@ def value_of(problem, order, cuts):
             (x.name, size / x.bandwidth_bytes_per_s) for x in problem.shared if (a.id, b.id) in set(x.links)
         )
         if link is None:
-            return Hop(0.0, 0.0, shared)
-        return Hop(size / link.bandwidth_bytes_per_s, link.latency_s, shared)
+            return MessageTimes(0.0, 0.0, shared)
+        return MessageTimes(size / link.bandwidth_bytes_per_s, link.latency_s, shared)
 
     boundaries = []
     for s in range(stages - 1):
         size = problem.layers[cuts[s + 1] - 1].output_bytes
-        boundaries.append(Boundary(hop(order[s], order[s + 1], size), hop(order[s + 1], order[s], size)))
-    flying = [in_flight(problem.schedule, s, stages, m) for s in range(stages)]
-    return simulate(problem.schedule, m, flying, entries, boundaries).iteration_s
+        boundaries.append(BoundaryTimes(hop(order[s], order[s + 1], size), hop(order[s + 1], order[s], size)))
+    in_flight = [least_in_flight(problem.schedule, s, stages, m) for s in range(stages)]
+    return simulate(problem.schedule, m, in_flight, entries, boundaries).iteration_s
+
+
+def repeated(seed):
+    """Small: a few layers, a pattern, a few layers; caps, pins, windows, equal devices on some."""
+    r = random.Random(seed)
+    base = random_problem(seed, objective="bottleneck", times={})
+    period, count = r.choice([1, 2, 3]), r.randint(5, 8)
+
+    def numbers():
+        return (
+            r.uniform(0.3, 3), r.uniform(1, 10), r.uniform(0.1, 2), r.uniform(0.1, 2),
+            r.choice([0.0, r.uniform(0, 5)]),
+        )  # fmt: skip
+
+    pattern = [numbers() for _ in range(period)]
+    rows = [pattern[i % period] for i in range(count)]
+    for i in [*range(r.randint(0, 2)), *range(count - r.randint(0, 2), count)]:
+        rows[i] = numbers()
+    layers = tuple(layer(i, *row) for i, row in enumerate(rows))
+    total = sum(x.state_bytes for x in layers)
+    alike = r.random() < 0.4
+    devices = tuple(
+        d.model_copy(
+            update={
+                "memory_bytes": None if d.memory_bytes is None else total * r.uniform(0.35, 1.2),
+                "flops_per_s": r.choice([1.0, 2.0]) if alike else d.flops_per_s,
+            }
+        )
+        for d in base.devices
+    )
+    return base.model_copy(update={"layers": layers, "devices": devices})
+
+
+def encoders(blocks, devices, seed=0, memory=False):
+    """The paper's shape: an embedding, blocks of three layers, two small layers at the end."""
+    r = random.Random(seed)
+    flops = [5.0, *([10.0, 7.0, 7.0] * blocks), 0.5, 0.01]
+    state = [30.0, *([4.0] * (3 * blocks)), 1.0, 0.1]
+    room = 2.2 * sum(state) / devices
+    return Problem(
+        layers=tuple(layer(i, f, s) for i, (f, s) in enumerate(zip(flops, state, strict=True))),
+        devices=tuple(
+            Device(
+                id=f"n{d}/cpu:0",
+                flops_per_s=r.uniform(1, 2),
+                memory_bytes=room / (1 + r.random()) if memory else None,
+            )
+            for d in range(devices)
+        ),
+        microbatches=8,
+        objective="bottleneck",
+    )

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from planner_problems import problem, random_problem
+from tests.planner.planner_problems import problem, random_problem
 
 import skyctl
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.api import assigned, plan, predict, verify
-from skyctl.planner.explain import binding, stages
-from skyctl.planner.memory import human, stage_bytes
+from skyctl.planner.explanation.plan_reasons import find_binding_constraint, stage_views
+from skyctl.planner.stage_memory import human_bytes, stage_bytes
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link
@@ -155,14 +155,14 @@ def test_explain():
     layers = tuple(x.model_copy(update={"output_bytes": 1.0}) for x in base.layers)
     p = base.model_copy(update={"layers": layers, "links": (link,)})
     found = assigned(p, [(ids[0], 0, 4), (ids[1], 4, 6)])
-    views = stages(found)
+    views = stage_views(found)
     assert [v.load for v in views] == [1.0, 0.5]
     assert views[0].link_s == 100.0
-    assert binding(found).kind == "link"
-    assert binding(assigned(base, [(ids[0], 0, 4), (ids[1], 4, 6)])).name == ids[0]
+    assert find_binding_constraint(found).kind == "link"
+    assert find_binding_constraint(assigned(base, [(ids[0], 0, 4), (ids[1], 4, 6)])).name == ids[0]
     tight = problem(speeds=[1, 4], memory=[None, 2.0])
-    assert binding(plan(tight)).kind == "memory"
+    assert find_binding_constraint(plan(tight)).kind == "memory"
 
 
 def test_human():
-    assert [human(x) for x in (12, 2048, 3.5 * 2**20, 2**31)] == ["12 B", "2 KiB", "3.5 MiB", "2 GiB"]
+    assert [human_bytes(x) for x in (12, 2048, 3.5 * 2**20, 2**31)] == ["12 B", "2 KiB", "3.5 MiB", "2 GiB"]

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_problems import random_problem
+from tests.planner.planner_problems import random_problem
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner.api import plan

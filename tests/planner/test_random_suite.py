@@ -4,8 +4,8 @@
 """
 
 import pytest
-from exhaustive import exhaustive
-from planner_problems import brute_force, random_problem, suite_problem
+from tests.planner.exhaustive import exhaustive
+from tests.planner.planner_problems import brute_force, random_problem, suite_problem
 
 from skyctl import InfeasibleError, plan
 

@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from planner_problems import brute_force, layer, problem, random_problem
+from tests.planner.planner_problems import brute_force, layer, problem, random_problem
 
 from skyctl.errors import InfeasibleError, RecordError
 from skyctl.planner.api import assigned, plan, verify

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from skyctl.records.cluster import Node
+from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.session import Session, open_session
+from skyctl.remote.session_factory import open_session
 
 HOSTILE = "ho me;'$(touch x)&"
 """A folder's name that breaks whatever is not quoted."""

@@ -1,4 +1,4 @@
-"""``check_nodes`` over a real sshd: each fault of the way there is a cross of its own, and hides no other."""
+"""``check_nodes`` over a real sshd: each fault of the way is a problem of its own, and hides no other."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from skyctl.check.check_report import CheckReport
 from skyctl.check.preflight import check_nodes
-from skyctl.check.report import CheckReport
 from skyctl.records.cluster import Cluster
 
 
-def crosses(report: CheckReport) -> dict[str, list[str]]:
+def problems(report: CheckReport) -> dict[str, list[str]]:
     return {n.node: [t.name for t in n.ticks if t.status == "failed"] for n in report.nodes}
 
 
-def test_crosses(sshd, tmp_path: Path) -> None:
+def test_problems(sshd, tmp_path: Path) -> None:
     sshd.trust()
     other = tmp_path / "other"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)]
@@ -31,7 +31,7 @@ def test_crosses(sshd, tmp_path: Path) -> None:
         sshd.node(name="nokeyfile", identity_file=str(tmp_path / "missing")),
     )
     report = check_nodes(Cluster(name="c", nodes=nodes), sshd.options(timeout_s=10))
-    assert crosses(report) == {
+    assert problems(report) == {
         "good": [],
         "twin": [],
         "refused": ["reach"],
@@ -53,4 +53,4 @@ def test_unknown_host_key(sshd, accept: bool) -> None:
     sshd.known_hosts.unlink(missing_ok=True)
     node = sshd.node(name="good", python=sys.executable)
     report = check_nodes(Cluster(name="c", nodes=(node,)), sshd.options(accept_new_host_keys=accept))
-    assert crosses(report) == {"good": [] if accept else ["host key"]}
+    assert problems(report) == {"good": [] if accept else ["host key"]}

@@ -14,12 +14,19 @@ import pytest
 
 from skyctl.errors import SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
+from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.bootstrap import FIRST, command, stage_zero, start_agent
-from skyctl.remote.fake import FakeRemote, FaultyRemote
-from skyctl.remote.local import LocalRemote
-from skyctl.remote.package import node_package
-from skyctl.remote.session import Session, open_session
+from skyctl.remote.bootstrap import (
+    LOADER_PROGRAM,
+    boot_program_line,
+    loader_command,
+    node_package_files,
+    start_agent,
+)
+from skyctl.remote.local import LocalConnection
+from skyctl.remote.session_factory import open_session
+
+from .fake_connection import FakeConnection, FaultyConnection
 
 Env = Callable[[Session], dict[str, str]]
 NODE = Node(name="n2", transport="local")
@@ -27,16 +34,16 @@ NODE = Node(name="n2", transport="local")
 
 @pytest.mark.parametrize("fault", ["cut", "garbage", "silence"])
 def test_faults_wake_every_wait(home: Path, task_env: Env, fault: str) -> None:
-    remotes: list[FaultyRemote] = []
+    remotes: list[FaultyConnection] = []
 
-    def connector(node: Node, _: ConnectOptions) -> FaultyRemote:
-        remotes.append(FaultyRemote(LocalRemote(node)))
+    def connector(node: Node, _: ConnectOptions) -> FaultyConnection:
+        remotes.append(FaultyConnection(LocalConnection(node)))
         return remotes[0]
 
     with open_session(NODE, ConnectOptions(grace_s=0.3, lease_s=1.5), connector) as session:
         env = task_env(session)
-        path = session.call("node_tasks", {"do": "write", "mib": 3}, 20, env=env)["path"]
-        task = session.task("node_tasks", {"do": "orphan", "stay": True}, env=env)
+        path = session.run_task("node_tasks", {"do": "write", "mib": 3}, 20, env=env)["path"]
+        task = session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=env)
         while (event := task.recv(20)) and event[0]["event"] != "up":
             pass
         failures: list[BaseException] = []
@@ -48,7 +55,7 @@ def test_faults_wake_every_wait(home: Path, task_env: Env, fault: str) -> None:
                 failures.append(exc)
 
         works: list[Callable[[], object]] = [task.recv, lambda: session.fetch(path, home / "out")]
-        works.append(lambda: session.call("node_tasks", {"do": "sleep"}, 60, env=env))
+        works.append(lambda: session.run_task("node_tasks", {"do": "sleep"}, 60, env=env))
         remotes[0].fault = fault
         threads = [threading.Thread(target=wait, args=(work,), daemon=True) for work in works]
         for thread in threads:
@@ -65,7 +72,7 @@ def test_faults_wake_every_wait(home: Path, task_env: Env, fault: str) -> None:
 def start(
     serve: Callable[[str, BinaryIO, BinaryIO], int], stderr: str = "", timeout_s: float = 10
 ) -> SkyctlError:
-    remote = FakeRemote(Node(name="n2"), serve, stderr)
+    remote = FakeConnection(Node(name="n2"), serve, stderr)
     try:
         with pytest.raises(SkyctlError) as caught:
             start_agent(remote, ConnectOptions(start_timeout_s=timeout_s))
@@ -138,9 +145,9 @@ def test_faults_in_the_handshake() -> None:
 
 def test_command_line() -> None:
     """Nothing in it that sh, fish and csh would read differently, and nothing secret."""
-    assert not set("'!\n") & set(FIRST)
-    assert "\\n" in FIRST
-    assert stage_zero().count(b"\n") == 1
+    assert not set("'!\n") & set(LOADER_PROGRAM)
+    assert "\\n" in LOADER_PROGRAM
+    assert boot_program_line().count(b"\n") == 1
     for python, start_of in (
         ("python3", "python3 -u -c '"),
         ("~/my env/bin/python", "~/'my env/bin/python' -u -c '"),
@@ -149,13 +156,13 @@ def test_command_line() -> None:
         ("~$(x)/python", "'~$(x)/python' -u"),
     ):
         node = Node(name="n", python=python, env={"TOKEN": "secret"})
-        assert command(node, "0" * 32).startswith(start_of)
-        assert "secret" not in command(node, "0" * 32)
+        assert loader_command(node, "0" * 32).startswith(start_of)
+        assert "secret" not in loader_command(node, "0" * 32)
 
 
 def test_package_needs_nothing_of_the_launcher() -> None:
-    package = node_package()
-    assert {"skyctl/__init__.py", "skyctl/errors.py", "skyctl/agent/main.py"} <= set(package)
+    package = node_package_files()
+    assert {"skyctl/__init__.py", "skyctl/errors.py", "skyctl/agent/node_agent.py"} <= set(package)
     for name, source in package.items():
         for line in source.decode().splitlines():
             assert not re.match(r"(from|import) (pydantic|numpy|yaml|paramiko|rich|ortools)", line), name
@@ -166,8 +173,8 @@ def test_node_env_reaches_the_agent(home: Path, tmp_path: Path, task_env: Env) -
     cache = tmp_path / "ca che"
     node = Node(name="n", transport="local", env={"XDG_CACHE_HOME": str(cache), "WHERE": "x"})
     with open_session(node, ConnectOptions(grace_s=0.3)) as session:
-        assert session.hello["cache"] == str(cache / "skyctl")
-        task = session.task("node_tasks", {"do": "echo"}, env=task_env(session))
+        assert session.hello.cache == str(cache / "skyctl")
+        task = session.start_task("node_tasks", {"do": "echo"}, env=task_env(session))
         task.send({"op": "stop"})
         event = task.recv(20)
         assert event is not None
@@ -180,12 +187,12 @@ def test_a_stopped_agent_is_noticed(home: Path) -> None:
     import signal
 
     with open_session(NODE, ConnectOptions(grace_s=0.3, lease_s=1)) as session:
-        os.kill(session.hello["pid"], signal.SIGSTOP)
+        os.kill(session.hello.pid, signal.SIGSTOP)
         deadline = time.monotonic() + 20
         while session.lost is None and time.monotonic() < deadline:
             time.sleep(0.02)
         assert "nothing has come from it" in str(session.lost)
-        os.kill(session.hello["pid"], signal.SIGCONT)
+        os.kill(session.hello.pid, signal.SIGCONT)
 
 
 def test_a_launcher_that_was_stopped_itself_loses_no_node(home: Path) -> None:
@@ -198,7 +205,7 @@ def test_a_launcher_that_was_stopped_itself_loses_no_node(home: Path) -> None:
         "import sys, time\n"
         "from skyctl.records.cluster import Node\n"
         "from skyctl.remote.base import ConnectOptions\n"
-        "from skyctl.remote.session import open_session\n"
+        "from skyctl.remote.session_factory import open_session\n"
         "with open_session(Node(name='n', transport='local'), ConnectOptions(lease_s=3)) as session:\n"
         "    print('open', flush=True)\n"
         "    sys.stdin.readline()\n"

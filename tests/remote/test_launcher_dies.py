@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from skyctl.agent import process
+from skyctl.agent import process_tree
 from skyctl.records.cluster import Node
-from skyctl.remote.session import Session, adopt_sessions
+from skyctl.remote.agent_session import Session
+from skyctl.remote.session_factory import adopt_sessions
 
 from .conftest import assert_nothing_left
-from .held_helpers import MANUAL, Reader, assert_without_gap, until
+from .resumable_helpers import MANUAL, Reader, assert_without_gap, until
 
 PROGRAM = Path(__file__).with_name("launcher.py")
 Start = Callable[..., tuple[subprocess.Popen[str], list[str]]]
@@ -48,7 +49,7 @@ def written(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-@pytest.mark.parametrize("how", [[], ["born"]], ids=["alone", "born"])
+@pytest.mark.parametrize("how", [[], ["forked"]], ids=["alone", "forked"])
 def test_another_takes_over(home: Path, tmp_path: Path, start: Start, how: list[str]) -> None:
     launcher, ids = start(2, 60, *how)
     logs = {f"n{index}": tmp_path / f"n{index}.jsonl" for index in range(2)}
@@ -71,7 +72,7 @@ def test_another_takes_over(home: Path, tmp_path: Path, start: Start, how: list[
             session.close()
 
 
-@pytest.mark.parametrize("how", [[], ["born"]], ids=["alone", "born"])
+@pytest.mark.parametrize("how", [[], ["forked"]], ids=["alone", "forked"])
 def test_nobody_takes_over(home: Path, start: Start, how: list[str]) -> None:
     launcher, ids = start(1, 1.5, *how)
     folder = home / ".cache/skyctl/sessions" / ids[0]
@@ -79,5 +80,5 @@ def test_nobody_takes_over(home: Path, start: Start, how: list[str]) -> None:
     launcher.wait()
     assert folder.exists()
     until(lambda: not folder.exists())
-    assert process.tagged(process.table(), process.SESSION_TAG, ids[0]) == set()
+    assert process_tree.find_tagged(process_tree.process_table(), process_tree.SESSION_TAG, ids[0]) == set()
     assert_nothing_left(home)

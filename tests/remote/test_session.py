@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
-from skyctl.agent import process
+from skyctl.agent import process_tree
 from skyctl.errors import NodeError, RunError, SkyctlError, UnfitError, UnreachableError, WorkloadError
 from skyctl.records.cluster import Node
+from skyctl.remote.agent_connection import AgentConnection
+from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.link import Link
-from skyctl.remote.session import Session, Task, open_session, open_sessions, translate
+from skyctl.remote.remote_task import RemoteTask, translate_task_failure
+from skyctl.remote.session_factory import open_session, open_sessions
 
 Env = Callable[[Session], dict[str, str]]
 LOCAL = Node(name="laptop", transport="local")
 
 
-def events(task: Task) -> list[dict[str, Any]]:
+def events(task: RemoteTask) -> list[dict[str, Any]]:
     """All of a task's events, to its end."""
     found = []
     while not task.done:
@@ -32,7 +34,7 @@ def events(task: Task) -> list[dict[str, Any]]:
     return found
 
 
-def up(task: Task) -> dict[str, Any]:
+def up(task: RemoteTask) -> dict[str, Any]:
     """Waits for its ``up`` event."""
     while event := task.recv(20):
         if event[0].get("event") == "up":
@@ -41,42 +43,42 @@ def up(task: Task) -> dict[str, Any]:
 
 
 def test_messages_both_ways(local: Session, task_env: Env) -> None:
-    task = local.task("node_tasks", {"do": "echo"}, env={**task_env(local), "WHERE": "a b'c"})
+    task = local.start_task("node_tasks", {"do": "echo"}, env={**task_env(local), "WHERE": "a b'c"})
     body = os.urandom(3 << 20)
     task.send({"n": 1, "x": float("inf")}, body)
     assert task.recv(20) == ({"event": "echo", "n": 1, "x": float("inf")}, body)
     assert task.recv(0.01) is None
     task.send({"op": "stop"})
     (result,) = events(task)
-    assert result == {"event": "result", "stopped": True, "where": "a b'c", "folder": local.hello["folder"]}
+    assert result == {"event": "result", "stopped": True, "where": "a b'c", "folder": local.hello.folder}
     assert task.returncode == 0
     assert task.recv() is None
 
 
 def test_hello(local: Session, home: Path) -> None:
     assert local.host == "127.0.0.1"
-    assert local.hello["home"] == str(home)
-    assert local.hello["cache"] == str(home / ".cache/skyctl")
-    assert ["lo", "127.0.0.1"] in local.hello["addresses"]
-    assert Path(local.hello["folder"]).stat().st_mode & 0o777 == 0o700
+    assert local.hello.home == str(home)
+    assert local.hello.cache == str(home / ".cache/skyctl")
+    assert ("lo", "127.0.0.1") in local.hello.addresses
+    assert Path(local.hello.folder).stat().st_mode & 0o777 == 0o700
 
 
 def test_prints_never_touch_the_frames(local: Session, task_env: Env) -> None:
-    task = local.task("node_tasks", {"do": "noisy"}, name="a 'name'/..", env=task_env(local))
+    task = local.start_task("node_tasks", {"do": "noisy"}, name="a 'name'/..", env=task_env(local))
     found = events(task)
     lines = [event["text"] for event in found if event["event"] == "log"]
     assert lines[0] == "a line"
     assert "raw bytes on fd 1" in lines[1]
     assert lines[2:] == ["from a shell", "on stderr", "no end of line"]
     assert [event["event"] for event in found if event["event"] != "log"] == ["result"]
-    log = Path(local.hello["folder"], "a_name_.._.log".replace(".._", ".."))
+    log = Path(local.hello.folder, "a_name_.._.log".replace(".._", ".."))
     assert log.read_text().startswith("a line\n")
 
 
 def test_a_flood_of_output_is_bounded(local: Session, task_env: Env) -> None:
-    task = local.task("node_tasks", {"do": "flood", "lines": 60_000}, env=task_env(local))
-    with local._link.changed:  # nobody reads meanwhile
-        local._link.changed.wait_for(lambda: task.ended, 30)
+    task = local.start_task("node_tasks", {"do": "flood", "lines": 60_000}, env=task_env(local))
+    with local._connection.changed:  # nobody reads meanwhile
+        local._connection.changed.wait_for(lambda: task.ended, 30)
     found = events(task)
     assert len(found) < 20_000
     assert any(event["event"] == "result" for event in found)
@@ -100,14 +102,14 @@ def test_failures_are_translated(
     local: Session, task_env: Env, kind: str, cls: type[SkyctlError], words: str
 ) -> None:
     with pytest.raises(cls) as caught:
-        local.call("node_tasks", {"do": "fail", "kind": kind}, 20, env=task_env(local))
+        local.run_task("node_tasks", {"do": "fail", "kind": kind}, 20, env=task_env(local))
     assert type(caught.value) is cls
     assert words in caught.value.message
     assert "before it" in caught.value.__notes__[0] or "Traceback" in caught.value.__notes__[0]
 
 
 def test_a_signal_is_never_status_zero(local: Session, task_env: Env) -> None:
-    task = local.task("node_tasks", {"do": "fail", "kind": "SIGKILL"}, env=task_env(local))
+    task = local.start_task("node_tasks", {"do": "fail", "kind": "SIGKILL"}, env=task_env(local))
     last = events(task)[-1]
     assert last == {"event": "exit", "returncode": -9, "signal": "SIGKILL", "tail": ["before it"]}
     assert task.signal == "SIGKILL"
@@ -115,12 +117,12 @@ def test_a_signal_is_never_status_zero(local: Session, task_env: Env) -> None:
 
 def test_call_in_time_or_not_at_all(local: Session, task_env: Env) -> None:
     with pytest.raises(NodeError, match="gave no result"):
-        local.call("node_tasks", {"do": "sleep"}, 0.5, env=task_env(local))
+        local.run_task("node_tasks", {"do": "sleep"}, 0.5, env=task_env(local))
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_kill(local: Session, task_env: Env, stubborn: bool) -> None:
-    task = local.task("node_tasks", {"do": "sleep", "stubborn": stubborn}, env=task_env(local))
+    task = local.start_task("node_tasks", {"do": "sleep", "stubborn": stubborn}, env=task_env(local))
     up(task)
     task.kill()
     last = events(task)[-1]
@@ -128,7 +130,7 @@ def test_kill(local: Session, task_env: Env, stubborn: bool) -> None:
 
 
 def test_a_double_forked_grandchild_ends_with_its_task(local: Session, task_env: Env) -> None:
-    task = local.task("node_tasks", {"do": "orphan"}, env=task_env(local))
+    task = local.start_task("node_tasks", {"do": "orphan"}, env=task_env(local))
     orphan = up(task)["orphan"]
     assert [event["event"] for event in events(task)] == ["result"]
     with pytest.raises(ProcessLookupError):
@@ -138,27 +140,28 @@ def test_a_double_forked_grandchild_ends_with_its_task(local: Session, task_env:
 def test_close_ends_everything_and_says_so(home: Path, task_env: Env) -> None:
     session = open_session(LOCAL, ConnectOptions(grace_s=0.3))
     tasks = [
-        session.task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session)) for _ in range(2)
+        session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
+        for _ in range(2)
     ]
     orphans = [up(task)["orphan"] for task in tasks]
-    folder = Path(session.hello["folder"])
+    folder = Path(session.hello.folder)
     session.close()
     session.close()
-    assert session.left == []
+    assert session.surviving_pids == []
     assert not folder.exists()
-    for pid in [*orphans, session.hello["pid"], session.hello["guardian"]]:
-        assert process.entry(pid) is None, f"{pid} of {orphans}, {session.hello}"
+    for pid in [*orphans, session.hello.pid, session.hello.guardian]:
+        assert process_tree.process_entry(pid) is None, f"{pid} of {orphans}, {session.hello}"
     assert events(tasks[0])[-1]["signal"] == "SIGTERM"
     with pytest.raises(SkyctlError, match="closed"):
-        session.task("node_tasks", {})
+        session.start_task("node_tasks", {})
 
 
 def test_agent_killed_hard(home: Path, task_env: Env) -> None:
     """PDEATHSIG and the guardian end what it had started; every wait wakes with the node's name."""
     with open_session(LOCAL, ConnectOptions(grace_s=0.3)) as session:
-        waiting = session.task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
+        waiting = session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
         up(waiting)
-        session.task("node_tasks", {"do": "kill_agent"}, env=task_env(session))
+        session.start_task("node_tasks", {"do": "kill_agent"}, env=task_env(session))
         with pytest.raises(UnreachableError, match="node laptop was lost"):
             waiting.recv(20)
         with pytest.raises(UnreachableError):
@@ -169,8 +172,8 @@ def test_agent_killed_hard(home: Path, task_env: Env) -> None:
 def test_input_ends_without_goodbye(home: Path, task_env: Env) -> None:
     """As when the launcher is killed: the agent ends everything by itself."""
     session = open_session(LOCAL, ConnectOptions(grace_s=0.3))
-    up(session.task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session)))
-    session._link.drop()
+    up(session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session)))
+    session._connection.drop()
     session.close()
 
 
@@ -178,30 +181,32 @@ def test_lease(home: Path, task_env: Env, monkeypatch: pytest.MonkeyPatch) -> No
     """A launcher that says nothing for the lease is gone for the agent."""
     with open_session(LOCAL, ConnectOptions(grace_s=0.3, lease_s=0.5)) as session:
         env = task_env(session)
-        assert session.call("node_tasks", {"do": "flood", "lines": 1}, 20, env=env) == {"lines": 1}
-    monkeypatch.setattr(Link, "_watch", lambda _: None)
+        assert session.run_task("node_tasks", {"do": "flood", "lines": 1}, 20, env=env) == {"lines": 1}
+    monkeypatch.setattr(AgentConnection, "_watch", lambda _: None)
     with open_session(LOCAL, ConnectOptions(grace_s=0.3, lease_s=0.5)) as session:
-        task = session.task("node_tasks", {"do": "sleep"}, env=env)
+        task = session.start_task("node_tasks", {"do": "sleep"}, env=env)
         last = events(task)[-1]
         assert last["signal"] == "SIGTERM"
-        assert "had not heard from the launcher for 0.5 s" in translate(session.node, last).message
+        assert (
+            "had not heard from the launcher for 0.5 s" in translate_task_failure(session.node, last).message
+        )
         with pytest.raises(UnreachableError, match="agent has ended: it had not heard"):
             [session.push(b"", hashlib.sha256(b"").hexdigest()) for _ in range(100_000)]
 
 
 def test_interrupts_are_for_the_launcher(local: Session, task_env: Env) -> None:
-    task = local.task("node_tasks", {"do": "echo"}, env=task_env(local))
+    task = local.start_task("node_tasks", {"do": "echo"}, env=task_env(local))
     for number in (signal.SIGINT, signal.SIGHUP):
-        os.kill(local.hello["pid"], number)
+        os.kill(local.hello.pid, number)
     task.send({"op": "stop"})
     assert events(task)[-1]["event"] == "result"
 
 
 def test_sigterm_to_the_agent_is_an_orderly_end(home: Path, task_env: Env) -> None:
     with open_session(LOCAL, ConnectOptions(grace_s=0.3)) as session:
-        task = session.task("node_tasks", {"do": "sleep"}, env=task_env(session))
+        task = session.start_task("node_tasks", {"do": "sleep"}, env=task_env(session))
         up(task)
-        os.kill(session.hello["pid"], signal.SIGTERM)
+        os.kill(session.hello.pid, signal.SIGTERM)
         last = events(task)[-1]
         assert (last["signal"], last["agent_ended"]) == ("SIGTERM", "somebody sent it SIGTERM")
 
@@ -236,8 +241,8 @@ def test_push_tree(local: Session) -> None:
 
 
 def test_fetch_while_others_talk(local: Session, task_env: Env, tmp_path: Path) -> None:
-    path = local.call("node_tasks", {"do": "write", "mib": 20}, 30, env=task_env(local))["path"]
-    task = local.task("node_tasks", {"do": "echo"}, env=task_env(local))
+    path = local.run_task("node_tasks", {"do": "write", "mib": 20}, 30, env=task_env(local))["path"]
+    task = local.start_task("node_tasks", {"do": "echo"}, env=task_env(local))
     thread = threading.Thread(target=local.fetch, args=(path, tmp_path / "got"))
     thread.start()
     for number in range(20):

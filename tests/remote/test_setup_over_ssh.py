@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 
-from skyctl.control.setting_up import launcher, set_up, torch_here
-from skyctl.inventory.setups import with_setups
+from skyctl.control.cluster_setup import find_torch_version, make_launcher_id, set_up_cluster
+from skyctl.inventory.environment_registry import with_prepared_environments
 from skyctl.records.cluster import Cluster
-from skyctl.remote.session import open_session
-from skyctl.setup.mending import Job
-from skyctl.setup.requirements import Requirements
+from skyctl.remote.session_factory import open_session
+from skyctl.setup.installer import SetupJob
+from skyctl.setup.workload_requirements import Requirements
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +43,27 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
         sshd.node(name="n3", port=1),
     )
     cluster = Cluster(name="c", nodes=nodes)
-    job = Job(cluster="c", torch=torch_here(), requirements=Requirements(), here=launcher(), push=True)
+    job = SetupJob(
+        cluster="c",
+        torch=find_torch_version(),
+        requirements=Requirements(),
+        here=make_launcher_id(),
+        push=True,
+    )
     options = sshd.options(timeout_s=10)
-    report = set_up(cluster, options, job, tmp_path)
+    report = set_up_cluster(cluster, options, job, tmp_path)
     statuses = [node.status for node in report.nodes]
     assert sorted(statuses[:2]) == ["made", "ready"], report
     assert statuses[2] == "failed"
     assert not report.ok
-    used = with_setups(cluster)
+    used = with_prepared_environments(cluster)
     assert used.node("n3") == nodes[2]
     for name in ("n1", "n2"):
         assert used.node(name).python.startswith(str(sshd.home / ".local/share/skyctl/env"))
         with open_session(used.node(name), options) as session:
-            found = session.call("skyctl.setup.node.serve", {"op": "facts"}, 30)
+            found = session.run_task("skyctl.setup.node.setup_task", {"op": "facts"}, 30)
             assert found["python"] == used.node(name).python
-    removed = set_up(Cluster(name="c", nodes=nodes[:2]), options, job, remove=True)
+    removed = set_up_cluster(Cluster(name="c", nodes=nodes[:2]), options, job, remove=True)
     assert [node.status for node in removed.nodes] == ["removed", "removed"]
     assert not (sshd.home / ".local/share/skyctl").exists()
-    assert with_setups(cluster) == cluster
+    assert with_prepared_environments(cluster) == cluster

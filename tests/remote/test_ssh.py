@@ -23,9 +23,10 @@ from skyctl.errors import (
     UnfitError,
     UnreachableError,
 )
-from skyctl.remote import ssh
-from skyctl.remote.session import Session, open_session, open_sessions
-from skyctl.remote.sshconfig import resolve
+from skyctl.remote import ssh, ssh_authentication
+from skyctl.remote.agent_session import Session
+from skyctl.remote.session_factory import open_session, open_sessions
+from skyctl.remote.ssh_config import resolve_ssh_target
 
 Env = Callable[[Session], dict[str, str]]
 
@@ -40,8 +41,8 @@ def test_whole_way(sshd, task_env: Env, tmp_path: Path) -> None:
     node = sshd.node(name="n 1;$(x)'", env={"WHERE": "there; $(touch y)"})
     with open_session(node, sshd.options()) as session:
         assert session.host == "127.0.0.1"
-        assert session.hello["home"] == str(sshd.home)
-        task = session.task("node_tasks", {"do": "echo"}, env=task_env(session))
+        assert session.hello.home == str(sshd.home)
+        task = session.start_task("node_tasks", {"do": "echo"}, env=task_env(session))
         body = os.urandom(4 << 20)
         task.send({"n": 1}, body)
         assert task.recv(20) == ({"event": "echo", "n": 1}, body)
@@ -53,12 +54,12 @@ def test_whole_way(sshd, task_env: Env, tmp_path: Path) -> None:
         path = session.push(data, hashlib.sha256(data).hexdigest())
         session.fetch(path, tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == data
-        orphan = session.task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
+        orphan = session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
         while (event := orphan.recv(20)) and event[0].get("event") != "up":
             pass
-    assert session.left == []
+    assert session.surviving_pids == []
     with open_session(node, sshd.options()) as session:  # the package is there already
-        assert session.call("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
+        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
 
 
 def test_noise_before_the_nonce(sshd) -> None:
@@ -67,7 +68,7 @@ def test_noise_before_the_nonce(sshd) -> None:
     noise = 'python3 -c "print(chr(120)*(1<<20)); print(chr(0)*99); import sys; sys.stderr.write(chr(101))"'
     (sshd.home / ".bashrc").write_text(f"{noise}\nprintf 'no end of line'\n")
     with open_session(sshd.node(), sshd.options()) as session:
-        assert session.hello["home"] == str(sshd.home)
+        assert session.hello.home == str(sshd.home)
 
 
 def test_startup_file_that_exits(sshd) -> None:
@@ -127,7 +128,7 @@ def test_wrong_key(sshd) -> None:
 
 def test_many_agent_keys_do_not_use_up_the_tries(sshd, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [paramiko.ECDSAKey.generate() for _ in range(8)]
-    monkeypatch.setattr(ssh, "_agent_keys", lambda hop, stack: keys)
+    monkeypatch.setattr(ssh_authentication, "_agent_keys", lambda hop, stack: keys)
     open_session(sshd.node(), sshd.options()).close()
     node = sshd.node(identity_file=None)
     open_session(node, sshd.options(f"Host *\n  IdentityFile {sshd.key}")).close()
@@ -180,7 +181,7 @@ def test_python_missing_and_too_old(sshd, tmp_path: Path) -> None:
 def test_python_below_home(sshd) -> None:
     (sshd.home / "my env").symlink_to(Path(os.sys.prefix))
     with open_session(sshd.node(python="~/my env/bin/python3"), sshd.options()) as session:
-        assert session.hello["python"].startswith(str(sshd.home))
+        assert session.hello.python.startswith(str(sshd.home))
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ def test_not_an_sshd(sshd, monkeypatch: pytest.MonkeyPatch) -> None:
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert type(failure) is UnreachableError
-    assert dials == ssh.DIALS
+    assert dials == ssh.MAX_DIALS
 
 
 def test_jump(sshd, task_env: Env) -> None:
@@ -237,7 +238,7 @@ def test_jump(sshd, task_env: Env) -> None:
     hop = f"127.0.0.1:{sshd.port}"
     text = f"Host *\n  IdentityFile {sshd.key}"
     with open_session(sshd.node(proxy_jump=f"{hop},{hop}"), sshd.options(text)) as session:
-        assert session.call("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
+        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
     failure = refused(sshd, sshd.node(proxy_jump=hop, port=1), sshd.options(text))
     assert type(failure) is UnreachableError
     assert "the way there was refused" in failure.message
@@ -276,10 +277,10 @@ def test_full_disk(sshd) -> None:
 
 def test_connection_dropped(sshd, task_env: Env) -> None:
     with open_session(sshd.node(), sshd.options()) as session:
-        task = session.task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
+        task = session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
         while (event := task.recv(20)) and event[0].get("event") != "up":
             pass
-        session._remote._transports[-1].sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        session._node_connections[-1]._transports[-1].sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
         with pytest.raises(UnreachableError, match="node n1 was lost"):
             task.recv(20)
 
@@ -302,23 +303,23 @@ def test_every_error_of_paramiko_is_mapped(sshd) -> None:
         and kind.__module__ == ssh_exception.__name__
     ]
     assert len(kinds) > 10
-    hop = resolve(sshd.node(), sshd.options(), ssh._without_openssh)
+    hop = resolve_ssh_target(sshd.node(), sshd.options(), ssh._read_config_with_paramiko)
     for kind in kinds:
-        assert kind in ssh.MAPPED
+        assert kind in ssh.SSH_ERROR_MAP
         exc = kind.__new__(kind)
         exc.args = ("words",)
         exc.__dict__.update(allowed_types=["x"], explanation="e", command="c", error="e", code=1, text="t")
         if kind is ssh_exception.BadHostKeyException:
             key = paramiko.ECDSAKey.generate()
             exc = kind("h", key, key)
-        found = ssh.translate(hop, exc)
+        found = ssh.translate_ssh_error(hop, exc)
         assert isinstance(found, NodeError)
-        assert type(found) is ssh.MAPPED[kind][0]
+        assert type(found) is ssh.SSH_ERROR_MAP[kind][0]
         assert found.node == "n1"
 
 
 def test_without_the_ssh_program(sshd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyctl.remote.sshconfig.shutil.which", lambda _: None)
+    monkeypatch.setattr("skyctl.remote.ssh_config.shutil.which", lambda _: None)
     text = f"Host tower\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile {sshd.key}\n"
     node = sshd.node(name="tower", host="tower", identity_file=None).model_copy(update={"port": None})
     open_session(node, sshd.options(text)).close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skyctl.schedule.actions import SCHEDULES, Action, actions, check_in_flight, in_flight
+from skyctl.schedule.actions import SCHEDULES, Action, actions, check_in_flight, least_in_flight
 
 
 def text(order):
@@ -26,15 +26,15 @@ def test_zero_bubble_is_1f1b_with_weight_gradients_behind():
     assert text(actions("zero-bubble", 3, 2)) == "F0 F1 B0 W0 F2 B1 W1 B2 W2"
     assert text(actions("zero-bubble", 3, 2, 1)) == "F0 F1 B0 F2 B1 W0 B2 W1 W2"
     assert text(actions("zero-bubble", 3, 1, 2)) == "F0 B0 F1 B1 F2 B2 W0 W1 W2"
-    for behind in range(5):
-        order = actions("zero-bubble", 5, 3, behind)
+    for deferred in range(5):
+        order = actions("zero-bubble", 5, 3, deferred)
         assert [a for a in order if a.kind != "W"] == actions("eager-1f1b", 5, 3)
         assert [a.microbatch for a in order if a.kind == "W"] == list(range(5))
         pending = most = 0
         for kind, _ in order:
             pending += {"F": 0, "B": 1, "W": -1}[kind]
             most = max(most, pending)
-        assert most == behind + 1
+        assert most == deferred + 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -42,7 +42,7 @@ def test_zero_bubble_is_1f1b_with_weight_gradients_behind():
 def test_never_more_than_in_flight_and_each_once(schedule, microbatches):
     for stages in (1, 3, 6):
         for stage in range(stages):
-            number = in_flight(schedule, stage, stages, microbatches)
+            number = least_in_flight(schedule, stage, stages, microbatches)
             order = actions(schedule, microbatches, number)
             kinds = "FBW" if schedule == "zero-bubble" else "FB"
             assert sorted(order) == sorted(Action(k, m) for k in kinds for m in range(microbatches))
@@ -54,10 +54,10 @@ def test_never_more_than_in_flight_and_each_once(schedule, microbatches):
 
 
 def test_in_flight_numbers():
-    assert [in_flight("1f1b", s, 4, 8) for s in range(4)] == [4, 3, 2, 1]
-    assert [in_flight("1f1b", s, 4, 2) for s in range(4)] == [2, 2, 2, 1]
-    assert [in_flight("gpipe", s, 2, 8) for s in range(2)] == [8, 8]
-    assert [in_flight("sequential", s, 2, 8) for s in range(2)] == [1, 1]
+    assert [least_in_flight("1f1b", s, 4, 8) for s in range(4)] == [4, 3, 2, 1]
+    assert [least_in_flight("1f1b", s, 4, 2) for s in range(4)] == [2, 2, 2, 1]
+    assert [least_in_flight("gpipe", s, 2, 8) for s in range(2)] == [8, 8]
+    assert [least_in_flight("sequential", s, 2, 8) for s in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_check_in_flight(schedule, numbers, fine):
     assert (check_in_flight(schedule, numbers, 8) is None) == fine
 
 
-def test_check_weights_behind():
+def test_check_deferred_weights():
     assert check_in_flight("zero-bubble", [2, 1], 8, [7, 0]) is None
     assert "0 to 7" in check_in_flight("zero-bubble", [2, 1], 8, [8, 0])
     assert "allows none" in check_in_flight("1f1b", [2, 1], 8, [0, 1])
@@ -88,14 +88,14 @@ def test_check_weights_behind():
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="unknown schedule"):
-        in_flight("zigzag", 0, 1, 1)
+        least_in_flight("zigzag", 0, 1, 1)
     with pytest.raises(ValueError, match="unknown schedule"):
         actions("zigzag", 1, 1)
     with pytest.raises(ValueError, match="not one of"):
-        in_flight("1f1b", 2, 2, 1)
+        least_in_flight("1f1b", 2, 2, 1)
     with pytest.raises(ValueError, match="in_flight"):
         actions("1f1b", 2, 3)
-    with pytest.raises(ValueError, match="weights_behind must be 0 to 1"):
+    with pytest.raises(ValueError, match="deferred_weights must be 0 to 1"):
         actions("zero-bubble", 2, 2, 2)
-    with pytest.raises(ValueError, match="1f1b has no weights_behind"):
+    with pytest.raises(ValueError, match="1f1b has no deferred_weights"):
         actions("1f1b", 2, 2, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.setup.node import making
+from skyctl.setup.node import environment_builder
 
 
 def test_a_signal_meanwhile_does_not_leave_what_is_half_made(
@@ -25,8 +25,8 @@ def test_a_signal_meanwhile_does_not_leave_what_is_half_made(
             raise SystemExit(143)
         remove(path, ignore_errors=ignore_errors)
 
-    monkeypatch.setattr(making.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(environment_builder.shutil, "rmtree", interrupted)
     with pytest.raises(SystemExit):
-        making._discard(half)
+        environment_builder._discard_unfinished(half)
     assert came == [half]
     assert not half.exists()

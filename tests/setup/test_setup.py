@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from skyctl.inventory.read import read_cluster
-from skyctl.inventory.setups import with_setups
+from skyctl.inventory.cluster_file import read_cluster
+from skyctl.inventory.environment_registry import with_prepared_environments
 
 TORCH = version("torch").partition("+")[0]
 TRAIN = "def model():\n    return []\n"
@@ -28,7 +28,7 @@ def run_in(python: str, code: str) -> str:
 def used(site, monkeypatch: pytest.MonkeyPatch, name: str) -> str:
     """The Python that skyctl uses on a node."""
     monkeypatch.setenv("SKYCTL_HOME", str(site.state))
-    return with_setups(read_cluster(site.folder / "cluster.yaml")).node(name).python
+    return with_prepared_environments(read_cluster(site.folder / "cluster.yaml")).node(name).python
 
 
 def test_made_used_and_removed(site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from skyctl.errors import InputError
-from skyctl.setup.mending import lacks
-from skyctl.setup.node import pip
-from skyctl.setup.requirements import requirements_of, together
+from skyctl.setup.installer import missing_requirements
+from skyctl.setup.node import pip_runner
+from skyctl.setup.workload_requirements import merge_requirements, read_workload_requirements
 
 GOOD = {"torch": "2.13.0+cpu", "gloo": True, "missing": [], "fault": None}
 
@@ -27,7 +27,7 @@ def test_requirements_are_read_as_pip_would(train: Path) -> None:
         "# comment\n\na >= 1, \\\n  < 2\nb @ https://example.org/b.whl#sha256=ab  # why\n"
         "--extra-index-url https://example.org/simple\n--pre\n-r more.txt\na >= 1,   < 2\n"
     )
-    found = requirements_of(str(train))
+    found = read_workload_requirements(str(train))
     assert found.lines == (
         "a >= 1,   < 2",
         "b @ https://example.org/b.whl#sha256=ab",
@@ -37,8 +37,8 @@ def test_requirements_are_read_as_pip_would(train: Path) -> None:
 
 
 def test_nothing_is_required(train: Path) -> None:
-    assert requirements_of(None).lines == requirements_of("gpt:layers=2").lines == ()
-    assert requirements_of(str(train)).lines == ()
+    assert read_workload_requirements(None).lines == read_workload_requirements("gpt:layers=2").lines == ()
+    assert read_workload_requirements(str(train)).lines == ()
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_nothing_is_required(train: Path) -> None:
 def test_lines_that_nodes_can_not_have(train: Path, line: str) -> None:
     (train.parent / "requirements.txt").write_text(f"a\n{line}\n")
     with pytest.raises(InputError) as caught:
-        requirements_of(str(train))
+        read_workload_requirements(str(train))
     assert "requirements.txt:2" in str(caught.value) or line == "-r ."
 
 
 def test_files_that_include_each_other(train: Path) -> None:
     (train.parent / "requirements.txt").write_text("-r requirements.txt\n")
     with pytest.raises(InputError, match="include each other"):
-        requirements_of(str(train))
+        read_workload_requirements(str(train))
 
 
 def test_what_is_new_wins() -> None:
-    assert together(("a==2", "b"), ("A==1", "c-d", "C_d")) == ("a==2", "b", "c-d", "C_d")
+    assert merge_requirements(("a==2", "b"), ("A==1", "c-d", "C_d")) == ("a==2", "b", "c-d", "C_d")
 
 
 @pytest.mark.parametrize(
@@ -74,38 +74,41 @@ def test_what_is_new_wins() -> None:
     ],
 )
 def test_lacks(changes: dict, words: tuple[str, ...]) -> None:
-    assert lacks({**GOOD, **changes}, "2.13.0") == words
+    assert missing_requirements({**GOOD, **changes}, "2.13.0") == words
 
 
 def test_what_pip_says() -> None:
     refused = "WARNING: Retrying (Retry(0)) after connection broken by 'NewConnectionError(...)': /torch/"
     gone = "ERROR: No matching distribution found for nosuch==1 (from torch)"
-    offline = pip.Finished(1, (refused, gone))
+    offline = pip_runner.PipResult(1, (refused, gone))
     assert offline.offline == refused
     assert offline.unmatched == "nosuch==1"
-    assert pip.Finished(1, (gone,)).offline is None
-    full = pip.Finished(
+    assert pip_runner.PipResult(1, (gone,)).offline is None
+    full = pip_runner.PipResult(
         1, ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",)
     )
     assert full.disk_full
     assert "No space left" in full.why
-    assert pip.Finished(2, ("odd", "")).why == "odd"
-    assert (
-        pip.in_words("  Downloading https://x/y/torch-2.13.0.whl (190.5 MB)")
-        == "downloading torch-2.13.0.whl (190.5 MB)"
+    assert pip_runner.PipResult(2, ("odd", "")).why == "odd"
+    parse = pip_runner.parse_pip_activity
+    assert parse("  Downloading https://x/y/torch-2.13.0.whl (190.5 MB)") == (
+        "downloading torch-2.13.0.whl (190.5 MB)",
+        False,
     )
-    assert pip.in_words("Collecting torch==2.13.0") == "looking for torch==2.13.0"
-    assert pip.in_words("Installing collected packages: a, b, c") == "installing 3 packages"
-    assert pip.in_words("Looking in links: /x") is None
+    assert parse("Collecting torch==2.13.0") == ("looking for torch==2.13.0", False)
+    assert parse("Installing collected packages: a, b, c") == ("installing 3 packages", True)
+    assert parse("Looking in links: /x") is None
 
 
 def test_pip_is_led_nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for key, value in {"PIP_TARGET": "/x", "PIP_INDEX_URL": "http://own", "PYTHONPATH": "/y"}.items():
         monkeypatch.setenv(key, value)
-    found = pip.environment(tmp_path, {"index_url": None, "extra_index_url": "http://more"}, offline=False)
+    found = pip_runner.pip_environment(
+        tmp_path, {"index_url": None, "extra_index_url": "http://more"}, offline=False
+    )
     assert "PIP_TARGET" not in found
     assert "PYTHONPATH" not in found
     assert (found["PIP_INDEX_URL"], found["PIP_EXTRA_INDEX_URL"]) == ("http://own", "http://more")
-    found = pip.environment(tmp_path, {"index_url": "http://x"}, offline=True)
+    found = pip_runner.pip_environment(tmp_path, {"index_url": "http://x"}, offline=True)
     assert "PIP_INDEX_URL" not in found
     assert found["TMPDIR"] == str(tmp_path)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyctl.agent.task import TaskChannel, error_event
-from skyctl.agent.wire import read_frame, write_frame
-from skyctl.schedule.actions import in_flight
+from skyctl.agent.frames import read_frame, write_frame
+from skyctl.agent.task_runner import TaskChannel, make_error_event
+from skyctl.schedule.actions import least_in_flight
 
 Event = dict[str, Any]
 RUN_S = 60.0
@@ -191,7 +191,7 @@ def payloads(
             "layers": [cuts[stage], cuts[stage + 1]],
             "microbatches": microbatches,
             "schedule": schedule,
-            "in_flight": min(microbatches, in_flight(schedule, stage, stages, microbatches) + depth),
+            "in_flight": min(microbatches, least_in_flight(schedule, stage, stages, microbatches) + depth),
             "receive_window": 0,
             "steps": steps,
             "previous": peer(stage - 1),
@@ -218,7 +218,7 @@ def _child(descriptor: int, folder: Path, number: int) -> None:
         except EOFError:
             return
         except Exception as exc:
-            channel.send(error_event(exc))
+            channel.send(make_error_event(exc))
         else:
             channel.send({**result, "event": "result"})
 

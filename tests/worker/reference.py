@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from skyctl.worker.randomness import Randomness
-from skyctl.workload.mixed import collect, master_of
+from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.workload.microbatches import microbatch_sizes
+from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.recipe import Recipe
-from skyctl.workload.spec import WorkloadSpec
-from skyctl.workload.split import sizes
-from skyctl.workload.workload import Workload, load
+from skyctl.workload.workload import Workload, load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 
 @dataclass
@@ -29,19 +29,19 @@ class Reference:
 def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Reference:
     """``recipe.total_steps`` steps with torch's own tools for clipping."""
     torch.set_num_threads(1)
-    loaded = load(WorkloadSpec.from_dict(workload))
+    loaded = load_workload(WorkloadSpec.from_dict(workload))
     layers = loaded.build(0, loaded.layers, "cpu")
     parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     masters = [master_of(p) for p in parameters]
     optimizer = loaded.optimizer(parameters)
     own = [group["lr"] for group in optimizer.param_groups]
-    randomness = Randomness(loaded._spec.seed, 0, torch.device("cpu"))
-    split = sizes(workload["batch_size"], microbatches)
+    randomness = LayerSeeder(loaded._spec.seed, 0, torch.device("cpu"))
+    split = microbatch_sizes(workload["batch_size"], microbatches)
     batches, found = loaded.batches(), Reference()
     for step in range(recipe.total_steps):
         randomness.step = step
         for group, rate in zip(optimizer.param_groups, own, strict=True):
-            group["lr"] = rate * recipe.factor(step, recipe.min_learning_rate / rate)
+            group["lr"] = rate * recipe.learning_rate_factor(step, recipe.min_learning_rate / rate)
         found.rates.append(optimizer.param_groups[0]["lr"])
         inputs, targets = next(batches)
         total = 0.0
@@ -56,7 +56,7 @@ def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Refere
             total += loss.item()
         found.losses.append(total)
         for parameter in parameters:
-            collect(parameter)
+            accumulate_into_master(parameter)
         if recipe.clip_norm is not None:
             found.norms.append(torch.nn.utils.clip_grad_norm_(masters, recipe.clip_norm).item())
         optimizer.step()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from skyctl.schedule.actions import SCHEDULES, in_flight
-from skyctl.workload.spec import WorkloadSpec
-from skyctl.workload.workload import load
+from skyctl.schedule.actions import SCHEDULES, least_in_flight
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 RANKS = 16
 LAYERS = 20
@@ -85,7 +85,7 @@ def _random_payloads(driver: ModuleType, known: WorkloadSpec, chance: random.Ran
     for stage, payload in enumerate(payloads):
         payload["receive_window"] = chance.choice((0, 1, 2, 3, microbatches))
         if schedule in ("eager-1f1b", "zero-bubble"):
-            least = in_flight(schedule, stage, stages, microbatches)
+            least = least_in_flight(schedule, stage, stages, microbatches)
             deepest = payload["in_flight"] = chance.randint(least, max(least, deepest))
         if schedule == "zero-bubble":
             payload["weights_behind"] = chance.randint(0, microbatches - 1)
@@ -99,7 +99,7 @@ def test_no_combination_hangs(driver: ModuleType, many: Any, tmp_path: Path) -> 
     path = tmp_path / "train.py"
     path.write_text(WORKLOAD.replace("LAYERS", str(LAYERS)))
     # with shapes filled in, as the launcher hands it out: no rank has to run the model on fake tensors
-    known = load(WorkloadSpec(source=str(path), path=str(path), seed=3)).spec
+    known = load_workload(WorkloadSpec(source=str(path), path=str(path), seed=3)).spec
     chance = random.Random(4)
     for number in range(COMBINATIONS):
         payloads = _random_payloads(driver, known, chance)

@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.worker.workloads import RAISING
 
-from skyctl.remote.credentials import credentials
+from skyctl.remote.credentials import make_credentials
 
 Workloads = Callable[..., dict[str, Any]]
 
@@ -22,7 +23,7 @@ def test_losses_are_the_same_to_the_last_bit(
     losses = []
     for encrypt in (False, True):
         payloads = driver.payloads(
-            workload(), [0, 2, 4, 7], 4, schedule, 4, **credentials(encrypt=encrypt), trace=True
+            workload(), [0, 2, 4, 7], 4, schedule, 4, **make_credentials(encrypt=encrypt), trace=True
         )
         for payload in payloads:
             payload["link_dtypes"] = dict.fromkeys(
@@ -39,7 +40,7 @@ def test_clipping_and_validation_go_through_tls(workload: Workloads, pool: Any, 
     norms = []
     for encrypt in (False, True):
         payloads = driver.payloads(
-            workload(), [0, 3, 7], 4, "1f1b", 3, recipe=recipe, **credentials(encrypt=encrypt)
+            workload(), [0, 3, 7], 4, "1f1b", 3, recipe=recipe, **make_credentials(encrypt=encrypt)
         )
         outcome = pool.run(payloads)
         assert not outcome.errors, outcome.errors
@@ -50,15 +51,10 @@ def test_clipping_and_validation_go_through_tls(workload: Workloads, pool: Any, 
 def test_a_stage_that_fails_is_the_cause_and_its_neighbours_lost_it(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    bad = (
-        "return self.norm(x + skip)",
-        "self.calls = getattr(self, 'calls', 0) + 1\n"
-        "        if self.calls == 7 and x.device.type == 'cpu' and not hasattr(x, 'fake_mode'):\n"
-        "            raise ValueError('bad sample')\n"
-        "        return self.norm(x + skip)",
-    )
     outcome = pool.run(
-        driver.payloads(workload(replace=bad), [0, 3, 5, 7], 4, "1f1b", 5, **credentials(encrypt=True))
+        driver.payloads(
+            workload(replace=RAISING), [0, 3, 5, 7], 4, "1f1b", 5, **make_credentials(encrypt=True)
+        )
     )
     assert sorted(outcome.errors) == [0, 1, 2]
     assert outcome.errors[1]["message"] == "step 1, forward of microbatch 2: ValueError: bad sample"
@@ -79,7 +75,7 @@ def test_strangers_at_a_ranks_port_do_not_disturb_the_run(
 
     try:
         outcome = pool.run(
-            driver.payloads(workload(), [0, 2, 7], 4, "1f1b", 2, **credentials(encrypt=encrypt)), come
+            driver.payloads(workload(), [0, 2, 7], 4, "1f1b", 2, **make_credentials(encrypt=encrypt)), come
         )
     finally:
         for stranger in strangers:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.workload.spec import WorkloadSpec
+from skyctl.workload.workload_spec import WorkloadSpec
 
 GPT = "gpt:layers=2,hidden=64,heads=2,context=16"
 STEPS = 10

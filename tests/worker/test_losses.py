@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from skyctl.checkpoint import safetensors
-from skyctl.workload.spec import WorkloadSpec
-from skyctl.workload.split import sizes
-from skyctl.workload.workload import load
+from skyctl.workload.microbatches import microbatch_sizes
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 STEPS = 10
 PLANS = [
@@ -42,10 +42,10 @@ LESS = [
 def reference(workload: dict[str, Any], microbatches: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The plain loop in one process: losses of every step, and the weights at the end."""
     torch.set_num_threads(1)
-    loaded = load(WorkloadSpec.from_dict(workload))
+    loaded = load_workload(WorkloadSpec.from_dict(workload))
     model = torch.nn.Sequential(*loaded.build(0, loaded.layers, "cpu"))
     optimizer = loaded.optimizer(model.parameters())
-    split = sizes(workload["batch_size"], microbatches)
+    split = microbatch_sizes(workload["batch_size"], microbatches)
     batches = loaded.batches()
     losses = []
     for _ in range(STEPS):
@@ -108,7 +108,7 @@ def test_equal_to_the_last_bit_and_the_weights_come_out(
 def test_built_in_model(pool: Any, driver: ModuleType) -> None:
     spec = WorkloadSpec(source="gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, seed=1).to_dict()
     losses, _ = reference(spec, 2)
-    layers = load(WorkloadSpec.from_dict(spec)).layers
+    layers = load_workload(WorkloadSpec.from_dict(spec)).layers
     outcome = pool.run(driver.payloads(spec, [0, 2, layers], 2, "gpipe", STEPS))
     assert not outcome.errors, outcome.errors
     assert outcome.losses == pytest.approx(losses, rel=1e-5)

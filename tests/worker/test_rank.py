@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.worker.workloads import RAISING
 
 Workloads = Callable[..., dict[str, Any]]
 
@@ -46,14 +47,7 @@ def test_told_to_stop_all_ranks_end_after_the_same_step(
 def test_a_layer_that_raises_is_told_with_its_phase_and_the_others_lost_it(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    bad = (
-        "return self.norm(x + skip)",
-        "self.calls = getattr(self, 'calls', 0) + 1\n"
-        "        if self.calls == 7 and x.device.type == 'cpu' and not hasattr(x, 'fake_mode'):\n"
-        "            raise ValueError('bad sample')\n"
-        "        return self.norm(x + skip)",
-    )
-    outcome = pool.run(driver.payloads(workload(replace=bad), [0, 3, 5, 7], 4, "1f1b", 5))
+    outcome = pool.run(driver.payloads(workload(replace=RAISING), [0, 3, 5, 7], 4, "1f1b", 5))
     assert sorted(outcome.errors) == [0, 1, 2]
     cause = outcome.errors[1]
     assert cause["type"] == "RunError"

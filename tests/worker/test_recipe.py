@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker import reference
+from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 
 from skyctl.checkpoint import safetensors
 from skyctl.workload.recipe import Recipe
-from skyctl.workload.spec import WorkloadSpec
-from skyctl.workload.workload import load
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
 STEPS = 5
@@ -28,32 +28,7 @@ CHANCE = (
     "        x = x if random.random() < 0.5 or not self.training else x * 2\n"
     "        return self.norm(x + skip) *",
 )
-DROPOUT = (
-    "return self.linear(x), ids, x",
-    "return torch.dropout(self.linear(x), 0.4, self.training), ids, x",
-)
 MORE_DROPOUT = ("nn.Linear(8, 8), nn.GELU(), Head()", "nn.Dropout(0.3), nn.Dropout(0.3), Head()")
-VALIDATION = """
-def validation(batch_size, seed):
-    generator = torch.Generator().manual_seed(seed + 99)
-    for size in (batch_size, batch_size, 3, batch_size):
-        ids = torch.randint(0, 11, (size, 5), generator=generator)
-        yield ids, ids[:, 0]
-"""
-
-
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    """``reference.py`` beside this file."""
-    spec = importlib.util.spec_from_file_location(
-        "worker_reference", Path(__file__).with_name("reference.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["worker_reference"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(
@@ -68,23 +43,13 @@ def run(
     return outcome
 
 
-def with_more(spec: dict[str, Any], *edits: tuple[str, str], text: str = "") -> dict[str, Any]:
-    path = Path(spec["path"])
-    source = path.read_text()
-    for old, new in edits:
-        assert old in source
-        source = source.replace(old, new)
-    path.write_text(source + text)
-    return spec
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_clipping_is_by_the_norm_of_the_whole_model(
-    frozen: bool, workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    frozen: bool, workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
     spec = workload("sgd")
     if frozen:  # one stage of the last plan then trains nothing
-        with_more(
+        edit_workload(
             spec,
             ("    return nn.Sequential(", "    layers = nn.Sequential("),
             (
@@ -143,7 +108,7 @@ def test_a_norm_that_is_not_finite_is_an_error_with_the_step(
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant"])
 def test_the_learning_rate_takes_its_course(
-    name: str, workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    name: str, workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
     floor = 0.0 if name == "constant" else 0.002
     recipe = Recipe(lr_schedule=name, warmup_steps=2, min_learning_rate=floor, total_steps=6)
@@ -164,14 +129,14 @@ def test_a_floor_above_the_rate_is_refused(workload: Workloads, pool: Any, drive
 
 @pytest.mark.parametrize("how", [{}, {"recompute": True}, {"schedule": "zero-bubble", "weights_behind": 1}])
 def test_dropout_is_the_same_under_every_plan(
-    how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    spec = with_more(workload("sgd"), DROPOUT, MORE_DROPOUT, CHANCE)
+    spec = edit_workload(workload("sgd"), DROPOUT, MORE_DROPOUT, CHANCE)
     recipe = Recipe(total_steps=STEPS)
     expected = reference.train(spec, 4, recipe)
-    still = reference.train(with_more(workload("sgd")), 4, recipe)
+    still = reference.train(edit_workload(workload("sgd")), 4, recipe)
     assert abs(expected.losses[0] - still.losses[0]) > 1e-3, "it drops something"
-    with_more(spec, DROPOUT, MORE_DROPOUT, CHANCE)
+    edit_workload(spec, DROPOUT, MORE_DROPOUT, CHANCE)
     for plan in PLANS:
         outcome = run(pool, driver, spec, plan, recipe, **how)
         assert outcome.losses == pytest.approx(expected.losses, rel=1e-5), plan
@@ -179,10 +144,10 @@ def test_dropout_is_the_same_under_every_plan(
 
 @pytest.mark.parametrize("number", [2, 9])
 def test_validation_is_the_mean_over_held_out_batches(
-    number: int, workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    number: int, workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
     """The third of four batches is too small and left out; nine are asked for, three there are."""
-    spec = with_more(workload("sgd"), DROPOUT, MORE_DROPOUT, text=VALIDATION)
+    spec = edit_workload(workload("sgd"), DROPOUT, MORE_DROPOUT, text=VALIDATION)
     recipe = Recipe(validate_every=2, validate_batches=number, total_steps=STEPS)
     expected = reference.train(spec, 4, recipe)
     assert sorted(expected.validation) == [1, 3, 4]
@@ -196,9 +161,9 @@ def test_validation_is_the_mean_over_held_out_batches(
 
 @pytest.mark.parametrize("how", [{}, {"recompute": True}, {"schedule": "zero-bubble", "weights_behind": 1}])
 def test_all_together_in_bfloat16_equals_one_process_to_the_last_bit(
-    how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType, reference: ModuleType
+    how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:
-    spec = with_more(workload("adamw"), DROPOUT, text=VALIDATION) | {"dtype": "bfloat16"}
+    spec = edit_workload(workload("adamw"), DROPOUT, text=VALIDATION) | {"dtype": "bfloat16"}
     recipe = Recipe(lr_schedule="cosine", warmup_steps=2, validate_every=3, total_steps=STEPS)
     expected = reference.train(spec, 4, recipe)
     for plan in PLANS:
@@ -216,7 +181,7 @@ def test_bfloat16_learns_as_float32_does(pool: Any, driver: ModuleType) -> None:
     found = {}
     for dtype in ("float32", "bfloat16"):
         spec = WorkloadSpec(source=source, batch_size=8, seed=1, dtype=dtype, learning_rate=0.01)
-        layers = load(spec).layers
+        layers = load_workload(spec).layers
         recipe = Recipe(clip_norm=1.0, total_steps=30)
         found[dtype] = run(pool, driver, spec.to_dict(), ([0, 3, layers], "1f1b"), recipe).losses
     assert found["float32"][-1] < found["float32"][0] - 1.5

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 
 from skyctl.checkpoint import layout
 from skyctl.schedule.actions import SCHEDULES
@@ -29,10 +30,6 @@ OPTIMIZERS = {
     "adagrad": "torch.optim.Adagrad(parameters, lr=0.05)",
     "adafactor": "torch.optim.Adafactor(parameters, lr=0.02)",
 }
-DROPOUT = (
-    "return self.linear(x), ids, x",
-    "return torch.dropout(self.linear(x), 0.4, self.training), ids, x",
-)
 EPOCHS = ("    while True:\n", "    for _ in range(5):\n")
 BATCH_NORM = ("nn.Linear(8, 8), nn.GELU(), Head()", "Norm(), nn.GELU(), Head()")
 NORM = """
@@ -46,13 +43,6 @@ class Norm(nn.Module):
             self.seen += 1
         return self.norm(x) * (1 + self.seen / 100)
 """
-VALIDATION = """
-def validation(batch_size, seed):
-    generator = torch.Generator().manual_seed(seed + 99)
-    for size in (batch_size, batch_size, 3, batch_size):
-        ids = torch.randint(0, 11, (size, 5), generator=generator)
-        yield ids, ids[:, 0]
-"""
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is a small one that root mounts")
 
 
@@ -64,16 +54,6 @@ def six(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield pool
     finally:
         pool.close()
-
-
-def edited(spec: dict[str, Any], *edits: tuple[str, str], text: str = "") -> dict[str, Any]:
-    path = Path(spec["path"])
-    source = path.read_text()
-    for old, new in edits:
-        assert old in source
-        source = source.replace(old, new)
-    path.write_text(source + text)
-    return spec
 
 
 def run(six: Any, driver: ModuleType, spec: Any, cuts: list[int], **options: Any) -> Any:
@@ -123,7 +103,7 @@ def test_the_users_own_optimizer_and_data(
     optimizer: str, workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
 ) -> None:
     given = "torch.optim.AdamW(parameters, lr=0.01)"
-    spec = edited(workload(), (given, OPTIMIZERS[optimizer]), EPOCHS, BATCH_NORM, text=NORM)
+    spec = edit_workload(workload(), (given, OPTIMIZERS[optimizer]), EPOCHS, BATCH_NORM, text=NORM)
     whole = run(six, driver, spec, FOUR, checkpoint=keeping(tmp_path / "r"), weights=True)
     resume = resuming(whole, tmp_path / "r")
     for number in (1, 4):
@@ -136,7 +116,7 @@ def test_the_users_own_optimizer_and_data(
 def test_all_that_a_recipe_can_ask_for(
     dtype: str, workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
 ) -> None:
-    spec = edited(workload(), DROPOUT, text=VALIDATION) | {"dtype": dtype}
+    spec = edit_workload(workload(), DROPOUT, text=VALIDATION) | {"dtype": dtype}
     recipe = Recipe(
         clip_norm=0.4,
         lr_schedule="cosine",
@@ -162,7 +142,7 @@ def test_all_that_a_recipe_can_ask_for(
 def test_recomputing_stages_and_the_standard_optimizer_of_a_built_in_model(
     six: Any, driver: ModuleType, tmp_path: Path
 ) -> None:
-    from skyctl.workload.spec import WorkloadSpec
+    from skyctl.workload.workload_spec import WorkloadSpec
 
     spec = WorkloadSpec(
         source="gpt:layers=3,hidden=16,heads=2,context=8", batch_size=6, seed=2, random_inputs=True
@@ -202,10 +182,10 @@ def test_the_newest_are_kept_and_the_time_is_in_no_step(
     workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
 ) -> None:
     folder = tmp_path / "r"
-    layout.make_step(folder, 1)
-    layout.pin(folder, [2])
+    layout.make_step_folder(folder, 1)
+    layout.pin_steps(folder, [2])
     outcome = run(six, driver, workload(), CUTS[2], checkpoint=keeping(folder, every=1), trace=True)
-    assert layout.steps(folder) == [2, 7, 8]
+    assert layout.list_steps(folder) == [2, 7, 8]
     for events in outcome.steps.values():
         for event in events:
             parts = event["compute_s"] + event["transfer_s"] + event["idle_s"]
@@ -221,12 +201,12 @@ def test_what_earlier_attempts_wrote_of_later_steps_goes(
 ) -> None:
     folder = tmp_path / "r"
     run(six, driver, workload(), FOUR, checkpoint=keeping(folder, every=2, keep=9))
-    assert layout.steps(folder) == [2, 4, 6, 8]
+    assert layout.list_steps(folder) == [2, 4, 6, 8]
     keeps = keeping(folder, every=2, keep=9, attempt=1)
     resume = {"step": 4, "folder": str(folder)}
     run(six, driver, workload(), CUTS[2], steps=6, checkpoint=keeps, resume=resume)
-    assert layout.steps(folder) == [2, 4, 6]
-    assert {file.attempt for file in layout.held(folder)[6].values()} == {1}
+    assert layout.list_steps(folder) == [2, 4, 6]
+    assert {file.attempt for file in layout.held_shards(folder)[6].values()} == {1}
 
 
 def _cut(path: Path) -> None:
@@ -302,7 +282,7 @@ class Counting(torch.optim.SGD):
         self.state["count"] = self.state.get("count", 0) + 1
         return super().step(closure)
 """
-    spec = edited(workload(), ("torch.optim.AdamW(parameters, lr=0.01)", optimizer), text=counting)
+    spec = edit_workload(workload(), ("torch.optim.AdamW(parameters, lr=0.01)", optimizer), text=counting)
     payload = driver.payloads(spec, [0, 7], MICROBATCHES, "1f1b", 3, checkpoint=keeping(tmp_path / "r"))
     error = six.run(payload).errors[0]
     assert error["type"] == "WorkloadError"
@@ -326,11 +306,11 @@ def test_a_full_disk_stops_no_run_and_nothing_half_written_is_left(
         assert failed
         assert len(failed) < len(events)
         assert all("No space left" in event["error"] and not event["layers"] for event in failed)
-        held = layout.held(folder)
+        held = layout.held_shards(folder)
         assert sorted(held) == [event["step"] for event in events if "error" not in event]
         for step, layers in held.items():
             assert sorted(layers) == list(range(7))
-            assert not any(layout.fault(folder, step, layer) for layer in layers)
+            assert not any(layout.find_fault(folder, step, layer) for layer in layers)
         files = {path.name for path in folder.rglob("*") if path.is_file()}
         assert all(name.startswith(("layer-", "part-")) for name in files)
         assert len(list(folder.iterdir())) == len(held)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyctl.workload.workload import Workload, load, make_spec
+from skyctl.workload.workload import Workload, load_workload
+from skyctl.workload.workload_spec import make_spec
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,6 @@ def user(tmp_path: Path) -> Callable[..., Workload]:
         where.mkdir(parents=True, exist_ok=True)
         path = where / "train.py"
         path.write_text(f"import torch\nfrom torch import nn\n{data}\n{body}\n")
-        return load(make_spec(str(path), **{"batch_size": 8, **options}))
+        return load_workload(make_spec(str(path), **{"batch_size": 8, **options}))
 
     return make

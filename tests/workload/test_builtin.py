@@ -13,7 +13,8 @@ import torch
 
 import skyctl
 from skyctl.errors import WorkloadError
-from skyctl.workload.workload import Workload, load, make_spec
+from skyctl.workload.workload import Workload, load_workload
+from skyctl.workload.workload_spec import make_spec
 
 NEEDED_BY_TORCH = {
     "torch", "torchgen", "functorch", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2",
@@ -42,7 +43,7 @@ def run(workload: Workload, steps: int, cuts: tuple[int, ...] = ()) -> list[floa
 
 
 def test_layers_and_boundaries() -> None:
-    workload = load(make_spec(SMALL, batch_size=8))
+    workload = load_workload(make_spec(SMALL, batch_size=8))
     assert workload.names == [
         "embedding", "block.0.attention", "block.0.mlp", "block.1.attention", "block.1.mlp", "head",
     ]  # fmt: skip
@@ -57,20 +58,22 @@ def test_layers_and_boundaries() -> None:
 
 
 def test_learns() -> None:
-    losses = run(load(make_spec(SMALL, batch_size=8, learning_rate=3e-3)), 40)
+    losses = run(load_workload(make_spec(SMALL, batch_size=8, learning_rate=3e-3)), 40)
     assert losses[0] == pytest.approx(5.55, abs=0.1)
     assert losses[-1] < 4.0
 
 
 def test_plan_does_not_matter() -> None:
-    workload = load(make_spec(SMALL, batch_size=4, seed=5))
-    assert run(workload, 3) == run(workload, 3, cuts=(1, 4)) == run(load(workload.spec), 3, cuts=(3,))
+    workload = load_workload(make_spec(SMALL, batch_size=4, seed=5))
+    assert (
+        run(workload, 3) == run(workload, 3, cuts=(1, 4)) == run(load_workload(workload.spec), 3, cuts=(3,))
+    )
 
 
 def test_weights_depend_on_seed_and_index_only() -> None:
-    workload = load(make_spec(SMALL, seed=1))
-    deeper = load(make_spec(SMALL.replace("layers=2", "layers=4"), seed=1))
-    other = load(make_spec(SMALL, seed=2))
+    workload = load_workload(make_spec(SMALL, seed=1))
+    deeper = load_workload(make_spec(SMALL.replace("layers=2", "layers=4"), seed=1))
+    other = load_workload(make_spec(SMALL, seed=2))
     state = torch.get_rng_state()
     whole = workload.build(0, 6)
     assert torch.equal(torch.get_rng_state(), state)
@@ -85,7 +88,7 @@ def test_weights_depend_on_seed_and_index_only() -> None:
 
 
 def test_batches() -> None:
-    workload = load(make_spec(SMALL, batch_size=6, seed=3))
+    workload = load_workload(make_spec(SMALL, batch_size=6, seed=3))
     inputs, targets = next(workload.batches())
     assert inputs.shape == targets.shape == (6, 16)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
@@ -103,7 +106,7 @@ def test_bert(tmp_path: Path) -> None:
     text = tmp_path / "it's a text.txt"
     text.write_bytes(bytes(range(1, 101)) * 3)
     spec = make_spec("bert:layers=1,hidden=16,heads=2,context=11", batch_size=32, data_path=str(text))
-    workload = load(spec)
+    workload = load_workload(spec)
     assert workload.names[-1] == "head"
     assert workload.boundary(4, 5)[0].shape == (5, 2)
     inputs, labels = next(workload.batches())
@@ -116,23 +119,25 @@ def test_bert(tmp_path: Path) -> None:
 
 def test_short_text(tmp_path: Path) -> None:
     (tmp_path / "s.txt").write_bytes(b"too short")
-    workload = load(make_spec(SMALL, data_path=str(tmp_path / "s.txt")))
+    workload = load_workload(make_spec(SMALL, data_path=str(tmp_path / "s.txt")))
     with pytest.raises(WorkloadError, match=r"has 9 bytes.*at least 17"):
         next(workload.batches())
 
 
 def test_random_inputs() -> None:
-    workload = load(make_spec(SMALL, batch_size=4, random_inputs=True))
+    workload = load_workload(make_spec(SMALL, batch_size=4, random_inputs=True))
     inputs, _ = next(workload.batches())
     assert inputs.shape == (4, 16)
     assert int(inputs.max()) < 256
-    assert torch.equal(inputs, next(load(workload.spec).batches())[0])
+    assert torch.equal(inputs, next(load_workload(workload.spec).batches())[0])
 
 
 def test_digest() -> None:
-    digest = load(make_spec(SMALL, batch_size=4, seed=1)).digest
-    assert load(make_spec("gpt:hidden=32,heads=4,context=16,layers=2", batch_size=8)).digest == digest
-    assert load(make_spec(SMALL.replace("layers=2", "layers=3"))).digest != digest
+    digest = load_workload(make_spec(SMALL, batch_size=4, seed=1)).digest
+    assert (
+        load_workload(make_spec("gpt:hidden=32,heads=4,context=16,layers=2", batch_size=8)).digest == digest
+    )
+    assert load_workload(make_spec(SMALL.replace("layers=2", "layers=3"))).digest != digest
 
 
 def test_runs_with_torch_alone(tmp_path: Path) -> None:
@@ -142,14 +147,15 @@ def test_runs_with_torch_alone(tmp_path: Path) -> None:
         top = entry.name.split("-")[0].split(".")[0]
         if top in NEEDED_BY_TORCH:
             (tmp_path / entry.name).symlink_to(entry)
-    spec = load(make_spec(SMALL, batch_size=2)).spec
+    spec = load_workload(make_spec(SMALL, batch_size=2)).spec
     script = (
         "import sys, json, importlib.util, warnings\n"
         "warnings.filterwarnings('ignore', message='Failed to initialize NumPy')\n"
         "assert not any(importlib.util.find_spec(n) for n in ('numpy', 'pydantic', 'yaml', 'rich'))\n"
-        "from skyctl.workload.workload import WorkloadSpec, load\n"
+        "from skyctl.workload.workload import load_workload\n"
+        "from skyctl.workload.workload_spec import WorkloadSpec\n"
         "from skyctl.checkpoint.safetensors import load as read, save\n"
-        "w = load(WorkloadSpec.from_dict(json.loads(sys.argv[1])))\n"
+        "w = load_workload(WorkloadSpec.from_dict(json.loads(sys.argv[1])))\n"
         "assert 'mode' not in w.shapes.__dict__, 'a node with the boundaries needs no fake tensors'\n"
         "layers = w.build(0, w.layers)\n"
         "x, y = next(w.batches())\n"

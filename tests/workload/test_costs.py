@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from skyctl.errors import WorkloadError
-from skyctl.workload.costs import costs
-from skyctl.workload.data import leaves
-from skyctl.workload.shapes import detached
-from skyctl.workload.workload import Workload, load, make_spec
+from skyctl.workload.costs import count_layer_costs
+from skyctl.workload.data import tensors_of_value
+from skyctl.workload.shape_inference import detach_value
+from skyctl.workload.workload import Workload, load_workload
+from skyctl.workload.workload_spec import make_spec
 
 Make = Callable[..., Workload]
 SMALL = "gpt:layers=3,hidden=64,heads=4,context=32"
@@ -25,10 +26,10 @@ def kept_bytes(workload: Workload, start: int, stop: int, samples: int) -> int:
     x, targets = next(workload.batches(0, 0, samples))
     for layer in workload.build(0, start):
         x = layer(x)
-    x = detached(x)
+    x = detach_value(x)
     layers = workload.build(start, stop)
     state = {t.untyped_storage()._cdata for m in layers for t in (*m.parameters(), *m.buffers())}
-    storages: dict[int, Any] = {t.untyped_storage()._cdata: t.untyped_storage() for t in leaves(x)}
+    storages: dict[int, Any] = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors_of_value(x)}
 
     def keep(t: torch.Tensor) -> torch.Tensor:
         storages[t.untyped_storage()._cdata] = t.untyped_storage()
@@ -45,8 +46,8 @@ def kept_bytes(workload: Workload, start: int, stop: int, samples: int) -> int:
 
 @pytest.mark.parametrize("source", [SMALL, "bert:layers=2,hidden=64,heads=4,context=32"])
 def test_activation_against_the_real_thing(source: str) -> None:
-    workload = load(make_spec(source, batch_size=4))
-    found = costs(workload, 4)
+    workload = load_workload(make_spec(source, batch_size=4))
+    found = count_layer_costs(workload, 4)
     for start, stop in [(0, 3), (1, 2), (1, 5), (2, workload.layers), (0, workload.layers)]:
         told = sum(c.activation_bytes for c in found[start:stop])
         assert kept_bytes(workload, start, stop, 4) <= told * 1.001
@@ -66,15 +67,15 @@ def test_what_is_passed_on_is_counted_once(user: Make) -> None:
         "def model(): return [Start(), Body(), Body(), Body(), Join(), nn.Linear(64, 4)]\n"
     )
     workload = user(body)
-    found = costs(workload, 8)
+    found = count_layer_costs(workload, 8)
     for start, stop in [(1, 5), (2, 6), (3, 5), (1, 6)]:
         told = sum(c.activation_bytes for c in found[start:stop])
         assert kept_bytes(workload, start, stop, 8) == told
 
 
 def test_flops_against_the_counter() -> None:
-    workload = load(make_spec(SMALL, batch_size=4))
-    found = costs(workload, 2)
+    workload = load_workload(make_spec(SMALL, batch_size=4))
+    found = count_layer_costs(workload, 2)
     x, targets = next(workload.batches(0, 0, 2))
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(
         torch.nn.attention.SDPBackend.MATH
@@ -88,8 +89,8 @@ def test_flops_against_the_counter() -> None:
 
 
 def test_state_and_signatures() -> None:
-    workload = load(make_spec(SMALL, batch_size=4))
-    found = costs(workload, 2)
+    workload = load_workload(make_spec(SMALL, batch_size=4))
+    found = count_layer_costs(workload, 2)
     for cost, layer in zip(found, workload.build(0, workload.layers), strict=True):
         assert cost.state_bytes == 16 * sum(p.numel() for p in layer.parameters())
     by_kind = {}
@@ -104,7 +105,12 @@ def test_state_and_signatures() -> None:
 def test_optimizer_state(user: Make) -> None:
     def state(optimizer: str) -> float:
         body = "def model(): return [nn.Linear(6, 4)]\n"
-        return costs(user(body + f"def optimizer(parameters): return {optimizer}\n"), 2)[0].state_bytes / 28
+        return (
+            count_layer_costs(user(body + f"def optimizer(parameters): return {optimizer}\n"), 2)[
+                0
+            ].state_bytes
+            / 28
+        )
 
     assert state("torch.optim.SGD(parameters, lr=0.1)") == 8
     assert state("torch.optim.SGD(parameters, lr=0.1, momentum=0.9)") == 12
@@ -117,12 +123,12 @@ def test_frozen_and_buffers(user: Make) -> None:
         "def model(): return [nn.Linear(6, 4).requires_grad_(False), nn.BatchNorm1d(4), nn.Linear(4, 4), "
         "nn.Dropout(0.1), nn.Dropout(0.2)]\n"
     )
-    found = costs(workload, 4)
+    found = count_layer_costs(workload, 4)
     assert found[0].state_bytes == 28 * 4
     assert found[1].state_bytes == 8 * 16 + 8 * 4 + 8
     assert not workload.boundary(1, 4)[0].requires_grad
     assert found[3].signature != found[4].signature
-    assert all(p.grad is None for p in workload.shapes.layers()[2].parameters())
+    assert all(p.grad is None for p in workload.shapes.fake_layers[2].parameters())
 
 
 def test_workspace(user: Make) -> None:
@@ -136,7 +142,7 @@ def test_workspace(user: Make) -> None:
         "        return x * self.w + big\n"
         "def model(): return [Wide(), nn.Linear(6, 4)]\n"
     )
-    cost = costs(user(body), 8)[0]
+    cost = count_layer_costs(user(body), 8)[0]
     assert cost.activation_bytes == 8 * 6 * 4
     assert 8 * 6000 * 4 <= cost.workspace_bytes <= 8 * 6000 * 4 * 1.1
 
@@ -157,7 +163,7 @@ def test_own_function_shows_in_the_signature(user: Make) -> None:
         "    def forward(self, x): return self.f.apply(x)\n"
         "def model(): return [nn.Linear(6, 6), L(A), L(B), L(A), nn.Linear(6, 4)]\n"
     )
-    found = costs(user(body), 4)
+    found = count_layer_costs(user(body), 4)
     assert found[1].signature == found[3].signature != found[2].signature
     assert found[2].flops > found[1].flops
 
@@ -171,7 +177,7 @@ def test_layer_that_asks_for_values(user: Make) -> None:
 
 
 def test_real_layers_run_as_told() -> None:
-    workload = load(make_spec(SMALL, batch_size=4))
+    workload = load_workload(make_spec(SMALL, batch_size=4))
     x, _ = next(workload.batches())
     for index, layer in enumerate(workload.build(0, workload.layers)):
         x = layer(x)

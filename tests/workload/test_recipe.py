@@ -13,16 +13,16 @@ from skyctl.workload.recipe import Recipe
 def test_the_courses() -> None:
     steps = range(10)
     linear = Recipe(lr_schedule="linear", warmup_steps=2, total_steps=10)
-    assert [round(linear.factor(s), 4) for s in steps] == [
+    assert [round(linear.learning_rate_factor(s), 4) for s in steps] == [
         0.3333, 0.6667, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125
     ]  # fmt: skip
     cosine = Recipe(lr_schedule="cosine", total_steps=10)
-    assert cosine.factor(0) == 1.0
-    assert cosine.factor(5) == pytest.approx(0.5)
-    assert cosine.factor(5, floor=0.2) == pytest.approx(0.6)
-    assert 0 < cosine.factor(9) < 0.03
-    assert Recipe(warmup_steps=3, total_steps=3).factor(2) == 0.75
-    assert not Recipe().moves_rate
+    assert cosine.learning_rate_factor(0) == 1.0
+    assert cosine.learning_rate_factor(5) == pytest.approx(0.5)
+    assert cosine.learning_rate_factor(5, floor=0.2) == pytest.approx(0.6)
+    assert 0 < cosine.learning_rate_factor(9) < 0.03
+    assert Recipe(warmup_steps=3, total_steps=3).learning_rate_factor(2) == 0.75
+    assert not Recipe().changes_learning_rate
 
 
 def test_when_it_validates() -> None:

@@ -12,37 +12,40 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from skyctl.check import judge
-from skyctl.check.report import (
+from skyctl.check import diagnosis
+from skyctl.check.check_report import (
     CheckReport,
+    DtypeReport,
     NodeReport,
     PairReport,
     Tick,
     failed,
-    failed_by,
+    failed_with,
     ok,
     skipped,
 )
 from skyctl.errors import NodeError, SkyctlError
 from skyctl.records.cluster import Cluster
-from skyctl.remote.addresses import interface_of, own_addresses, peer_address_outcomes
+from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.session import Session, Task, open_sessions, translate
+from skyctl.remote.peer_addresses import find_peer_address_outcomes, interface_with_address, own_addresses
+from skyctl.remote.remote_task import RemoteTask, translate_task_failure
+from skyctl.remote.session_factory import open_sessions
 
-MODULE = "skyctl.check.node"
+CHECK_TASK = "skyctl.check.check_task"
 CONNECT_TIMEOUT_S = 5.0
 """How long one node tries to connect to another."""
 
 _PINGS = 5
-_AT_ONCE = 32
+_NODES_AT_ONCE = 32
 _PEERS_AT_ONCE = 32  # as node.py tries them
 
-OnEvent = Callable[[str, float, float], None]
+CheckProgress = Callable[[str, float, float], None]
 """Called with what is going on, and how much of how much is done."""
 
 
 @dataclass(frozen=True)
-class Timeouts:
+class CheckTimeouts:
     """Seconds. ``torch_s``: its import takes long on a slow disk or a small share of a processor."""
 
     answer_s: float = 60.0
@@ -51,19 +54,20 @@ class Timeouts:
 
 
 @dataclass
-class _Subject:
+class _CheckedNode:
     """A node that a session is open on, and what is known of it so far."""
 
     session: Session
-    timeouts: Timeouts
+    timeouts: CheckTimeouts
     ticks: list[Tick] = field(default_factory=list)
     torch: str | None = None
+    dtypes: tuple[DtypeReport, ...] = ()
     address: str | None = None
     port: int | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     lost: SkyctlError | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _task: Task | None = None
+    _task: RemoteTask | None = None
     _ids: Iterator[int] = field(default_factory=count)
 
     @property
@@ -77,7 +81,7 @@ class _Subject:
             SkyctlError: the task failed, the node is lost, or no answer in time.
         """
         if self._task is None:
-            self._task = self.session.task(MODULE, {"op": "serve"}, name="check")
+            self._task = self.session.start_task(CHECK_TASK, {"op": "serve"}, name="check")
         number = next(self._ids)
         self._task.send({"op": op, "id": number, **arguments})
         deadline = time.monotonic() + timeout_s
@@ -86,17 +90,17 @@ class _Subject:
             if message.get("event") == "answer" and message["id"] == number:
                 return message
             if message.get("event") in ("error", "exit"):
-                raise translate(self.session.node, message)
+                raise translate_task_failure(self.session.node, message)
         raise NodeError(f"node {self.name} did not answer within {timeout_s:g} s", node=self.name)
 
 
 def check_nodes(
     cluster: Cluster,
     options: ConnectOptions,
-    on_event: OnEvent | None = None,
-    timeouts: Timeouts | None = None,
+    on_event: CheckProgress | None = None,
+    timeouts: CheckTimeouts | None = None,
 ) -> CheckReport:
-    """Looks at every node and every pair; what fails is a cross with its next step, never an exception.
+    """Looks at every node and every pair; what fails is a problem with its next step, never an exception.
 
     Every node that lets us in connects to every other one, at the addresses and on ports of the kind that
     training uses. Nothing is left on the nodes but skyctl's own files in their cache.
@@ -104,38 +108,41 @@ def check_nodes(
     Args:
         on_event: called from this thread and others.
     """
-    timeouts = timeouts or Timeouts()
-    said = _Said(on_event, len(cluster.nodes))
+    timeouts = timeouts or CheckTimeouts()
+    said = _ProgressCounter(on_event, len(cluster.nodes))
     said("connecting")
     outcomes = open_sessions(cluster.nodes, options, lambda name, _: said(f"{name} answered"))
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
-    subjects = {name: _Subject(session, timeouts) for name, session in sessions.items()}
-    with _closing(sessions), ThreadPoolExecutor(_AT_ONCE, "check") as pool:
-        _each(pool, subjects, _look, said)
-        _addresses(subjects)
-        _each(pool, subjects, _listen, said)
+    subjects = {name: _CheckedNode(session, timeouts) for name, session in sessions.items()}
+    with _closing_sessions(sessions), ThreadPoolExecutor(_NODES_AT_ONCE, "check") as pool:
+        _on_every_node(pool, subjects, _inspect_node, said)
+        _find_addresses(subjects)
+        _on_every_node(pool, subjects, _start_listening, said)
         everyone = list(subjects.values())
-        _each(pool, subjects, lambda subject: _meet(subject, everyone), said)
-    _compare_torch(subjects)
+        _on_every_node(pool, subjects, lambda subject: _connect_to_peers(subject, everyone), said)
+    _compare_torch_versions(subjects)
     nodes = []
     for node in cluster.nodes:
         outcome = outcomes[node.name]
         if isinstance(outcome, SkyctlError):
             report = NodeReport(
-                node=node.name, address=None, interface=None, ticks=tuple(judge.connection(node, outcome))
+                node=node.name,
+                address=None,
+                interface=None,
+                ticks=tuple(diagnosis.connection_ticks(node, outcome)),
             )
         else:
-            report = _report(subjects[node.name])
+            report = _node_report(subjects[node.name])
         nodes.append(report)
-    pairs = _pairs(cluster, subjects)
+    pairs = _pair_reports(cluster, subjects)
     fine = all(report.ok for report in nodes) and all(pair.error is None for pair in pairs)
     return CheckReport(cluster=cluster.name, ok=fine, nodes=tuple(nodes), pairs=tuple(pairs))
 
 
-class _Said:
+class _ProgressCounter:
     """Counts what is done: each node connects, is looked at, listens, and meets its peers."""
 
-    def __init__(self, on_event: OnEvent | None, nodes: int) -> None:
+    def __init__(self, on_event: CheckProgress | None, nodes: int) -> None:
         self.on_event = on_event
         self.total = nodes * 4
         self.done = -1
@@ -149,31 +156,33 @@ class _Said:
 
 
 @contextmanager
-def _closing(sessions: dict[str, Session]) -> Iterator[None]:
+def _closing_sessions(sessions: dict[str, Session]) -> Iterator[None]:
     try:
         yield
     finally:
-        threads = [threading.Thread(target=_close, args=(s,), name="close") for s in sessions.values()]
+        threads = [
+            threading.Thread(target=_close_session, args=(s,), name="close") for s in sessions.values()
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def _close(session: Session) -> None:
+def _close_session(session: Session) -> None:
     with suppress(SkyctlError, OSError):
         session.close()
 
 
-def _each(
+def _on_every_node(
     pool: ThreadPoolExecutor,
-    subjects: dict[str, _Subject],
-    work: Callable[[_Subject], None],
-    said: _Said,
+    subjects: dict[str, _CheckedNode],
+    work: Callable[[_CheckedNode], None],
+    said: _ProgressCounter,
 ) -> None:
     """Does one thing on every node at once; a node that fails is marked lost and left out of what follows."""
 
-    def one(subject: _Subject) -> None:
+    def one(subject: _CheckedNode) -> None:
         if subject.lost is None:
             try:
                 work(subject)
@@ -185,28 +194,30 @@ def _each(
         job.result()
 
 
-def _look(subject: _Subject) -> None:
+def _inspect_node(subject: _CheckedNode) -> None:
     """Reach to login went well, or there would be no session; Python, torch, devices, limits, clock."""
     node, session = subject.session.node, subject.session
-    names = judge.names(node)
+    names = diagnosis.check_names(node)
     facts = subject.ask("facts", subject.timeouts.answer_s)
     found = session.host if node.transport == "ssh" else "this machine"
     subject.ticks = [ok(name, found if name == "reach" else None) for name in names[: names.index("python")]]
-    subject.ticks.append(judge.python_tick(facts))
-    clock = judge.clock_tick(*_clock(subject))
+    subject.ticks.append(diagnosis.python_tick(facts))
+    clock = diagnosis.clock_tick(*_clock_offset(subject))
     answer: dict[str, Any] | SkyctlError
     try:
         devices = list(node.devices) if node.devices is not None else None
-        answer = session.call(MODULE, {"op": "torch", "devices": devices}, subject.timeouts.torch_s)
+        answer = session.run_task(CHECK_TASK, {"op": "torch", "devices": devices}, subject.timeouts.torch_s)
         subject.torch = str(answer["torch"])
+        subject.dtypes = tuple(DtypeReport(**one) for one in answer["dtypes"])
     except SkyctlError as exc:
         if session.lost is not None:
             raise
         answer = exc
-    subject.ticks += [*judge.torch_ticks(node, answer), *judge.limits_ticks(node, facts), clock]
+    subject.ticks += [*diagnosis.torch_ticks(node, answer), *diagnosis.dtype_ticks(node, subject.dtypes)]
+    subject.ticks += [*diagnosis.limits_ticks(node, facts), clock]
 
 
-def _clock(subject: _Subject) -> tuple[float, float]:
+def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
     """(offset, round trip) in seconds of the quickest of a few questions (Cristian's algorithm)."""
     best = (0.0, float("inf"))
     for _ in range(_PINGS):
@@ -218,21 +229,21 @@ def _clock(subject: _Subject) -> tuple[float, float]:
     return best
 
 
-def _addresses(subjects: dict[str, _Subject]) -> None:
+def _find_addresses(subjects: dict[str, _CheckedNode]) -> None:
     there = {name: subject.session for name, subject in subjects.items() if subject.lost is None}
-    for name, outcome in peer_address_outcomes(there).items():
+    for name, outcome in find_peer_address_outcomes(there).items():
         subject = subjects[name]
         if isinstance(outcome, SkyctlError):
             hint = f"name the interface its peers reach it by: `interface:` of node {name!r} in cluster.yaml"
-            subject.ticks.append(failed_by("address", outcome, hint))
+            subject.ticks.append(failed_with("address", outcome, hint))
         else:
             subject.address = outcome
-            interface = interface_of(subject.session, outcome)
+            interface = interface_with_address(subject.session, outcome)
             found = f"{outcome} ({interface})" if interface else outcome
             subject.ticks.append(ok("address", found))
 
 
-def _listen(subject: _Subject) -> None:
+def _start_listening(subject: _CheckedNode) -> None:
     if subject.address is None:
         subject.ticks += skipped(["port"], "no address")
         return
@@ -246,7 +257,7 @@ def _listen(subject: _Subject) -> None:
         subject.ticks.append(ok("port"))
 
 
-def _meet(subject: _Subject, everyone: Sequence[_Subject]) -> None:
+def _connect_to_peers(subject: _CheckedNode, everyone: Sequence[_CheckedNode]) -> None:
     """Connects to every peer that listens. All at once: packets that vanish cost one time-out."""
     peers = {
         peer.name: {"host": peer.address, "port": peer.port, "secret": peer.secret}
@@ -261,30 +272,37 @@ def _meet(subject: _Subject, everyone: Sequence[_Subject]) -> None:
     subject.results = answer.get("results", {})
 
 
-def _compare_torch(subjects: dict[str, _Subject]) -> None:
+def _compare_torch_versions(subjects: dict[str, _CheckedNode]) -> None:
     versions = {name: s.torch for name, s in subjects.items() if s.torch is not None and s.lost is None}
-    for name, tick in judge.same_torch(versions).items():
+    for name, tick in diagnosis.torch_version_warnings(versions).items():
         ticks = subjects[name].ticks
         ticks[:] = [tick if t.name == "torch" and t.status == "ok" else t for t in ticks]
 
 
-def _report(subject: _Subject) -> NodeReport:
-    ticks, names = list(subject.ticks), judge.names(subject.session.node)
+def _node_report(subject: _CheckedNode) -> NodeReport:
+    ticks, names = list(subject.ticks), diagnosis.check_names(subject.session.node)
     if subject.lost is not None:
         # Found out what could be; whatever was not said is not known.
         ticks = ticks or [ok(name) for name in names[: names.index("python")]]
         at = next((name for name in names if name not in {t.name for t in ticks}), "peers")
         hint = f"try again; `skyctl check --limit {subject.name} -v` shows more"
-        ticks.append(failed_by(at, subject.lost, hint))
+        ticks.append(failed_with(at, subject.lost, hint))
     rank = {name: i for i, name in enumerate(names)}
+    rank["dtypes"] = rank["devices"]  # said only where there is something to say
     missing = [name for name in names if name not in {tick.name for tick in ticks}]
     ticks += skipped(missing, "the check ended before")
     ticks.sort(key=lambda tick: rank.get(tick.name, len(rank)))
-    interface = interface_of(subject.session, subject.address) if subject.address else None
-    return NodeReport(node=subject.name, address=subject.address, interface=interface, ticks=tuple(ticks))
+    interface = interface_with_address(subject.session, subject.address) if subject.address else None
+    return NodeReport(
+        node=subject.name,
+        address=subject.address,
+        interface=interface,
+        ticks=tuple(ticks),
+        dtypes=subject.dtypes,
+    )
 
 
-def _pairs(cluster: Cluster, subjects: dict[str, _Subject]) -> list[PairReport]:
+def _pair_reports(cluster: Cluster, subjects: dict[str, _CheckedNode]) -> list[PairReport]:
     nodes = {node.name: node for node in cluster.nodes}
     interfaces = {
         name: {interface: address for address, interface in own_addresses(s.session).items()}
@@ -297,7 +315,7 @@ def _pairs(cluster: Cluster, subjects: dict[str, _Subject]) -> list[PairReport]:
             if "error" in result:
                 where = f"{subjects[target].address}:{subjects[target].port}"
                 error = f"{source.name} can't connect to {target} at {where}: {result['error']}"
-                hint = judge.pair_hint(pair, nodes, interfaces)
+                hint = diagnosis.pair_hint(pair, nodes, interfaces)
                 pair = pair.model_copy(update={"error": error, "hint": hint})
             pairs.append(pair)
     return pairs

@@ -1,17 +1,16 @@
-"""Where a run's checkpoints lie on a node, and what is there. Standard library only: no torch.
+"""The layout of a run's checkpoints on a node: paths, manifests, verifying, pruning. Needs no torch.
 
 ::
 
     FOLDER/                            0700; on nodes CACHE/runs/RUN_ID@NODE
-    ├── pinned.json                    steps that are kept whatever is pruned
-    └── step-00000060/                 after 60 steps
-        ├── layer-00012.safetensors    0600: one layer's state, see ``shards``
-        ├── part-0003.json             what rank 3 wrote: its layers, their bytes and SHA-256
-        └── copy-00012.json            the same of one layer that came from another node
+    ├── pinned.json                    steps that are never pruned
+    └── step-00000060/                 written after 60 steps
+        ├── layer-00012.safetensors    0600: the shard of one layer, see ``shards``
+        ├── part-0003.json             manifest of rank 3: its layers, their bytes and SHA-256
+        └── copy-00012.json            manifest of one layer that came from another node
 
-A layer counts as there once a manifest names it, and manifests are written last. An ``attempt`` is one plan's
-go at the run: layers of two attempts are never mixed. Nothing that comes from elsewhere is ever a path here,
-only numbers of steps, layers and ranks are.
+A shard counts as present once a manifest names it, and manifests are written last. The shards of two attempts
+at a run are never mixed. Messages from other machines name steps, layers and ranks by number, never by path.
 """
 
 from __future__ import annotations
@@ -27,24 +26,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyctl.checkpoint.atomic import Written, remove_parts, sync_folder, writing
+from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer, remove_partial_files, sync_folder
 from skyctl.errors import RecordError, SkyctlError
 
-KIND, VERSION = "skyctl/part", 1
-MOST = 10**8
-"""Steps, layers and ranks are less than this."""
+MANIFEST_KIND, MANIFEST_VERSION = "skyctl/part", 1
+NUMBER_LIMIT = 10**8
+"""Steps, layers and ranks are numbers below this."""
 
 _STEP = re.compile(r"step-(\d{8})")
 _MANIFEST = re.compile(r"(part|copy)-\d+\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PINNED = "pinned.json"
-_GONE = ".gone-"
+_REMOVED_PREFIX = ".gone-"
 MANIFEST_LIMIT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Held:
-    """One layer's file of one step, as its manifest has it. ``own``: written by a rank of this node."""
+class HeldShard:
+    """The shard of one layer and step that a node holds, as its manifest describes it.
+
+    Attributes:
+        own: a rank of this node has written it; False: it was copied from another node.
+    """
 
     sha256: str
     size_bytes: int
@@ -52,26 +55,28 @@ class Held:
     own: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The shard as values that JSON can hold."""
         return {"sha256": self.sha256, "bytes": self.size_bytes, "attempt": self.attempt, "own": self.own}
 
     @classmethod
-    def from_dict(cls, value: Any) -> Held:
-        """What ``to_dict`` gave, also from another node. Raises ValueError where it is something else."""
+    def from_dict(cls, value: Any) -> HeldShard:
+        """The shard that ``to_dict`` described; ValueError where the values are malformed."""
         if not isinstance(value, dict):
             raise ValueError(f"not a layer's file: {value!r:.80}")
         sha256, attempt = value.get("sha256"), value.get("attempt", 0)
         if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
             raise ValueError(f"not a SHA-256: {sha256!r:.80}")
-        size_bytes = natural(value.get("bytes"), 1 << 62)
-        return cls(sha256, size_bytes, natural(attempt), bool(value.get("own", True)))
+        size_bytes = parse_natural(value.get("bytes"), 1 << 62)
+        return cls(sha256, size_bytes, parse_natural(attempt), bool(value.get("own", True)))
 
 
 @dataclass(frozen=True)
-class Part:
-    """A manifest: the layers that a rank has written after ``step`` steps.
+class ShardManifest:
+    """The shards that one rank has written after ``step`` steps.
 
-    ``workload``: the digest of what is trained. ``layers``: by index in the model, all of [start, stop).
+    Attributes:
+        workload: the digest of what is trained; empty in the manifest of a copy.
+        layers: by the layer's index in the model, its file; all of [start, stop).
     """
 
     run_id: str
@@ -81,17 +86,17 @@ class Part:
     start: int
     stop: int
     workload: str
-    layers: Mapping[int, Written]
+    layers: Mapping[int, FileDigest]
 
     def to_json(self) -> str:
-        """The manifest's text."""
+        """The manifest as the text of its file."""
         files = {
             str(layer): {"file": layer_name(layer), "bytes": file.size_bytes, "sha256": file.sha256}
             for layer, file in sorted(self.layers.items())
         }
         values = {
-            "kind": KIND,
-            "version": VERSION,
+            "kind": MANIFEST_KIND,
+            "version": MANIFEST_VERSION,
             "run_id": self.run_id,
             "rank": self.rank,
             "step": self.step,
@@ -103,67 +108,67 @@ class Part:
         return json.dumps(values, indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> Part:
-        """Raises RecordError: it is no manifest, or one of a newer version."""
+    def from_json(cls, text: str | bytes, where: str) -> ShardManifest:
+        """The manifest in a file's text; RecordError where it is none, or of a newer version."""
         try:
             raw = json.loads(text)
-            if raw["kind"] != KIND:
+            if raw["kind"] != MANIFEST_KIND:
                 raise ValueError(f"its kind is {raw['kind']!r:.80}")
-            if natural(raw["version"]) > VERSION:
-                raise ValueError(f"it is of version {raw['version']}, this skyctl reads {VERSION}")
-            start, stop = (natural(n) for n in raw["range"])
-            files = {index(layer): Held.from_dict(file) for layer, file in raw["layers"].items()}
+            if parse_natural(raw["version"]) > MANIFEST_VERSION:
+                raise ValueError(f"it is of version {raw['version']}, this skyctl reads {MANIFEST_VERSION}")
+            start, stop = (parse_natural(n) for n in raw["range"])
+            files = {parse_index(layer): HeldShard.from_dict(file) for layer, file in raw["layers"].items()}
             return cls(
                 run_id=str(raw["run_id"]),
-                rank=natural(raw["rank"]),
-                step=natural(raw["step"]),
-                attempt=natural(raw["attempt"]),
+                rank=parse_natural(raw["rank"]),
+                step=parse_natural(raw["step"]),
+                attempt=parse_natural(raw["attempt"]),
                 start=start,
                 stop=stop,
                 workload=str(raw["workload"]),
-                layers={layer: Written(f.size_bytes, f.sha256) for layer, f in files.items()},
+                layers={layer: FileDigest(f.size_bytes, f.sha256) for layer, f in files.items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise RecordError(f"{where} is no manifest of a checkpoint: {exc}") from exc
 
 
-def natural(value: Any, below: int = MOST) -> int:
-    """A whole number from 0 on, as it came in JSON. Raises ValueError where it is something else."""
+def parse_natural(value: Any, below: int = NUMBER_LIMIT) -> int:
+    """A JSON value that must be a whole number in [0, below); ValueError where it is not."""
     if type(value) is not int or not 0 <= value < below:
         raise ValueError(f"not a number from 0 to {below - 1}: {value!r:.80}")
     return value
 
 
-def index(key: Any) -> int:
-    """A number that is a key in JSON. Raises ValueError where it is something else."""
+def parse_index(key: Any) -> int:
+    """A JSON key that must be a number of up to eight digits; ValueError where it is not."""
     if not isinstance(key, str) or not re.fullmatch(r"[0-9]{1,8}", key):
         raise ValueError(f"not a number: {key!r:.80}")
     return int(key)
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where what was written after ``step`` steps lies."""
-    return folder / f"step-{natural(step):08d}"
+    """The folder of the checkpoint written after ``step`` steps."""
+    return folder / f"step-{parse_natural(step):08d}"
 
 
 def layer_name(layer: int) -> str:
-    """One layer's file, within its step's folder."""
-    return f"layer-{natural(layer):05d}.safetensors"
+    """The name of a layer's shard within its step's folder."""
+    return f"layer-{parse_natural(layer):05d}.safetensors"
 
 
 def layer_path(folder: Path, step: int, layer: int) -> Path:
-    """One layer's file."""
+    """The path of a layer's shard."""
     return step_folder(folder, step) / layer_name(layer)
 
 
-def part_path(folder: Path, step: int, rank: int) -> Path:
-    """What one rank has written of a step."""
-    return step_folder(folder, step) / f"part-{natural(rank):04d}.json"
+def manifest_path(folder: Path, step: int, rank: int) -> Path:
+    """The path of the manifest of one rank's shards."""
+    return step_folder(folder, step) / f"part-{parse_natural(rank):04d}.json"
 
 
-def copy_path(folder: Path, step: int, layer: int) -> Path:
-    """That a layer has come from another node."""
-    return step_folder(folder, step) / f"copy-{natural(layer):05d}.json"
+def copy_manifest_path(folder: Path, step: int, layer: int) -> Path:
+    """The path of the manifest of a shard copied from another node."""
+    return step_folder(folder, step) / f"copy-{parse_natural(layer):05d}.json"
 
 
 def make_folder(folder: Path) -> Path:
@@ -183,39 +188,63 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def make_step(folder: Path, step: int) -> Path:
-    """Makes a step's folder, as ``make_folder``."""
+def make_step_folder(folder: Path, step: int) -> Path:
+    """Makes the folder of a step; see ``make_folder``."""
     return make_folder(step_folder(folder, step))
 
 
-def write_part(folder: Path, part: Part, *, copied: int | None = None) -> Path:
-    """Writes a manifest, after all that it names. ``copied``: the one layer that came from another node.
+def write_manifest(folder: Path, manifest: ShardManifest, *, copied: int | None = None) -> Path:
+    """Writes a manifest, after all shards that it names; returns its path.
+
+    Args:
+        copied: the layer, where it is the manifest of one copied from another node.
 
     Raises:
         SkyctlError: the disk is full or not writable.
     """
-    path = part_path(folder, part.step, part.rank)
+    path = manifest_path(folder, manifest.step, manifest.rank)
     if copied is not None:
-        path = copy_path(folder, part.step, copied)
+        path = copy_manifest_path(folder, manifest.step, copied)
     sync_folder(path.parent)
-    with writing(path, 0o600) as out:
-        out.write(part.to_json().encode())
+    with atomic_writer(path, 0o600) as out:
+        out.write(manifest.to_json().encode())
     sync_folder(path.parent)
     return path
 
 
-def read_part(path: Path) -> Part:
-    """A manifest. Raises RecordError where it can't be read."""
+def write_copy_manifest(
+    folder: Path, step: int, layer: int, file: FileDigest, attempt: int, run_id: str
+) -> None:
+    """Writes the manifest of a shard that was copied from another node.
+
+    Raises:
+        SkyctlError: the disk is full or not writable, or the step was pruned meanwhile.
+    """
+    manifest = ShardManifest(
+        run_id=run_id,
+        rank=0,
+        step=step,
+        attempt=attempt,
+        start=layer,
+        stop=layer + 1,
+        workload="",
+        layers={layer: file},
+    )
+    write_manifest(folder, manifest, copied=layer)
+
+
+def read_manifest(path: Path) -> ShardManifest:
+    """Reads a manifest from its file; RecordError where it can't be read."""
     try:
         if path.stat().st_size > MANIFEST_LIMIT_BYTES:
             raise RecordError(f"{path} is no manifest of a checkpoint: it is too long")
-        return Part.from_json(path.read_bytes(), str(path))
+        return ShardManifest.from_json(path.read_bytes(), str(path))
     except OSError as exc:
         raise RecordError(f"{path} can't be read: {exc.strerror or exc}") from exc
 
 
-def steps(folder: Path) -> list[int]:
-    """The steps that have a folder, whole or not, the newest last."""
+def list_steps(folder: Path) -> list[int]:
+    """The steps that have a folder, complete or not, in ascending order."""
     try:
         found = [_STEP.fullmatch(entry.name) for entry in folder.iterdir()]
     except OSError:
@@ -223,8 +252,8 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match is not None)
 
 
-def manifests(folder: Path, step: int) -> list[tuple[Path, Part]]:
-    """A step's manifests that can be read and are of that step; where two name a layer, the last counts."""
+def read_manifests(folder: Path, step: int) -> list[tuple[Path, ShardManifest]]:
+    """The readable manifests of a step, with their paths; where two name a layer, the last one counts."""
     found = []
     try:
         paths = [p for p in step_folder(folder, step).iterdir() if _MANIFEST.fullmatch(p.name)]
@@ -232,44 +261,45 @@ def manifests(folder: Path, step: int) -> list[tuple[Path, Part]]:
         return []
     for path in paths:
         with suppress(RecordError, OSError):
-            part = read_part(path)
-            if part.step == step:
-                found.append((part.attempt, path.stat().st_mtime_ns, path.name, path, part))
-    return [(path, part) for *_, path, part in sorted(found, key=lambda entry: entry[:3])]
+            manifest = read_manifest(path)
+            if manifest.step == step:
+                found.append((manifest.attempt, path.stat().st_mtime_ns, path.name, path, manifest))
+    return [(path, manifest) for *_, path, manifest in sorted(found, key=lambda entry: entry[:3])]
 
 
-def held(
+def held_shards(
     folder: Path, only: Iterable[int] | None = None, *, named: bool = False
-) -> dict[int, dict[int, Held]]:
-    """By step and layer, what manifests name and files of that size are there for.
+) -> dict[int, dict[int, HeldShard]]:
+    """By step and layer, the shards that manifests name and whose files exist with the right size.
 
     Args:
         only: steps to look at; None: all.
-        named: also those whose files are gone or of another size: ``fault`` says what is wrong with them.
+        named: also shards whose files are gone or of another size; ``find_fault`` tells what is wrong.
     """
-    found: dict[int, dict[int, Held]] = {}
-    for step in steps(folder) if only is None else only:
-        layers: dict[int, Held] = {}
-        for path, part in manifests(folder, step):
-            for layer, file in part.layers.items():
+    found: dict[int, dict[int, HeldShard]] = {}
+    for step in list_steps(folder) if only is None else only:
+        layers: dict[int, HeldShard] = {}
+        for path, manifest in read_manifests(folder, step):
+            for layer, file in manifest.layers.items():
                 with suppress(OSError):
                     if named or layer_path(folder, step, layer).stat().st_size == file.size_bytes:
                         own = path.name.startswith("part-")
-                        layers[layer] = Held(file.sha256, file.size_bytes, part.attempt, own)
+                        layers[layer] = HeldShard(file.sha256, file.size_bytes, manifest.attempt, own)
         if layers:
             found[step] = dict(sorted(layers.items()))
     return found
 
 
-def fault(folder: Path, step: int, layer: int, sha256: str | None = None) -> str | None:
-    """What is wrong with a layer's file, in words that name it; None: it is whole.
+def find_fault(folder: Path, step: int, layer: int, sha256: str | None = None) -> str | None:
+    """What is wrong with a layer's shard, as a sentence that names the file; None: it is intact.
 
     Args:
-        sha256: what it must be; None: what its manifest says.
+        sha256: the digest it must have; None: the one in its manifest.
     """
     path = layer_path(folder, step, layer)
     name = f"{path.parent.name}/{path.name}"
-    named = [part.layers[layer] for _, part in manifests(folder, step) if layer in part.layers]
+    manifests = (manifest for _, manifest in read_manifests(folder, step))
+    named = [manifest.layers[layer] for manifest in manifests if layer in manifest.layers]
     try:
         size = path.stat().st_size
         if sha256 is None and not named:
@@ -289,74 +319,80 @@ def fault(folder: Path, step: int, layer: int, sha256: str | None = None) -> str
     return None
 
 
-def pin(folder: Path, pinned: Collection[int]) -> None:
-    """From now on these steps are kept, and no longer those of before.
+def pin_steps(folder: Path, pinned: Collection[int]) -> None:
+    """Replaces the set of steps that are never pruned.
 
     Raises:
         SkyctlError: the disk is full or not writable.
     """
-    text = json.dumps(sorted(natural(step) for step in pinned))
-    with writing(folder / _PINNED, 0o600) as out:
+    text = json.dumps(sorted(parse_natural(step) for step in pinned))
+    with atomic_writer(folder / _PINNED, 0o600) as out:
         out.write(text.encode())
 
 
-def pinned(folder: Path) -> set[int]:
-    """The steps that are kept whatever is pruned."""
+def pinned_steps(folder: Path) -> set[int]:
+    """The steps that are never pruned."""
     try:
-        return {natural(step) for step in json.loads((folder / _PINNED).read_bytes())}
+        return {parse_natural(step) for step in json.loads((folder / _PINNED).read_bytes())}
     except (OSError, ValueError, TypeError):
         return set()
 
 
-def prune(folder: Path, keep: int) -> list[int]:
-    """Removes steps older than the newest ``keep`` (at least 2; 0: removes nothing) and not pinned.
+def prune_steps(folder: Path, keep: int) -> list[int]:
+    """Removes the steps that are older than the newest ``keep`` and not pinned; returns them.
 
-    Those count that ranks of this node have written, or where there are none, that were copied here.
-    The newest one alone is never relied on: other nodes may not have written theirs yet. What an earlier
-    attempt has written from the first step of a later one on is dead, and goes too.
+    Only steps written by ranks of this node count, or, where there are none, copied ones. The newest alone is
+    never relied on: other nodes may not have written theirs yet. Steps of an earlier attempt that a later one
+    has written again are stale, and are removed too.
 
-    Returns:
-        What was removed.
+    Args:
+        keep: at least 2; 0 removes nothing.
     """
     if not keep:
         return []
-    there = {step: manifests(folder, step) for step in steps(folder)}
-    attempts = {step: max(part.attempt for _, part in parts) for step, parts in there.items() if parts}
-    dead = {s for s in attempts if any(t < s and attempts[t] > attempts[s] for t in attempts)}
-    whole = [step for step in attempts if step not in dead]
-    own = [s for s in whole if any(path.name.startswith("part-") for path, _ in there[s])]
-    counted = (own or whole)[-max(2, keep) :]
+    there = {step: read_manifests(folder, step) for step in list_steps(folder)}
+    attempts = {
+        step: max(manifest.attempt for _, manifest in manifests)
+        for step, manifests in there.items()
+        if manifests
+    }
+    stale = {s for s in attempts if any(t < s and attempts[t] > attempts[s] for t in attempts)}
+    current = [step for step in attempts if step not in stale]
+    own = [s for s in current if any(path.name.startswith("part-") for path, _ in there[s])]
+    counted = (own or current)[-max(2, keep) :]
     first = counted[0] if len(counted) == max(2, keep) else 0
-    return retain(folder, {step for step in there if step >= first and step not in dead} | pinned(folder))
+    return retain_steps(
+        folder, {step for step in there if step >= first and step not in stale} | pinned_steps(folder)
+    )
 
 
-def retain(folder: Path, kept: Collection[int]) -> list[int]:
-    """Removes every other step; returns which."""
-    gone = [step for step in steps(folder) if step not in kept]
+def retain_steps(folder: Path, kept: Collection[int]) -> list[int]:
+    """Removes all steps but these; returns the removed ones."""
+    gone = [step for step in list_steps(folder) if step not in kept]
     for step in gone:
         _remove(step_folder(folder, step))
     return gone
 
 
-def clean(folder: Path) -> None:
-    """Removes what processes that are gone have left half-written, or half-removed."""
+def remove_leftovers(folder: Path) -> None:
+    """Removes files and folders that ended processes have left half-written or half-removed."""
     with suppress(OSError):
         for entry in list(folder.iterdir()):
-            if entry.name.startswith(_GONE):
+            if entry.name.startswith(_REMOVED_PREFIX):
                 shutil.rmtree(entry, ignore_errors=True)
-    for place in (folder, *(step_folder(folder, step) for step in steps(folder))):
-        remove_parts(place)
+    for place in (folder, *(step_folder(folder, step) for step in list_steps(folder))):
+        remove_partial_files(place)
 
 
-def forget(folder: Path) -> None:
-    """Removes the whole of it."""
+def remove_run_folder(folder: Path) -> None:
+    """Removes the run's folder with all its checkpoints."""
     _remove(folder)
 
 
 def _remove(path: Path) -> None:
-    """Out of the way at once, so that nobody finds half of it or writes into it; then for good."""
+    """Moves it aside at once, so that nobody finds half of it or writes into it; then deletes it."""
     with suppress(OSError):
-        aside = Path(tempfile.mkdtemp(prefix=_GONE, dir=path.parent))
+        aside = Path(tempfile.mkdtemp(prefix=_REMOVED_PREFIX, dir=path.parent))
         with suppress(OSError):
             path.rename(aside / path.name)
         shutil.rmtree(aside, ignore_errors=True)

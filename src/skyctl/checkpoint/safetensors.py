@@ -1,9 +1,7 @@
-"""Weights on disk in the safetensors format: eight bytes of length, a JSON header, the tensors' bytes. No
-pickle.
+"""Reads and writes the safetensors format: eight bytes of length, a JSON header, the tensors' bytes.
 
-Our own, because a node has torch alone; tests compare it with the ``safetensors`` package. The format:
-little-endian, https://huggingface.co/docs/safetensors. Names here are ``<layer index>.<parameter name>``;
-this module does not mind.
+Our own, because a node has torch alone; tests compare it with the ``safetensors`` package. Little-endian, no
+pickle; the format: https://huggingface.co/docs/safetensors. Tensors may have any names.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from skyctl.checkpoint.atomic import Output, Written, writing
+from skyctl.checkpoint.atomic_file import FileDigest, HashingWriter, atomic_writer
 from skyctl.errors import RecordError, SkyctlError
 
 HEADER_LIMIT_BYTES = 100_000_000
 CHUNK_BYTES = 1 << 20
-METADATA = "__metadata__"
+METADATA_KEY = "__metadata__"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -45,8 +43,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor of a file; its bytes are [start, stop) of the file."""
+class TensorEntry:
+    """One tensor of a file; its data are bytes [start, stop) of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -55,10 +53,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Header:
-    """What a file holds."""
+class FileHeader:
+    """The tensors and the metadata that a file holds, by name."""
 
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
 
 
@@ -68,16 +66,16 @@ def save(
     metadata: Mapping[str, str] | None = None,
     *,
     mode: int = 0o666,
-) -> Written:
-    """Writes the tensors, from any device, in order of layer and name. Atomic: the whole file or none of it.
+) -> FileDigest:
+    """Writes tensors, from any device, in natural order of their names. Atomic: the whole file or none of it.
 
     Args:
         mode: the file's permissions, less the umask.
 
     Raises:
-        SkyctlError: a tensor's type has no name in the format, or the disk is full or not writable.
+        SkyctlError: the format has no such dtype, or the disk is full or not writable.
     """
-    names = sorted(tensors, key=_order)
+    names = sorted(tensors, key=_natural_order)
     sizes = {}
     for name in names:
         tensor = tensors[name]
@@ -87,25 +85,25 @@ def save(
             )
         sizes[name] = (_NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.element_size())
 
-    with writing(Path(path), mode) as out:
-        out.write(_header(sizes, metadata or {}))
+    with atomic_writer(Path(path), mode) as out:
+        out.write(_encode_header(sizes, metadata or {}))
         for name in names:
             _write_tensor(out, tensors[name])
-    return out.written
+    return out.digest
 
 
 def load(path: str | Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file on the CPU; with ``names``, only those are read.
+    """Reads the tensors of a file onto the CPU; with ``names``, only those.
 
     Raises:
-        RecordError: no safetensors file, a damaged one, or one without a wanted name.
+        RecordError: the file is not safetensors, is damaged, or lacks a wanted name.
     """
     header = read_header(path)
     for name in names or ():
         if name not in header.tensors:
             raise RecordError(f"{path} holds no tensor {name!r}; it has {len(header.tensors)}")
     found = {}
-    with _reading(path) as file:
+    with _open_for_reading(path) as file:
         for name, entry in header.tensors.items():
             if names is not None and name not in names:
                 continue
@@ -128,18 +126,18 @@ def merge(
     named: Callable[[Path, str], str | None] = lambda _path, name: name,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """One file from several, streamed: never more than a chunk in memory. Atomic.
+    """Merges several files into one, streamed: never more than a chunk in memory. Atomic.
 
     Args:
-        named: what a file's tensor is called in ``out``; None leaves it out.
-        metadata: of ``out``; None: all that the files have.
+        named: (file, name) → the tensor's name in ``out``; None leaves it out.
+        metadata: the metadata of ``out``; None: that of all the files.
 
     Raises:
         RecordError: an input is damaged, or two hold the same tensor or contradicting metadata.
         SkyctlError: the disk is full or not writable.
     """
     sizes: dict[str, tuple[str, tuple[int, ...], int]] = {}
-    source: dict[str, tuple[Path, Entry]] = {}
+    source: dict[str, tuple[Path, TensorEntry]] = {}
     found: dict[str, str] = {}
     for path in map(Path, paths):
         header = read_header(path)
@@ -154,23 +152,25 @@ def merge(
         for key, value in header.metadata.items() if metadata is None else ():
             if found.setdefault(key, value) != value:
                 raise RecordError(f"{path} says {key}={value!r}, another says {found[key]!r}")
-    names = sorted(sizes, key=_order)
-    with writing(Path(out)) as target:
-        target.write(_header({name: sizes[name] for name in names}, found if metadata is None else metadata))
+    names = sorted(sizes, key=_natural_order)
+    with atomic_writer(Path(out)) as target:
+        target.write(
+            _encode_header({name: sizes[name] for name in names}, found if metadata is None else metadata)
+        )
         for name in names:
             path, entry = source[name]
-            with _reading(path) as file:
+            with _open_for_reading(path) as file:
                 file.seek(entry.start)
                 _copy(file, target, entry.stop - entry.start, path)
 
 
-def read_header(path: str | Path) -> Header:
-    """What a file holds, checked: every tensor's type, shape and place, without a gap or an overlap.
+def read_header(path: str | Path) -> FileHeader:
+    """Reads and checks a file's header: every tensor's dtype, shape and place, without a gap or an overlap.
 
     Raises:
-        RecordError: can't be read, or is no (whole) safetensors file; says what is wrong.
+        RecordError: the file can't be read, or is no (whole) safetensors file; says what is wrong.
     """
-    with _reading(path) as file:
+    with _open_for_reading(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little") if size >= 8 else -1
         if not 2 <= length <= min(HEADER_LIMIT_BYTES, size - 8):
@@ -184,10 +184,10 @@ def read_header(path: str | Path) -> Header:
         raise RecordError(f"{path} is no safetensors file: its header is not JSON ({exc})") from exc
     if not isinstance(raw, dict):
         raise RecordError(f"{path}: the header must be a JSON object, it is a {type(raw).__name__}")
-    metadata = raw.pop(METADATA, {})
+    metadata = raw.pop(METADATA_KEY, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise RecordError(f"{path}: {METADATA} must map names to texts")
-    entries = {name: _entry(path, name, value, 8 + length) for name, value in raw.items()}
+        raise RecordError(f"{path}: {METADATA_KEY} must map names to texts")
+    entries = {name: _parse_entry(path, name, value, 8 + length) for name, value in raw.items()}
     at = 8 + length
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != at:
@@ -197,39 +197,41 @@ def read_header(path: str | Path) -> Header:
         raise RecordError(
             f"{path} has {size} bytes, its header describes {at}", hint="the file was cut or damaged"
         )
-    return Header(entries, metadata)
+    return FileHeader(entries, metadata)
 
 
-def _entry(path: str | Path, name: str, value: Any, base: int) -> Entry:
+def _parse_entry(path: str | Path, name: str, value: Any, base: int) -> TensorEntry:
     fault = None
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         fault = "must have dtype, shape and data_offsets"
     elif not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
         fault = f"has the unknown type {value['dtype']!r}"
-    elif not _naturals(value["shape"]):
+    elif not _is_naturals(value["shape"]):
         fault = f"has the shape {value['shape']!r}"
-    elif not _naturals(value["data_offsets"]) or len(value["data_offsets"]) != 2:
+    elif not _is_naturals(value["data_offsets"]) or len(value["data_offsets"]) != 2:
         fault = f"has the offsets {value['data_offsets']!r}"
     else:
         start, stop = value["data_offsets"]
         need = prod(value["shape"]) * DTYPES[value["dtype"]].itemsize
         if stop - start == need:
-            return Entry(value["dtype"], tuple(value["shape"]), base + start, base + stop)
+            return TensorEntry(value["dtype"], tuple(value["shape"]), base + start, base + stop)
         fault = f"needs {need} bytes for its shape, it has {stop - start}"
     raise RecordError(f"{path}: tensor {name!r} {fault}")
 
 
-def _naturals(value: Any) -> bool:
+def _is_naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
 
 
-def _order(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Numbers in a name sort as numbers: layer 2 before layer 10."""
+def _natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key in which numbers within a name sort as numbers: layer 2 before layer 10."""
     return tuple((0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", name) if p)
 
 
-def _header(sizes: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    raw: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+def _encode_header(
+    sizes: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    raw: dict[str, Any] = {METADATA_KEY: dict(metadata)} if metadata else {}
     at = 0
     for name, (dtype, shape, nbytes) in sizes.items():
         raw[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
@@ -239,7 +241,7 @@ def _header(sizes: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Map
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_tensor(out: Output, tensor: Tensor) -> None:
+def _write_tensor(out: HashingWriter, tensor: Tensor) -> None:
     if tensor.numel() == 0:
         return
     plain = tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
@@ -247,7 +249,7 @@ def _write_tensor(out: Output, tensor: Tensor) -> None:
     out.write(memoryview((ctypes.c_char * nbytes).from_address(plain.data_ptr())))
 
 
-def _copy(file: BinaryIO, target: Output, count: int, path: Path) -> None:
+def _copy(file: BinaryIO, target: HashingWriter, count: int, path: Path) -> None:
     while count:
         chunk = file.read(min(count, CHUNK_BYTES))
         if not chunk:
@@ -257,7 +259,7 @@ def _copy(file: BinaryIO, target: Output, count: int, path: Path) -> None:
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[BinaryIO]:
+def _open_for_reading(path: str | Path) -> Iterator[BinaryIO]:
     try:
         with Path(path).open("rb") as file:
             yield file

@@ -1,10 +1,9 @@
-"""One layer's state as one safetensors file: what it takes to go on training it, under any plan.
+"""Shards: the training state of one layer as one safetensors file, from which any plan can resume.
 
-A shard's tensors are ``model.NAME`` (what ``state_dict()`` gives: parameters, float32 masters in their place,
-and buffers), ``buffer.NAME`` (buffers outside of it that have changed since the layer was built), ``extra.…``
-and ``optimizer.KEY.NAME``. Its metadata, all text, says what it is of, and as JSON holds the optimizer's
-plain numbers by parameter and the options of its groups that have changed since it was made. Nothing is
-pickled.
+A shard's tensors are ``model.NAME`` (from ``state_dict()``: parameters, or their float32 masters, and
+buffers), ``buffer.NAME`` (non-persistent buffers that have changed since the layer was built), ``extra.…``
+and ``optimizer.KEY.NAME``. Its metadata is the stamp, and, as JSON, the optimizer's plain numbers by
+parameter and those options of its groups that have changed since it was made. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -19,20 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.checkpoint import safetensors
-from skyctl.checkpoint.atomic import Written
+from skyctl.checkpoint.atomic_file import FileDigest
 from skyctl.errors import RecordError, WorkloadError
 
-FORMAT, VERSION = "skyctl/shard", 1
-MODEL, BUFFER, EXTRA, OPTIMIZER = "model.", "buffer.", "extra.", "optimizer."
+SHARD_FORMAT, SHARD_VERSION = "skyctl/shard", 1
+MODEL_PREFIX, BUFFER_PREFIX, EXTRA_PREFIX, OPTIMIZER_PREFIX = "model.", "buffer.", "extra.", "optimizer."
 _EXTRA_STATE = "_extra_state"
-_WITHOUT = "train without checkpoints, or with another optimizer"
+_UNSUPPORTED_HINT = "train without checkpoints, or with another optimizer"
 
-Masters = Callable[[nn.Parameter], nn.Parameter]
+MasterOf = Callable[[nn.Parameter], nn.Parameter]
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """What a shard says it is of. ``step``: how many were done; ``layers``: how many the model has."""
+class ShardStamp:
+    """The run, step, layer and workload that a shard is of.
+
+    Attributes:
+        step: how many steps were done.
+        layers: how many layers the model has.
+        workload: the digest of what is trained.
+    """
 
     run_id: str
     step: int
@@ -44,23 +49,23 @@ class Stamp:
     seed: int
 
     def to_metadata(self) -> dict[str, str]:
-        """As the file's metadata."""
+        """The stamp as a safetensors file's metadata."""
         own = {key: str(value) for key, value in vars(self).items()}
-        return {"format": FORMAT, "version": str(VERSION), **own}
+        return {"format": SHARD_FORMAT, "version": str(SHARD_VERSION), **own}
 
 
-def check(path: Path, metadata: Mapping[str, str], wanted: Stamp) -> None:
-    """Whether a file is the shard that is wanted; the run's id may be another.
+def check_stamp(path: Path, metadata: Mapping[str, str], wanted: ShardStamp) -> None:
+    """Checks that a file is the wanted shard; only the run may be another.
 
     Raises:
-        RecordError: it is not; says what it is and what it must be.
+        RecordError: it is another one; says what it is and what it must be.
     """
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != SHARD_FORMAT:
         raise RecordError(f"{path} is no shard of a checkpoint: its format is {metadata.get('format')!r}")
     version = metadata.get("version", "")
-    if not version.isascii() or not version.isdecimal() or int(version[:9]) > VERSION:
+    if not version.isascii() or not version.isdecimal() or int(version[:9]) > SHARD_VERSION:
         raise RecordError(
-            f"{path} is a shard of version {version[:20]!r}, this skyctl reads {VERSION}",
+            f"{path} is a shard of version {version[:20]!r}, this skyctl reads {SHARD_VERSION}",
             hint="use the version of skyctl that has written it, or a newer one",
         )
     for key in ("layer", "step", "layers", "dtype", "seed", "workload"):
@@ -73,25 +78,25 @@ def check(path: Path, metadata: Mapping[str, str], wanted: Stamp) -> None:
 
 
 class StageState:
-    """The layers of a stage and the optimizer that trains them, one shard a layer.
+    """The state of a stage's layers and of their optimizer, written and read as one shard per layer.
 
-    Make it when both are new, before anything is restored: what has changed since is kept too.
+    Make it when both are new, before anything is restored: it notes what changes afterwards.
 
     Args:
-        layers: of the stage.
+        layers: the stage's.
         optimizer: over the parameters' masters; None for a stage that trains nothing.
-        master_of: the parameter that the optimizer works on.
-        skip: options of the optimizer's groups that somebody else sets.
+        master_of: parameter → the parameter that the optimizer works on.
+        skip: options of the optimizer's groups that are set by someone else, and not saved.
 
     Raises:
-        WorkloadError: the optimizer's state is not per parameter.
+        WorkloadError: the optimizer's state is not kept per parameter.
     """
 
     def __init__(
         self,
         layers: Sequence[nn.Module],
         optimizer: torch.optim.Optimizer | None,
-        master_of: Masters,
+        master_of: MasterOf,
         skip: Collection[str] = (),
     ) -> None:
         self.notes: list[str] = []
@@ -104,53 +109,59 @@ class StageState:
             for parameter in group["params"]:
                 self._groups[id(parameter)] = group
                 self._fresh[id(parameter)] = options
-        self._buffers = [{name: (b, b._version) for name, b in _outside(layer)} for layer in layers]
+        self._buffers = [
+            {name: (b, b._version) for name, b in _non_persistent_buffers(layer)} for layer in layers
+        ]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise WorkloadError(
-                "LBFGS keeps one state over all parameters, so it can't be kept by layer", hint=_WITHOUT
+                "LBFGS keeps one state over all parameters, so it can't be kept by layer",
+                hint=_UNSUPPORTED_HINT,
             )
 
-    def write(self, position: int, path: Path, stamp: Stamp) -> Written:
-        """Writes one layer's shard (0600): whole or not at all.
+    def write(self, position: int, path: Path, stamp: ShardStamp) -> FileDigest:
+        """Writes one layer's shard (mode 0600), whole or not at all.
+
+        Args:
+            position: the layer's in the stage.
 
         Raises:
-            WorkloadError: something of it can't be kept; says what and why.
+            WorkloadError: some of its state can't be saved; says what and why.
             SkyctlError: the disk is full or not writable.
         """
         layer = self._layers[position]
         tensors: dict[str, Tensor] = {}
         extra = self._model(layer, tensors, stamp)
-        for name, buffer in _outside(layer):
+        for name, buffer in _non_persistent_buffers(layer):
             built, version = self._buffers[position].get(name, (None, 0))
             if built is not buffer or version != buffer._version:
-                tensors[BUFFER + name] = buffer
+                tensors[BUFFER_PREFIX + name] = buffer
         states, options = self._optimizer_state(layer, tensors, stamp)
         for name, tensor in tensors.items():
             if tensor.layout is not torch.strided or tensor.dtype not in safetensors.DTYPES.values():
                 kind = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
                 raise WorkloadError(
                     f"layer {stamp.layer} ({stamp.name}): {name} ({kind}) can't be kept in a checkpoint",
-                    hint=_WITHOUT,
+                    hint=_UNSUPPORTED_HINT,
                 )
-        told = {"extra": extra, "optimizer": states, "options": options}
-        metadata = stamp.to_metadata() | {key: json.dumps(value) for key, value in told.items()}
+        plain = {"extra": extra, "optimizer": states, "options": options}
+        metadata = stamp.to_metadata() | {key: json.dumps(value) for key, value in plain.items()}
         return safetensors.save(path, tensors, metadata, mode=0o600)
 
-    def read(self, position: int, path: Path, stamp: Stamp) -> None:
-        """Puts a shard's values into the layer and its optimizer.
+    def read(self, position: int, path: Path, stamp: ShardStamp) -> None:
+        """Restores a layer and its optimizer from a shard.
 
         Raises:
-            RecordError: it is damaged, or not of this layer, model, type or seed.
+            RecordError: the shard is damaged, or of another layer, model, dtype or seed.
         """
         layer = self._layers[position]
         header = safetensors.read_header(path)
-        check(path, header.metadata, stamp)
+        check_stamp(path, header.metadata, stamp)
         tensors = safetensors.load(path)
         try:
-            told = {key: json.loads(header.metadata[key]) for key in ("extra", "optimizer", "options")}
+            plain = {key: json.loads(header.metadata[key]) for key in ("extra", "optimizer", "options")}
             with torch.no_grad():
-                self._restore_model(layer, tensors, told["extra"])
-                self._restore_optimizer(layer, tensors, told["optimizer"], told["options"])
+                self._restore_model(layer, tensors, plain["extra"])
+                self._restore_optimizer(layer, tensors, plain["optimizer"], plain["options"])
         except RecordError as exc:
             raise RecordError(f"{path}: {exc.message}", hint=exc.hint) from exc
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as exc:
@@ -158,16 +169,16 @@ class StageState:
                 f"{path} does not fit layer {stamp.layer} ({stamp.name}): {' '.join(str(exc).split())[:400]}"
             ) from exc
 
-    def _model(self, layer: nn.Module, tensors: dict[str, Tensor], stamp: Stamp) -> dict[str, Any]:
-        """Adds parameters and buffers; returns what other state the layer's modules tell of themselves."""
+    def _model(self, layer: nn.Module, tensors: dict[str, Tensor], stamp: ShardStamp) -> dict[str, Any]:
+        """Adds parameters and buffers to ``tensors``; returns the modules' extra state as JSON values."""
         masters = {n: self._master_of(p) for n, p in layer.named_parameters(remove_duplicate=False)}
         extra: dict[str, Any] = {}
         for name, value in layer.state_dict().items():
             if isinstance(value, Tensor):
-                tensors[MODEL + name] = masters.get(name, value).detach()
+                tensors[MODEL_PREFIX + name] = masters.get(name, value).detach()
                 continue
             try:
-                extra[name] = _encoded(value, EXTRA + name, tensors)
+                extra[name] = _encode_value(value, EXTRA_PREFIX + name, tensors)
             except TypeError as exc:
                 note = f"layer {stamp.layer} ({stamp.name}): {name} is not kept: {exc}"
                 if note not in self.notes:
@@ -175,9 +186,9 @@ class StageState:
         return extra
 
     def _optimizer_state(
-        self, layer: nn.Module, tensors: dict[str, Tensor], stamp: Stamp
+        self, layer: nn.Module, tensors: dict[str, Tensor], stamp: ShardStamp
     ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-        """Adds the state's tensors; returns the rest of it by parameter, and options that have changed."""
+        """Adds the state's tensors; returns its plain values and its changed options, both by parameter."""
         states: dict[str, Any] = {}
         options: dict[str, dict[str, str]] = {}
         if self._optimizer is None:
@@ -189,14 +200,14 @@ class StageState:
             if state:
                 try:
                     states[name] = {
-                        _text(key): _encoded(value, f"{OPTIMIZER}{key}.{name}", tensors)
+                        _check_text_key(key): _encode_value(value, f"{OPTIMIZER_PREFIX}{key}.{name}", tensors)
                         for key, value in state.items()
                     }
                 except TypeError as exc:
                     raise WorkloadError(
                         f"layer {stamp.layer} ({stamp.name}): the state that "
                         f"{type(self._optimizer).__name__} has of {name} can't be kept: {exc}",
-                        hint=_WITHOUT,
+                        hint=_UNSUPPORTED_HINT,
                     ) from exc
             if id(master) in self._groups:
                 now, fresh = self._options(self._groups[id(master)]), self._fresh[id(master)]
@@ -212,24 +223,24 @@ class StageState:
                 raise WorkloadError(
                     f"{type(self._optimizer).__name__} keeps state that is not of one parameter "
                     f"({key!r:.80}), so it can't be kept by layer",
-                    hint=_WITHOUT,
+                    hint=_UNSUPPORTED_HINT,
                 )
 
     def _options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """A group's plain options as JSON, by name."""
+        """The plain options of an optimizer's group, each as JSON text."""
         found = {}
         for key, value in group.items():
             if key not in self._skip:
                 try:
-                    found[str(key)] = json.dumps(_encoded(value, "", {}))
+                    found[str(key)] = json.dumps(_encode_value(value, "", {}))
                 except TypeError:
                     continue  # an object of the user's: made anew with the optimizer
         return found
 
     def _restore_model(self, layer: nn.Module, tensors: dict[str, Tensor], extra: dict[str, Any]) -> None:
-        given: dict[str, Any] = _within(tensors, MODEL)
+        given: dict[str, Any] = _strip_prefix(tensors, MODEL_PREFIX)
         values = dict(given)
-        given |= {name: _decoded(value, tensors, _as_it_is) for name, value in extra.items()}
+        given |= {name: _decode_value(value, tensors, _keep_placement) for name, value in extra.items()}
         missing, unexpected = layer.load_state_dict(given, strict=False)
         missing = [name for name in missing if not name.endswith(_EXTRA_STATE)]
         if missing or unexpected:
@@ -239,7 +250,7 @@ class StageState:
             master = self._master_of(parameter)
             if master is not parameter:
                 master.copy_(values[name])
-        for name, value in _within(tensors, BUFFER).items():
+        for name, value in _strip_prefix(tensors, BUFFER_PREFIX).items():
             place, _, own = name.rpartition(".")
             module = layer.get_submodule(place)
             current = module._buffers[own]
@@ -265,13 +276,14 @@ class StageState:
                 )
             group = self._groups[id(master)]
             self._optimizer.state[master] = {
-                key: _decoded(value, tensors, _placing(key, master, group)) for key, value in state.items()
+                key: _decode_value(value, tensors, _placement_for(key, master, group))
+                for key, value in state.items()
             }
         for name, changed in options.items():
             if id(master := self._master_of(named[name])) in self._groups:
                 group = self._groups[id(master)]
                 for key in changed.keys() - self._skip:
-                    value = _decoded(json.loads(changed[key]), {}, _as_it_is)
+                    value = _decode_value(json.loads(changed[key]), {}, _keep_placement)
                     if key in group and self._options(group).get(key) not in (
                         changed[key],
                         self._fresh[id(master)].get(key),
@@ -284,8 +296,8 @@ class StageState:
                     group[key] = value
 
 
-def _outside(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers that ``state_dict()`` leaves out."""
+def _non_persistent_buffers(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    """The layer's buffers that ``state_dict()`` leaves out, by name."""
     return [
         (f"{place}.{name}" if place else name, buffer)
         for place, module in layer.named_modules()
@@ -294,18 +306,18 @@ def _outside(layer: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def _text(key: Any) -> str:
+def _check_text_key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError(f"its key {key!r:.80} is no text")
     return key
 
 
-def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its tensors are added to ``tensors`` and stand there by name.
+def _encode_value(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON values; its tensors are added to ``tensors``, and referred to by name.
 
     Raises:
         TypeError: it holds something else than tensors, numbers, texts, and lists, tuples and dicts of them.
@@ -318,45 +330,45 @@ def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) in (list, tuple):
-        parts = [_encoded(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        parts = [_encode_value(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return {type(value).__name__: parts}
     if type(value) is dict:
-        pairs = [[_plain(k), _encoded(v, f"{name}.{k}", tensors)] for k, v in value.items()]
+        pairs = [[_check_plain_key(k), _encode_value(v, f"{name}.{k}", tensors)] for k, v in value.items()]
         return {"dict": pairs}
     raise TypeError(f"it holds a {type(value).__name__}, not tensors and plain values alone")
 
 
-def _plain(key: Any) -> Any:
+def _check_plain_key(key: Any) -> Any:
     if key is None or type(key) in (bool, int, float, str):
         return key
     raise TypeError(f"it holds a dict with the key {key!r:.80}")
 
 
-Placing = Callable[[Tensor], Tensor]
-"""A tensor as it was read → where it belongs."""
+TensorPlacement = Callable[[Tensor], Tensor]
+"""A tensor as it was read → the same values on the device and with the strides where they belong."""
 
 
-def _decoded(value: Any, tensors: Mapping[str, Tensor], place: Placing) -> Any:
-    """What ``_encoded`` was given."""
+def _decode_value(value: Any, tensors: Mapping[str, Tensor], place: TensorPlacement) -> Any:
+    """The value that ``_encode_value`` encoded."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         return place(tensors[value["tensor"]])
     if "list" in value:
-        return [_decoded(item, tensors, place) for item in value["list"]]
+        return [_decode_value(item, tensors, place) for item in value["list"]]
     if "tuple" in value:
-        return tuple(_decoded(item, tensors, place) for item in value["tuple"])
-    return {key: _decoded(item, tensors, place) for key, item in value["dict"]}
+        return tuple(_decode_value(item, tensors, place) for item in value["tuple"])
+    return {key: _decode_value(item, tensors, place) for key, item in value["dict"]}
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _keep_placement(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _placing(key: str, parameter: Tensor, group: Mapping[str, Any]) -> Placing:
-    """As torch's own optimizers place their state: beside the parameter, with its strides.
+def _placement_for(key: str, parameter: Tensor, group: Mapping[str, Any]) -> TensorPlacement:
+    """Places state as torch's own optimizers do: on the parameter's device, with its strides.
 
-    A count of steps stays in host memory, but where the optimizer's kernels read it.
+    A step count stays in host memory, unless the optimizer's kernels read it (capturable or fused).
     """
 
     def place(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``skyctl``: the commands, put together. Each lives in a file of its own, whose imports are light."""
+"""``skyctl``: all commands in one application. Each has a file of its own, whose imports are light."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import typer
 
 from skyctl import __version__
 from skyctl.cli import (
-    attach,
-    bug_report,
-    check,
-    checkpoint,
-    compare,
-    demo,
-    init,
-    join,
-    lab,
-    launch,
-    logs,
-    plan,
-    probe,
-    ps,
-    setup,
-    stop,
-    verify,
+    attach_command,
+    bug_report_command,
+    check_command,
+    checkpoint_command,
+    compare_command,
+    demo_command,
+    init_command,
+    join_command,
+    lab_command,
+    launch_command,
+    logs_command,
+    plan_command,
+    probe_command,
+    ps_command,
+    setup_command,
+    stop_command,
+    verify_command,
 )
-from skyctl.cli.examples import epilog
+from skyctl.cli.examples import format_examples
 
 app = typer.Typer(
     name="skyctl",
@@ -43,26 +43,27 @@ app = typer.Typer(
 )
 
 COMMANDS = {
-    "init": init.init,
-    "check": check.check,
-    "setup": setup.setup,
-    "probe": probe.probe,
-    "plan": plan.plan,
-    "verify": verify.verify,
-    "launch": launch.launch,
-    "ps": ps.ps,
-    "logs": logs.logs,
-    "attach": attach.attach,
-    "stop": stop.stop,
-    "compare": compare.compare,
-    "join": join.join,
-    "demo": demo.demo,
-    "bug-report": bug_report.bug_report,
+    "init": init_command.init,
+    "check": check_command.check,
+    "setup": setup_command.setup,
+    "probe": probe_command.probe,
+    "plan": plan_command.plan,
+    "verify": verify_command.verify,
+    "launch": launch_command.launch,
+    "ps": ps_command.ps,
+    "logs": logs_command.logs,
+    "attach": attach_command.attach,
+    "stop": stop_command.stop,
+    "compare": compare_command.compare,
+    "join": join_command.join,
+    "demo": demo_command.demo,
+    "bug-report": bug_report_command.bug_report,
 }
-"""In the order of the way: what ``--help`` lists."""
+"""The commands in the order in which they are used, as ``--help`` lists them."""
 
 
 def _version(asked: bool) -> None:
+    """Prints the version and exits, where ``--version`` was given."""
     if asked:
         print(f"skyctl {__version__}")
         raise typer.Exit
@@ -74,13 +75,13 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """The options before a command."""
+    """Options that come before a command."""
 
 
 for _name, _function in COMMANDS.items():
-    app.command(_name, epilog=epilog(_name))(_function)
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(lab.app, name="lab")
+    app.command(_name, epilog=format_examples(_name))(_function)
+app.add_typer(checkpoint_command.app, name="checkpoint")
+app.add_typer(lab_command.app, name="lab")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The examples below each command's ``--help``. Tests parse every one with the command's own parser."""
+"""The examples shown below each command's ``--help``. Tests parse every one with the command's own parser."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl lab down --all",
     ),
 }
-"""By command, two to four each, the commonest first."""
+"""By command two to four examples, the most common first."""
 
 
-def epilog(name: str) -> str:
-    """The examples as help shows them, one a line."""
+def format_examples(name: str) -> str:
+    """A command's examples as help shows them, one a line."""
     return "\n".join(["Examples:", *(f"$ {example}" for example in EXAMPLES[name])])

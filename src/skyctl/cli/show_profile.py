@@ -2,11 +2,125 @@
 
 from __future__ import annotations
 
-from skyctl.cli.output import Output
-from skyctl.probe.show import plain_lines, tables
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyctl.cli.command_output import Output
+from skyctl.errors import InputError, SkyctlError
+from skyctl.probe.profile_tables import profile_lines, profile_tables
 from skyctl.records.profile import Profile
+
+if TYPE_CHECKING:
+    from skyctl.records.cluster import Cluster
+
+UNSTEADY_SPREAD = 1.0
+"""A layer's (p90 − p10) / median from which on the user is warned."""
 
 
 def show_profile(out: Output, profile: Profile) -> None:
-    """Devices, layer times and links."""
-    out.show(tables(profile, out.width), plain_lines(profile))
+    """Prints the devices, layer times and links of a profile."""
+    out.show(profile_tables(profile, out.width), profile_lines(profile))
+
+
+def warn_unsteady_times(out: Output, profile: Profile) -> None:
+    """Says of which devices little is known: times that did not settle, or another load beside the probe."""
+    from skyctl.probe.convergence import unconverged
+    from skyctl.probe.profile_tables import condition_notes
+
+    for device in profile.devices:
+        rough = unconverged(device.timings)
+        if rough:
+            worst = max(timing.interval or 0.0 for timing in rough)
+            known = f" (±{worst:.0%})" if worst else ""
+            out.warn(
+                f"{device.id}: {len(rough)} of {len(device.timings)} layer times did not settle"
+                f"{known}: it is busy, or shares its cores; probe again when it is quiet"
+            )
+            continue
+        worst = max((timing.spread or 0.0 for timing in device.timings), default=0.0)
+        if worst > UNSTEADY_SPREAD:
+            out.warn(
+                f"{device.id}: its times are unsteady (spread {worst:.0%}): it is busy, or shares its cores; "
+                "set `threads` in cluster.yaml, or probe again when it is quiet"
+            )
+    for name, note in condition_notes(profile):
+        out.warn(f"{name}: {note}")
+
+
+def show_reused(out: Output, profile: Profile) -> None:
+    """Says what of a new profile was measured by an earlier probe."""
+    from skyctl.probe.profile_cache import reused_figures
+
+    words = reused_figures(profile)
+    if words:
+        out.note(f"{'; '.join(words)} (--refresh measures them again)")
+
+
+def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
+    """Says which nodes have no figures and so get no layers, and whether the links have any."""
+    from skyctl.control.profiles import lacks_links, unmeasured_nodes
+
+    names = unmeasured_nodes(profile, cluster.nodes)
+    if names:
+        out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
+    if lacks_links(profile):
+        out.warn(
+            "this profile has no links (skyctl probe --links none): the plan takes every transfer as free; "
+            "for a plan that counts them: skyctl probe --links all"
+        )
+
+
+# What ``skyctl probe`` says of links beside the tables: which were measured, and the map as a picture.
+
+LINK_SELECTIONS = ("all", "sites", "none")
+
+
+def check_plot(path: Path | None) -> None:
+    """Raises InputError, before any work is done, where the picture could not be written."""
+    if path is not None and path.suffix.lower() != ".png":
+        raise InputError(f"--plot {path}: the picture is a PNG; give a file that ends in .png")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"--plot {path}: the folder {path.absolute().parent} does not exist")
+
+
+def show_link_notes(out: Output, profile: Profile, how: str | None, plot: Path | None) -> None:
+    """Which links were filled in and why, and the picture where one is asked for."""
+    from skyctl.probe.link_measurement import default_link_selection
+
+    filled = sum(link.estimated for link in profile.links)
+    if how is None and default_link_selection(len(profile.nodes)) == "sites":
+        out.note(
+            f"{len(profile.nodes)} nodes: all links within a site were measured, and one between every two "
+            "sites (--links all measures every pair)"
+        )
+    if filled:
+        out.note(
+            f"{filled} of {len(profile.links)} links are filled in from one measured between their sites"
+        )
+    if how == "none":
+        out.note("no link was measured: a plan from this profile takes every transfer as free")
+    if plot is not None:
+        out.note(f"picture: {draw_link_matrix(profile, plot)}")
+
+
+def draw_link_matrix(profile: Profile, path: Path) -> Path:
+    """Writes the map of the links as a PNG (SkyctlError where no link was measured)."""
+    from dataclasses import replace
+
+    from skyctl.compare.charts.chart import ChartGroup
+    from skyctl.compare.charts.png import write_png
+    from skyctl.control.report_builder import link_chart
+    from skyctl.probe.link_matrix import MOST_NODES, summarize_links
+
+    if not profile.links:
+        raise SkyctlError("there are no links to draw", hint="skyctl probe --links all measures them")
+    found = summarize_links(profile)
+    if len(found.names) == 1:  # one square would hide a slow pair; by colour alone all nodes fit
+        found = summarize_links(profile, len(profile.nodes))
+    what = "site" if found.by_site else "node"
+    key = "Mbit/s, below it ms one way; yellow is fast, violet slow; ~ filled in; ✗ no connection"
+    chart = link_chart(found, f"Links of {profile.cluster}, from row to column, by {what}", key, found.span())
+    if len(found.names) > MOST_NODES:
+        cells = tuple(tuple(cell and replace(cell, lines=()) for cell in row) for row in chart.cells)
+        chart = replace(chart, cells=cells)
+    return write_png(path, ChartGroup(((chart,),)))

@@ -1,1 +1,1 @@
-"""Predicted beside measured: statistics, rows, tables, plots. Pure, but for the plots' files."""
+"""Strategies compared: rows, tables, pictures, the report. Pure, but for the PNG files."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from skyctl.compare.rows import Outcome, Row, rows
-from skyctl.compare.words import gap, percent, seconds, times
+from skyctl.compare.number_format import format_gap, format_percent, format_ratio, format_seconds
+from skyctl.compare.outcome import ComparisonRow, StrategyOutcome, summarize_outcomes
 from skyctl.records.base import Count, Name, Record, Seconds, Seq
 
-PAYS = 0.01
-"""A machine that makes a step less than this part faster is said to change nothing."""
+LEAST_NODE_GAIN = 0.01
+"""A node that makes a step less than this part faster is said not to pay."""
 
 
 class SweepCell(Record):
-    """One strategy at one point. ``predicted_s`` None: there is no plan, ``status`` and ``error`` say why.
+    """A strategy at one point. ``predicted_s`` None: there is no plan, ``status`` and ``error`` say why.
 
     ``measured_s``: the median step, where it was run.
     """
@@ -37,7 +37,7 @@ class SweepPoint(Record):
     cells: Seq[SweepCell]
 
 
-class Sweep(Record):
+class ComparisonSweep(Record):
     """``chosen``: the value that the comparison itself was made with, where it is one of them."""
 
     kind: Literal["microbatches", "nodes"]
@@ -46,11 +46,11 @@ class Sweep(Record):
 
     @property
     def strategies(self) -> list[str]:
-        """In the order of the first point."""
+        """Their names, in the order of the first point."""
         return [cell.strategy for cell in self.points[0].cells] if self.points else []
 
     def line(self, strategy: str, measured: bool = False) -> list[tuple[int, float]]:
-        """(which point, seconds) where there are any."""
+        """(which point, a step's seconds) of a strategy, at the points where it has any."""
         found = []
         for i, point in enumerate(self.points):
             for cell in point.cells:
@@ -60,116 +60,91 @@ class Sweep(Record):
         return found
 
 
-def point(
-    value: int, outcomes: Sequence[Outcome], *, nodes: Sequence[str] = (), added: str | None = None
+def sweep_point(
+    value: int, outcomes: Sequence[StrategyOutcome], *, nodes: Sequence[str] = (), added: str | None = None
 ) -> SweepPoint:
-    """What came of one value."""
-    return SweepPoint(value=value, added=added, nodes=tuple(nodes), cells=tuple(map(_cell, rows(outcomes))))
-
-
-def with_measured(sweep: Sweep, compared: Sequence[Row]) -> Sweep:
-    """The same with what the comparison measured, at the value that it was made with."""
-    took = {row.strategy: row.measured.median for row in compared if row.measured}
-    points = tuple(
-        one
-        if one.value != sweep.chosen
-        else one.model_copy(
-            update={
-                "cells": tuple(
-                    cell.model_copy(update={"measured_s": took.get(cell.strategy)}) for cell in one.cells
-                )
-            }
+    """The point of a sweep that has these outcomes."""
+    cells = tuple(
+        SweepCell(
+            strategy=row.strategy,
+            status=row.status,
+            predicted_s=row.predicted_s,
+            gap=row.gap,
+            unused=row.unused,
+            error=row.error,
         )
-        for one in sweep.points
+        for row in summarize_outcomes(outcomes)
     )
-    return sweep.model_copy(update={"points": points})
+    return SweepPoint(value=value, added=added, nodes=tuple(nodes), cells=cells)
 
 
-def table_of(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
-    """(headings, rows of text): a row a value, two columns a strategy; the best one's gain last."""
+def add_measured_steps(sweep: ComparisonSweep, compared: Sequence[ComparisonRow]) -> ComparisonSweep:
+    """The same with what the comparison measured, at the value that it was made with."""
+    took_s = {row.strategy: row.measured.median for row in compared if row.measured}
+
+    def measured(point: SweepPoint) -> SweepPoint:
+        cells = (c.model_copy(update={"measured_s": took_s.get(c.strategy)}) for c in point.cells)
+        return point.model_copy(update={"cells": tuple(cells)})
+
+    points = (measured(point) if point.value == sweep.chosen else point for point in sweep.points)
+    return sweep.model_copy(update={"points": tuple(points)})
+
+
+def sweep_table(sweep: ComparisonSweep) -> tuple[list[str], list[list[str]]]:
+    """(headings, rows of text): a row a value, a column a strategy; the last strategy's gain at the end."""
     best = sweep.strategies[-1] if sweep.strategies else ""
-    heads = ["microbatches" if sweep.kind == "microbatches" else "nodes"]
-    heads += ["added"] if sweep.kind == "nodes" else []
-    heads += [*sweep.strategies, "above bound", f"{best} over {_first_words(sweep)}"]
-    out = []
-    for at, one in enumerate(sweep.points):
-        line = [str(one.value) + (" *" if one.value == sweep.chosen else "")]
-        line += [one.added or ""] if sweep.kind == "nodes" else []
-        line += [_words(cell) for cell in one.cells]
-        last = one.cells[-1]
-        line += [gap(last.gap), times(gain(sweep, at))]
-        out.append(line)
-    return heads, out
+    line = sweep.line(best)
+    first = sweep.points[line[0][0]].value if line else 1
+    unit = "" if sweep.kind == "microbatches" else " node" if first == 1 else " nodes"
+    headings = [sweep.kind, *(["added"] if sweep.kind == "nodes" else []), *sweep.strategies]
+    headings += ["above bound", f"{best} over {first}{unit}"]
+    rows = []
+    for at, point in enumerate(sweep.points):
+        row = [f"{point.value} *" if point.value == sweep.chosen else str(point.value)]
+        row += [point.added or ""] if sweep.kind == "nodes" else []
+        row += [_cell_text(cell) for cell in point.cells]
+        rows.append([*row, format_gap(point.cells[-1].gap), format_ratio(speedup_at(sweep, at))])
+    return headings, rows
 
 
-def gain(sweep: Sweep, at: int) -> float | None:
+def _cell_text(cell: SweepCell) -> str:
+    if cell.predicted_s is None:
+        return "does not fit" if cell.status == "infeasible" else cell.status
+    measured = f" (measured {format_seconds(cell.measured_s)})" if cell.measured_s is not None else ""
+    return format_seconds(cell.predicted_s) + measured
+
+
+def speedup_at(sweep: ComparisonSweep, at: int) -> float | None:
     """How many times faster the last strategy is there than at the first point where it has a plan."""
     line = dict(sweep.line(sweep.strategies[-1])) if sweep.strategies else {}
     first = next(iter(line.values()), None)
     return first / line[at] if first and line.get(at) else None
 
 
-def sentences(sweep: Sweep) -> list[str]:
-    """What it says, in words."""
+def describe_sweep(sweep: ComparisonSweep) -> list[str]:
+    """Which value is best, or of each node whether it pays: a sentence each."""
     if not sweep.points or not sweep.strategies:
         return []
     best = sweep.strategies[-1]
     line = dict(sweep.line(best))
     if not line:
         return [f"{best} has no plan that fits at any of these"]
-    fastest = min(line, key=lambda i: line[i])
     if sweep.kind == "microbatches":
-        return [
-            f"{best} is fastest with {sweep.points[fastest].value} microbatches: "
-            f"{seconds(line[fastest])} a step, predicted"
-        ]
-    return _nodes_said(sweep, best, line)
+        fastest = min(line, key=lambda i: line[i])
+        value, step = sweep.points[fastest].value, format_seconds(line[fastest])
+        return [f"{best} is fastest with {value} microbatches: {step} a step, predicted"]
+    return [_describe_node(sweep, best, line, at) for at in range(1, len(sweep.points)) if at in line]
 
 
-def _nodes_said(sweep: Sweep, best: str, line: dict[int, float]) -> list[str]:
-    said = []
-    for at, before in zip(range(1, len(sweep.points)), range(len(sweep.points) - 1), strict=True):
-        one = sweep.points[at]
-        who = one.added or f"node {one.value}"
-        if at not in line:
-            continue
-        if before not in line:
-            said.append(
-                f"with {who} ({one.value} nodes) there is a plan that fits: {seconds(line[at])} a step"
-            )
-            continue
-        faster = line[before] / line[at] if line[at] else 1.0
-        if faster >= 1 + PAYS:
-            said.append(f"adding {who} pays: {times(faster)} faster, {seconds(line[at])} a step")
-        else:
-            left = next((c for c in one.cells if c.strategy == best and who in c.unused), None)
-            why = "the best plan leaves it unused" if left else f"a step takes {percent(1 / faster - 1)}"
-            said.append(f"adding {who} does not pay: {why}")
-    return said
-
-
-def _first_words(sweep: Sweep) -> str:
-    line = sweep.line(sweep.strategies[-1]) if sweep.strategies else []
-    first = sweep.points[line[0][0]].value if line else 1
-    if sweep.kind == "microbatches":
-        return str(first)
-    return f"{first} node{'' if first == 1 else 's'}"
-
-
-def _words(cell: SweepCell) -> str:
-    if cell.predicted_s is None:
-        return "does not fit" if cell.status == "infeasible" else cell.status
-    return seconds(cell.predicted_s) + (
-        f" (measured {seconds(cell.measured_s)})" if cell.measured_s is not None else ""
-    )
-
-
-def _cell(row: Row) -> SweepCell:
-    return SweepCell(
-        strategy=row.strategy,
-        status=row.status,
-        predicted_s=row.predicted_s,
-        gap=row.gap,
-        unused=row.unused,
-        error=row.error,
-    )
+def _describe_node(sweep: ComparisonSweep, best: str, line: dict[int, float], at: int) -> str:
+    """What the node that a point adds does to the step. ``line``: by point, the best strategy's seconds."""
+    point = sweep.points[at]
+    node, step = point.added or f"node {point.value}", f"{format_seconds(line[at])} a step"
+    if at - 1 not in line:
+        return f"with {node} ({point.value} nodes) there is a plan that fits: {step}"
+    faster = line[at - 1] / line[at] if line[at] else 1.0
+    if faster >= 1 + LEAST_NODE_GAIN:
+        return f"adding {node} pays: {format_ratio(faster)} faster, {step}"
+    if any(cell.strategy == best and node in cell.unused for cell in point.cells):
+        return f"adding {node} does not pay: the best plan leaves it unused"
+    return f"adding {node} does not pay: a step takes {format_percent(1 / faster - 1)}"

@@ -6,13 +6,60 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from skyctl.compare.aligning import align
-from skyctl.compare.stats import median
-from skyctl.schedule.playing import Play, waits
+from skyctl.compare.quantiles import median
+from skyctl.schedule.simulation_input import SimulationInput, find_waits
+
+
+@dataclass(frozen=True)
+class RankClock:
+    """A rank's clock, against the first rank's. ``error_s``: how far a converted time may be off.
+
+    ``points``: for each rank on the way to the first, (own time, how far that rank's clock is ahead) at the
+    start and at the end of the run.
+    """
+
+    points: tuple[tuple[tuple[float, float], ...], ...] = ()
+    error_s: float = 0.0
+
+    def to_first(self, at_s: float) -> float:
+        """A moment on this clock as one on the first rank's. Clocks are taken to drift apart steadily."""
+        for known in self.points:
+            at_s += _between(known, at_s)
+        return at_s
+
+
+def align_clocks(readings: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[RankClock]:
+    """A clock for each rank: what neighbours found out about each other, chained.
+
+    Args:
+        readings: by rank, what ``transport.clocks`` gave for the rank before it: ``start`` and ``end``, each
+            with ``at_s``, ``offset_s`` and ``error_s``; empty on the first rank.
+    """
+    out: list[RankClock] = []
+    for rank, known in enumerate(readings):
+        if not rank:
+            out.append(RankClock())
+            continue
+        points = tuple(sorted((float(r["at_s"]), float(r["offset_s"])) for r in known.values()))
+        error_s = max((float(r["error_s"]) for r in known.values()), default=0.0)
+        before = out[-1]
+        out.append(RankClock((points, *before.points), before.error_s + error_s))
+    return out
+
+
+def _between(points: tuple[tuple[float, float], ...], at_s: float) -> float:
+    """The offset at a time, on the line through the first and the last point."""
+    if not points:
+        return 0.0
+    (first_s, first), (last_s, last) = points[0], points[-1]
+    if last_s <= first_s:
+        return first
+    return first + (last - first) * (at_s - first_s) / (last_s - first_s)
+
 
 IDLE = "idle"
 TRANSFER = "transfer"
-WORDS = {
+KIND_LABELS = {
     "F": "forward",
     "B": "backward",
     "W": "weight gradients",
@@ -22,13 +69,13 @@ WORDS = {
     IDLE: "waits for another stage",
     TRANSFER: "waits for the network",
 }
-"""The kinds of bars there are, as people read them."""
+"""The kinds of spans there are, as people read them."""
 
 
-class Bar(NamedTuple):
-    """``row``: the stage. Seconds from the timeline's zero."""
+class TimelineSpan(NamedTuple):
+    """One action or wait of a ``stage``, of a kind of ``KIND_LABELS``. Seconds from the timeline's zero."""
 
-    row: int
+    stage: int
     kind: str
     microbatch: int
     start_s: float
@@ -36,88 +83,88 @@ class Bar(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """How long the action or wait takes."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True)
-class Step:
-    """One training step, from the first stage's start of it to its start of the next.
+class TimelineStep:
+    """A training step, from the moment the first stage starts it to the moment it starts the next one.
 
-    Later stages are done with it earlier, and wait for the next one already then.
+    Later stages end it earlier, and already wait for the next one then.
     """
 
     number: int
     start_s: float
     end_s: float
-    bars: tuple[Bar, ...]
+    spans: tuple[TimelineSpan, ...]
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """How long the step takes on the first stage."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """``errors_s``: by row, how far its clock may be off from the first one's."""
+    """What every stage does, over some steps. ``errors_s``: by stage, how far its clock may be off."""
 
     devices: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TimelineStep, ...]
     errors_s: tuple[float, ...]
 
-    def typical(self) -> Step:
-        """The step that took the median time, or next to it; the run's first one, warm-up, only if alone."""
+    def typical(self) -> TimelineStep:
+        """The step nearest to the median time; the run's first one, warm-up, only if there is no other."""
         settled = [step for step in self.steps if step.number] or list(self.steps)
         middle_s = median(step.seconds for step in settled)
         return min(settled, key=lambda step: abs(step.seconds - middle_s))
 
-    def within(self, step: Step) -> list[Bar]:
-        """All bars that show while that step runs, cut off at its ends, counted from its start."""
+    def within(self, step: TimelineStep) -> list[TimelineSpan]:
+        """All spans that overlap with a step, cut off at its ends, counted from its start."""
         out = []
-        for bar in (bar for each in self.steps for bar in each.bars):
-            start_s, end_s = max(bar.start_s, step.start_s), min(bar.end_s, step.end_s)
+        for span in (span for each in self.steps for span in each.spans):
+            start_s, end_s = max(span.start_s, step.start_s), min(span.end_s, step.end_s)
             if end_s > start_s:
-                out.append(bar._replace(start_s=start_s - step.start_s, end_s=end_s - step.start_s))
+                out.append(span._replace(start_s=start_s - step.start_s, end_s=end_s - step.start_s))
         return out
 
 
-def measured(documents: Sequence[Mapping[str, Any]], devices: Sequence[str]) -> Timeline:
-    """From what the ranks recorded (``worker.recorder``), in order; zero is the first kept step's start.
+def measured_timeline(documents: Sequence[Mapping[str, Any]], devices: Sequence[str]) -> Timeline:
+    """From the ranks' traces (``worker.trace_recorder``), in order; zero is the first kept step's start.
 
     Steps that not every rank has kept are left out.
     """
-    clocks = align([document["clocks"] for document in documents])
+    clocks = align_clocks([document["clocks"] for document in documents])
     kept = [{int(step["step"]): step for step in document["steps"]} for document in documents]
     numbers = sorted(set.intersection(*(set(steps) for steps in kept)))
     zero_s = float(kept[0][numbers[0]]["start_s"]) if numbers else 0.0
     steps = []
     for number in numbers:
-        bars = [
-            Bar(
-                row,
+        spans = [
+            TimelineSpan(
+                stage,
                 kind,
                 int(microbatch),
-                clocks[row].to_first(start_s) - zero_s,
-                clocks[row].to_first(end_s) - zero_s,
+                clocks[stage].to_first(start_s) - zero_s,
+                clocks[stage].to_first(end_s) - zero_s,
             )
-            for row, by_number in enumerate(kept)
+            for stage, by_number in enumerate(kept)
             for kind, microbatch, start_s, end_s in by_number[number]["spans"]
         ]
         own = kept[0][number]
-        steps.append(Step(number, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(bars)))
+        steps.append(TimelineStep(number, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
     return Timeline(tuple(devices), tuple(steps), tuple(clock.error_s for clock in clocks))
 
 
-def simulated(play: Play, devices: Sequence[str]) -> Timeline:
-    """One step by the model of time, with what it waits for."""
+def simulated_timeline(play: SimulationInput, devices: Sequence[str]) -> Timeline:
+    """One step as the simulator plays it, with its waits."""
     done = play.simulate(trace=True)
-    bars = [Bar(*span) for span in done.trace]
-    for wait in waits(done):
-        bars.append(Bar(wait.stage, IDLE, wait.microbatch, wait.start_s, wait.sent_s))
-        bars.append(Bar(wait.stage, TRANSFER, wait.microbatch, wait.sent_s, wait.end_s))
-    for row in range(len(devices)):
-        end_s = max((bar.end_s for bar in bars if bar.row == row), default=0.0)
-        bars.append(Bar(row, IDLE, 0, end_s, done.iteration_s))
-    step = Step(0, 0.0, done.iteration_s, tuple(bar for bar in bars if bar.end_s > bar.start_s))
+    spans = [TimelineSpan(*span) for span in done.trace]
+    for wait in find_waits(done):
+        spans.append(TimelineSpan(wait.stage, IDLE, wait.microbatch, wait.start_s, wait.sent_s))
+        spans.append(TimelineSpan(wait.stage, TRANSFER, wait.microbatch, wait.sent_s, wait.end_s))
+    for stage in range(len(devices)):
+        end_s = max((span.end_s for span in spans if span.stage == stage), default=0.0)
+        spans.append(TimelineSpan(stage, IDLE, 0, end_s, done.iteration_s))
+    step = TimelineStep(0, 0.0, done.iteration_s, tuple(span for span in spans if span.end_s > span.start_s))
     return Timeline(tuple(devices), (step,), (0.0,) * len(devices))

@@ -45,7 +45,7 @@ class MemoryLimit:
 
     @property
     def left_bytes(self) -> int:
-        """What may still be taken."""
+        """Bytes that the cgroup's processes may still take."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
@@ -79,11 +79,11 @@ def read_limits(proc: Path = PROC) -> Limits:
                 continue
             if mounted is not None and controllers is not None and not mounted & controllers:
                 continue
-            for folder in _chain(path, root, Path(point)):
+            for folder in _ancestors(path, root, Path(point)):
                 seen = True
-                used |= _usage(folder, point)
-                quotas += [(found, _below(folder, point)) for found in _some(_quota(folder))]
-                memories += _some(_memory(folder))
+                used |= _read_usage(folder, point)
+                quotas += [(found, _path_below(folder, point)) for found in _as_list(_read_quota(folder))]
+                memories += _as_list(_read_memory(folder))
     tightest, at = min(quotas, key=lambda q: q[0].cpus, default=(None, ()))
     return Limits(
         quota=None if tightest is None else replace(tightest, used_s=used.get(at)),
@@ -92,7 +92,7 @@ def read_limits(proc: Path = PROC) -> Limits:
     )
 
 
-def _some(value: _T | None) -> list[_T]:
+def _as_list(value: _T | None) -> list[_T]:
     return [] if value is None else [value]
 
 
@@ -126,7 +126,7 @@ def _mounts(text: str) -> list[tuple[frozenset[str] | None, str, str]]:
     return mounts
 
 
-def _chain(path: str, root: str, point: Path) -> list[Path]:
+def _ancestors(path: str, root: str, point: Path) -> list[Path]:
     """The process's cgroup and its ancestors as folders under the mount, innermost first.
 
     Inside a container the mount's root is the container's own cgroup: its prefix is stripped.
@@ -139,14 +139,14 @@ def _chain(path: str, root: str, point: Path) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         return int(path.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _stat(path: Path) -> dict[str, int]:
+def _read_stat(path: Path) -> dict[str, int]:
     try:
         pairs = (line.split() for line in path.read_text().splitlines())
         return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
@@ -154,13 +154,13 @@ def _stat(path: Path) -> dict[str, int]:
         return {}
 
 
-def _scope(folder: Path) -> str:
+def _cgroup_id(folder: Path) -> str:
     status = folder.stat()
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def _quota(folder: Path) -> Quota | None:
-    stat = _stat(folder / "cpu.stat")
+def _read_quota(folder: Path) -> Quota | None:
+    stat = _read_stat(folder / "cpu.stat")
     if (folder / "cpu.max").is_file():
         try:
             quota_text, period_text = (folder / "cpu.max").read_text().split()[:2]
@@ -169,42 +169,42 @@ def _quota(folder: Path) -> Quota | None:
         if quota_text == "max":
             return None
         quota_us, period_us = int(quota_text), int(period_text)
-        burst_us = _number(folder / "cpu.max.burst") or 0
+        burst_us = _read_number(folder / "cpu.max.burst") or 0
         throttled_s = stat["throttled_usec"] / 1e6 if "throttled_usec" in stat else None
     else:
-        found, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        found, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
         if found is None or found <= 0 or not period:
             return None
         quota_us, period_us = found, period
-        burst_us = _number(folder / "cpu.cfs_burst_us") or 0
+        burst_us = _read_number(folder / "cpu.cfs_burst_us") or 0
         throttled_s = stat["throttled_time"] / 1e9 if "throttled_time" in stat else None
-    return Quota(quota_us / period_us, period_us / 1e6, burst_us / 1e6, _scope(folder), throttled_s)
+    return Quota(quota_us / period_us, period_us / 1e6, burst_us / 1e6, _cgroup_id(folder), throttled_s)
 
 
-def _usage(folder: Path, point: str) -> dict[tuple[str, ...], float]:
+def _read_usage(folder: Path, point: str) -> dict[tuple[str, ...], float]:
     """CPU seconds used by that cgroup, by its path below the mount (version 1 counts them apart)."""
-    nanoseconds = _number(folder / "cpuacct.usage")
+    nanoseconds = _read_number(folder / "cpuacct.usage")
     if nanoseconds is not None:
-        return {_below(folder, point): nanoseconds / 1e9}
-    microseconds = _stat(folder / "cpu.stat").get("usage_usec")
-    return {} if microseconds is None else {_below(folder, point): microseconds / 1e6}
+        return {_path_below(folder, point): nanoseconds / 1e9}
+    microseconds = _read_stat(folder / "cpu.stat").get("usage_usec")
+    return {} if microseconds is None else {_path_below(folder, point): microseconds / 1e6}
 
 
-def _below(folder: Path, point: str) -> tuple[str, ...]:
+def _path_below(folder: Path, point: str) -> tuple[str, ...]:
     return folder.relative_to(point).parts
 
 
-def _memory(folder: Path) -> MemoryLimit | None:
+def _read_memory(folder: Path) -> MemoryLimit | None:
     """v1 counts file pages of the whole subtree in ``total_*``; v2's figures are the subtree's already."""
-    limit = _number(folder / "memory.max")
-    used = _number(folder / "memory.current")
+    limit = _read_number(folder / "memory.max")
+    used = _read_number(folder / "memory.current")
     prefix = ""
     if limit is None:
-        limit = _number(folder / "memory.limit_in_bytes")
-        used = _number(folder / "memory.usage_in_bytes")
+        limit = _read_number(folder / "memory.limit_in_bytes")
+        used = _read_number(folder / "memory.usage_in_bytes")
         prefix = "total_"
     if limit is None or used is None or limit >= _UNLIMITED_BYTES:
         return None
-    stat = _stat(folder / "memory.stat")
+    stat = _read_stat(folder / "memory.stat")
     reclaimable = stat.get(prefix + "inactive_file", 0) + stat.get(prefix + "active_file", 0)
-    return MemoryLimit(limit, max(0, used - reclaimable), _scope(folder))
+    return MemoryLimit(limit, max(0, used - reclaimable), _cgroup_id(folder))

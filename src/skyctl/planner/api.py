@@ -1,27 +1,27 @@
-"""The planner's face: plan, assigned, predict, verify. Pure: no I/O, no mutation, no clock but the limit."""
+"""The planner's interface: plan, assigned, predict, verify. Pure: no I/O, and no clock but the time limit."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import get_args
+from typing import cast, get_args
 
 from skyctl.errors import InputError
-from skyctl.planner.assemble import certificate, make_plan, prediction, require_allowed
-from skyctl.planner.depths import LITTLE, refined, value_s
-from skyctl.planner.evaluate import least_running
-from skyctl.planner.found import Found
-from skyctl.planner.grid import grid
-from skyctl.planner.heuristic.even import even
-from skyctl.planner.model import Model, Piece
-from skyctl.planner.steady import steadied
-from skyctl.planner.verification.verify import Check, Verdict, verify
+from skyctl.planner.candidate import SearchResult, read_placement
+from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
+from skyctl.planner.evaluation import least_execution
+from skyctl.planner.heuristic.balance import even_placement
+from skyctl.planner.pipeline_depth import ACCEPTED_SLOWDOWN, add_slack, choose_execution, refine_execution
+from skyctl.planner.plan_record import make_certificate, make_plan, make_prediction, require_allowed
+from skyctl.planner.transformer_blocks import plan_whole_blocks
+from skyctl.planner.verification.lower_bound import is_proved_by_witness
+from skyctl.planner.verification.verification import Check, Verdict, verify
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 
 __all__ = ["Check", "Verdict", "assigned", "plan", "predict", "verify"]
 
-EXACT = 1e-12
+NO_SLOWDOWN = 1e-12
 STRATEGIES = tuple(name for name in get_args(Strategy) if name != "assigned")
 
 
@@ -31,37 +31,51 @@ def plan(
     time_limit_s: float = 30.0,
     *,
     assign: Sequence[tuple[str, int, int]] | None = None,
+    whole_blocks: bool = False,
 ) -> Plan:
     """A plan for ``problem``.
 
     Args:
         strategy: ``even``, ``heuristic`` or ``optimal``.
-        time_limit_s: for ``optimal``: when to stop and hand out the best plan with its bound.
+        time_limit_s: for ``optimal``: when to stop and return the best plan with its bound.
         assign: a plan of the user's own, (device, start, stop) in pipeline order; ``strategy`` is ignored.
+        whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
     Raises:
-        InputError: an unknown strategy, or an assignment that does not cover the layers.
+        InputError: an unknown strategy, an assignment that does not cover the layers, or layers whose names
+            do not say which block they belong to.
         InfeasibleError: proved that nothing fits (``even`` and ``assign``: that this does not).
         UndecidedError: nothing found in time, nothing proved.
     """
     if assign is not None:
         return assigned(problem, assign)
+    if whole_blocks:
+        return plan_whole_blocks(
+            problem, lambda coarse: _plan(coarse, strategy, time_limit_s, whole_blocks=True)
+        )
+    return _plan(problem, strategy, time_limit_s)
+
+
+def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks: bool = False) -> Plan:
+    """A plan by one strategy; ``whole_blocks``: the problem's layers are whole transformer blocks."""
     began = time.perf_counter()
-    model = Model(problem)
+    model = CostModel(problem)
     if strategy == "even":
-        pieces = even(model)
-        require_allowed(model, pieces, least_running(model, pieces), "an even split")
-        return _stated(model, "even", pieces, "equal layer counts", began)
-    if strategy == "heuristic":
-        from skyctl.planner.recompute import good_plan
+        placement = even_placement(model)
+        require_allowed(model, placement, least_execution(model, placement), "an even split")
+        result = _unproved(model, placement, "equal layer counts")
+    elif strategy == "heuristic":
+        from skyctl.planner.optimal_search import good_placement
 
-        return _stated(model, "heuristic", good_plan(model), "allocate by memory, level, local search", began)
-    if strategy == "optimal":
-        from skyctl.planner.optimal import optimal
-        from skyctl.planner.recompute import best
+        result = _unproved(model, good_placement(model), "allocate by memory, level, local search")
+    elif strategy == "optimal":
+        from skyctl.planner.optimal_search import search_optimal, search_recompute
 
-        return _proved(model, (best if model.mixed else optimal)(model, time_limit_s), began)
-    raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+        search = search_recompute if model.may_recompute else search_optimal
+        result = search(model, time_limit_s)
+    else:
+        raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    return _made_plan(model, cast("Strategy", strategy), result, began, whole_blocks=whole_blocks)
 
 
 def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Plan:
@@ -72,14 +86,14 @@ def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Pl
         InfeasibleError: a device's memory or a pin does not allow it.
     """
     began = time.perf_counter()
-    model = Model(problem)
+    model = CostModel(problem)
     known = ", ".join(model.ids)
-    pieces: list[Piece] = []
+    stages: list[StageAssignment] = []
     at = 0
     for device, start, stop in assignment:
         if device not in model.ids:
             raise InputError(f"the assignment names device {device!r}, the problem has: {known}")
-        if any(model.index(device) == piece.device for piece in pieces):
+        if any(model.index(device) == stage.device for stage in stages):
             raise InputError(f"the assignment gives {device!r} more than one range; a device holds one stage")
         if stop <= start:
             raise InputError(f"the assignment gives {device!r} the empty range [{start}, {stop})")
@@ -88,12 +102,13 @@ def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Pl
                 f"the assignment's range of {device!r} starts at layer {start}, it must start at {at}",
                 hint="ranges are half-open and follow each other: n1=0:5,n2=5:12",
             )
-        pieces.append(Piece(model.index(device), start, stop))
+        stages.append(StageAssignment(model.index(device), start, stop))
         at = stop
     if at != model.layers:
         raise InputError(f"the assignment covers {at} layers, the problem has {model.layers}")
-    require_allowed(model, pieces, least_running(model, pieces), "the assignment")
-    return _stated(model, "assigned", tuple(pieces), "as assigned", began)
+    placement = tuple(stages)
+    require_allowed(model, placement, least_execution(model, placement), "the assignment")
+    return _made_plan(model, "assigned", _unproved(model, placement, "as assigned"), began)
 
 
 def predict(problem: Problem, plan: Plan) -> Prediction:
@@ -103,28 +118,30 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
         InputError: the plan names devices the problem lacks, covers other layers, or has several replicas a
             stage.
     """
-    model = Model(problem)
-    return prediction(model, *grid(model, plan))
+    model = CostModel(problem)
+    return make_prediction(model, *read_placement(model, plan))
 
 
-def _stated(model: Model, strategy: Strategy, pieces: tuple[Piece, ...], method: str, began: float) -> Plan:
-    """A plan that claims no bound."""
-    value, running = steadied(model, pieces, *refined(model, pieces, *value_s(model, pieces)))
-    wall_s = time.perf_counter() - began
-    proof = certificate(value, None, proved=False, method=method, wall_s=wall_s)
-    return make_plan(model, strategy, pieces, running, proof)
+def _unproved(model: CostModel, placement: Placement, method: str) -> SearchResult:
+    """A placement that claims no bound."""
+    value_s, execution = choose_execution(model, placement)
+    return SearchResult(placement, execution, value_s, None, False, method)
 
 
-def _proved(model: Model, found: Found, began: float) -> Plan:
-    """With the certificate of a search. Where depths are the plan's choice, the stages' are chosen last."""
-    little = EXACT if found.proved else LITTLE
-    value, running = refined(model, found.pieces, found.value_s, found.running, little=little)
-    value, running = steadied(model, found.pieces, value, running)
-    proof = certificate(
-        value,
-        found.bound_s,
-        proved=found.proved,
-        method=found.method,
-        wall_s=time.perf_counter() - began,
+def _made_plan(
+    model: CostModel, strategy: Strategy, result: SearchResult, began: float, *, whole_blocks: bool = False
+) -> Plan:
+    """The plan with its certificate. Where depths are the plan's choice, the stages' are chosen last."""
+    placement = result.placement
+    slowdown = NO_SLOWDOWN if result.proved else ACCEPTED_SLOWDOWN
+    value_s, execution = refine_execution(
+        model, placement, result.value_s, result.execution, slowdown=slowdown
     )
-    return make_plan(model, "optimal", found.pieces, running, proof)
+    value_s, execution = add_slack(model, placement, value_s, execution)
+    wall_s = time.perf_counter() - began
+    proof = make_certificate(
+        value_s, result.bound_s, proved=result.proved, method=result.method, wall_s=wall_s
+    )
+    if result.witness is not None and is_proved_by_witness(model.problem, proof, result.witness):
+        proof = proof.model_copy(update={"witness": result.witness})
+    return make_plan(model, strategy, placement, execution, proof, whole_blocks=whole_blocks)

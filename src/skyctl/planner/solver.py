@@ -11,33 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skyctl.planner.model import Model, Piece
+from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 
 if TYPE_CHECKING:
-    from skyctl.planner.bottleneck.reach import Floats, Ints, Reach
-    from skyctl.planner.bottleneck.repeats import Edges
+    from skyctl.planner.bottleneck.reach_table import Floats, Ints, ReachTable
+    from skyctl.planner.bottleneck.repeated_layers import StageEdges
 
-Stage = tuple[int, int]
+ClassEdge = tuple[int, int]
+"""(class of devices, edge)."""
 
-Pieces = tuple[Piece, ...]
 
-
-class Solver:
-    """CP-SAT on one question: a plan whose stages all stay within a limit.
+class IntervalSolver:
+    """CP-SAT on one question: is there a plan whose stages all stay within a limit?
 
     Stages are optional intervals on the axis of layers that do not overlap and fill it. How far a device
     gets from each start is a table, made in floats by the very sums that judge a plan; for 1F1B one table
     per number of stages from there to the end.
     """
 
-    def __init__(self, model: Model, deadline: float) -> None:
+    def __init__(self, model: CostModel, deadline: float) -> None:
         self.model = model
         self.deadline = deadline
         self.staged = not model.unlimited and model.schedule in ("1f1b", "eager-1f1b")
-        self.windowed = bool(model.window) and not model.unlimited
+        self.windowed = bool(model.receive_window) and not model.unlimited
 
-    def cover(self, limit_s: float, strict: bool) -> Pieces | None:
-        """See ``narrow.Cover``; raises TimeoutError when the solver stops undecided."""
+    def cover(self, limit_s: float, strict: bool) -> Placement | None:
+        """A plan within the limit (``strict``: below it), or None: there is none (proved).
+
+        Raises:
+            TimeoutError: undecided at the deadline.
+        """
         from ortools.sat.python import cp_model
 
         cp: Any = cp_model.CpModel()
@@ -45,12 +48,12 @@ class Solver:
         solver = _run(cp, self.deadline)
         if solver is None:
             return None
-        pieces = [
-            Piece(d, solver.value(starts[d]), solver.value(stops[d]))
+        placement = [
+            StageAssignment(d, solver.value(starts[d]), solver.value(stops[d]))
             for d in range(self.model.devices)
             if solver.value(used[d])
         ]
-        return tuple(sorted(pieces, key=lambda piece: piece.start))
+        return tuple(sorted(placement, key=lambda stage: stage.start))
 
     def _variables(self, cp: Any, limit_s: float, strict: bool) -> tuple[list[Any], list[Any], list[Any]]:
         model = self.model
@@ -68,9 +71,9 @@ class Solver:
             cp.add(sizes[d] == 0).only_enforce_if(used[d].negated())
             cp.add(starts[d] == 0).only_enforce_if(used[d].negated())
             cp.add(sizes[d] >= 1).only_enforce_if(used[d])
-            if d not in model.first:
+            if d not in model.may_be_first:
                 cp.add(starts[d] >= 1).only_enforce_if(used[d])
-            if d not in model.last:
+            if d not in model.may_be_last:
                 cp.add(stops[d] <= layers - 1)
             self._limit(cp, d, (starts[d], stops[d], places[d]), limit_s, strict)
         cp.add_no_overlap(intervals)
@@ -78,7 +81,7 @@ class Solver:
         return used, starts, stops
 
     def _places(self, cp: Any, used: list[Any], starts: list[Any]) -> list[Any]:
-        """Per device its number of stages to the end, less one, where memory depends on it."""
+        """By device, how many stages follow its own, where memory depends on that."""
         n = self.model.devices
         if not self.staged:
             return [None] * n
@@ -98,14 +101,14 @@ class Solver:
         return places
 
     def _limit(self, cp: Any, d: int, stage: tuple[Any, Any, Any], limit_s: float, strict: bool) -> None:
-        """stop ≤ how far d gets from its start (in its place)."""
+        """Adds that d's stage stops no later than time and memory allow from its start, in its position."""
         model = self.model
         start, stop, place = stage
         rows = model.max_stages if place is not None else 1
         tables: dict[int, list[int]] = {}
         flat: list[int] = []
         for row in range(rows):
-            k = model.flying(0, row + 1)
+            k = model.least_in_flight(0, row + 1)
             if k not in tables:
                 tables[k] = self._farthest(d, k, limit_s, strict)
             flat += tables[k]
@@ -121,20 +124,20 @@ class Solver:
             self._forbid(cp, d, (index, stop), flat)
 
     def _forbid(self, cp: Any, d: int, pair: tuple[Any, Any], flat: list[int]) -> None:
-        """A received window makes some shorter ranges too large: they are ruled out one by one."""
+        """A receive window makes some shorter ranges too large: they are ruled out one by one."""
         model = self.model
         out = []
         for at, far in enumerate(flat):
             row, start = divmod(at, model.layers)
-            k = model.flying(0, row + 1)
+            k = model.least_in_flight(0, row + 1)
             out += [(at, stop) for stop in range(start + 1, far) if not model.fits(d, start, stop, k)]
         if out:
             cp.add_forbidden_assignments(list(pair), out)
 
-    def _farthest(self, d: int, flying: int, limit_s: float, strict: bool) -> list[int]:
+    def _farthest(self, d: int, in_flight: int, limit_s: float, strict: bool) -> list[int]:
         """Per start, the largest stop that time and memory allow (0: none)."""
         model = self.model
-        work = model.work[d]
+        work = model.work_s[d]
         out = []
         for start in range(model.layers):
             far = 0
@@ -142,7 +145,7 @@ class Solver:
                 busy = work[stop] - work[start]
                 if busy > limit_s or (strict and busy == limit_s):
                     break
-                if model.fits(d, start, stop, flying):
+                if model.fits(d, start, stop, in_flight):
                     far = stop
                 elif not self.windowed:
                     break
@@ -150,7 +153,9 @@ class Solver:
         return out
 
 
-def balanced_edges(edges: Edges, lengths: Ints, sizes: list[int], deadline: float) -> list[Stage] | None:
+def solve_balanced_edges(
+    edges: StageEdges, lengths: Ints, sizes: list[int], deadline: float
+) -> list[ClassEdge] | None:
     """One edge a device that balance, connect and hold all layers, as (class of the device, edge), or None:
     there are none (proved).
 
@@ -166,7 +171,7 @@ def balanced_edges(edges: Edges, lengths: Ints, sizes: list[int], deadline: floa
 
     cp: Any = cp_model.CpModel()
     phases = edges.run.period
-    counts: dict[Stage, Any] = {}
+    counts: dict[ClassEdge, Any] = {}
     for row, size in enumerate(sizes):
         for e in range(len(edges.edges)):
             if lengths[row, e] > 0:
@@ -199,7 +204,9 @@ def balanced_edges(edges: Edges, lengths: Ints, sizes: list[int], deadline: floa
     return [key for key, x in counts.items() for _ in range(solver.value(x))]
 
 
-def covering(layers: int, far: Ints, sizes: list[int], deadline: float) -> list[tuple[int, int, int]] | None:
+def solve_covering(
+    layers: int, far: Ints, sizes: list[int], deadline: float
+) -> list[tuple[int, int, int]] | None:
     """Stages (class, start, farthest stop) that cover all layers, as a path from 0 that may step back, or
     None: there are none (proved). Where no shorter stage needs more, the overlaps can be cut off.
 
@@ -256,7 +263,7 @@ def _run(cp: Any, deadline: float) -> Any:
     return solver
 
 
-class Cuts:
+class CuttingPlanes:
     """The least of a convex function of few variables, within ± ``box`` each, by tangents (Kelley 1960)."""
 
     def __init__(self, variables: int, box: float) -> None:
@@ -268,7 +275,7 @@ class Cuts:
         self._lp.Minimize(self._top)
 
     def add(self, constant: float, slope: Floats) -> None:
-        """The function is at least ``constant + slope · x``."""
+        """Adds a tangent: the function is at least ``constant + slope · x``."""
         row = self._lp.Constraint(float(constant), self._lp.infinity())
         row.SetCoefficient(self._top, 1.0)
         for x, weight in zip(self._point, slope.tolist(), strict=True):
@@ -281,14 +288,14 @@ class Cuts:
         return self._top.solution_value(), np.array([x.solution_value() for x in self._point])
 
 
-def fractional_prices(reach: Reach, deadline: float) -> Floats | None:
+def fractional_prices(reach: ReachTable, deadline: float) -> Floats | None:
     """Prices of layers from the linear program that cuts layers anywhere: the least T with every device's
     time within T and its memory kept. Layers that are alike are one. None: out of time."""
     from ortools.linear_solver import pywraplp
 
     lp: Any = pywraplp.Solver.CreateSolver("GLOP")
     times = np.diff(reach.work, axis=1)
-    sums = np.array(reach.model.state) + reach.flying * np.array(reach.model.activation)
+    sums = np.array(reach.model.state_bytes) + reach.in_flight * np.array(reach.model.activation_bytes)
     needs = np.diff(sums)
     scale = float(times.sum(axis=1).mean()) / sum(reach.sizes.tolist()) or 1.0
     columns, first, index = np.unique(
@@ -306,7 +313,7 @@ def fractional_prices(reach: Reach, deadline: float) -> Floats | None:
         for i in range(len(first)):
             x = lp.NumVar(0.0, lp.infinity() if cap > 0 else 0.0, "")
             covered[i].SetCoefficient(x, 1.0)
-            time_row.SetCoefficient(x, -float(columns[reach.kind[row], i] * count[i] / scale))
+            time_row.SetCoefficient(x, -float(columns[reach.timing[row], i] * count[i] / scale))
             if memory_row is not None:
                 memory_row.SetCoefficient(x, float(columns[-1, i] * count[i] / cap))
     if not _solved(lp, deadline):
@@ -316,7 +323,7 @@ def fractional_prices(reach: Reach, deadline: float) -> Floats | None:
     return out
 
 
-def range_prices(reach: Reach, far: Ints, deadline: float) -> Floats | None:
+def range_prices(reach: ReachTable, far: Ints, deadline: float) -> Floats | None:
     """The prices, one a layer, 1 in all, for which all devices together can take least: of the largest ranges
     [start, far) of each class the dearest counts. None: out of time."""
     from ortools.linear_solver import pywraplp
@@ -350,7 +357,7 @@ def _solved(lp: Any, deadline: float) -> bool:
     return bool(lp.Solve() == lp.OPTIMAL)
 
 
-def place_prices(takes: Floats, sizes: list[int]) -> Floats | None:
+def position_prices(takes: Floats, sizes: list[int]) -> Floats | None:
     """Prices of the places where devices are assigned to places, one each, so that they take most in all.
 
     Args:

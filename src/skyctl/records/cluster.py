@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from skyctl.records.base import Count, Name, Positive, Record, Seq
+from skyctl.records.base import Count, FileRecord, Name, Positive, Record, Seq
 
 DEVICE = re.compile(r"^(cpu|[a-z]+:\d+)$")
 
@@ -107,3 +107,51 @@ class Cluster(Record):
     def digest(self) -> str:
         """Changes when a node is added, removed, or reached or used in another way."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+# What ``skyctl setup`` has made on a cluster's nodes: the Python used in place of the one named.
+
+
+class PreparedEnvironment(Record):
+    """The environment that setup has made on one node.
+
+    ``python``: its interpreter there; ``owner``: what we are called there, to be rid of it again; ``base``:
+    what the cluster file named when it was made. It counts as long as the cluster file still names that, and
+    reaches the node in the same way.
+    """
+
+    python: Name
+    owner: Name
+    base: str
+    transport: Literal["ssh", "local"]
+    host: str | None
+    port: int | None
+    user: str | None
+    proxy_jump: str | None
+
+    @classmethod
+    def of(cls, node: Node, python: str, owner: str) -> PreparedEnvironment:
+        """An environment just made on that node, which is as the cluster file describes it."""
+        return cls(
+            python=python,
+            owner=owner,
+            base=node.python,
+            transport=node.transport,
+            host=node.host,
+            port=node.port,
+            user=node.user,
+            proxy_jump=node.proxy_jump,
+        )
+
+    def serves(self, node: Node) -> bool:
+        """Whether it is that node's, as the cluster file describes it now."""
+        return self == PreparedEnvironment.of(node, self.python, self.owner)
+
+
+class PreparedEnvironments(FileRecord):
+    """The environments that setup has made on a cluster's nodes, by node."""
+
+    kind: Literal["skyctl/setups"] = "skyctl/setups"
+    version: Literal[1] = 1
+    cluster: Name
+    nodes: dict[str, PreparedEnvironment] = Field(default_factory=dict)

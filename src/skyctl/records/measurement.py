@@ -1,4 +1,4 @@
-"""What a run really did, beside what was predicted."""
+"""The measurement of a run: what it did, next to what was predicted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, S
 
 
 class StepMeasurement(Record):
-    """One training step; ``loss`` is the mean over the batch's samples."""
+    """The measurement of one training step; ``loss`` is the mean over the batch's samples."""
 
     step: Index
     loss: float
@@ -16,7 +16,7 @@ class StepMeasurement(Record):
 
 
 class Quantiles(Record):
-    """Over the steps after the first, which is warm-up."""
+    """Quantiles of the step time over all steps but the first, which is warm-up."""
 
     median: Seconds
     p10: Seconds
@@ -24,9 +24,9 @@ class Quantiles(Record):
 
 
 class ReplicaPredicted(Record):
-    """The plan's own figures for one device; forward and backward are of the whole step.
+    """The plan's prediction for one device; forward and backward are of the whole step.
 
-    ``input_message_s``, ``gradient_message_s``: one message's way from the stage before, from the one after.
+    ``input_message_s``, ``gradient_message_s``: transfer of one message from the stage before, or after.
     """
 
     compute_s: Seconds
@@ -43,8 +43,8 @@ class ReplicaMeasurement(Record):
     """One device's median step. ``transfer_s``: waiting for the network; ``idle_s``: for other stages.
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own part of ``compute_s``.
-    ``input_message_s``, ``gradient_message_s``: the median way of those messages that were waited for from
-    before their start.
+    ``input_message_s``, ``gradient_message_s``: the median transfer of those messages that were waited for
+    from before their start.
     """
 
     device: Name
@@ -61,7 +61,7 @@ class ReplicaMeasurement(Record):
 
 
 class Difference(Record):
-    """Something that was not as predicted, and what that does to a step.
+    """A cause of deviation from the prediction, and what it adds to a step.
 
     ``cause``: ``compute`` (``device``'s layers, seconds a step), ``overhead`` (what ``device`` does beside
     its layers, seconds a step), ``message`` (one message from ``device`` to ``target``), ``all`` (all of it
@@ -77,7 +77,7 @@ class Difference(Record):
 
 
 class ValidationMeasurement(Record):
-    """The mean loss over held-out samples, after step ``step``."""
+    """A validation: the mean loss over held-out samples, after step ``step``."""
 
     step: Index
     loss: float

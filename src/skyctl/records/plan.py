@@ -1,8 +1,8 @@
-"""The planner's answer: who holds which layers, what that should take, and how sure that is."""
+"""The planner's answer: which device holds which layers, the predicted time, and how certain that is."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ Strategy = Literal["even", "heuristic", "optimal", "assigned"]
 
 
 class WorkloadRef(Record):
-    """Which workload a plan was made for; ``batch_size`` in samples a step."""
+    """The workload that a plan was made for; ``batch_size`` in samples per step."""
 
     source: str
     digest: str
@@ -23,7 +23,7 @@ class WorkloadRef(Record):
 
 
 class Machine(Record):
-    """What a device was when it was measured: launch refuses a plan whose devices are others by now.
+    """A device as it was measured; launch refuses a plan whose devices have changed since.
 
     ``cpus``: processors it may use, a fraction under a quota; ``threads``: of a CPU device.
     """
@@ -38,7 +38,7 @@ class Machine(Record):
 
 
 class Replica(Record):
-    """One device's share of a stage: that many of the step's microbatches, that many kept in flight.
+    """One device's share of a stage: how many of a step's microbatches it gets, and keeps in flight.
 
     ``recompute``: keeps only its layers' inputs and computes the rest again in the backward.
     ``weights_behind``: under ``zero-bubble``, by how many microbatches weight gradients follow the backward.
@@ -52,7 +52,7 @@ class Replica(Record):
 
 
 class Stage(Record):
-    """Layers [start, stop), half-open."""
+    """A stage of the pipeline: layers [start, stop), and the devices that hold them."""
 
     start: Index
     stop: Count
@@ -66,14 +66,14 @@ class Stage(Record):
 
 
 class Unused(Record):
-    """A device left out, and why."""
+    """A device that the plan leaves out, and a sentence that says why."""
 
     device: Name
     reason: str
 
 
 class ReplicaPrediction(Record):
-    """One step on one device: busy, idle, and the most memory it holds."""
+    """The prediction of one step on one device: busy and idle seconds, and peak memory."""
 
     device: Name
     compute_s: Seconds
@@ -82,25 +82,51 @@ class ReplicaPrediction(Record):
 
 
 class Prediction(Record):
-    """What the simulator says of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward)."""
+    """The simulator's prediction of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward)."""
 
     iteration_s: Seconds
     bottleneck_s: Seconds
     replicas: Seq[ReplicaPrediction]
 
 
+class Witness(Record):
+    """Dual prices that prove a certificate's bound, evaluated by ``verify`` (``proof_by_witness``).
+
+    Attributes:
+        layer_prices: one per layer, of any sign.
+        place_prices: one per place in a pipeline, from the last stage on, none negative; 0 beyond them.
+    """
+
+    layer_prices: Seq[float] = Field(min_length=1)
+    place_prices: Seq[Annotated[float, Field(ge=0)]] = ()
+
+
+ProofStatus = Literal["optimal", "bounded", "feasible"]
+
+
+class WholeBlocksProof(Record):
+    """What is proved among plans that cut between transformer blocks only; fields as in ``Certificate``."""
+
+    status: ProofStatus
+    lower_bound_s: Seconds | None
+    method: str
+
+
 class Certificate(Record):
     """How sure: ``value_s`` and ``lower_bound_s`` in the problem's objective; gap = value / bound − 1.
 
     ``optimal``: proved, gap ≤ 1e-9. ``bounded``: a valid lower bound. ``feasible``: no bound claimed.
+    ``whole_blocks``: set where only plans that cut between transformer blocks were searched.
     """
 
-    status: Literal["optimal", "bounded", "feasible"]
+    status: ProofStatus
     value_s: Seconds
     lower_bound_s: Seconds | None
     gap: float | None
     method: str
     wall_s: Seconds
+    witness: Witness | None = since(6, None)
+    whole_blocks: WholeBlocksProof | None = since(6, None)
 
 
 class Plan(FileRecord):
@@ -110,7 +136,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem

@@ -6,18 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import (
-    Bytes,
-    Count,
-    FileRecord,
-    Index,
-    Name,
-    Positive,
-    Record,
-    Seconds,
-    Seq,
-    since,
-)
+from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
 
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
@@ -33,7 +22,7 @@ LinkDtype = Literal["float32", "bfloat16", "int8"]
 
 
 class Layer(Record):
-    """One layer, per microbatch. ``flops``: forward and backward together.
+    """The costs of one layer per microbatch. ``flops``: forward and backward together.
 
     ``deferred_bytes``: what is kept more, until they are computed, where weight gradients are put off.
     """
@@ -48,9 +37,9 @@ class Layer(Record):
 
 
 class Device(Record):
-    """One device. ``memory_bytes`` None: unlimited.
+    """A device and what it can hold; ``memory_bytes`` None: unlimited.
 
-    What a microbatch takes there beside its layers, half of it forward and half backward: ``handling_s``,
+    What a microbatch takes there on top of its layers, half of it forward and half backward: ``handling_s``,
     ``neighbour_s`` for each stage next to its own, and ``action_s`` in its forward and backward themselves.
     """
 
@@ -64,7 +53,7 @@ class Device(Record):
 
 
 class LayerTimes(Record):
-    """Measured seconds per layer on one device; ``optimizer_s`` once a step, the others per microbatch.
+    """Measured seconds per layer on one device; ``optimizer_s`` per step, the others per microbatch.
 
     ``weight_s``: the part of a backward that only weight gradients need (None: not known). ``split_s``: what
     a backward takes under ``zero-bubble``, both parts together (None: ``backward_s``).
@@ -78,7 +67,7 @@ class LayerTimes(Record):
 
 
 class Link(Record):
-    """A directed link. A missing one is free.
+    """A directed link between two devices; where there is none, messages take no time.
 
     ``dtype``: what numbers are sent as (None: as they are); ``sent_share``: bytes on the link for a byte of a
     layer's output.
@@ -101,7 +90,7 @@ class SharedResource(Record):
 
 
 class Problem(FileRecord):
-    """Everything a plan depends on, and nothing else.
+    """The planner's whole input: everything that a plan depends on, and nothing else.
 
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
     """

@@ -10,9 +10,11 @@ from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive,
 
 
 class NodeProfile(Record):
-    """One node as found. ``cpus``: how many it may use, a fraction under a quota.
+    """One node as found. ``cpus``: how many it may use, which is a fraction under a quota.
 
-    ``skyctl``: the version that measured. ``site``: the name of its ``SiteProfile``.
+    ``skyctl``: the version that measured. ``site``: the name of its ``SiteProfile``. ``max_cpu_isa``: what
+    ``ONEDNN_MAX_CPU_ISA`` had to be for the workload's dtype, because its processor advertises more than it
+    can do; None: nothing had to.
     """
 
     name: Name
@@ -29,6 +31,7 @@ class NodeProfile(Record):
     skyctl: str | None = since(3, None)
     numa_nodes: Count | None = since(3, None)
     site: str | None = since(3, None)
+    max_cpu_isa: str | None = since(6, None)
 
 
 class LayerTiming(Record):
@@ -54,7 +57,7 @@ class LayerTiming(Record):
 
 
 class Conditions(Record):
-    """How it was on a device while it was measured.
+    """The conditions under which a device was measured.
 
     ``wall_s``: how long that was watched. ``own_cpus``, ``others_cpus``: how many of the processors that it
     may use were taken by the probe and by other processes (None on an accelerator, or where the system does
@@ -76,7 +79,7 @@ HANDLING_NEIGHBOURS = 4 / 3
 class DeviceProfile(Record):
     """One device as measured. ``memory_bytes``: what a stage can use; ``reserved_bytes``: taken before it.
 
-    ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here beside its layers (messages,
+    ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here on top of its layers (messages,
     Python), and how much more for each byte of a message, with ``HANDLING_NEIGHBOURS`` others next to it.
     ``action_s``: what its forward and its backward take beyond their layers, whose times do not hold it.
     ``measured``: when its layers were (ISO; None: when the profile was made). ``fingerprint``: what must be
@@ -133,7 +136,7 @@ class LineProfile(Record):
 
 
 class SiteProfile(Record):
-    """Nodes that are near to each other, seen from the others."""
+    """A site: nodes that are near to each other, as seen from all others."""
 
     name: Name
     nodes: Seq[Name] = Field(min_length=1)
@@ -207,7 +210,7 @@ class WorkloadProfile(Record):
 
 
 class NodeFailure(Record):
-    """A node that could not be probed, and why."""
+    """A node that could not be probed, and a sentence that says why."""
 
     node: Name
     error: str
@@ -218,7 +221,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     cluster: Name
     cluster_digest: str
     created: str

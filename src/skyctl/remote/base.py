@@ -1,4 +1,4 @@
-"""What every transport is: a ``Remote`` opens ``Channel`` s, each of them one command's standard streams."""
+"""What ssh and local connections share: a ``NodeConnection`` opens a ``CommandChannel`` for each command."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import BinaryIO, Protocol
 
 from skyctl.records.cluster import Node
 
-TAIL_BYTES = 16 << 10
+STDERR_TAIL_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
 class ConnectOptions:
-    """How to connect, for all nodes alike.
+    """How to connect, the same for all nodes.
 
     Args:
         accept_new_host_keys: an unknown host key is kept instead of refused; a changed one never is.
@@ -23,10 +23,10 @@ class ConnectOptions:
         ssh_config: used instead of ``~/.ssh/config``.
         start_timeout_s: from the login to a running agent (Python may start slowly).
         grace_s: between TERM and KILL.
-        lease_s: the agent ends, with all it started, when it has not heard from us for so long.
-        hold_s: instead, it goes on without us for so long, and keeps what it has to say; 0: it does not.
+        lease_s: the agent ends, with all it started, when it has not heard from the launcher for so long.
+        hold_s: instead, it goes on without a launcher for so long, and keeps its messages; 0: it does not.
         redial_s: how long to try to get a lost connection back before the session is lost; 0: not at all.
-        manual_ack: the agent keeps every event until ``Session.handled`` was called for it.
+        manual_ack: the agent keeps every event until ``Session.acknowledge`` was called for it.
     """
 
     accept_new_host_keys: bool = False
@@ -41,13 +41,13 @@ class ConnectOptions:
     manual_ack: bool = False
 
     def __post_init__(self) -> None:
-        """Only what is held can be come back to."""
+        """Only a session that outlives its connection can be resumed."""
         if not self.hold_s and (self.redial_s or self.manual_ack):
             raise ValueError("redial_s and manual_ack need hold_s")
 
 
-class Channel(Protocol):
-    """One command on a node. ``close`` may be called from any thread, often, and wakes whoever reads."""
+class CommandChannel(Protocol):
+    """A command's standard streams. ``close`` may be called by any thread, repeatedly, and wakes readers."""
 
     stdin: BinaryIO
     stdout: BinaryIO
@@ -56,33 +56,33 @@ class Channel(Protocol):
         """The last of what the command wrote to standard error."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the command and its streams."""
 
-    def hang_up(self) -> None:
-        """As ``close``, but the command is left to itself, where that can be told apart."""
+    def detach(self) -> None:
+        """As ``close``, but the command is left running, where that makes a difference."""
 
     def returncode(self) -> int | None:
         """The exit status (negative: a signal), waited for briefly; None while it runs or where unknown."""
 
 
-class Remote(Protocol):
+class NodeConnection(Protocol):
     """A connection to one node. ``host``: the address that was dialled, "127.0.0.1" for local."""
 
     node: Node
     host: str
 
-    def open(self, command: str) -> Channel:
+    def open(self, command: str) -> CommandChannel:
         """Starts a POSIX shell command there. Errors are NodeErrors."""
 
     def close(self) -> None:
         """Ends the connection and every channel."""
 
-    def hang_up(self) -> None:
-        """Ends the connection; commands are left to themselves, until ``close``, where there is one."""
+    def detach(self) -> None:
+        """Ends the connection; commands are left running, until ``close``, where that is called."""
 
 
-class Tail:
-    """Reads a stream to its end in a thread, so that it never fills up; keeps the last 16 KiB."""
+class StderrTail:
+    """Reads a stream to its end in a thread, so that it never fills up, and keeps the last 16 KiB."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream = stream
@@ -96,14 +96,14 @@ class Tail:
             while data := self._stream.read(4096):
                 self._parts.append(data)
                 self._size_bytes += len(data)
-                while self._size_bytes - len(self._parts[0]) > TAIL_BYTES:
+                while self._size_bytes - len(self._parts[0]) > STDERR_TAIL_BYTES:
                     self._size_bytes -= len(self._parts.popleft())
         except (OSError, ValueError):
             return
 
     def text(self) -> str:
-        """What it has kept."""
-        return b"".join(list(self._parts)).decode(errors="replace")[-TAIL_BYTES:]
+        """The kept end of the stream, as text."""
+        return b"".join(list(self._parts)).decode(errors="replace")[-STDERR_TAIL_BYTES:]
 
     def finish(self, timeout_s: float) -> None:
         """Waits for the stream's end, then closes it."""

@@ -9,16 +9,16 @@ from typing import Any
 SECRET_BYTES = 16
 
 
-def credentials(*, encrypt: bool) -> dict[str, Any]:
-    """``secret``, without which nobody joins, and where asked ``tls``: a certificate and its key, as PEM."""
+def make_credentials(*, encrypt: bool) -> dict[str, Any]:
+    """``secret``, without which nobody joins; to encrypt also ``tls``: a certificate and its key (PEM)."""
     made: dict[str, Any] = {"secret": secrets.token_hex(SECRET_BYTES)}
-    return made | {"tls": certificate()} if encrypt else made
+    return made | {"tls": make_certificate()} if encrypt else made
 
 
-def certificate() -> dict[str, str]:
+def make_certificate() -> dict[str, str]:
     """A key (ECDSA over P-256) and a certificate that it has signed itself.
 
-    It is compared as a whole and forgotten with its run, so its dates say nothing and span every clock.
+    It is compared as a whole and forgotten with its run, so its dates mean nothing and allow for any clock.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,4 +1,4 @@
-"""A node that is this machine: the command runs in a shell of its own session, so Ctrl-C reaches only us.
+"""A node that is this machine: commands run in sessions of their own, so Ctrl-C reaches only the launcher.
 
 Its standard input and output are one socket pair: shutting that down wakes a blocked reader at once, which
 closing a pipe does not.
@@ -20,13 +20,13 @@ from typing import BinaryIO, Protocol, cast
 
 from skyctl.errors import UnfitError
 from skyctl.records.cluster import Node
-from skyctl.remote.base import Tail
+from skyctl.remote.base import StderrTail
 
-REAP_S = 0.5
+REAP_INTERVAL_S = 0.5
 
 
-class Process(Protocol):
-    """A process in a group of its own: what is used of ``Popen``, and of what a nursery has forked."""
+class LocalProcess(Protocol):
+    """A process in a group of its own, started by a shell or forked by the fork server."""
 
     stderr: BinaryIO
 
@@ -37,7 +37,7 @@ class Process(Protocol):
         """Sends a signal to it and its group. ProcessLookupError where there is none."""
 
 
-class Shell:
+class ShellProcess:
     """A command of this machine's shell."""
 
     def __init__(self, command: str, stream: socket.socket) -> None:
@@ -67,7 +67,7 @@ class ProcessChannel:
         start: starts it, with that socket as its standard input and output.
     """
 
-    def __init__(self, start: Callable[[socket.socket], Process], name: str) -> None:
+    def __init__(self, start: Callable[[socket.socket], LocalProcess], name: str) -> None:
         ours, theirs = socket.socketpair()
         try:
             self._process = start(theirs)
@@ -79,9 +79,9 @@ class ProcessChannel:
         self.sock = ours
         self.stdin: BinaryIO = cast(BinaryIO, ours.makefile("wb", buffering=0))
         self.stdout: BinaryIO = BufferedReader(ours.makefile("rb", buffering=0))
-        self._tail = Tail(self._process.stderr, name)
+        self._tail = StderrTail(self._process.stderr, name)
         self._closing = threading.Lock()
-        self._left = False
+        self._is_detached = False
 
     def stderr_tail(self) -> str:
         """The last of what the command wrote to standard error."""
@@ -95,7 +95,7 @@ class ProcessChannel:
             return None
 
     def close(self) -> None:
-        """End of input, and woken readers; the command's group is ended if it does not end by itself."""
+        """Ends the input and wakes readers; ends the command's group if it does not end by itself."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         with self._closing:
@@ -107,12 +107,12 @@ class ProcessChannel:
             self._process.wait()
             self._tail.finish(2)
 
-    def hang_up(self) -> None:
-        """End of input, and woken readers; the command is left to itself, and reaped when it has ended."""
+    def detach(self) -> None:
+        """Ends the input and wakes readers; the command is left running, and reaped when it ends."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
-        if not self._left:
-            self._left = True
+        if not self._is_detached:
+            self._is_detached = True
             threading.Thread(target=self._reap, name="reap", daemon=True).start()
 
     def _reap(self) -> None:
@@ -120,7 +120,7 @@ class ProcessChannel:
             try:
                 self._process.wait(0)
             except subprocess.TimeoutExpired:
-                time.sleep(REAP_S)
+                time.sleep(REAP_INTERVAL_S)
                 continue
             break
         self._tail.finish(2)
@@ -137,8 +137,8 @@ class ProcessChannel:
                 file.close()
 
 
-class LocalRemote:
-    """This machine."""
+class LocalConnection:
+    """This machine as a node: each channel is a process."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -148,7 +148,7 @@ class LocalRemote:
     def open(self, command: str) -> ProcessChannel:
         """Starts a shell command here."""
         try:
-            channel = ProcessChannel(partial(Shell, command), self.node.name)
+            channel = ProcessChannel(partial(ShellProcess, command), self.node.name)
         except OSError as exc:
             raise UnfitError(
                 f"node {self.node.name} can't start a process: {exc}", node=self.node.name
@@ -163,7 +163,7 @@ class LocalRemote:
             channel.close()
             channel.release()
 
-    def hang_up(self) -> None:
-        """Leaves every command started here to itself. ``close`` still ends them."""
+    def detach(self) -> None:
+        """Leaves every command started here running; ``close`` still ends them."""
         for channel in self._channels:
-            channel.hang_up()
+            channel.detach()

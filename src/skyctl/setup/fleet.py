@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from skyctl.errors import SkyctlError, UnfitError
-from skyctl.remote.session import Session, translate
-from skyctl.setup.report import NodeOutcome, failed
+from skyctl.remote.agent_session import Session
+from skyctl.remote.remote_task import translate_task_failure
+from skyctl.remote.task_group import TaskGroup
+from skyctl.setup.setup_report import NodeOutcome, failed_outcome
 
-MODULE = "skyctl.setup.node.serve"
+SETUP_TASK_MODULE = "skyctl.setup.node.setup_task"
 
-OnNode = Callable[[str, str, float], None]
-"""Called with a node's name, what it is at, and the share that is done (below 0: it failed)."""
+ReportNodeProgress = Callable[[str, str, float], None]
+"""Called with a node's name, what it is doing, and what share is done (1: it has ended, < 0: failed)."""
+UNFINISHED_SHARE = 0.99
+"""The largest share of a node that has not ended."""
 
-_LAST = {
+_FINISHED_LABELS = {
     "made": "set up",
     "ready": "set up",
     "fine": "left alone",
@@ -27,57 +30,50 @@ _LAST = {
 
 
 def each_node(
-    sessions: Mapping[str, Session], work: Callable[[Session], NodeOutcome], on_node: OnNode
+    sessions: Mapping[str, Session], work: Callable[[Session], NodeOutcome], on_node: ReportNodeProgress
 ) -> dict[str, NodeOutcome]:
     """Does it on every node at once; an error of one is its own outcome.
 
     The threads are not waited for where this is cut short: they end with their sessions.
     """
-    ended: queue.Queue[tuple[str, NodeOutcome | BaseException]] = queue.Queue()
-
-    def one(name: str, session: Session) -> None:
-        try:
-            ended.put((name, work(session)))
-        except SkyctlError as exc:
-            ended.put((name, failed(name, exc)))
-        except BaseException as exc:  # noqa: BLE001 - handed to the caller's thread
-            ended.put((name, exc))
-
+    group: TaskGroup[str] = TaskGroup("setup")
     for name, session in sessions.items():
-        threading.Thread(target=one, args=(name, session), name=f"setup {name}", daemon=True).start()
+        group.run(name, partial(work, session))
     found: dict[str, NodeOutcome] = {}
     for _ in sessions:
-        name, outcome = ended.get()
-        if isinstance(outcome, BaseException):
-            raise outcome
+        name, outcome = group.wait_outcome()
+        if isinstance(outcome, SkyctlError):
+            outcome = failed_outcome(name, outcome)
         found[name] = outcome
         if outcome.status == "failed":
             on_node(name, outcome.error or "", -1)
         else:
-            on_node(name, _LAST.get(outcome.status, "removed"), 1)
+            on_node(name, _FINISHED_LABELS.get(outcome.status, "removed"), 1)
     return found
 
 
-def ask(session: Session, payload: dict[str, Any], say: Callable[[str, float], None]) -> dict[str, Any]:
+def run_setup_task(
+    session: Session, payload: dict[str, Any], say: Callable[[str, float], None]
+) -> dict[str, Any]:
     """One task on the node to its end, as long as that takes; what it says on the way is passed on.
 
     Raises:
         SkyctlError: what went wrong there, or that the node is lost.
     """
-    task = session.task(MODULE, payload, name=f"setup-{payload['op']}")
+    task = session.start_task(SETUP_TASK_MODULE, payload, name=f"setup-{payload['op']}")
     last = ""
     try:
         while (event := task.recv()) is not None:
             message = event[0]
             kind = message.get("event")
             if kind == "progress":
-                say(str(message["what"]), float(message["share"]))
+                say(str(message["what"]), min(float(message["share"]), UNFINISHED_SHARE))
             elif kind == "log":
                 last = str(message.get("text"))
             elif kind == "result":
                 return {key: value for key, value in message.items() if key != "event"}
             elif kind in ("error", "exit"):
-                raise translate(session.node, message)
+                raise translate_task_failure(session.node, message)
     except BaseException:
         with contextlib.suppress(SkyctlError):
             task.kill()

@@ -25,14 +25,14 @@ from pathlib import Path
 
 from skyctl.errors import InputError, SkyctlError, UnfitError
 from skyctl.files import home, make_private
-from skyctl.setup.node import pip, places
+from skyctl.setup.node import environment_store, pip_runner
 
-PREFIX = "wheels-"
+WHEEL_FOLDER_PREFIX = "wheels-"
 """Of the folder's name in SKYCTL_HOME; the process's number follows."""
 
 
 @dataclass(frozen=True)
-class Target:
+class WheelTarget:
     """What wheels must fit: a node's Python (``3.11.7``) and system, in pip's terms."""
 
     version: str
@@ -42,19 +42,19 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedWheels:
     """Wheels here. ``unpacked_bytes``: what they hold."""
 
     paths: tuple[Path, ...]
 
     @property
     def size_bytes(self) -> int:
-        """All of them."""
+        """Bytes of all wheels together."""
         return sum(path.stat().st_size for path in self.paths)
 
     @property
     def unpacked_bytes(self) -> int:
-        """What is in them."""
+        """Bytes of what all wheels hold, unpacked."""
         total = 0
         for path in self.paths:
             with zipfile.ZipFile(path) as wheel:
@@ -62,7 +62,7 @@ class Fetched:
         return total
 
 
-class Wheels:
+class WheelFetcher:
     """A folder of wheels for the time of one command; leave it, and the folder and a running pip are gone.
 
     Args:
@@ -80,7 +80,7 @@ class Wheels:
         self._running: subprocess.Popen[str] | None = None
         self._closed = False
 
-    def __enter__(self) -> Wheels:
+    def __enter__(self) -> WheelFetcher:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,8 +93,13 @@ class Wheels:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def fetch(
-        self, node: str, target: Target, wanted: Sequence[str], options: Sequence[str], cpu_index: str | None
-    ) -> Fetched:
+        self,
+        node: str,
+        target: WheelTarget,
+        wanted: Sequence[str],
+        options: Sequence[str],
+        cpu_index: str | None,
+    ) -> FetchedWheels:
         """What is wanted, and what that requires, for that target. Nodes that are alike share it.
 
         Raises:
@@ -109,21 +114,21 @@ class Wheels:
                 folder.mkdir(exist_ok=True)
                 self._download(node, target, wanted, options, cpu_index, folder)
                 asked.touch()
-            return Fetched(tuple(sorted(folder.glob("*.whl"))))
+            return FetchedWheels(tuple(sorted(folder.glob("*.whl"))))
 
     def _place(self) -> Path:
         if self._folder is None:
             state = make_private(home())
-            for old in state.glob(f"{PREFIX}*"):
-                if not _alive(old.name.removeprefix(PREFIX).partition("-")[0]):
+            for old in state.glob(f"{WHEEL_FOLDER_PREFIX}*"):
+                if not _is_process_alive(old.name.removeprefix(WHEEL_FOLDER_PREFIX).partition("-")[0]):
                     shutil.rmtree(old, ignore_errors=True)  # of a setup that was killed
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=state))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{WHEEL_FOLDER_PREFIX}{os.getpid()}-", dir=state))
         return self._folder
 
     def _download(
         self,
         node: str,
-        target: Target,
+        target: WheelTarget,
         wanted: Sequence[str],
         options: Sequence[str],
         cpu_index: str | None,
@@ -132,11 +137,11 @@ class Wheels:
         listed = folder / "requirements.txt"
         listed.write_text("\n".join([*([] if self._own else options), *wanted, ""]))
         argv = [
-            *_pip_here(),
+            *_local_pip_command(),
             "--retries",
-            str(pip.RETRIES),
+            str(pip_runner.RETRIES),
             "--timeout",
-            str(pip.TIMEOUT_S),
+            str(pip_runner.TIMEOUT_S),
             "download",
             "--only-binary=:all:",
             "--dest",
@@ -151,12 +156,12 @@ class Wheels:
             argv += ["--no-index", "--find-links", str(self._own)]
         elif cpu_index is not None:
             argv += ["--extra-index-url", cpu_index]
-        environment = pip.environment(folder, self._index, offline=self._own is not None)
+        environment = pip_runner.pip_environment(folder, self._index, offline=self._own is not None)
         done = self._run(argv, environment)
         if done.status == 0:
             return
         if done.disk_full:
-            free = (places.free_bytes(folder) or 0) / 2**20
+            free = (environment_store.free_bytes(folder) or 0) / 2**20
             raise SkyctlError(
                 f"no room for wheels in {folder.parent}: {free:.0f} MiB are free, more is needed",
                 hint="make room there, or set SKYCTL_HOME to a folder on another disk",
@@ -173,7 +178,7 @@ class Wheels:
             raise UnfitError(f"{where} there is no wheel of {done.unmatched} for {for_node}", node=node)
         raise UnfitError(f"pip found no wheels for {for_node}: {done.why[:600]}", node=node)
 
-    def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> pip.Finished:
+    def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> pip_runner.PipResult:
         if self._closed:
             raise SkyctlError("setup was ended")
         process = subprocess.Popen(
@@ -192,10 +197,10 @@ class Wheels:
                 lines = tuple(line.rstrip() for line in process.stdout)
         finally:
             self._running = None
-        return pip.Finished(process.returncode, lines)
+        return pip_runner.PipResult(process.returncode, lines)
 
 
-def _alive(pid: str) -> bool:
+def _is_process_alive(pid: str) -> bool:
     """Whether that process is there (yes, where its number can't be read)."""
     try:
         os.kill(int(pid), 0)
@@ -206,10 +211,10 @@ def _alive(pid: str) -> bool:
     return True
 
 
-def _pip_here() -> list[str]:
+def _local_pip_command() -> list[str]:
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    wheel = pip.own_wheel()
+    wheel = pip_runner.bundled_pip_wheel()
     if wheel is None:
         raise SkyctlError(
             f"{sys.executable} has no pip and no ensurepip, so no wheels can be fetched here",
@@ -224,8 +229,8 @@ def pip_wheel(node: str) -> tuple[str, bytes]:
     Raises:
         UnfitError: there is none here either.
     """
-    wheel = pip.own_wheel()
-    data = Path(wheel).read_bytes() if wheel is not None else _installed_pip()
+    wheel = pip_runner.bundled_pip_wheel()
+    data = Path(wheel).read_bytes() if wheel is not None else _repack_installed_pip()
     if data is None:
         raise UnfitError(
             f"node {node} has no ensurepip, and this machine has no pip that could be sent there",
@@ -235,7 +240,7 @@ def pip_wheel(node: str) -> tuple[str, bytes]:
     return hashlib.sha256(data).hexdigest(), data
 
 
-def _installed_pip() -> bytes | None:
+def _repack_installed_pip() -> bytes | None:
     """The pip of this environment, packed as a wheel would be."""
     try:
         files = importlib.metadata.distribution("pip").files or []

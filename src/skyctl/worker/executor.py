@@ -1,4 +1,4 @@
-"""Plays a schedule on real tensors: the same actions, in the same order, that the simulator plays on numbers.
+"""Executes a schedule on real tensors: the actions, in their order, that the simulator plays on numbers.
 
 What makes the contract's model of time true: receives are posted ahead, sends return at once, and between two
 actions there is nothing but waiting for the next one's input. Backwards run in the order 0…M−1 under every
@@ -13,25 +13,30 @@ from typing import Any
 
 import torch
 
-from skyctl.device.pace import Pace
-from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHTS, actions
-from skyctl.worker.feed import as_tuple, split
-from skyctl.worker.messages import LAST_STEP, Inbox, Outbox, Taken
-from skyctl.worker.recorder import Recorder
-from skyctl.worker.stage import Stage
+from skyctl.device.device_timer import DeviceTimer
+from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHT_GRADIENTS, actions
+from skyctl.worker.batches import as_tuple, split_batch
+from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
+from skyctl.worker.stage import PipelineStage
+from skyctl.worker.stage_io import StageIO
+from skyctl.worker.trace_recorder import TraceRecorder
 
 Tensor = torch.Tensor
 
 
 @dataclass
 class StepReport:
-    """One step of one stage.
+    """One step of one stage; a step's events are made of it (``training_loop``).
 
-    ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own time (the loss's with the forward);
-    ``idle_s`` and ``transfer_s`` the waiting (see ``messages``). ``loss``: of the last stage, the mean over
-    the batch. ``last``: the pipeline ends with this step. ``weight_s``: the part of ``backward_s`` that was
-    put off (W of ``zero-bubble``). ``grad_norm``: where gradients are clipped. ``inputs_s`` and
-    ``gradients_s``: of the messages that were waited for from before their start, the seconds on the way.
+    Attributes:
+        forward_s, backward_s, optimizer_s: the layers' own time (the loss's counts as forward).
+        weight_s: the part of ``backward_s`` that was deferred (W of ``zero-bubble``).
+        idle_s, transfer_s: waiting for a neighbour, and for the network (see ``messages``).
+        loss: on the last stage, the mean over the batch.
+        grad_norm: where gradients are clipped, the global norm before.
+        is_last: the pipeline ends with this step.
+        input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
+            the seconds on the way.
     """
 
     forward_s: float = 0.0
@@ -42,39 +47,19 @@ class StepReport:
     transfer_s: float = 0.0
     loss: float | None = None
     grad_norm: float | None = None
-    last: bool = False
-    inputs_s: list[float] = field(default_factory=list)
-    gradients_s: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Ports:
-    """A stage's four message streams; None at the pipeline's ends, and where nothing is differentiable."""
-
-    inputs: Inbox | None = None
-    outputs: Outbox | None = None
-    output_gradients: Inbox | None = None
-    input_gradients: Outbox | None = None
-
-    @property
-    def inboxes(self) -> list[Inbox]:
-        """Those there are."""
-        return [box for box in (self.inputs, self.output_gradients) if box is not None]
-
-    @property
-    def outboxes(self) -> list[Outbox]:
-        """Those there are."""
-        return [box for box in (self.outputs, self.input_gradients) if box is not None]
+    is_last: bool = False
+    input_messages_s: list[float] = field(default_factory=list)
+    gradient_messages_s: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Executor:
-    """One stage's player.
+    """Runs the actions of one stage, step by step.
 
     Args:
-        sizes: samples of each microbatch.
+        microbatch_sizes: samples of each microbatch.
         in_flight: how many microbatches the stage keeps between forward and backward.
-        weights_behind: under ``zero-bubble``, how many its weight gradients follow behind.
+        deferred_weights: under ``zero-bubble``, how many microbatches the weight gradients lag behind.
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
@@ -82,82 +67,71 @@ class Executor:
         recorder: told what was done when, where a trace is wanted.
     """
 
-    stage: Stage
-    ports: Ports
-    pace: Pace
-    sizes: Sequence[int]
+    stage: PipelineStage
+    stage_io: StageIO
+    timer: DeviceTimer
+    microbatch_sizes: Sequence[int]
     schedule: str
     in_flight: int
     optimizer: torch.optim.Optimizer | None
     is_last: bool
     device: torch.device
-    weights_behind: int = 0
+    deferred_weights: int = 0
     phase: str = "the first step"
     waiting: bool = False
     before_update: Callable[[StepReport], None] | None = None
-    recorder: Recorder | None = None
+    recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        order = actions(self.schedule, len(self.sizes), self.in_flight, self.weights_behind)
-        self._actions = [a for a in order if a.kind != WEIGHTS or self.stage.defers_weights]
+        order = actions(self.schedule, len(self.microbatch_sizes), self.in_flight, self.deferred_weights)
+        self._actions = [a for a in order if a.kind != WEIGHT_GRADIENTS or self.stage.defers_weights]
 
     def step(
         self,
         step: int,
-        batch: Callable[[], tuple[Any, Any]],
+        next_batch: Callable[[], tuple[Any, Any]],
         *,
-        ending: Callable[[], bool] = lambda: False,
-        meanwhile: Callable[[], None] = lambda: None,
+        stop_requested: Callable[[], bool] = lambda: False,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> StepReport:
         """One step: every microbatch forward and backward (with its weight gradients), then the optimizer.
 
         Args:
-            batch: gives the whole batch's inputs and targets; asked by the first and the last stage only,
-                with their receives posted.
-            ending: asked once, by the first stage, before its last forward: whether this is the last step.
-            meanwhile: called once, before the first wait for a gradient, or at the end where there is none.
+            next_batch: gives the whole batch's inputs and targets; asked by the first and the last stage
+                only, with their receives posted.
+            stop_requested: asked once, by the first stage, before its last forward: whether this is the last
+                step.
+            while_waiting: called once, before the first wait for a gradient, or at the end if there is none.
         """
         self.phase = f"step {step}"
         report = StepReport()
         if self.recorder is not None:
             self.recorder.begin(step)
-        for inbox in self.ports.inboxes:
-            inbox.begin(step)
+        for receiver in self.stage_io.receivers:
+            receiver.begin(step)
         self._losses.clear()
-        is_first = self.ports.inputs is None
-        inputs, targets = batch() if is_first or self.is_last else (None, None)
-        fed = split(inputs, self.sizes, self.device) if is_first else None
-        aims = split(targets, self.sizes, self.device) if self.is_last else None
-        pending: Callable[[], None] | None = meanwhile
-        final = len(self.sizes) - 1
+        inputs, targets = self._split(next_batch)
+        pending: Callable[[], None] | None = while_waiting
+        final = len(self.microbatch_sizes) - 1
         for kind, microbatch in self._actions:
             if kind == FORWARD:
                 self.phase = f"step {step}, forward of microbatch {microbatch}"
-                if fed is not None and microbatch == final:
-                    report.last = ending()
-                self._forward(step, microbatch, fed, aims, report)
+                if inputs is not None and microbatch == final:
+                    report.is_last = stop_requested()
+                self._forward(step, microbatch, inputs, targets, report)
             elif kind == BACKWARD:
                 self.phase = f"step {step}, backward of microbatch {microbatch}"
-                if pending is not None and self.ports.output_gradients is not None:
+                if pending is not None and self.stage_io.output_gradients is not None:
                     pending()
                     pending = None
                 self._backward(step, microbatch, report)
             else:
                 self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
                 self._weights(microbatch, report)
-            for inbox in self.ports.inboxes:
-                inbox.refill()
-        if self.before_update is not None:
-            self.phase = f"step {step}, the gradients' norm"
-            self.before_update(report)
-        self.phase = f"step {step}, optimizer"
-        if self.optimizer is not None:
-            seconds = self.pace.run(self._update).wall_s
-            self._ran(OPTIMIZER, 0, seconds)
-            report.optimizer_s += seconds
-        if self.is_last:
-            report.loss = self._loss()
+            for receiver in self.stage_io.receivers:
+                receiver.refill()
+        self._update(step, report)
         if pending is not None:
             pending()
         if self.recorder is not None:
@@ -165,90 +139,109 @@ class Executor:
         return report
 
     def drain(self) -> None:
-        """Waits until all that was sent has gone."""
+        """Waits until everything that was sent has left."""
         self.phase = "sending the last gradients"
-        for outbox in self.ports.outboxes:
-            outbox.drain()
+        for sender in self.stage_io.senders:
+            sender.drain()
+
+    def _split(self, next_batch: Callable[[], tuple[Any, Any]]) -> tuple[list[Any] | None, list[Any] | None]:
+        """By microbatch: the inputs on the first stage, the targets on the last; None elsewhere."""
+        is_first = self.stage_io.inputs is None
+        inputs, targets = next_batch() if is_first or self.is_last else (None, None)
+        return (
+            split_batch(inputs, self.microbatch_sizes, self.device) if is_first else None,
+            split_batch(targets, self.microbatch_sizes, self.device) if self.is_last else None,
+        )
 
     def _forward(
         self,
         step: int,
         microbatch: int,
-        fed: list[Any] | None,
-        aims: list[Any] | None,
+        inputs: list[Any] | None,
+        targets: list[Any] | None,
         report: StepReport,
     ) -> None:
-        if fed is not None:
-            inputs = as_tuple(fed[microbatch])
-            fed[microbatch] = None
+        if inputs is not None:
+            tensors = as_tuple(inputs[microbatch])
+            inputs[microbatch] = None
         else:
-            assert self.ports.inputs is not None
-            message = self._take(self.ports.inputs, microbatch, report)
-            inputs = message.tensors
-            report.last = report.last or bool(message.flags & LAST_STEP)
-        if aims is not None:
-            share = self.sizes[microbatch] / sum(self.sizes)
-            loss, seconds, _ = self.pace.run(
-                lambda: self.stage.forward_loss(microbatch, inputs, aims[microbatch], share)
+            assert self.stage_io.inputs is not None
+            message = self._receive(self.stage_io.inputs, microbatch, report)
+            tensors = message.tensors
+            report.is_last = report.is_last or bool(message.flags & LAST_STEP)
+        if targets is not None:
+            share = self.microbatch_sizes[microbatch] / sum(self.microbatch_sizes)
+            loss, seconds, _ = self.timer.run(
+                lambda: self.stage.forward_loss(microbatch, tensors, targets[microbatch], share)
             )
-            self._ran(FORWARD, microbatch, seconds)
+            self._record(FORWARD, microbatch, seconds)
             self._losses.append(loss)
         else:
-            outputs, seconds, _ = self.pace.run(lambda: self.stage.forward(microbatch, inputs))
-            self._ran(FORWARD, microbatch, seconds)
-            assert self.ports.outputs is not None
-            flags = LAST_STEP if report.last else 0
-            report.transfer_s += self.ports.outputs.send(step, microbatch, outputs, flags)
-            self._sent(microbatch)
+            outputs, seconds, _ = self.timer.run(lambda: self.stage.forward(microbatch, tensors))
+            self._record(FORWARD, microbatch, seconds)
+            assert self.stage_io.outputs is not None
+            flags = LAST_STEP if report.is_last else 0
+            report.transfer_s += self.stage_io.outputs.send(step, microbatch, outputs, flags)
+            self._record_send(microbatch)
         report.forward_s += seconds
 
     def _backward(self, step: int, microbatch: int, report: StepReport) -> None:
         gradients: tuple[Tensor, ...] | None = None
-        if self.ports.output_gradients is not None:
-            gradients = self._take(self.ports.output_gradients, microbatch, report).tensors
-            if self.ports.outputs is not None:
-                self.ports.outputs.confirm(microbatch)
+        if self.stage_io.output_gradients is not None:
+            gradients = self._receive(self.stage_io.output_gradients, microbatch, report).tensors
+            if self.stage_io.outputs is not None:
+                self.stage_io.outputs.confirm(microbatch)
         elif not self.is_last:
-            gradients = ()  # nothing this stage gives is differentiable
-        run = self.stage.backward_inputs if self.stage.defers_weights else self.stage.backward
-        back, seconds, _ = self.pace.run(lambda: run(microbatch, gradients))
-        self._ran(BACKWARD, microbatch, seconds)
+            gradients = ()  # no output of this stage is differentiable
+        backward = self.stage.backward_inputs if self.stage.defers_weights else self.stage.backward
+        input_gradients, seconds, _ = self.timer.run(lambda: backward(microbatch, gradients))
+        self._record(BACKWARD, microbatch, seconds)
         report.backward_s += seconds
-        if self.ports.input_gradients is not None:
-            report.transfer_s += self.ports.input_gradients.send(step, microbatch, back)
-            self._sent(microbatch)
+        if self.stage_io.input_gradients is not None:
+            report.transfer_s += self.stage_io.input_gradients.send(step, microbatch, input_gradients)
+            self._record_send(microbatch)
 
     def _weights(self, microbatch: int, report: StepReport) -> None:
-        seconds = self.pace.run(lambda: self.stage.backward_weights(microbatch)).wall_s
-        self._ran(WEIGHTS, microbatch, seconds)
+        seconds = self.timer.run(lambda: self.stage.backward_weights(microbatch)).wall_s
+        self._record(WEIGHT_GRADIENTS, microbatch, seconds)
         report.backward_s += seconds
         report.weight_s += seconds
 
-    def _take(self, inbox: Inbox, microbatch: int, report: StepReport) -> Taken:
-        self.waiting = True
-        taken = inbox.take(microbatch)
-        self.waiting = False
-        report.idle_s += taken.idle_s
-        report.transfer_s += taken.transfer_s
-        if taken.idle_s > 0.0:
-            seen = report.inputs_s if inbox is self.ports.inputs else report.gradients_s
-            seen.append(taken.transfer_s)
-        if self.recorder is not None:
-            self.recorder.waited(microbatch, taken.idle_s, taken.transfer_s)
-        return taken
+    def _update(self, step: int, report: StepReport) -> None:
+        """After the last backward: the gradients' norm, the optimizer, and the step's loss."""
+        if self.before_update is not None:
+            self.phase = f"step {step}, the gradients' norm"
+            self.before_update(report)
+        self.phase = f"step {step}, optimizer"
+        if self.optimizer is not None:
+            seconds = self.timer.run(self._step_optimizer).wall_s
+            self._record(OPTIMIZER, 0, seconds)
+            report.optimizer_s += seconds
+        if self.is_last:
+            report.loss = float(sum(loss.item() for loss in self._losses))
 
-    def _ran(self, kind: str, microbatch: int, seconds: float) -> None:
-        if self.recorder is not None:
-            self.recorder.ran(kind, microbatch, seconds)
-
-    def _sent(self, microbatch: int) -> None:
-        if self.recorder is not None:
-            self.recorder.sent(microbatch)
-
-    def _update(self) -> None:
+    def _step_optimizer(self) -> None:
         assert self.optimizer is not None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _loss(self) -> float:
-        return float(sum(loss.item() for loss in self._losses))
+    def _receive(self, receiver: MessageReceiver, microbatch: int, report: StepReport) -> ReceivedMessage:
+        self.waiting = True
+        message = receiver.receive(microbatch)
+        self.waiting = False
+        report.idle_s += message.idle_s
+        report.transfer_s += message.transfer_s
+        if message.idle_s > 0.0:
+            is_input = receiver is self.stage_io.inputs
+            (report.input_messages_s if is_input else report.gradient_messages_s).append(message.transfer_s)
+        if self.recorder is not None:
+            self.recorder.record_wait(microbatch, message.idle_s, message.transfer_s)
+        return message
+
+    def _record(self, kind: str, microbatch: int, seconds: float) -> None:
+        if self.recorder is not None:
+            self.recorder.record_action(kind, microbatch, seconds)
+
+    def _record_send(self, microbatch: int) -> None:
+        if self.recorder is not None:
+            self.recorder.record_send(microbatch)

@@ -1,36 +1,27 @@
-"""The task that is one rank of a run: ``main(payload, channel)``.
+"""The task that is one rank of a run: ``main(payload, channel)``, and the protocol it speaks.
 
 ::
 
-    rank → {"event": "facts", …}                          with ``facts`` in its payload: see ``facts.found``
-    → rank {"op": "build"}                                then only does it build anything
-    rank → {"event": "listening", "port", "address"}      a rank with a successor
-    → rank {"op": "connect", "host", "port"}              to the rank that comes after
-    rank → {"event": "ready"}                             built and connected
+    rank → EnvironmentEvent                     with ``facts`` in its payload
+    → rank {"op": "build"}                      then only does it build anything
+    rank → ListeningEvent                       a rank with a successor
+    → rank {"op": "connect", "host", "port"}    to the rank that comes after
+    rank → ReadyEvent                           built and connected
     → rank {"op": "start"}
-    rank → {"event": "step", "step", "iteration_s", "compute_s", "transfer_s", "idle_s", "forward_s",
-            "backward_s", "weight_s", "optimizer_s", "input_message_s", "gradient_message_s", "loss",
-            "samples", "peak_memory_bytes"}
-    rank → {"event": "validation", "step", "loss", "wall_s"}    the last one, after a step that "validates"
-    rank → {"event": "alive", "phase", "waiting"}         every few seconds, from the start to the end
-    → rank {"op": "stop"}                                 an early end: see below
+    rank → StepEvent, ValidationEvent, CheckpointEvent, …
+    rank → HeartbeatEvent                       every few seconds, from the start to the end
+    → rank {"op": "stop"}                       an early end: see below
+    rank → RankResult                           what ``main`` returns
 
-A step's event also has ``grad_norm`` (None without clipping), ``learning_rate`` (None for a stage that trains
-nothing) and ``validates``.
+The events, and what their figures mean, are in ``rank_events``.
 
-``iteration_s`` is the time from the step's start to the next one's (the last step: to its end), validation
-left out, and
-``compute_s + transfer_s + idle_s`` of it: ``compute_s`` is all that is not waiting, so it also holds what the
-rank does beside its layers. ``idle_s`` and ``transfer_s``: see ``messages``. ``input_message_s`` and
-``gradient_message_s``: median seconds on the way of those messages that were waited for from before their
-start (None: none was). ``loss`` is None but on the last
-stage. An early end is rank 0's to decide: told to stop, it marks the last activation of the step under way,
-or of the next one, and every rank ends after that same step; other ranks need not be told.
+Rank 0 decides on an early end: told to stop, it marks the last activation of the step under way, or of the
+next one, and every rank ends after that same step; other ranks need not be told.
 
-Payload beside what the launcher's ``rank_specs`` gives: ``secret``, shared by the run's ranks, without which
-nobody joins; ``tls`` (``{"cert", "key"}``, PEM): what passes between them is encrypted; ``timeout_s``
-(default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with what this
-rank did when, on its own clock (``recorder.document``).
+The payload has the fields of ``run.rank_spec`` and: ``secret``, shared by the run's ranks, without which
+nobody joins; ``tls`` (``{"cert", "key"}``, PEM): traffic between ranks is encrypted; ``timeout_s``
+(default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with this rank's
+trace, on its own clock (``trace_recorder``).
 """
 
 from __future__ import annotations
@@ -39,21 +30,22 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from skyctl.device.heap import keep_freed_memory
+from skyctl.device.process_memory import keep_freed_memory
 from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
-    from skyctl.worker.training import Channel
+    from skyctl.agent.task_runner import TaskChannel
 
 
-def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
-    """Trains one stage; returns where its weights lie, its peak memory and the steps done.
+def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
+    """Trains one stage; returns the paths of its weights and trace, its peak memory and the steps done.
 
     Raises:
         ModuleNotFoundError: this Python has no torch.
         PeerLostError: a neighbour is gone; some other rank has the cause.
         RunError: anything else that went wrong, with the phase it went wrong in.
         SkyctlError: the workload's own errors, unchanged.
+        UnsupportedDtypeError: this processor can't compute in the workload's dtype.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it warns of every host without reverse DNS
     keep_freed_memory()
@@ -61,16 +53,35 @@ def main(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         import torch  # noqa: F401 — where it is missing, that is the error to report
 
-        from skyctl.worker.training import Training
+        from skyctl.device.dtype_support import prepare_dtype
+        from skyctl.worker.trainer import Trainer
 
-        training = Training(payload, channel)
+        prepare_dtype(payload["workload"].get("dtype", "float32"), payload["device"], channel.cache)
+        trainer = Trainer(payload, channel)
         try:
-            return training.run()
+            return trainer.run()
         except Exception as exc:
-            told = training.explain(exc)
-            if told is exc:
+            explained = trainer.explain(exc)
+            if explained is exc:
                 raise
-            assert isinstance(told, SkyctlError)
-            raise told from exc
+            assert isinstance(explained, SkyctlError)
+            raise explained from exc
         finally:
-            training.close()
+            trainer.close()
+
+
+def warm() -> None:
+    """Imports what a rank needs, once for all processes that a forkserver (``agent/forkserver.py``) forks.
+
+    The first step of an optimizer imports torch's compiler, 67 MB and a second of CPU time; so one is made.
+    Not of Adam: its step asks whether there is an accelerator, and after that no fork of this process can use
+    CUDA. No backward: a fork must find no thread of autograd's. Nothing is drawn: every rank's seeds stay its
+    own.
+    """
+    import torch
+
+    from skyctl.worker import trainer  # noqa: F401 - imported once, for all ranks
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.SGD([weight]).step()

@@ -1,6 +1,6 @@
 """The built-in models: a byte-level decoder (gpt) and encoder (bert), cut at attention and MLP.
 
-Every layer takes one tensor and gives one tensor: residual connections stay inside a layer. GPT after Radford
+Every layer maps one tensor to one tensor: residual connections stay inside a layer. GPT after Radford
 et al. 2019 (pre-norm, learned positions, GELU); projections back to the residual path start at zero and byte
 embeddings wider than usual, so that a deep model learns from its first steps on, at one learning rate.
 This module does not know about stages, microbatches or devices.
@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's name
 
 from skyctl.errors import WorkloadError
 
-VOCABULARY = 256
+VOCABULARY_SIZE = 256
 CLASSES = 2
 CLASS_TOKEN = 0
 STD = 0.02
@@ -38,7 +38,7 @@ class Embedding(nn.Module):
 
     def __init__(self, hidden: int, context: int) -> None:
         super().__init__()
-        self.byte = nn.Embedding(VOCABULARY, hidden)
+        self.byte = nn.Embedding(VOCABULARY_SIZE, hidden)
         self.position = nn.Parameter(torch.empty(context, hidden))
         nn.init.normal_(self.byte.weight, std=BYTE_STD)
         nn.init.normal_(self.position, std=POSITION_STD)
@@ -96,32 +96,32 @@ class Head(nn.Module):
         return out
 
 
-def layers(kind: str, sizes: Mapping[str, int]) -> list[tuple[str, nn.Module]]:
-    """Named layers: ``embedding``, ``block.I.attention``, ``block.I.mlp``, …, ``head``."""
+def build_layers(kind: str, sizes: Mapping[str, int]) -> list[tuple[str, nn.Module]]:
+    """The layers, named ``embedding``, ``block.I.attention``, ``block.I.mlp``, …, ``head``."""
     hidden, heads, count = sizes["hidden"], sizes["heads"], sizes["layers"]
     causal = kind == "gpt"
     found: list[tuple[str, nn.Module]] = [("embedding", Embedding(hidden, sizes["context"]))]
     for block in range(count):
         found.append((f"block.{block}.attention", Attention(hidden, heads, causal)))
         found.append((f"block.{block}.mlp", Mlp(hidden)))
-    head = Head(hidden, VOCABULARY, pool=False) if causal else Head(hidden, CLASSES, pool=True)
+    head = Head(hidden, VOCABULARY_SIZE, pool=False) if causal else Head(hidden, CLASSES, pool=True)
     found.append(("head", head))
     return found
 
 
-def learning_rate(sizes: Mapping[str, int]) -> float:
+def default_learning_rate(hidden: int) -> float:
     """AdamW's default: 1e-3 up to 128 wide, less in proportion beyond (wide layers move further a step)."""
-    return min(1e-3, 0.128 / sizes["hidden"])
+    return min(1e-3, 0.128 / hidden)
 
 
 def _tensor(rows: list[bytes]) -> Tensor:
-    """Bytes, one row a sample → int64 [rows, row length]. torch.frombuffer works where there is no numpy."""
+    """Bytes, one row per sample → int64 [rows, row length]; ``torch.frombuffer`` needs no numpy."""
     flat = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
     return flat.view(len(rows), -1).long()
 
 
 def check_text(kind: str, sizes: Mapping[str, int], text: bytes, name: str) -> None:
-    """Raises WorkloadError where the text is too short for one sample."""
+    """Checks that the text is long enough for one sample; WorkloadError where it is not."""
     need = sizes["context"] + 1 if kind == "gpt" else 2 * sizes["context"]
     if len(text) < need:
         raise WorkloadError(
@@ -131,7 +131,7 @@ def check_text(kind: str, sizes: Mapping[str, int], text: bytes, name: str) -> N
         )
 
 
-def samples(
+def draw_samples(
     kind: str,
     sizes: Mapping[str, int],
     text: bytes,
@@ -141,7 +141,7 @@ def samples(
     start: int,
     stop: int,
 ) -> tuple[Tensor, Tensor]:
-    """Samples [start, stop) of one step's batch. Offsets come from ``random.Random``: alike on every torch.
+    """Samples [start, stop) of one step's batch. Offsets (``random.Random``) are the same on every torch.
 
     gpt: inputs and targets int64 [samples, context], the targets one byte ahead. bert: inputs int64
     [samples, context], a class token and two halves; targets int64 [samples], 1 where the second half follows

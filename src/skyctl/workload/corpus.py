@@ -1,4 +1,4 @@
-"""Byte-level text to train on: a file, or this Python's own standard library sources. No torch here."""
+"""The text to train on, as bytes: a file, or the sources of this Python's standard library. No torch here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def default_corpus() -> bytes:
 
 @lru_cache(maxsize=2)
 def read_corpus(data_path: str | None) -> bytes:
-    """The text of ``--data``, whole, or the default one.
+    """The whole text of ``--data``; None: the default corpus.
 
     Raises:
         WorkloadError: the file can't be read.

@@ -1,4 +1,4 @@
-"""What each layer costs per microbatch, counted from one forward and backward on fake tensors.
+"""The cost of each layer per microbatch, counted in one forward and backward on fake tensors.
 
 Nothing here is a formula per architecture: flops from torch's own counter, bytes from the tensors that
 autograd keeps and from the storages that live while the layer runs. A layer's cost depends only on its
@@ -19,28 +19,28 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import mixed, usercode
-from skyctl.workload.data import Value, leaves
-from skyctl.workload.deferred import Mode
-from skyctl.workload.shapes import Boundary
-from skyctl.workload.weightgrad import WeightGradients
+from skyctl.workload import mixed_precision, user_code
+from skyctl.workload.data import Value, tensors_of_value
+from skyctl.workload.deferred_init import DispatchMode
+from skyctl.workload.shape_inference import LayerBoundary
+from skyctl.workload.weight_gradients import DeferredWeightGradients
 from skyctl.workload.workload import Workload
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer at one microbatch size.
+    """The cost of one layer at one microbatch size.
 
     Attributes:
         signature: equal for layers that cost the same (operations, shapes, types and arguments of the
             forward, kinds of the backward, parameters); the last layer's includes the loss.
-        flops: forward and backward.
-        state_bytes: parameters, gradients, the optimizer's state, buffers.
+        flops: forward and backward together.
+        state_bytes: parameters, gradients, optimizer state and buffers.
         activation_bytes: kept from a forward until its backward: the layer's input and what autograd saves,
             without parameters and what the layer gives or passes on (the next layer counts that as input).
-        output_bytes: what goes on to the next layer.
-        workspace_bytes: the most that lives beyond that while forward or backward run, gradients included.
-        deferred_bytes: kept from a backward until its weight gradients, where these are put off.
+        output_bytes: the tensors passed to the next layer.
+        workspace_bytes: the peak beyond that while forward or backward run, gradients included.
+        deferred_bytes: kept from a backward until its weight gradients, where these are deferred.
     """
 
     name: str
@@ -53,24 +53,24 @@ class LayerCost:
     deferred_bytes: float = 0.0
 
 
-def costs(workload: Workload, samples: int) -> list[LayerCost]:
+def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
     """The cost of every layer at a microbatch of ``samples``.
 
     Raises:
         WorkloadError: a layer can't be run, forward or backward, at that many samples.
     """
-    boundaries = workload.shapes.at(samples)
+    boundaries = workload.shapes.boundaries(samples)
     known: dict[str, LayerCost] = {}
     found = []
     for index, name in enumerate(workload.names):
         signature = _signature(workload, index, boundaries, samples)
         if signature not in known:
-            run = _Run(workload, index, boundaries[index], samples)
+            run = _CountedRun(workload, index, boundaries[index], samples)
             known[signature] = LayerCost(
                 name=name,
                 signature=signature,
                 flops=float(run.flops),
-                state_bytes=float(state_bytes(workload, workload.shapes.layers()[index])),
+                state_bytes=float(state_bytes(workload, workload.shapes.fake_layers[index])),
                 activation_bytes=float(run.activation_bytes),
                 output_bytes=float(sum(t.nbytes for t in boundaries[index + 1].tensors)),
                 workspace_bytes=float(run.workspace_bytes),
@@ -81,23 +81,22 @@ def costs(workload: Workload, samples: int) -> list[LayerCost]:
 
 
 def _forward(
-    workload: Workload, index: int, boundary: Boundary, samples: int
+    workload: Workload, index: int, boundary: LayerBoundary, samples: int
 ) -> tuple[Value, list[Tensor], Value]:
-    """Runs a layer, the last one with its loss → (inputs as received, other inputs, what backward starts
-    from)."""
-    value = workload.shapes.give(boundary)
+    """Runs a layer, the last one with its loss → (inputs as received, targets, output)."""
+    value = workload.shapes.fake_value(boundary)
     targets: list[Tensor] = []
-    out = workload.shapes.call(index, value, boundary)
+    out = workload.shapes.run_layer(index, value, boundary)
     if index + 1 == workload.layers:
-        _, wanted = workload.shapes.inputs(samples)
-        targets = list(leaves(wanted))
-        with workload.shapes.mode:
+        _, wanted = workload.shapes.fake_batch(samples)
+        targets = list(tensors_of_value(wanted))
+        with workload.shapes.fake_mode:
             out = workload.loss(out, wanted)
     return value, targets, out
 
 
-class _Listing(Mode):  # type: ignore[no-untyped-call]
-    """Writes every operation into a hash: its name, its tensors' shapes and types, its other arguments."""
+class _OperationDigest(DispatchMode):  # type: ignore[no-untyped-call]
+    """Hashes every operation: its name, its tensors' shapes and dtypes, its other arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -107,20 +106,20 @@ class _Listing(Mode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if not str(func).startswith("prim."):
-            words = [_word(a) for a in tree_leaves((tuple(args), dict(kwargs or {})))]
+            words = [_describe_argument(a) for a in tree_leaves((tuple(args), dict(kwargs or {})))]
             self.digest.update(f"{func}({';'.join(words)})\n".encode())
         return func(*args, **(kwargs or {}))
 
 
-def _word(value: Any) -> str:
+def _describe_argument(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.requires_grad:d}"
     return "generator" if isinstance(value, torch.Generator) else repr(value)
 
 
-def _signature(workload: Workload, index: int, boundaries: list[Boundary], samples: int) -> str:
-    listing = _Listing()
-    layer = workload.shapes.layers()[index]
+def _signature(workload: Workload, index: int, boundaries: list[LayerBoundary], samples: int) -> str:
+    listing = _OperationDigest()
+    layer = workload.shapes.fake_layers[index]
     held = [(p, p.requires_grad) for p in layer.parameters()] + [(b, False) for b in layer.buffers()]
     for tensor, trained in held:
         listing.digest.update(f"{tensor.dtype}{list(tensor.shape)}{trained}\n".encode())
@@ -135,11 +134,10 @@ def _signature(workload: Workload, index: int, boundaries: list[Boundary], sampl
 
 
 def _backward_kinds(out: Value) -> list[str]:
-    """The kinds of the autograd nodes behind ``out``, in a fixed order (a Function of the user's shows
-    here)."""
+    """The kinds of the autograd nodes behind ``out``, in a fixed order; a user's own Function shows here."""
     seen: set[Any] = set()
     kinds = []
-    stack: list[Any] = [t.grad_fn for t in leaves(out)]
+    stack: list[Any] = [t.grad_fn for t in tensors_of_value(out)]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -150,8 +148,8 @@ def _backward_kinds(out: Value) -> list[str]:
     return kinds
 
 
-class _Live(Mode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages alive that were made inside, now and at most; and the flops of the operations."""
+class _LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of living storages that were made inside, now and at most, and the flops."""
 
     def __init__(self, counted: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -164,7 +162,7 @@ class _Live(Mode):  # type: ignore[no-untyped-call]
             self._known[storage._cdata] = None
 
     def add(self, tensor: Tensor) -> None:
-        """Counts a tensor's storage from now until it is freed."""
+        """Counts a tensor's storage until it is freed."""
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
         if key in self._known:
@@ -192,13 +190,13 @@ class _Live(Mode):  # type: ignore[no-untyped-call]
         return out
 
 
-class _Run:
-    """One layer's forward and backward, counted."""
+class _CountedRun:
+    """Runs one layer's forward and backward, and counts flops and bytes."""
 
-    def __init__(self, workload: Workload, index: int, boundary: Boundary, samples: int) -> None:
-        layer = workload.shapes.layers()[index]
+    def __init__(self, workload: Workload, index: int, boundary: LayerBoundary, samples: int) -> None:
+        layer = workload.shapes.fake_layers[index]
         own = [*layer.parameters(), *layer.buffers()]
-        live = _Live(own)
+        live = _LiveBytes(own)
         saved: dict[int, int] = {}
         state = {t.untyped_storage()._cdata for t in own}
 
@@ -212,8 +210,10 @@ class _Run:
         with live:
             with hooks:
                 value, targets, out = _forward(workload, index, boundary, samples)
-            held = saved | _storages([*leaves(value), *targets])
-            given = _storages(leaves(out))  # what is only passed on as well: the next layer counts it
+            held = saved | _storages([*tensors_of_value(value), *targets])
+            given = _storages(
+                tensors_of_value(out)
+            )  # what is only passed on as well: the next layer counts it
             self.activation_bytes = sum(nbytes for key, nbytes in held.items() if key not in given)
             forward_most = live.most
             live.most = live.now
@@ -222,31 +222,33 @@ class _Run:
         self.workspace_bytes = max(0, forward_most - self.activation_bytes, live.most - self.activation_bytes)
 
 
-def _deferred_bytes(workload: Workload, index: int, boundary: Boundary, samples: int) -> int:
-    """What a layer's weight gradients hold when its backward leaves them for later."""
-    later = WeightGradients()
+def _deferred_bytes(workload: Workload, index: int, boundary: LayerBoundary, samples: int) -> int:
+    """The bytes that a layer's weight gradients hold while they are deferred."""
+    later = DeferredWeightGradients()
     _, _, out = _forward(workload, index, boundary, samples)
     _backward(workload, index, boundary, out, later.backward)
-    own = workload.shapes.layers()[index]
+    own = workload.shapes.fake_layers[index]
     state = {t.untyped_storage()._cdata for t in (*own.parameters(), *own.buffers())}
     return sum(nbytes for key, nbytes in _storages(later.held).items() if key not in state)
 
 
 def _backward(
-    workload: Workload, index: int, boundary: Boundary, out: Value, run: Callable[..., None]
+    workload: Workload, index: int, boundary: LayerBoundary, out: Value, run: Callable[..., None]
 ) -> None:
-    """``run`` on the outputs and gradients for them; the parameters' gradients are dropped."""
-    ends = [t for t in leaves(out) if t.requires_grad]
+    """Calls ``run`` with the outputs and gradients for them; drops the parameters' gradients."""
+    ends = [t for t in tensors_of_value(out) if t.requires_grad]
     if not ends:
         return
     try:
-        with workload.shapes.mode:
+        with workload.shapes.fake_mode:
             run(ends, [torch.empty_like(t) for t in ends])
     except Exception as exc:
-        who = f"{workload.model.who}: {workload.model.label(index)}"
-        raise WorkloadError(f"{who} can't run backward on {boundary}: {usercode.in_words(exc)}") from exc
+        who = f"{workload.model.source_name}: {workload.model.label(index)}"
+        raise WorkloadError(
+            f"{who} can't run backward on {boundary}: {user_code.describe_exception(exc)}"
+        ) from exc
     finally:
-        for parameter in workload.shapes.layers()[index].parameters():
+        for parameter in workload.shapes.fake_layers[index].parameters():
             parameter.grad = None
 
 
@@ -277,49 +279,49 @@ _CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels
 
 
 def state_bytes(workload: Workload, layer: nn.Module) -> int:
-    """Parameters, gradients, buffers, and what the workload's optimizer keeps after a step.
+    """The bytes of parameters, gradients, buffers, and of the optimizer's state after a step.
 
-    In mixed precision also the masters, and the gradients are the masters' (see ``mixed``).
+    In mixed precision also of the masters, and the gradients are the masters' (``mixed_precision``).
     """
     parameters = list(layer.parameters())
-    trained = [mixed.master_of(p) for p in parameters if p.requires_grad]
+    trained = [mixed_precision.master_of(p) for p in parameters if p.requires_grad]
     masters = [
         m for m, p in zip(trained, (p for p in parameters if p.requires_grad), strict=True) if m is not p
     ]
-    total = sum(_nbytes(t) for t in (*parameters, *masters, *trained, *layer.buffers()))
+    total = sum(_tensor_bytes(t) for t in (*parameters, *masters, *trained, *layer.buffers()))
     return total + sum(_optimizer_bytes(workload, trained))
 
 
 def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Per parameter, from one real step of the optimizer on the meta device, or on small stand-ins."""
+    """The optimizer's state in bytes, by parameter: from a step on the meta device, or on small stand-ins."""
     if not parameters:
         return []
     try:
-        return _stepped(workload, [_stand_in(p, tuple(p.shape), "meta") for p in parameters])
+        return _bytes_after_step(workload, [_make_stand_in(p, tuple(p.shape), "meta") for p in parameters])
     except (NotImplementedError, RuntimeError, WorkloadError):
-        small = [_stand_in(p, tuple(min(size, 4) for size in p.shape), "cpu") for p in parameters]
-        found = _stepped(workload, small)
+        small = [_make_stand_in(p, tuple(min(size, 4) for size in p.shape), "cpu") for p in parameters]
+        found = _bytes_after_step(workload, small)
         return [
             int(have * p.numel() / max(1, s.numel()))
             for have, p, s in zip(found, parameters, small, strict=True)
         ]
 
 
-def _stand_in(parameter: nn.Parameter, shape: tuple[int, ...], device: str) -> nn.Parameter:
+def _make_stand_in(parameter: nn.Parameter, shape: tuple[int, ...], device: str) -> nn.Parameter:
     made = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=device))
     made.grad = torch.zeros_like(made)
     return made
 
 
-def _stepped(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:
+def _bytes_after_step(workload: Workload, parameters: Sequence[nn.Parameter]) -> list[int]:
     optimizer = workload.optimizer(parameters)
     optimizer.step()
     found = []
     for parameter in parameters:
         kept = tree_leaves(dict(optimizer.state.get(parameter, {})))
-        found.append(sum(_nbytes(t) for t in kept if isinstance(t, Tensor) and t.dim() > 0))
+        found.append(sum(_tensor_bytes(t) for t in kept if isinstance(t, Tensor) and t.dim() > 0))
     return found
 
 
-def _nbytes(tensor: Tensor) -> int:
+def _tensor_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()

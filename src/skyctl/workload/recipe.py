@@ -1,4 +1,4 @@
-"""How a run trains beside what it trains: clipping, the learning rate's course, validation. No torch here."""
+"""How a run trains, as opposed to what: clipping, learning rate schedule, validation. No torch here."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ VALIDATE_BATCHES = 4
 
 @dataclass(frozen=True)
 class Recipe:
-    """JSON-able; launcher and nodes share it.
+    """A run's training recipe, as launcher and nodes exchange it in JSON.
 
     Attributes:
-        clip_norm: the most the global norm of a step's gradients may be; None: no clipping.
-        lr_schedule: how the rate falls after the warm-up, ``LR_SCHEDULES``.
-        warmup_steps: steps in which the rate rises to its full value.
+        clip_norm: the largest global norm that a step's gradients may have; None: no clipping.
+        lr_schedule: how the learning rate falls after the warm-up, one of ``LR_SCHEDULES``.
+        warmup_steps: steps in which the learning rate rises to its full value.
         min_learning_rate: where ``linear`` and ``cosine`` end.
-        validate_every: steps from one validation to the next; None: none.
-        validate_batches: held-out batches of one validation.
-        total_steps: the run's steps, over which the rate falls.
+        validate_every: steps from one validation to the next; None: no validation.
+        validate_batches: how many held-out batches a validation takes.
+        total_steps: the run's steps, over which the learning rate falls.
 
     Raises:
-        InputError: a value that can't be, named by its flag.
+        InputError: a value is out of range; named by its flag.
     """
 
     clip_norm: float | None = None
@@ -63,15 +63,15 @@ class Recipe:
             raise InputError(f"--validate-batches must be at least 1, not {self.validate_batches}")
 
     @property
-    def moves_rate(self) -> bool:
+    def changes_learning_rate(self) -> bool:
         """Whether the learning rate is ever other than the optimizer's own."""
         return self.lr_schedule != "constant" or self.warmup_steps > 0
 
-    def factor(self, step: int, floor: float = 0.0) -> float:
-        """What the rate is multiplied by in that step, counted from 0.
+    def learning_rate_factor(self, step: int, floor: float = 0.0) -> float:
+        """What the learning rate is multiplied by in that step, counted from 0.
 
         It rises in equal parts from 1 / (warm-up + 1) to 1 in step ``warmup_steps``, then falls towards
-        ``floor``, which it would reach in step ``total_steps``: no step is made with a rate of nothing.
+        ``floor``, which it would reach in step ``total_steps``: no step has a rate of 0.
         """
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
@@ -82,14 +82,14 @@ class Recipe:
         return floor + (1 - floor) * shape
 
     def validates(self, step: int, *, last: bool) -> bool:
-        """Whether a validation follows that step: every so many, and after the run's last."""
+        """Whether a validation follows that step: after every ``validate_every``, and after the last."""
         return self.validate_every is not None and (last or (step + 1) % self.validate_every == 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The recipe as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """What ``to_dict`` was made from; {} means the defaults."""
+        """The recipe that ``to_dict`` described; {} means the defaults."""
         return cls(**dict(values))

@@ -1,84 +1,239 @@
-"""The whole page: one file, no script, nothing loaded from anywhere."""
+"""The report: one HTML file that runs no script and loads nothing, made from ``templates/report.html``."""
 
 from __future__ import annotations
 
-from skyctl.compare.report import parts
-from skyctl.compare.report.bound import bound, certificates
-from skyctl.compare.report.changing import sweeps
-from skyctl.compare.report.facts import Report
-from skyctl.compare.report.gantt import gantt
-from skyctl.compare.report.losses import losses
-from skyctl.compare.report.machines import cluster
-from skyctl.compare.report.maps import maps
-from skyctl.compare.report.markup import Markup, el, join, name
-from skyctl.compare.report.opening import opening, summary
-from skyctl.compare.report.prediction import prediction
-from skyctl.compare.report.style import sheet
-from skyctl.compare.verdict import verdict
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-SECTIONS = (
-    ("cluster", "Cluster", cluster),
-    ("maps", "Layers", maps),
-    ("gantt", "One step", gantt),
-    ("prediction", "Predicted and measured", prediction),
-    ("loss", "Loss", losses),
-    ("bound", "Bound", bound),
-    ("certificate", "Certificates", certificates),
-    ("sweeps", "Sweeps", sweeps),
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import skyctl.compare.charts
+from skyctl.compare.charts.chart import ChartBar, ChartCurve, ChartLane, LineChart, ValueAxis
+from skyctl.compare.charts.curve_charts import SWEEP_TITLES, loss_charts, strategy_legend, sweep_chart
+from skyctl.compare.charts.device_charts import device_speed_chart
+from skyctl.compare.charts.step_charts import (
+    bound_chart,
+    prediction_chart,
+    share_charts,
+    step_time_chart,
+    utilization_chart,
 )
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""For the browser: nothing may be loaded or run, whatever stands in the page."""
+from skyctl.compare.charts.timeline_charts import timeline_charts
+from skyctl.compare.comparison import describe_verdict, pick_best_row
+from skyctl.compare.deviation import describe_deviation
+from skyctl.compare.number_format import (
+    UNKNOWN,
+    format_gap,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_seconds,
+)
+from skyctl.compare.outcome import BASELINE, ComparisonRow
+from skyctl.compare.report.certificates import describe_certificate
+from skyctl.compare.report_data import ComparisonReport
+from skyctl.compare.sweeps import ComparisonSweep, describe_sweep, sweep_table
+from skyctl.records.measurement import Measurement
+
+TEMPLATES = [Path(skyctl.compare.charts.__file__).parent / "templates", Path(__file__).parent / "templates"]
+_UNIT = re.compile(r"(\d) (%|s|ms|µs|[KMGT]?i?B)(?!\w)")
+"""A figure and its unit, which no line break may part."""
 
 
-def page(report: Report) -> str:
-    """The report as HTML."""
-    about = f"{verdict(report.rows)}: {report.workload} on {report.cluster}"
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="generator", content="skyctl"),
-        el("meta", name="description", content=about),
-        el("link", rel="icon", href="data:,"),
-        el("title", f"{report.workload} on {report.cluster} · skyctl compare"),
-        el("style", Markup(sheet())),
+def render_report(report: ComparisonReport) -> str:
+    """The whole page. Everything in it that is not of the templates is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printed,
     )
-    links = [("verdict", "Verdict"), *((ident, called) for ident, called, _ in SECTIONS), ("again", "Again")]
-    nav = el(
-        "nav",
-        el("ul", [el("li", el("a", called, href=f"#{ident}")) for ident, called in links]),
-        aria_label="Sections",
-    )
-    body = el(
-        "body",
-        _patterns(),
-        el("header", opening(report), nav),
-        el("main", summary(report), [made(report) for _, _, made in SECTIONS], again(report)),
-        el(
-            "footer", f"Written by skyctl on {report.created}. This file needs no network and runs no script."
-        ),
-    )
-    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-
-
-def again(report: Report) -> Markup:
-    """How to get the same: commands, versions, seeds."""
-    commands = [el("li", el("p", why), el("pre", el("code", text))) for why, text in report.again.commands]
-    facts = [join(el("dt", term), el("dd", name(text))) for term, text in report.again.facts]
-    lead = "The plans lie beside this page: commands that name one are for its folder."
-    return parts.section(
-        "again",
-        "How to reproduce this",
-        lead if commands else None,
-        el("ol", commands, class_="steps") if commands else None,
-        parts.figure("What it was made with", None, el("dl", facts, class_="facts")) if facts else None,
+    environment.globals |= {"merged_paths": _merged_paths, "curve_path": _curve_path}
+    environment.filters["seconds"] = format_seconds
+    return environment.get_template("report.html").render(
+        report=report,
+        verdict=describe_verdict(report.rows),
+        heading=describe_verdict(report.rows, capitalized=True),
+        tiles=_tiles(report),
+        failures=[_failure(row) for row in report.rows if row.error],
+        step_chart=step_time_chart(report),
+        speed_chart=device_speed_chart(report),
+        share_group=share_charts(report),
+        timeline_group=timeline_charts(report),
+        steps_table=_steps_table(report),
+        prediction_chart=prediction_chart(report) if report.measured else None,
+        deviations=_deviations(report),
+        loss_group=loss_charts(report),
+        loss_difference=_loss_difference(report),
+        bound_chart=bound_chart(report),
+        utilization_chart=utilization_chart(report),
+        certificates=[describe_certificate(report, row) for row in report.planned],
+        sweeps=[_sweep(sweep) for sweep in report.sweeps],
     )
 
 
-def _patterns() -> Markup:
-    """The hatching, which all figures use."""
-    line = el("path", d="M-1 1L1 -1M0 6L6 0M5 7L7 5", class_="hatch-line")
-    pattern = el("pattern", line, id="hatch", width=6, height=6, **{"patternUnits": "userSpaceOnUse"})
-    return el("svg", el("defs", pattern), width=0, height=0, style="position:absolute", aria_hidden="true")
+def _printed(value: object) -> object:
+    """What an expression in a template becomes, before it is escaped.
+
+    Numbers are as short as they can be; there are no control characters, which HTML does not allow.
+    """
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    clean = "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in str(value)
+    )
+    return _UNIT.sub("\\1\u00a0\\2", clean)
+
+
+def _merged_paths(lane: ChartLane, axis: ValueAxis) -> list[tuple[str, str]]:
+    """(look, SVG path) for the bars of each look together, in thousandths of the axis."""
+    paths: dict[str, str] = {}
+    for mark in lane.marks:
+        if isinstance(mark, ChartBar):
+            x, width = 10 * axis.percent(mark.start), max(0.4, 10 * axis.percent(mark.length))
+            shape = f"M{x:.2f} {mark.top:g}h{width:.2f}v{mark.height:g}H{x:.2f}z"
+            paths[mark.look] = paths.get(mark.look, "") + shape
+    return list(paths.items())
+
+
+def _curve_path(curve: ChartCurve, chart: LineChart) -> str:
+    """The curve as an SVG path, in per cent of the field."""
+    places = ((chart.x_percent(p.x), chart.y_percent(p.y * chart.y_factor)) for p in curve.points)
+    return "M" + "L".join(f"{x:.3f} {y:.3f}" for x, y in places)
+
+
+class _Failure(NamedTuple):
+    strategy: str
+    what: str
+    reason: str
+
+
+def _failure(row: ComparisonRow) -> _Failure:
+    if row.predicted_s is not None:
+        what = "did not run to its end"
+    else:
+        what = "does not fit" if row.status == "infeasible" else "has no plan"
+    return _Failure(row.strategy, what, row.error or "")
+
+
+def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
+    """(what, figure, small notes) of the figures under the verdict; none where there is no plan."""
+    best = pick_best_row(report.rows)
+    if best is None:
+        return []
+    base = next((row for row in report.planned if row.strategy == BASELINE and row is not best), None)
+    measured = best.measured is not None
+    how = ["measured" if measured else "predicted"]
+    if base is not None:
+        how.append(f"{format_seconds(base.shown_s if measured else base.predicted_s)} under {base.strategy}")
+    tiles = [(f"a step under {best.strategy}", format_seconds(best.shown_s), how)]
+    if base is not None:
+        notes = ["measured", f"predicted {format_ratio(best.predicted_speedup)}"] if measured else []
+        tiles.append(("faster than even", format_ratio(best.shown_speedup), notes))
+    errors = [abs(row.prediction_error) for row in report.measured if row.prediction_error is not None]
+    if errors:
+        notes = ["at most", *([f"over {len(errors)} strategies"] if len(errors) > 1 else [])]
+        tiles.append(("predictions off by", format_percent(max(errors), sign=False), notes))
+    if best.gap is None:
+        gap, notes = UNKNOWN, ["no bound is known"]
+    elif best.proved:
+        gap, notes = "0 %", ["proved, for what was measured"]
+    else:
+        gap, notes = format_percent(best.gap, sign=False), ["at most", "by the proved bound"]
+    return [*tiles, ("how far from the best", gap, notes)]
+
+
+class _Table(NamedTuple):
+    """``best``: which row is set off; −1: none."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    best: int
+
+
+def _steps_table(report: ComparisonReport) -> _Table:
+    measured = bool(report.measured)
+    heads = ["", "predicted", "over even", "above bound"]
+    heads += ["measured", "p10 – p90", "over even", "predicted off by", "loss"] if measured else []
+    rows = []
+    for row in report.rows:
+        cells = [row.strategy, format_seconds(row.predicted_s), format_ratio(row.predicted_speedup)]
+        cells.append(format_gap(row.gap))
+        if measured:
+            took = row.measured
+            spread = f"{format_seconds(took.p10)} – {format_seconds(took.p90)}" if took else UNKNOWN
+            cells += [format_seconds(took.median if took else None), spread]
+            cells += [format_ratio(row.measured_speedup), format_percent(row.prediction_error)]
+            cells.append(format_number(row.final_loss))
+        rows.append(cells)
+    best = pick_best_row(report.rows)
+    return _Table(heads, rows, next((i for i, row in enumerate(report.rows) if row is best), -1))
+
+
+def _deviations(report: ComparisonReport) -> list[tuple[str, list[str]]]:
+    """(strategies, what of their run was not as predicted) where there is something to say."""
+    found = []
+    for rows, name in report.groups():
+        done = report.outcome(rows[0].strategy).measurement
+        if done is not None:
+            labels = {share.device: share.label for share in rows[0].shares}
+            if sentences := describe_deviation(_labelled(done, labels)):
+                found.append((name, sentences))
+    return found
+
+
+def _labelled(done: Measurement, labels: dict[str, str]) -> Measurement:
+    """The same with devices called as in the rest of the report."""
+    differences = tuple(
+        one.model_copy(
+            update={
+                "device": labels.get(one.device, one.device) if one.device else None,
+                "target": labels.get(one.target, one.target) if one.target else None,
+            }
+        )
+        for one in done.differences
+    )
+    replicas = tuple(
+        one.model_copy(update={"device": labels.get(one.device, one.device)}) for one in done.replicas
+    )
+    return done.model_copy(update={"differences": differences, "replicas": replicas})
+
+
+def _loss_difference(report: ComparisonReport) -> str:
+    """By how much the losses of different runs differ at most; empty where there was one run."""
+    runs = [outcome.measurement for outcome in report.outcomes if outcome.measurement is not None]
+    if len({run.run_id for run in runs}) < 2:
+        return ""
+    first = {step.step: step.loss for step in runs[0].steps}
+    worst = max(
+        (abs(s.loss / first[s.step] - 1) for run in runs[1:] for s in run.steps if first.get(s.step)),
+        default=0.0,
+    )
+    if worst == 0:
+        return "The losses of all runs are equal to the last digit, at every step."
+    return f"The largest relative difference between two runs at any step is {worst:.1e}."
+
+
+def _sweep(sweep: ComparisonSweep) -> dict[str, Any]:
+    """A sweep as the template wants it. ``chosen``: which row the rest of the report is about; −1: none."""
+    heads, rows = sweep_table(sweep)
+    strategies: Sequence[str] = sweep.strategies
+    return {
+        "title": SWEEP_TITLES[sweep.kind],
+        "legend": strategy_legend(strategies, strategies),
+        "chart": sweep_chart(sweep),
+        "sentences": describe_sweep(sweep),
+        "heads": heads,
+        "rows": rows,
+        "chosen": next((i for i, one in enumerate(sweep.points) if one.value == sweep.chosen), -1),
+    }

@@ -9,33 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.errors import InventoryError
-from skyctl.inventory.foreign.model import Inventory, Notes
-from skyctl.inventory.foreign.tree import Loader, Sealed
-from skyctl.inventory.init import NewNode
-from skyctl.inventory.yamlfile import load
+from skyctl.inventory.cluster_template import NewNode
+from skyctl.inventory.foreign.ansible_files import AnsibleYamlLoader, VaultValue
+from skyctl.inventory.foreign.ansible_groups import AnsibleInventory, ImportNotes
+from skyctl.inventory.yaml_document import load_yaml
 
-# Where there are two names, the last one that is set counts, as in ansible.
-_NAMES = {
+_FIELD_VARIABLES = {
     "host": ("ansible_host", "ansible_ssh_host"),
     "port": ("ansible_port", "ansible_ssh_port"),
     "user": ("ansible_user", "ansible_ssh_user"),
     "identity_file": ("ansible_private_key_file", "ansible_ssh_private_key_file"),
     "python": ("ansible_python_interpreter",),
 }
-_ARGS = ("ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_ssh_args")
-_PASSWORDS = (
+_SSH_ARGUMENT_VARIABLES = ("ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_ssh_args")
+_PASSWORD_VARIABLES = (
     "ansible_password",
     "ansible_ssh_pass",
     "ansible_ssh_password",
     "ansible_ssh_private_key_passphrase",
 )
-_SILENT = ("ansible_connection", "ansible_group_priority", *_ARGS, *_PASSWORDS)
-_TAKEN = {name for names in _NAMES.values() for name in names} | set(_SILENT)
+_IGNORED_VARIABLES = (
+    "ansible_connection",
+    "ansible_group_priority",
+    *_SSH_ARGUMENT_VARIABLES,
+    *_PASSWORD_VARIABLES,
+)
+_KNOWN_VARIABLES = {name for names in _FIELD_VARIABLES.values() for name in names} | set(_IGNORED_VARIABLES)
 _OPTIONS_WITH_VALUE = set("BbcDEeFIiJLlmOoPpQRSWw")
 
 
-def nodes_of(
-    inventory: Inventory, path: Path, notes: Notes
+def convert_inventory(
+    inventory: AnsibleInventory, path: Path, notes: ImportNotes
 ) -> tuple[list[NewNode], dict[str, tuple[str, ...]]]:
     """The nodes and groups that an inventory means.
 
@@ -59,13 +63,13 @@ def nodes_of(
             merged.update(given[name])
         merged.update(own)
         merged.update(_folder_variables(folder / "host_vars", host, notes))
-        node = _node(host, merged, inventory.path, notes)
+        node = _convert_host(host, merged, inventory.path, notes)
         nodes += [node] if node is not None else []
-    return nodes, _groups(order, members, [node.name for node in nodes], notes)
+    return nodes, _convert_groups(order, members, [node.name for node in nodes], notes)
 
 
-def _groups(
-    order: list[str], members: Mapping[str, Mapping[str, None]], names: list[str], notes: Notes
+def _convert_groups(
+    order: list[str], members: Mapping[str, Mapping[str, None]], names: list[str], notes: ImportNotes
 ) -> dict[str, tuple[str, ...]]:
     groups = {}
     for group in order:
@@ -79,18 +83,18 @@ def _groups(
     return groups
 
 
-def _node(host: str, variables: Mapping[str, Any], path: str, notes: Notes) -> NewNode | None:
-    connection = _text(variables, "ansible_connection", host, notes) or "ssh"
+def _convert_host(host: str, variables: Mapping[str, Any], path: str, notes: ImportNotes) -> NewNode | None:
+    connection = _text_variable(variables, "ansible_connection", host, notes) or "ssh"
     if connection not in ("ssh", "smart", "paramiko", "paramiko_ssh", "local", "ansible.builtin.ssh"):
         notes.add(f"left out: connected by {connection!r}, not by ssh", host)
         return None
     taken: dict[str, str | None] = {}
-    for field, words in _NAMES.items():
-        texts = [_text(variables, word, host, notes) for word in words]
-        taken[field] = next((text for text in reversed(texts) if text), None)
+    for attribute, words in _FIELD_VARIABLES.items():
+        texts = [_text_variable(variables, word, host, notes) for word in words]
+        taken[attribute] = next((text for text in reversed(texts) if text), None)
     if (taken["python"] or "").startswith("auto"):
         taken["python"] = None  # ansible looks for one; so do we, as `python3`
-    _note_others(variables, host, notes)
+    _note_unused_variables(variables, host, notes)
     if connection == "local":
         return NewNode(host, local=True, python=taken["python"])
     port = taken["port"]
@@ -102,17 +106,17 @@ def _node(host: str, variables: Mapping[str, Any], path: str, notes: Notes) -> N
         taken["user"],
         int(port) if port is not None else None,
         identity_file=taken["identity_file"],
-        proxy_jump=_jump(variables, host, notes),
+        proxy_jump=_proxy_jump(variables, host, notes),
         python=taken["python"],
     )
 
 
-def _text(variables: Mapping[str, Any], name: str, host: str, notes: Notes) -> str | None:
+def _text_variable(variables: Mapping[str, Any], name: str, host: str, notes: ImportNotes) -> str | None:
     """A variable as text; None, with a note, where only ansible knows what it comes to."""
     value = variables.get(name)
     if value is None or isinstance(value, bool):
         return None
-    if isinstance(value, Sealed):
+    if isinstance(value, VaultValue):
         notes.add(f"{name} is sealed by ansible-vault", host)
         return None
     if not isinstance(value, str | int):
@@ -125,50 +129,50 @@ def _text(variables: Mapping[str, Any], name: str, host: str, notes: Notes) -> s
     return text or None
 
 
-def _note_others(variables: Mapping[str, Any], host: str, notes: Notes) -> None:
+def _note_unused_variables(variables: Mapping[str, Any], host: str, notes: ImportNotes) -> None:
     """Names of what is not taken, never values: passwords are among them."""
-    if any(variables.get(name) for name in _PASSWORDS):
+    if any(variables.get(name) for name in _PASSWORD_VARIABLES):
         notes.add(
             "passwords are not taken: skyctl logs in with keys (ssh-copy-id HOST brings yours there)", host
         )
     for name in variables:
         if name.startswith("ansible_become"):
             notes.add("ansible_become is not taken: skyctl works as the user who logs in", host)
-        elif name.startswith("ansible_") and name not in _TAKEN:
+        elif name.startswith("ansible_") and name not in _KNOWN_VARIABLES:
             notes.add(f"{name} is not taken", host)
 
 
-def _jump(variables: Mapping[str, Any], host: str, notes: Notes) -> str | None:
+def _proxy_jump(variables: Mapping[str, Any], host: str, notes: ImportNotes) -> str | None:
     """The jump host that ssh's options name: ``-J``, ``ProxyJump``, ``ProxyCommand="ssh -W %h:%p HOST"``."""
     jump = None
-    for name in _ARGS:
-        text = _text(variables, name, host, notes)
+    for name in _SSH_ARGUMENT_VARIABLES:
+        text = _text_variable(variables, name, host, notes)
         if text is None:
             continue
-        found = _jump_in(text)
+        found = _proxy_jump_of_arguments(text)
         jump = found or jump
         if found is None:
             notes.add(f"{name} is not taken; what ssh needs can stand in ~/.ssh/config", host)
     return jump
 
 
-def _jump_in(text: str) -> str | None:
+def _proxy_jump_of_arguments(text: str) -> str | None:
     try:
         words = shlex.split(text)
     except ValueError:
         return None
-    for flag, value in _options(words):
+    for flag, value in _ssh_options(words):
         if flag == "J":
             return value
         key, _, setting = re.sub(r"^(\w+)\s*[= ]\s*", r"\1=", value).partition("=")
         if flag == "o" and key.lower() == "proxyjump":
             return setting
         if flag == "o" and key.lower() == "proxycommand":
-            return _destination(setting)
+            return _ssh_destination(setting)
     return None
 
 
-def _options(words: list[str]) -> Iterator[tuple[str, str]]:
+def _ssh_options(words: list[str]) -> Iterator[tuple[str, str]]:
     """(letter, value) of ssh's options; ("", word) of the other words."""
     at = 0
     while at < len(words):
@@ -185,7 +189,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
             at += 1
 
 
-def _destination(command: str) -> str | None:
+def _ssh_destination(command: str) -> str | None:
     """``ssh -W %h:%p ada@bastion`` → ``ada@bastion``; None for anything that says more."""
     try:
         words = shlex.split(command)
@@ -193,13 +197,13 @@ def _destination(command: str) -> str | None:
         return None
     if not words or Path(words[0]).name != "ssh":
         return None
-    found = list(_options(words[1:]))
+    found = list(_ssh_options(words[1:]))
     hosts = [value for flag, value in found if flag == ""]
     plain = all(flag in ("", "W", "q") for flag, _ in found)
     return hosts[0] if plain and len(hosts) == 1 and any(flag == "W" for flag, _ in found) else None
 
 
-def _folder_variables(folder: Path, name: str, notes: Notes) -> dict[str, Any]:
+def _folder_variables(folder: Path, name: str, notes: ImportNotes) -> dict[str, Any]:
     """What ``group_vars/NAME`` (``.yml``, ``.yaml``, ``.json``, bare, or a folder of such files) sets."""
     if "/" in name or name.startswith(".") or not folder.is_dir():
         return {}
@@ -208,14 +212,14 @@ def _folder_variables(folder: Path, name: str, notes: Notes) -> dict[str, Any]:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.is_file() and not file.name.startswith(".") and not file.name.endswith("~"):
-                found.update(_variables_of(file, notes))
+                found.update(_read_variables(file, notes))
     return found
 
 
-def _variables_of(file: Path, notes: Notes) -> dict[str, Any]:
+def _read_variables(file: Path, notes: ImportNotes) -> dict[str, Any]:
     with file.open("rb") as fp:
         if fp.read(14) == b"$ANSIBLE_VAULT":
             notes.add(f"{file.parent.name}/{file.name} is sealed by ansible-vault")
             return {}
-    document = load(file, loader_class=Loader)
+    document = load_yaml(file, loader_class=AnsibleYamlLoader)
     return document.mapping((), None, "a file of variables")

@@ -1,4 +1,4 @@
-"""A run's trained weights → a folder that ``from_pretrained`` reads.
+"""Exports a run's trained weights as a folder that ``from_pretrained`` reads.
 
 ``python -m skyctl.workload.hf.export RUN/weights.safetensors hf:DIR OUT``; in place of the file, also a
 folder with the shards of all layers of one step of a checkpoint.
@@ -13,36 +13,39 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from skyctl.checkpoint import export as checkpoint
 from skyctl.checkpoint import safetensors
+from skyctl.checkpoint import weights_export as checkpoint
 from skyctl.errors import SkyctlError, WorkloadError
-from skyctl.workload.hf import source, stored
-from skyctl.workload.hf.model import make
+from skyctl.workload.hf import hub_folder, stored_weights
+from skyctl.workload.hf.hub_model import make_hub_model
 
 
-def export(weights: Path, workload: str, out: Path) -> Path:
+def export_model(weights: Path, workload: str, out: Path) -> Path:
     """Writes ``model.safetensors`` under the library's own names, ``config.json``, and the tokenizer's files.
 
     Args:
-        weights: the file a run ended with, or the folder of one step of a checkpoint.
+        weights: the file that a run ended with, or the folder of one step of a checkpoint.
         workload: what was trained, as it was typed: ``hf:DIR,…``.
-        out: a folder; made where it is not there.
+        out: a folder, made where it does not exist.
+
+    Returns:
+        The path of the weights written.
 
     Raises:
         WorkloadError: the file is not of that model, or ``out`` holds a model already.
         SkyctlError: the disk is full or not writable.
     """
-    folder, options = source.parse(workload)
-    folder = source.check_folder(workload, folder)
-    made = make(folder, options, 0, part=None, count=None)
-    kept = out / stored.SINGLE[0]
-    if kept.exists() or (out / source.CONFIG).exists():
+    folder, options = hub_folder.parse_hub_source(workload)
+    folder = hub_folder.check_folder(workload, folder)
+    made = make_hub_model(folder, options, 0, part=None, count=None)
+    kept = out / stored_weights.WEIGHT_FILE_NAMES[0]
+    if kept.exists() or (out / hub_folder.CONFIG_NAME).exists():
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")
     merged = out / f".{kept.name}.merged"
     try:
         if weights.is_dir():
             out.mkdir(parents=True, exist_ok=True)
-            checkpoint.weights(weights, merged)
+            checkpoint.export_weights(weights, merged)
         file = merged if weights.is_dir() else weights
         header = safetensors.read_header(file)
         wanted = [{f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(made.names)]
@@ -53,7 +56,7 @@ def export(weights: Path, workload: str, out: Path) -> Path:
         config.architectures = [made.architecture]
         config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
         config.save_pretrained(str(out))
-        for path in source.tokenizer_files(folder):
+        for path in hub_folder.tokenizer_files(folder):
             shutil.copyfile(path, out / path.name)
     except OSError as exc:
         raise SkyctlError(f"can't write {out}: {exc.strerror or exc}") from exc
@@ -64,7 +67,7 @@ def export(weights: Path, workload: str, out: Path) -> Path:
 
 
 def _check(
-    header: safetensors.Header, wanted: Sequence[dict[str, str]], weights: Path, workload: str
+    header: safetensors.FileHeader, wanted: Sequence[dict[str, str]], weights: Path, workload: str
 ) -> None:
     names = {name for layer in wanted for name in layer}
     if odd := sorted(names ^ header.tensors.keys()):
@@ -75,7 +78,7 @@ def _check(
 
 
 def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path) -> None:
-    """A layer at a time."""
+    """Writes the weights under their names in the library's model, one layer in memory at a time."""
     pieces = []
     try:
         for index, names in enumerate(wanted):
@@ -90,14 +93,16 @@ def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m skyctl.workload.hf.export", description=export.__doc__)
+    """Runs the command line; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m skyctl.workload.hf.export", description=export_model.__doc__
+    )
     parser.add_argument("weights", type=Path, help="the run's weights.safetensors, or a step's folder")
     parser.add_argument("workload", help="hf:DIR as it was typed for the run")
     parser.add_argument("out", type=Path, help="a new folder")
     given = parser.parse_args(words)
     try:
-        sys.stdout.write(f"{export(given.weights, given.workload, given.out)}\n")
+        sys.stdout.write(f"{export_model(given.weights, given.workload, given.out)}\n")
     except SkyctlError as exc:
         sys.stderr.write(f"error: {exc.message}\n" + (f"  next: {exc.hint}\n" if exc.hint else ""))
         return exc.exit_code

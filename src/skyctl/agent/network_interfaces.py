@@ -1,0 +1,71 @@
+"""This machine's network interfaces and IPv4 addresses. Standard library only."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+from skyctl.errors import RunError
+
+SIOCGIFADDR = 0x8915
+
+
+def interface_addresses() -> list[list[str]]:
+    """[interface, IPv4] of every interface that has one (Linux; elsewhere empty)."""
+    found = []
+    for _, name in socket.if_nameindex() if sys.platform.startswith("linux") else ():
+        with suppress(OSError):
+            found.append([name, _read_address(name)])
+    return found
+
+
+def _read_address(interface: str) -> str:
+    """An interface's IPv4 address (Linux). Raises OSError where it has none."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
+
+
+def local_address_towards(host: str, interface: str | None = None) -> str:
+    """This machine's own IPv4 address on the route to ``host``, or that of ``interface`` where one is named.
+
+    Raises:
+        RunError: no such interface, it has no IPv4 address, or there is no route.
+    """
+    if interface is not None:
+        return _interface_address(interface)
+    try:
+        found = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(found)  # sends nothing: it only makes the kernel choose a route
+            return str(probe.getsockname()[0])
+    except OSError as exc:
+        raise RunError(
+            f"no route from this machine to its peer {host!r}: {exc.strerror or exc}",
+            hint="name the network interface to use with 'interface:' in cluster.yaml (a VPN's, say)",
+        ) from exc
+
+
+def _interface_address(interface: str) -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise RunError(
+            f"there is no network interface {interface!r} on this machine; it has {', '.join(names)}",
+            hint="name one of them with 'interface:' in cluster.yaml, or leave it out",
+        )
+    if not sys.platform.startswith("linux"):
+        raise RunError(
+            f"can't look up the address of interface {interface!r} on {sys.platform}",
+            hint="leave 'interface:' out for this node: the route to its peers is used",
+        )
+    try:
+        return _read_address(interface)
+    except OSError as exc:
+        raise RunError(
+            f"network interface {interface!r} has no IPv4 address: {exc.strerror or exc}",
+            hint="connect it (a VPN, say), or name another with 'interface:' in cluster.yaml",
+        ) from exc

@@ -1,0 +1,243 @@
+"""What ``skyctl check`` asks of a node. Task: ``skyctl.check.check_task``.
+
+Payload ``{"op": …}``:
+
+- ``route``: ``towards`` (addresses) → ``address``, the source of the route to most of them, or None;
+- ``torch``: ``devices`` (names, or None) → versions, devices, what dtypes they compute in; a crash of torch
+  takes only this task along;
+- ``serve``: answers until told to stop. Each ``{"op", "id", …}`` gets ``{"event": "answer", "id", …}``:
+  ``clock`` → ``time_s``; ``facts``; ``listen`` (``address``, ``secret``) → ``port``;
+  ``connect`` (``peers``: name → host, port, secret; ``wait_s``) → ``results``; ``stop``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skyctl.transport.handshake import (
+    AuthenticatingListener,
+    AuthenticationError,
+    authenticate,
+    open_listener,
+)
+
+PURPOSE = "check"
+_CONNECTIONS_AT_ONCE = 32
+_MOST_PEERS = 256
+_FOREVER_S = 86400.0
+
+
+def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
+    """The task that serves one ``skyctl check`` on a node, as the module says."""
+    if payload["op"] == "route":
+        return {"address": _route_source(payload["towards"])}
+    if payload["op"] == "torch":
+        return _torch_facts(payload.get("devices"), channel.cache)
+    return _answer_questions(channel)
+
+
+def _answer_questions(channel: Any) -> dict[str, Any]:
+    listener: _Listener | None = None
+    try:
+        while True:
+            message, _ = channel.recv()
+            answer: dict[str, Any] = {}
+            try:
+                if message["op"] == "clock":
+                    answer = {"time_s": time.time()}
+                elif message["op"] == "facts":
+                    answer = _host_facts(channel.cache)
+                elif message["op"] == "listen":
+                    listener = _Listener(message["address"], message["secret"])
+                    answer = {"port": listener.port}
+                elif message["op"] == "connect":
+                    answer = {"results": _connect_peers(message["peers"], message["wait_s"])}
+            except OSError as exc:
+                answer = {"error": _error_text(exc)}
+            channel.send({"event": "answer", "id": message["id"], **answer})
+            if message["op"] == "stop":
+                return {}
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def _route_source(towards: list[str]) -> str | None:
+    sources: Counter[str] = Counter()
+    for address in towards:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))  # sends nothing: it only makes the kernel choose a route
+            sources[sock.getsockname()[0]] += 1
+    sources.pop("127.0.0.1", None)
+    return sources.most_common(1)[0][0] if sources else None
+
+
+def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:
+    import warnings
+
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    import torch
+    import torch.distributed as dist
+
+    from skyctl.device.dtype_support import TRIED_DTYPES, find_dtype_support
+    from skyctl.device.node_facts import accelerators
+
+    gloo = dist.is_available() and dist.is_gloo_available()
+    there = [{**found, "memory_bytes": _accelerator_bytes(torch, found["id"])} for found in accelerators()]
+    there.append({"id": "cpu:0", "name": "cpu", "memory_bytes": None})
+    known = [str(device["id"]) for device in there]
+    wanted = known if devices is None else [d if ":" in d else f"{d}:0" for d in devices]
+    faults = {
+        device: fault for device in wanted if device in known and (fault := _device_fault(torch, device))
+    }
+    missing = [device for device in wanted if device not in known]
+    computes = wanted if devices is not None else known[:1]  # without a choice, the CPU where nothing else is
+    on_cpu = any(device.startswith("cpu") for device in computes)
+    tried = [find_dtype_support(dtype, cache) for dtype in TRIED_DTYPES] if on_cpu else []
+    return {
+        "torch": str(torch.__version__),
+        "gloo": bool(gloo),
+        "threads": torch.get_num_threads(),
+        "devices": there,
+        "missing": missing,
+        "faults": faults,
+        "dtypes": [asdict(one) for one in tried],
+    }
+
+
+def _accelerator_bytes(torch: Any, device: str) -> int | None:
+    kind, _, index = device.partition(":")
+    with suppress(Exception):  # not every kind of accelerator says
+        return int(getattr(torch, kind).get_device_properties(int(index)).total_memory)
+    return None
+
+
+def _device_fault(torch: Any, device: str) -> str | None:
+    """Why a small piece of work does not run there: a driver too old, a card this torch was not built for."""
+    try:
+        ones = torch.ones(8, 8, device="cpu" if device.startswith("cpu") else device)
+        if float((ones @ ones).sum().item()) != 512.0:
+            return "a small product came out wrong"
+    except Exception as exc:  # noqa: BLE001 - whatever the driver raises is the finding
+        return (
+            f"{type(exc).__name__}: {str(exc).strip().splitlines()[0] if str(exc).strip() else 'no reason'}"
+        )
+    return None
+
+
+def _host_facts(cache: Path) -> dict[str, Any]:
+    import platform
+
+    from skyctl.device.cgroup import read_limits
+
+    limits = read_limits()
+    total = available = None
+    with suppress(OSError, ValueError, IndexError):
+        values = {
+            line.partition(":")[0]: int(line.partition(":")[2].split()[0]) * 1024
+            for line in Path("/proc/meminfo").read_text().splitlines()
+        }
+        total, available = values.get("MemTotal"), values.get("MemAvailable", values.get("MemFree"))
+    if limits.memory is not None and total is not None and limits.memory.limit_bytes < total:
+        total = limits.memory.limit_bytes
+        available = min(available or 0, limits.memory.left_bytes)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cpus": cpus,
+        "cpu_quota": limits.quota.cpus if limits.quota else None,
+        "memory_total_bytes": total,
+        "memory_available_bytes": available,
+        "memory_limited": limits.memory is not None,
+        "nofile": _open_files_limit(),
+        "shm_bytes": _filesystem_bytes("/dev/shm"),  # noqa: S108
+        "cache": {"path": str(cache), "free_bytes": _free_bytes(cache)},
+        "tmp": {"path": tempfile.gettempdir(), "free_bytes": _free_bytes(Path(tempfile.gettempdir()))},
+    }
+
+
+def _open_files_limit() -> list[int] | None:
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except (ImportError, OSError, ValueError):
+        return None
+    unlimited = 1 << 30
+    return [unlimited if v == resource.RLIM_INFINITY else v for v in (soft, hard)]
+
+
+def _filesystem_bytes(path: str) -> int | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
+def _free_bytes(path: Path) -> int | None:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_bavail
+
+
+class _Listener:
+    """Answers whoever knows the secret, so that the one who connects knows it is this node it reached."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self._gate = AuthenticatingListener(
+            open_listener(address), secret, purpose=PURPOSE, max_pending=_MOST_PEERS, log=lambda _: None
+        )
+        self.port = self._gate.port
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def close(self) -> None:
+        self._gate.close()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                self._gate.accept(_FOREVER_S).sock.close()
+            except OSError:  # closed
+                return
+
+
+def _connect_peers(peers: dict[str, dict[str, Any]], timeout_s: float) -> dict[str, dict[str, Any]]:
+    with ThreadPoolExecutor(_CONNECTIONS_AT_ONCE) as pool:
+        jobs = {name: pool.submit(_connect_peer, peer, timeout_s) for name, peer in peers.items()}
+        return {name: job.result() for name, job in jobs.items()}
+
+
+def _connect_peer(peer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    try:
+        began = time.monotonic()
+        with socket.create_connection((peer["host"], peer["port"]), timeout_s) as connection:
+            connect_s = time.monotonic() - began
+            authenticate(connection, peer["secret"], purpose=PURPOSE, timeout_s=timeout_s)
+    except AuthenticationError:
+        return {"error": "something else answered there"}
+    except TimeoutError:
+        return {"error": f"no answer in {timeout_s:g} s"}
+    except OSError as exc:
+        return {"error": _error_text(exc)}
+    return {"connect_s": connect_s}
+
+
+def _error_text(exc: OSError) -> str:
+    return exc.strerror or str(exc) or type(exc).__name__

@@ -1,0 +1,239 @@
+"""From what was found on a node to outcomes of checks, each problem with its next step. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyctl.check.check_report import DtypeReport, PairReport, Tick, failed, failed_with, ok, skipped, warning
+from skyctl.errors import HostKeyError, LoginError, SkyctlError, UnfitError, UnreachableError
+from skyctl.records.cluster import Node
+
+CHECK_NAMES = (
+    "reach",
+    "host key",
+    "login",
+    "python",
+    "torch",
+    "devices",
+    "address",
+    "port",
+    "limits",
+    "clock",
+)
+MIN_TORCH = (2, 6)
+LOW_NOFILE = 1024
+LOW_SHM_BYTES = 128 << 20
+LOW_DISK_BYTES = 1 << 30
+NO_DISK_BYTES = 64 << 20
+LOW_MEMORY_BYTES = 512 << 20
+LOW_CLOCK_S = 2.0
+SETUP_FOLDER = "/skyctl/env/"
+"""What the path of an environment holds that ``skyctl setup`` has made (``setup/node/places.py``)."""
+VPN_INTERFACE = re.compile(r"^(tailscale|wg|zt|utun|tun|nebula|netbird|wt)\w*$")
+"""Interfaces that are most likely a VPN's: Tailscale, WireGuard, ZeroTier, OpenVPN, Nebula, NetBird."""
+
+_SKIP_REASONS = {
+    "reach": "not reached",
+    "host key": "not trusted",
+    "login": "not let in",
+    "python": "no Python",
+}
+
+
+def check_names(node: Node) -> tuple[str, ...]:
+    """What is looked at on that node: a local one has no host key and no login."""
+    return (
+        CHECK_NAMES
+        if node.transport == "ssh"
+        else tuple(n for n in CHECK_NAMES if n not in ("host key", "login"))
+    )
+
+
+def connection_ticks(node: Node, error: SkyctlError) -> list[Tick]:
+    """The ticks of a node that no session could be opened on: what worked, the problem, the rest skipped."""
+    name = f"node {node.name!r}"
+    at = "reach"
+    target = node.host or node.name
+    if isinstance(error, UnreachableError):
+        hint = f"is it on, and does `ssh {target}` work here? host, port, proxy_jump: in cluster.yaml"
+    elif isinstance(error, HostKeyError):
+        at, hint = "host key", f"connect once with `ssh {target}`, or give --accept-new-host-keys"
+    elif isinstance(error, LoginError):
+        at, hint = "login", f"make `ssh {target}` work without a password: ssh-copy-id, user, identity_file"
+    elif isinstance(error, UnfitError):
+        at, hint = "python", f"install Python 3.11 or newer there, and name it with `python:` in {name}"
+    else:
+        hint = f"correct {name} in cluster.yaml"
+    all_names = check_names(node)
+    index = all_names.index(at) if at in all_names else 0
+    before = [ok(tick) for tick in all_names[:index]]
+    return [
+        *before,
+        failed_with(all_names[index], error, hint),
+        *skipped(all_names[index + 1 :], _SKIP_REASONS[at]),
+    ]
+
+
+def torch_ticks(node: Node, answer: Mapping[str, Any] | SkyctlError) -> list[Tick]:
+    """``torch`` and ``devices``, from the torch task's answer."""
+    if isinstance(answer, SkyctlError):
+        hint = f"`skyctl setup --limit {node.name}` brings it; or name another `python:` in cluster.yaml"
+        if isinstance(answer, UnfitError):  # it is missing, not broken
+            answer = SkyctlError(answer.message)
+        return [failed_with("torch", answer, hint), *skipped(["devices"], "no torch")]
+    ticks = []
+    version = str(answer["torch"])
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if numbers < MIN_TORCH:
+        need = ".".join(map(str, MIN_TORCH))
+        hint = f"`skyctl setup --limit {node.name}` brings a newer one; or upgrade it there"
+        ticks.append(failed("torch", f"{version}; at least {need} is needed", hint))
+    elif not answer["gloo"]:
+        ticks.append(failed("torch", f"{version}, built without Gloo", "install a torch from pytorch.org"))
+    else:
+        ticks.append(ok("torch", version))
+    there = ", ".join(_device_text(device) for device in answer["devices"])
+    if answer["missing"]:
+        missing = ", ".join(answer["missing"])
+        hint = f"correct `devices` of node {node.name!r} in cluster.yaml, or install a torch that sees them"
+        ticks.append(failed("devices", f"{missing} is not there; there is {there}", hint))
+    elif answer["faults"]:
+        text = "; ".join(f"{device}: {fault}" for device, fault in answer["faults"].items())
+        hint = f"use a torch that fits its driver, or leave the device out of `devices` of node {node.name!r}"
+        ticks.append(failed("devices", text, hint))
+    else:
+        ticks.append(ok("devices", there))
+    return ticks
+
+
+def dtype_ticks(node: Node, dtypes: Sequence[DtypeReport]) -> list[Tick]:
+    """``dtypes``, for each that does not simply work; its own processor is to blame, not torch."""
+    ticks = []
+    for one in dtypes:
+        if not one.works:
+            found = f"{one.dtype} can't be computed in: a trial died by {one.died_by}"
+            hint = f"train in float32 (--dtype float32), or leave node {node.name!r} out (--limit)"
+            ticks.append(warning("dtypes", found, hint))
+        elif one.max_cpu_isa is not None:
+            why = f"{one.died_by} without: the processor advertises more than it can do"
+            ticks.append(ok("dtypes", f"{one.dtype} with ONEDNN_MAX_CPU_ISA={one.max_cpu_isa} ({why})"))
+    return ticks
+
+
+def _device_text(device: Mapping[str, Any]) -> str:
+    size = f", {_size_text(device['memory_bytes'])}" if device.get("memory_bytes") else ""
+    name = f" ({device['name']}{size})" if device["name"] not in ("cpu", "") else ""
+    return f"{device['id']}{name}"
+
+
+def python_tick(facts: Mapping[str, Any]) -> Tick:
+    """``python``: a session would not be open were it too old."""
+    made = ", set up by skyctl" if SETUP_FOLDER in facts["executable"] else ""
+    return ok("python", f"{facts['python']} ({facts['executable']}{made})")
+
+
+def limits_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
+    """``limits``: one tick where all is well, else one for each that is short."""
+    ticks = [*_disk_ticks(facts), *_file_limit_ticks(facts), *_memory_ticks(node, facts)]
+    if node.threads is not None and node.threads > facts["cpus"]:
+        found = f"threads: {node.threads}, but there are {facts['cpus']} processors"
+        ticks.append(warning("limits", found, f"lower `threads` of node {node.name!r} in cluster.yaml"))
+    if ticks:
+        return ticks
+    parts = [f"{facts['cpus']} cpus" + (f" (quota {facts['cpu_quota']:g})" if facts["cpu_quota"] else "")]
+    if facts["memory_available_bytes"] is not None:
+        limited = ", limited" if facts["memory_limited"] else ""
+        parts.append(f"{_size_text(facts['memory_available_bytes'])} memory free{limited}")
+    if facts["cache"]["free_bytes"] is not None:
+        parts.append(f"{_size_text(facts['cache']['free_bytes'])} disk free")
+    return [ok("limits", ", ".join(parts))]
+
+
+def _disk_ticks(facts: Mapping[str, Any]) -> list[Tick]:
+    ticks = []
+    for place in ("cache", "tmp"):
+        path, free = facts[place]["path"], facts[place]["free_bytes"]
+        if free is not None and free < LOW_DISK_BYTES:
+            make = failed if free < NO_DISK_BYTES else warning
+            ticks.append(make("limits", f"{_size_text(free)} free in {path}", "free some space there"))
+    return ticks
+
+
+def _file_limit_ticks(facts: Mapping[str, Any]) -> list[Tick]:
+    ticks = []
+    if facts["nofile"] is not None and facts["nofile"][1] < LOW_NOFILE:
+        found = f"at most {facts['nofile'][1]} open files"
+        hint = (
+            f"raise the hard limit to {LOW_NOFILE} or more (limits.conf, or the container's --ulimit nofile)"
+        )
+        ticks.append(warning("limits", found, hint))
+    if facts["shm_bytes"] is not None and facts["shm_bytes"] < LOW_SHM_BYTES:
+        found = f"/dev/shm holds {_size_text(facts['shm_bytes'])}"  # noqa: S108
+        hint = "DataLoader workers need more: a container takes --shm-size=1g"
+        ticks.append(warning("limits", found, hint))
+    return ticks
+
+
+def _memory_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
+    total, free = facts["memory_total_bytes"], facts["memory_available_bytes"]
+    ticks = []
+    if free is not None and free < LOW_MEMORY_BYTES:
+        what = "under its limit" if facts["memory_limited"] else "free"
+        ticks.append(warning("limits", f"{_size_text(free)} memory {what}", "end what else runs there"))
+    if node.memory_gib is not None and total is not None and node.memory_gib * 2**30 > total:
+        cards = any(device.partition(":")[0] != "cpu" for device in node.devices or ())
+        if not cards:
+            found = f"memory_gib: {node.memory_gib:g}, but it has {_size_text(total)}"
+            ticks.append(
+                warning("limits", found, f"lower `memory_gib` of node {node.name!r} in cluster.yaml")
+            )
+    return ticks
+
+
+def clock_tick(offset_s: float, round_trip_s: float) -> Tick:
+    """``clock``: ahead of this machine's (positive) or behind, known to half the round trip."""
+    sure_s = max(0.0, abs(offset_s) - round_trip_s / 2)
+    way = "ahead of" if offset_s > 0 else "behind"
+    if sure_s > LOW_CLOCK_S:
+        hint = "set it (timedatectl set-ntp true): times in logs will not match"
+        return warning("clock", f"{abs(offset_s):.1f} s {way} this machine", hint)
+    return ok("clock", f"within {max(abs(offset_s), round_trip_s / 2) * 1000:.0f} ms")
+
+
+def torch_version_warnings(versions: Mapping[str, str]) -> dict[str, Tick]:
+    """A warning for each node whose torch differs in major or minor number from most nodes'."""
+    minor = {node: ".".join(re.findall(r"\d+", version)[:2]) for node, version in versions.items()}
+    found = list(minor.values())
+    most = max(found, key=found.count, default="")
+    hint = "different ones may not understand each other; `skyctl setup` brings this machine's"
+    return {
+        node: warning("torch", f"{versions[node]}, while others have {most}", hint)
+        for node, number in minor.items()
+        if number != most
+    }
+
+
+def pair_hint(
+    pair: PairReport, nodes: Mapping[str, Node], interfaces: Mapping[str, Mapping[str, str]]
+) -> str:
+    """What to do about a pair that can't talk; ``interfaces``: by node, its addresses by interface name."""
+    source, target = pair.source, pair.target
+    ways = f"let TCP through from {source} to {target} (a firewall, NAT)"
+    vpn = {n: [i for i in interfaces.get(n, {}) if VPN_INTERFACE.match(i)] for n in (source, target)}
+    unnamed = [n for n in (source, target) if vpn[n] and nodes[n].interface not in vpn[n]]
+    if vpn[source] and vpn[target] and unnamed:
+        named = " and ".join(f"`interface: {vpn[n][0]}` for node {n!r}" for n in unnamed)
+        return f"{ways}, or use the VPN that both have: {named} in cluster.yaml"
+    return (
+        f"{ways}, or put both into a VPN (Tailscale, WireGuard) and name its interface for both "
+        "in cluster.yaml, as in `interface: tailscale0`"
+    )
+
+
+def _size_text(size_bytes: float) -> str:
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes / 2**10:.0f} KiB"

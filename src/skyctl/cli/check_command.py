@@ -1,0 +1,96 @@
+"""``skyctl check``: preflight of every node and pair."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from skyctl.cli.command_output import Output, format_count
+from skyctl.cli.command_runner import command
+from skyctl.cli.options import ClusterOptions, ConnectionOptions, DryRunOption
+
+if TYPE_CHECKING:
+    from skyctl.check.check_report import CheckReport, NodeReport
+
+LISTED_NODES = 8
+"""In clusters of at most so many nodes every check is listed; in larger ones only problems (``-v``: all)."""
+
+_MARKS = {"ok": "✓", "failed": "✗", "warning": "!", "skipped": "·"}
+_PLAIN_MARKS = {"ok": "+", "failed": "x", "warning": "!", "skipped": "-"}
+_STYLES = {"ok": "green", "failed": "red", "warning": "yellow", "skipped": "dim"}
+
+
+@command
+def check(
+    out: Output,
+    *,
+    nodes: ClusterOptions,
+    dry_run: DryRunOption = False,
+    connection: ConnectionOptions,
+) -> int:
+    """Try every node and every pair, and say what to do about each problem. Exit 4 if there is one."""
+    target = nodes.load()
+    names = [node.name for node in target.cluster.nodes]
+    if dry_run:
+        out.line(f"would check {', '.join(names)}, and every pair of them")
+        out.json({"cluster": target.cluster.name, "nodes": names})
+        return 0
+    from skyctl.check.preflight import check_nodes
+
+    connect = connection.connect_options(target.path)
+    with out.progress("check") as say:
+        report = check_nodes(target.cluster, connect, say)
+    _show(out, report)
+    out.json(report)
+    return 0 if report.ok else 4
+
+
+def _show(out: Output, report: CheckReport) -> None:
+    """A list of checks per node, then the pairs, then how many problems there are."""
+    full = out.verbose or (len(report.nodes) <= LISTED_NODES and not out.quiet)
+    for node in report.nodes:
+        _show_node(out, node, full)
+    broken = [pair for pair in report.pairs if pair.error is not None]
+    if report.pairs and not broken and not out.quiet:
+        slowest = max(report.pairs, key=lambda pair: pair.connect_s or 0.0)
+        slow = f"; slowest {slowest.source} to {slowest.target}, {(slowest.connect_s or 0) * 1000:.1f} ms"
+        _mark(out, "ok", f"peer to peer: all {len(report.pairs)} connections work{slow}", indent=0)
+    elif broken:
+        _mark(out, "failed", f"peer to peer: {len(broken)} of {len(report.pairs)} connections fail", indent=0)
+    for pair in broken:
+        _mark(out, "failed", str(pair.error), indent=2)
+        out.line(f"      next: {pair.hint}")
+    warnings = format_count(report.warnings, "warning") if report.warnings else ""
+    if not report.ok:
+        out.line(format_count(report.problems, "problem") + (f", {warnings}" if warnings else ""))
+    elif not out.quiet:
+        out.line(
+            f"all well: {format_count(len(report.nodes), 'node')}" + (f"; {warnings}" if warnings else "")
+        )
+
+
+def _show_node(out: Output, node: NodeReport, full: bool) -> None:
+    """A node's checks: all, or only problems and warnings."""
+    # What could not be checked because of a problem above it would only repeat the problem.
+    wanted = ("failed", "warning", "ok") if full else ("failed", "warning")
+    shown = [tick for tick in node.ticks if out.verbose or tick.status in wanted]
+    if not shown and out.quiet:
+        return
+    worst = "failed" if not node.ok else "ok"
+    via = f"  {node.address}" if node.address else ""
+    _mark(out, worst, f"{node.node}{via}", indent=0)
+    for tick in shown:
+        _mark(out, tick.status, f"{tick.name:<9} {tick.found or ''}".rstrip(), indent=2)
+        if tick.hint:
+            out.line(f"      next: {tick.hint}")
+
+
+def _mark(out: Output, status: str, text: str, *, indent: int) -> None:
+    """A line with the status's mark, a plain one where the terminal can't show it."""
+    stream = sys.stderr if out.as_json else sys.stdout
+    try:
+        "✓✗·".encode(stream.encoding or "utf-8")
+        marks = _MARKS
+    except (UnicodeEncodeError, LookupError):
+        marks = _PLAIN_MARKS
+    out.line(f"{' ' * indent}{marks[status]} {text}", style=_STYLES[status])

@@ -1,0 +1,171 @@
+"""``skyctl checkpoint``: list the checkpoints of a run on its nodes, export one, remove them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import check_output, command, confirm
+from skyctl.cli.examples import format_examples
+from skyctl.cli.options import ClusterOption, ClusterOptions, ConnectionOptions, GivenRunArgument, YesOption
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.remote.agent_session import Session
+    from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
+    from skyctl.supervision.stored_checkpoints import StoredRun
+
+app = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: ls, export, rm.")
+
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Only the copies on this machine (launch --keep-here).")
+]
+
+
+class RunNodes(NamedTuple):
+    """A run's nodes: replicators (None: nobody was asked) and sessions of those that answer, the others."""
+
+    replicators: ReplicatorGroup | None
+    sessions: dict[str, Session]
+    unreached: list[str]
+
+
+@app.command("ls", epilog=format_examples("checkpoint ls"))
+@command
+def ls(
+    out: Output,
+    run: GivenRunArgument,
+    *,
+    cluster: ClusterOption = None,
+    offline: OfflineOption = False,
+    connection: ConnectionOptions,
+) -> int:
+    """List the steps that have checkpoints, and their nodes. Exit 1 where no checkpoint is whole."""
+    from skyctl.supervision.stored_checkpoints import checkpoint_holdings, checkpoint_table, load_run
+
+    known = load_run(run)
+    with _connect_replicators(out, known, cluster, connection, offline=offline) as nodes:
+        stored = checkpoint_table(known, checkpoint_holdings(known, nodes.replicators))
+    rows = [
+        (
+            checkpoint.step,
+            "yes" if checkpoint.whole else "no",
+            f"{checkpoint.size_bytes / 2**20:.1f}",
+            ", ".join(f"{node} ({count})" for node, count in checkpoint.nodes.items()),
+        )
+        for checkpoint in stored
+    ]
+    out.table(("step", "whole", "MiB", "layers on"), rows)
+    out.json(
+        {
+            "run_id": known.paths.run_id,
+            "layers": known.layers,
+            "steps": [
+                {"step": one.step, "whole": one.whole, "bytes": one.size_bytes, "nodes": dict(one.nodes)}
+                for one in stored
+            ],
+            "unreachable": nodes.unreached,
+        }
+    )
+    return 0 if any(checkpoint.whole for checkpoint in stored) else 1
+
+
+@app.command("export", epilog=format_examples("checkpoint export"))
+@command
+def export(
+    out: Output,
+    run: GivenRunArgument,
+    *,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, metavar="S", help="Default: the newest that is whole.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="PATH", help="A file, or for hf: workloads a new folder."),
+    ] = None,
+    cluster: ClusterOption = None,
+    offline: OfflineOption = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Write a checkpoint's weights as one safetensors file; for hf: workloads as a from_pretrained folder."""
+    from skyctl.supervision.stored_checkpoints import export_checkpoint, load_run
+
+    known = load_run(run)
+    as_folder = known.state.workload.startswith("hf:")
+    target = output or Path(known.paths.run_id if as_folder else "weights.safetensors")
+    if not as_folder:
+        check_output(target)
+    with _connect_replicators(out, known, cluster, connection, offline=offline) as nodes:
+        exported_step, path = export_checkpoint(known, nodes.replicators, nodes.sessions, step, target)
+    out.line(f"step {exported_step}: {path}")
+    out.json({"run_id": known.paths.run_id, "step": exported_step, "path": str(path)})
+
+
+@app.command("rm", epilog=format_examples("checkpoint rm"))
+@command
+def rm(
+    out: Output,
+    run: GivenRunArgument,
+    *,
+    cluster: ClusterOption = None,
+    yes: YesOption = False,
+    connection: ConnectionOptions,
+) -> int:
+    """Remove a run's checkpoints from all nodes, and from here. Exit 4 where a node did not answer."""
+    from skyctl.supervision.stored_checkpoints import load_run, refuse_running, remove_checkpoints
+
+    known = load_run(run)
+    refuse_running(known, "its checkpoints can be removed")
+    question = f"remove all checkpoints of run {known.paths.run_id}? It can't be resumed then"
+    if not confirm(out, question, yes=yes, otherwise=True):
+        return 0
+    with _connect_replicators(out, known, cluster, connection) as nodes:
+        failures = remove_checkpoints(known, nodes.replicators) if nodes.replicators is not None else {}
+    for node, failure in failures.items():
+        out.warn(f"{node}: {failure.message}")
+    left = sorted({*failures, *nodes.unreached})
+    out.line("removed" + (f", but not on {','.join(left)}" if left else ""))
+    out.json({"run_id": known.paths.run_id, "left_on": left})
+    return 4 if left else 0
+
+
+@contextmanager
+def _connect_replicators(
+    out: Output,
+    known: StoredRun,
+    cluster: Path | None,
+    connection: ConnectionOptions,
+    *,
+    offline: bool = False,
+) -> Iterator[RunNodes]:
+    """The run's nodes, connected; those that do not answer are warned of."""
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.records.cluster import node_of
+    from skyctl.supervision.stored_checkpoints import replicators_on
+
+    if offline:
+        yield RunNodes(None, {}, [])
+        return
+    own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
+    target = ClusterOptions(cluster=cluster or own_file).load()
+    connect = connection.connect_options(target.path)
+    wanted = {node_of(device.id) for device in known.plan.problem.devices}
+    wanted |= {one.partition("/")[0] for attempt in known.state.attempts for one in attempt.devices}
+    chosen = [node for node in target.cluster.nodes if node.name in wanted]
+    if not chosen:
+        raise InputError(
+            f"cluster {target.cluster.name!r} has none of the run's nodes ({', '.join(sorted(wanted))})",
+            hint="give the cluster file that it was launched with: -c FILE",
+        )
+    with out.progress("checkpoint") as progress, connect_nodes(chosen, connect, progress) as reached:
+        if not reached.sessions:
+            require_all(reached.failures)
+        for name, failure in reached.failures.items():
+            out.warn(f"{name}: {failure.message}")
+        with replicators_on(known.paths.run_id, reached.sessions) as replicators:
+            yield RunNodes(replicators, dict(reached.sessions), sorted(reached.failures))

@@ -1,0 +1,284 @@
+"""``skyctl compare``: even, heuristic and optimal side by side, predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import command, is_given
+from skyctl.cli.option_values import STRATEGIES, parse_node_counts, parse_numbers, require_choice
+from skyctl.cli.options import (
+    ClusterOptions,
+    ClusterTarget,
+    ConnectionOptions,
+    DefaultedWorkloadOptions,
+    LearningRateOption,
+    PlacementOptions,
+    ProfileOption,
+    StepsOption,
+    TimeLimitOption,
+    TraceOption,
+    WorkloadArgument,
+    YesOption,
+)
+from skyctl.errors import InputError, SkyctlError
+
+if TYPE_CHECKING:
+    from skyctl.cli.progress_display import ProgressDisplay
+    from skyctl.compare.outcome import StrategyOutcome
+    from skyctl.compare.paper.paper_result import PaperResult
+    from skyctl.compare.sweeps import ComparisonSweep
+    from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.records.profile import Profile
+
+PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbose", "yes")
+"""Parameters of ``compare`` that go with --paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """Which strategies, numbers of microbatches and of nodes are compared, predicted or measured."""
+
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="Sky Computing's published experiment, simulated: no cluster needed."),
+    ] = False
+    measure: Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")] = False
+    trace: TraceOption = False
+    steps: StepsOption = 10
+    strategy: Annotated[
+        str, typer.Option("--strategy", metavar="LIST", help="Which to compare, comma-separated.")
+    ] = ",".join(STRATEGIES)
+    microbatches: Annotated[
+        str | None,
+        typer.Option(
+            "--microbatches",
+            metavar="N[,N…]",
+            help="Parts a batch is cut into; several numbers are compared, and the best one is what is "
+            "measured. Left out, the planner chooses among measured numbers.",
+        ),
+    ] = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            metavar="A..B",
+            help="What the first nodes by speed would give: 2..N (N: all of them), or 1,2,4. Predicted only.",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raises InputError for values that can't be, or that contradict each other."""
+        if self.trace and not self.measure:
+            raise InputError("--trace records real runs: it needs --measure")
+        _ = self.microbatch_counts, self.node_counts
+
+    @property
+    def strategies(self) -> list[str]:
+        """The strategies that are compared. Raises InputError where there is none of that name."""
+        names = [name.strip() for name in self.strategy.split(",")]
+        return [require_choice("--strategy", name, STRATEGIES) for name in names]
+
+    @property
+    def microbatch_counts(self) -> tuple[int, ...]:
+        """The numbers of microbatches that were given. Raises InputError for anything else."""
+        return parse_numbers("--microbatches", self.microbatches) if self.microbatches is not None else ()
+
+    @property
+    def node_counts(self) -> Callable[[int], tuple[int, ...]] | None:
+        """What gives the numbers of nodes once it is known how many there are; None: not asked for."""
+        return parse_node_counts("--nodes", self.nodes) if self.nodes is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(
+    DefaultedWorkloadOptions, PlacementOptions, ConnectionOptions, ClusterOptions, ComparisonOptions
+):
+    """All options of ``compare``. Help lists the groups from the last one to the first, own ones last."""
+
+    profile: ProfileOption = None
+    learning_rate: LearningRateOption = None
+    time_limit: TimeLimitOption = 30.0
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Folder for report, plots, plans and comparison.json."
+        ),
+    ] = None
+    yes: YesOption = False
+
+    def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
+        """The comparison that is asked for. Raises InputError, WorkloadError."""
+        from skyctl.control.comparison_job import ComparisonJob
+
+        counts = self.microbatch_counts
+        only = counts[0] if len(counts) == 1 else None
+        strategies = self.strategies
+        request, loaded = self.make_request(
+            workload,
+            microbatches=only,
+            sweep=counts if only is None else (),
+            learning_rate=self.learning_rate,
+        )
+        out.notes(loaded.notes)
+        options = self.plan_options(
+            target.cluster,
+            microbatches=only,
+            time_limit_s=self.time_limit,
+            only_nodes=[node.name for node in target.cluster.nodes],
+        )
+        return ComparisonJob(target.cluster, request, loaded, options, strategies)
+
+
+@command
+def compare(
+    out: Output, context: typer.Context, workload: WorkloadArgument = None, *, options: CompareOptions
+) -> int | None:
+    """Even, heuristic and optimal for one workload: predicted, and with --measure run for real.
+
+    Uses the newest profile that fits; with --measure a cluster that has none is probed first. Writes a report
+    (one HTML file that needs nothing else), and says where.
+    """
+    if options.paper:
+        _compare_paper(out, context, options.output, options.time_limit)
+        return None
+    if workload is None:
+        raise InputError(
+            "give a workload, or --paper", hint="skyctl compare gpt:layers=8,hidden=256,heads=8,context=128"
+        )
+    from skyctl.cli.reproduce import describe_reproduction
+    from skyctl.cli.show_comparison import show_comparison
+    from skyctl.control.report_builder import build_report
+
+    options.check()
+    target = options.load()
+    job = options.job(out, workload, target)
+    with out.progress("compare") as progress:
+        if options.measure:
+            profile, outcomes, sweeps = _measured(out, progress, job, target, options)
+        else:
+            profile = job.known_profile(options.profile)
+            outcomes, sweeps = _planned(out, progress, job, profile, options)
+        progress("writing the report")
+        reproduction = describe_reproduction(
+            context,
+            job.request,
+            profile,
+            outcomes,
+            steps=options.steps if options.measure else None,
+            cluster_file=target.path.name,
+        )
+        report = build_report(
+            outcomes,
+            profile,
+            cluster=target.cluster,
+            workload=workload,
+            reproduction=reproduction,
+            sweeps=sweeps,
+        )
+        show_comparison(out, report, options.output, workload=workload)
+    failed = [outcome for outcome in outcomes if outcome.plan is not None and outcome.error is not None]
+    for outcome in failed:
+        out.warn(f"{outcome.strategy} did not run to its end: {outcome.error}")
+    return 1 if failed else None
+
+
+def _measured(
+    out: Output, progress: ProgressDisplay, job: ComparisonJob, target: ClusterTarget, options: CompareOptions
+) -> tuple[Profile, list[StrategyOutcome], list[ComparisonSweep]]:
+    """The profile (probed, where none fits), and what each plan of it was run to."""
+    from skyctl.cli.run_display import measure_with_progress
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.run.run_context import RunOptions
+
+    connect = options.connect_options(target.path)
+    with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
+        require_all(sessions.failures)
+        profile = job.profile(sessions, options.profile, progress)
+        planned, sweeps = _planned(out, progress, job, profile, options)
+        run = RunOptions(steps=options.steps, weights=False, trace=options.trace)
+        outcomes = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
+    return profile, outcomes, sweeps
+
+
+def _planned(
+    out: Output, progress: ProgressDisplay, job: ComparisonJob, profile: Profile, options: CompareOptions
+) -> tuple[list[StrategyOutcome], list[ComparisonSweep]]:
+    """The plans that are compared, and the sweeps that were asked for."""
+    from skyctl.cli.show_profile import warn_unmeasured
+    from skyctl.control.comparison_job import nodes_by_speed, sweep_microbatches, sweep_nodes
+
+    warn_unmeasured(out, profile, job.cluster)
+    sweeps = []
+    progress("planning")
+    microbatches = options.microbatch_counts
+    if len(microbatches) > 1:
+        outcomes, sweep = sweep_microbatches(job, profile, microbatches, progress)
+        sweeps.append(sweep)
+    else:
+        outcomes = job.plans(profile)
+    node_counts = options.node_counts
+    if node_counts is not None:
+        counts = node_counts(len(nodes_by_speed(outcomes)))
+        sweeps.append(sweep_nodes(job, profile, outcomes, counts, progress))
+    return outcomes, sweeps
+
+
+def _compare_paper(out: Output, context: typer.Context, folder: Path | None, time_limit_s: float) -> None:
+    """Sky Computing's experiment, planned and simulated: tables; in ``folder`` a picture and ``paper.json``.
+
+    ``time_limit_s`` counts where it was given; the default is shorter than that of other plans.
+
+    Raises:
+        InputError: an option that would do nothing was given.
+    """
+    _refuse_others(context)
+    from skyctl.compare.paper.paper_tables import describe_paper, paper_tables
+    from skyctl.control.paper.paper_experiment import LIMIT_S, run_experiment
+    from skyctl.files import make_private, write_atomic
+
+    with out.progress("paper") as progress:
+        limit_s = time_limit_s if is_given(context, "time_limit") else LIMIT_S
+        paper = run_experiment(limit_s=limit_s, on_progress=progress)
+    for table in paper_tables(paper):
+        out.table(table.head, table.rows, title=table.title)
+        out.line()
+    for text in describe_paper(paper):
+        out.line(text, wrap=True)
+    if folder is not None:
+        place = make_private(folder)
+        files = {"figures": str(place / "paper.json"), **_plot_paper(out, paper, place)}
+        paper = paper.model_copy(update={"files": files})
+        write_atomic(place / "paper.json", paper.to_json(), mode=None)
+        for name, path in files.items():
+            out.note(f"{name}: {path}")
+    out.note(f"{paper.wall_s:.0f} s; what it means: docs/paper.md")
+    out.json(paper)
+
+
+def _plot_paper(out: Output, paper: PaperResult, place: Path) -> dict[str, str]:
+    """The picture's path; without matplotlib none, and a note: the tables have all figures."""
+    from skyctl.compare.paper.paper_plot import plot_paper
+
+    try:
+        return {"plot": str(plot_paper(paper, place / "paper.png"))}
+    except SkyctlError as exc:
+        out.note(str(exc))
+        return {}
+
+
+def _refuse_others(context: typer.Context) -> None:
+    """Raises InputError for an option that would change nothing with --paper."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if is_given(context, name) and name not in PAPER_PARAMETERS:
+            given = parameter.opts[-1] if parameter.opts[-1].startswith("-") else name.upper()
+            raise InputError(
+                f"--paper simulates a published experiment: {given} has no meaning there",
+                hint="skyctl compare --paper, with -o FOLDER for its plot",
+            )

@@ -1,0 +1,107 @@
+"""``skyctl demo``: probe, plan and compare on this machine; needs no root, no SSH, no file."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import command
+from skyctl.cli.options import ConnectionOptions, DefaultedWorkloadOptions, StepsOption, YesOption
+
+if TYPE_CHECKING:
+    from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.records.cluster import Cluster
+
+WORKLOAD = "gpt:layers=6,hidden=128,heads=4,context=64"
+SLOWDOWNS = {"laptop": 6.0, "tower": 1.5, "old-box": 3.0}
+BATCH_SIZE = 32
+MICROBATCHES = 16
+
+
+@command
+def demo(
+    out: Output,
+    context: typer.Context,
+    steps: StepsOption = 10,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for plots and plans."),
+    ] = None,
+    yes: YesOption = False,
+) -> None:
+    """Probe, plan and run even, heuristic and optimal on three emulated machines of unequal speed.
+
+    They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
+    box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.
+    """
+    from skyctl.cli.reproduce import describe_reproduction
+    from skyctl.cli.run_display import measure_with_progress
+    from skyctl.cli.show_comparison import show_comparison
+    from skyctl.cli.show_plan import show_plan
+    from skyctl.cli.show_profile import show_profile
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.control.report_builder import build_report
+    from skyctl.run.run_context import RunOptions
+
+    job = make_demo_job()
+    machines = ", ".join(f"{name} (slowed {slowdown:g}×)" for name, slowdown in SLOWDOWNS.items())
+    out.line(f"Three machines, emulated here: {machines}")
+    out.line(f"The model: {WORKLOAD}, batch {BATCH_SIZE} in {MICROBATCHES} microbatches")
+    with (
+        out.progress("demo") as progress,
+        connect_nodes(job.cluster.nodes, ConnectionOptions().connect_options(None), progress) as sessions,
+    ):
+        require_all(sessions.failures)
+        profile = job.profile(sessions, None, progress, fresh=True)
+        out.line("\n1. probe: what each machine can do")
+        show_profile(out, profile)
+        progress("planning")
+        planned = job.plans(profile)
+        out.line("\n2. plan: the share that lets all finish together")
+        best = planned[-1].plan
+        if best is not None:
+            show_plan(out, best)
+        out.line(f"\n3. compare: {steps} real steps under each plan")
+        options = RunOptions(steps=steps, weights=False, trace=True)
+        measured = measure_with_progress(out, progress, job, planned, sessions, options, yes=yes)
+        progress("writing the report")
+        reproduction = describe_reproduction(
+            context, job.request, profile, measured, steps=steps, cluster_file=None
+        )
+        report = build_report(
+            measured, profile, cluster=job.cluster, workload=WORKLOAD, reproduction=reproduction
+        )
+    folder = show_comparison(out, report, output, workload=WORKLOAD)
+    program = "skyctl" if shutil.which("skyctl") else shlex.quote(sys.argv[0])
+    out.line(f"Next, on your own machines: {program} init HOST…, then check, probe and compare --measure")
+    out.line(f"All of it as one page: open {folder / 'report.html'}", style="bold")
+
+
+def make_demo_job() -> ComparisonJob:
+    """The comparison of the demo: a small GPT on three local nodes."""
+    from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.control.plan_creation import PlanOptions
+
+    request, loaded = DefaultedWorkloadOptions(batch_size=BATCH_SIZE).make_request(
+        WORKLOAD, microbatches=MICROBATCHES
+    )
+    return ComparisonJob(make_demo_cluster(), request, loaded, PlanOptions(microbatches=MICROBATCHES))
+
+
+def make_demo_cluster() -> Cluster:
+    """Three local nodes of unequal speed, one thread each."""
+    from skyctl.records.cluster import Cluster, Node
+
+    return Cluster(
+        name="demo",
+        nodes=tuple(
+            Node(name=name, transport="local", slowdown=slowdown, threads=1)
+            for name, slowdown in SLOWDOWNS.items()
+        ),
+    )

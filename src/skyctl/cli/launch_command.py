@@ -1,0 +1,300 @@
+"""``skyctl launch``: train on the cluster with a plan."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import check_output, command
+from skyctl.cli.option_values import STRATEGIES, require_choice
+from skyctl.cli.options import WORKLOAD_HELP, ClusterOptions, ClusterTarget
+from skyctl.cli.run_options import LaunchOptions
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.cli.progress_display import ProgressDisplay
+    from skyctl.control.node_sessions import NodeSessions
+    from skyctl.control.training_request import TrainingRequest
+    from skyctl.files import RunPaths
+    from skyctl.records.cluster import Node
+    from skyctl.records.measurement import Measurement
+    from skyctl.records.plan import Plan
+    from skyctl.supervision.run_handle import RunHandle
+    from skyctl.workload.workload import Workload
+
+    MakePlan = Callable[[ProgressDisplay, NodeSessions], Plan]
+
+
+@command
+def launch(
+    out: Output,
+    plan: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PLAN|WORKLOAD",
+            help=f"A plan file, or a workload to probe and plan: {WORKLOAD_HELP}",
+        ),
+    ] = None,
+    *,
+    options: LaunchOptions,
+) -> None:
+    """Train on the cluster. A bare workload is probed and planned first.
+
+    A plan whose devices, versions or free memory are no longer as measured is refused (exit 5).
+    A run that fails is tried again, from the newest checkpoint, without nodes that were lost.
+    Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
+    holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
+    """
+    check_output(options.output)
+    if options.resume is not None:
+        if plan is not None:
+            raise InputError(
+                f"--resume {options.resume} uses that run's own plan; {plan} does not go with it",
+                hint="leave one of them out",
+            )
+        _resume_run(out, options.resume, options)
+    elif plan is None:
+        raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
+    elif plan.endswith(".json"):
+        _launch_plan(out, Path(plan), options)
+    else:
+        _launch_workload(out, plan, options)
+
+
+def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
+    """Trains what a plan file was made for, as it says."""
+    from skyctl.files import read_record
+    from skyctl.records.plan import Plan
+    from skyctl.run.rank_spec import check_plan_fits, used_nodes
+
+    target = options.load()
+    recipe = options.recipe(options.steps_wanted)
+    plan = read_record(Plan, path)
+    _refuse_settled(path, options)
+    check_plan_fits(plan, target.cluster)
+    if plan.workload is None:
+        raise InputError(
+            f"{path} was made from a problem file: it has no workload to train",
+            hint="plan a workload: skyctl plan WORKLOAD -o plan.json",
+        )
+    from skyctl.control.training_request import load_plan_request
+
+    request, loaded = load_plan_request(
+        plan.workload,
+        plan.problem.microbatches,
+        learning_rate=options.learning_rate,
+        data_path=str(options.data) if options.data is not None else None,
+        random_inputs=options.random_inputs,
+        recipe=recipe,
+    )
+    out.notes(loaded.notes)
+    if options.dry_run:
+        _show_ranks(out, plan, target, request, options)
+        return
+    if options.encrypt and not plan.encrypted:
+        out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
+    _train(out, target, used_nodes(plan, target.cluster), request, loaded, lambda *_: plan, options)
+
+
+def _refuse_settled(path: Path, options: LaunchOptions) -> None:
+    """A plan file has settled these; giving them again would be ignored, so it is an error."""
+    given = {
+        "--strategy": options.strategy,
+        "--pin-first": options.pin_first,
+        "--pin-last": options.pin_last,
+        "--batch-size": options.batch_size,
+        "--microbatches": options.microbatches,
+        "--schedule": options.schedule,
+        "--seed": options.seed,
+        "--dtype": options.dtype,
+        "--link-dtype": ", ".join(options.link_dtype) if options.link_dtype else None,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"{flag} {value} does not go with the plan {path}, which has settled that",
+                hint="plan again with it, or launch the workload itself",
+            )
+
+
+def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
+    """Probes (what earlier probes found and still holds is reused), plans, and trains."""
+    target = options.load()
+    recipe = options.recipe(options.steps_wanted)
+    request, loaded = options.make_request(
+        source,
+        microbatches=options.microbatches,
+        learning_rate=options.learning_rate,
+        recipe=recipe,
+    )
+    choice = options.plan_options(
+        target.cluster,
+        strategy=require_choice("--strategy", options.strategy or "optimal", STRATEGIES),
+        microbatches=options.microbatches,
+    )
+    out.notes(loaded.notes)
+    if options.dry_run:
+        names = ", ".join(node.name for node in target.cluster.nodes)
+        out.line(
+            f"would probe {names} with {request.spec.source}, plan, and train {options.steps_wanted} steps"
+        )
+        out.json({"ranks": None})
+        return
+
+    def make_plan(progress: ProgressDisplay, sessions: NodeSessions) -> Plan:
+        from skyctl.cli.show_plan import show_link_dtypes, show_plan
+        from skyctl.cli.show_profile import show_reused, warn_unmeasured
+        from skyctl.control.plan_creation import plan_profile
+        from skyctl.control.profiles import probe_cluster
+
+        profile, _ = probe_cluster(
+            target.cluster, sessions, request, loaded, progress, progress.node, encrypt=request.encrypt
+        )
+        progress("planning")
+        show_reused(out, profile)
+        warn_unmeasured(out, profile, target.cluster)
+        plan = plan_profile(profile, choice, request.ref(loaded))
+        show_plan(out, plan)
+        show_link_dtypes(out, plan)
+        return plan
+
+    _train(out, target, target.cluster.nodes, request, loaded, make_plan, options)
+
+
+def _train(
+    out: Output,
+    target: ClusterTarget,
+    nodes: Sequence[Node],
+    request: TrainingRequest,
+    loaded: Workload,
+    make_plan: MakePlan,
+    options: LaunchOptions,
+) -> None:
+    """Connects to the nodes, begins a run, and supervises it until it ends or is detached from."""
+    from skyctl.cli.show_run import show_outcome
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.supervision.run_handle import new_run
+    from skyctl.supervision.run_settings import saved_settings
+
+    connect = options.supervised_connection(target.path)
+    run_options = options.run_options()
+    with (
+        out.progress("launch") as progress,
+        connect_nodes(nodes, connect, progress, target.everyone) as sessions,
+    ):
+        require_all(sessions.failures)
+        settings = saved_settings(
+            request,
+            run_options,
+            connect,
+            digest=loaded.digest,
+            limit=options.limit,
+            output=options.output,
+        )
+        with new_run(
+            target.cluster,
+            sessions.sessions,
+            out.note,
+            workload=request.spec.source,
+            steps=run_options.steps,
+            cluster_file=str(target.path.absolute()),
+            order=settings,
+        ) as run:
+            measured = _supervise(out, progress, run, lambda: make_plan(progress, sessions), options)
+    show_outcome(out, run.run_id, measured)
+
+
+def _resume_run(out: Output, run_id: str, options: LaunchOptions) -> None:
+    """Goes on with a run that has ended, from its newest checkpoint."""
+    from skyctl.cli.show_run import show_outcome
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.supervision.resume import prepare_resume
+    from skyctl.supervision.run_handle import resumed_run
+    from skyctl.supervision.run_lock import acquire_run_lock
+    from skyctl.supervision.run_settings import saved_settings
+    from skyctl.supervision.stored_checkpoints import load_run, refuse_running
+
+    connect = options.supervised_connection(options.cluster)
+    known = load_run(run_id)
+    refuse_running(known, "it can be gone on with")
+    own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
+    target = ClusterOptions(cluster=options.cluster or own_file).load()
+    resumption = prepare_resume(known, target.cluster, options.steps, options.max_restarts)
+    nodes = [target.cluster.node(name) for name in resumption.nodes]
+    settings = saved_settings(
+        resumption.request,
+        resumption.options,
+        connect,
+        digest=str(known.state.order.get("digest") or ""),
+        limit=known.state.order.get("limit"),  # type: ignore[arg-type]
+        output=options.output,
+    )
+    with (
+        acquire_run_lock(known.paths, attached=True) as lock,
+        out.progress("launch") as progress,
+        connect_nodes(nodes, connect, progress, target.everyone) as sessions,
+    ):
+        if not sessions.sessions:
+            require_all(sessions.failures)
+        for name, failure in sessions.failures.items():
+            out.warn(f"left out: node {name}: {failure.message}")
+        plan = resumption.plan_for(sessions.sessions)
+        changes = {
+            "steps": resumption.options.steps,
+            "order": settings,
+            "cluster_file": str(target.path.absolute()),
+        }
+        with resumed_run(lock, target.cluster, sessions.sessions, out.note, **changes) as run:
+            measured = _supervise(out, progress, run, lambda: plan, options)
+    show_outcome(out, run.run_id, measured)
+
+
+def _supervise(
+    out: Output,
+    progress: ProgressDisplay,
+    run: RunHandle,
+    make_plan: Callable[[], Plan],
+    options: LaunchOptions,
+) -> tuple[Measurement, RunPaths] | None:
+    """Supervises a run here, watched from the terminal; None where it was detached from."""
+    from skyctl.cli.run_display import detachable_callbacks
+    from skyctl.supervision.background_supervisor import hand_over
+    from skyctl.supervision.resume import supervise_run
+
+    with detachable_callbacks(
+        out, progress, (signal.SIGHUP,), yes=options.yes, detach=options.detach
+    ) as callbacks:
+        return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))
+
+
+def _show_ranks(
+    out: Output, plan: Plan, target: ClusterTarget, request: TrainingRequest, options: LaunchOptions
+) -> None:
+    """What each rank would be told; addresses and the nodes' own paths are known only once connected."""
+    from skyctl.run.rank_spec import rank_specs
+
+    nodes = target.cluster.nodes
+    steps = options.steps_wanted
+    specs = rank_specs(
+        plan,
+        target.cluster,
+        run_id="dry-run",
+        steps=steps,
+        workload={node.name: request.spec.to_dict() for node in nodes},
+        addresses={node.name: node.host or "127.0.0.1" for node in nodes},
+        recipe=request.recipe.to_dict(),
+        trace=options.trace,
+    )
+    for spec in specs:
+        start, stop = spec.payload["layers"]
+        out.line(
+            f"rank {spec.rank} on {spec.device}: layers {start}–{stop}, {spec.payload['microbatches']} "
+            f"microbatches ({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} steps"
+        )
+    out.note("the whole of what each rank is told: --json")
+    out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})

@@ -1,0 +1,335 @@
+"""The options that several commands take, each defined once, and what they mean together.
+
+Options that go together are the fields of a frozen dataclass, whose values are used through its methods; a
+single one is an alias. A command takes either as a parameter (see ``command_runner.command``); typer makes
+flags, help and completion from the annotations.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from skyctl.cli.option_values import (
+    DTYPES,
+    SCHEDULES,
+    complete_choices,
+    complete_nodes,
+    complete_run,
+    parse_link_dtypes,
+    parse_schedule,
+    select_node_names,
+)
+
+if TYPE_CHECKING:
+    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.control.training_request import TrainingRequest
+    from skyctl.records.cluster import Cluster, Node
+    from skyctl.remote.base import ConnectOptions
+    from skyctl.workload.recipe import Recipe
+    from skyctl.workload.workload import Workload
+
+WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | hf:DIR | train.py"
+DEFAULT_BATCH_SIZE = 32  # as in control.training_request, which imports torch
+DEFAULT_DTYPE = "float32"
+DEFAULT_TIMEOUT_S = 15.0
+
+WorkloadArgument = Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help=WORKLOAD_HELP)]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The run's id, or its beginning or end; default: the newest.",
+        autocompletion=complete_run,
+        show_default=False,
+    ),
+]
+GivenRunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's id, or its folder.", autocompletion=complete_run)
+]
+
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-c",
+        "--cluster",
+        envvar="SKYCTL_CLUSTER",
+        metavar="FILE",
+        help="The cluster file; default ./cluster.yaml.",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the result.")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="FILE", help="Default: the newest that fits cluster and workload."),
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--microbatches",
+        min=1,
+        metavar="N",
+        help="Parts a batch is cut into; left out, the planner chooses among measured numbers.",
+    ),
+]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", min=0.1, metavar="SECONDS", help="For the search of `optimal`.")
+]
+LearningRateOption = Annotated[
+    float | None, typer.Option("--learning-rate", metavar="RATE", help="Default: the workload's own.")
+]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Training steps.")]
+TraceOption = Annotated[
+    bool,
+    typer.Option("--trace", help="Record what every stage does when: trace.json and trace.png of the run."),
+]
+
+
+class ClusterTarget(NamedTuple):
+    """The cluster in use, the file it came from, and all nodes of that file."""
+
+    path: Path
+    cluster: Cluster
+    everyone: Sequence[Node]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Which cluster file is read, and which of its nodes are used."""
+
+    cluster: ClusterOption = None
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            "--limit",
+            metavar="PATTERN",
+            help="Only these nodes: names, globs, groups, !left-out.",
+            autocompletion=complete_nodes,
+        ),
+    ] = None
+
+    def load(self, *, set_up: bool = True) -> ClusterTarget:
+        """The cluster file in use, read and limited.
+
+        Args:
+            set_up: nodes run the Python that `skyctl setup` has installed there; else the one that the file
+                names.
+
+        Raises:
+            InputError: no such file, a fault in it, or a limit that matches nothing.
+        """
+        from skyctl.inventory.cluster_file import cluster_path, read_cluster, select_nodes
+        from skyctl.inventory.environment_registry import with_prepared_environments
+
+        path = cluster_path(self.cluster)
+        whole = read_cluster(path)
+        if set_up:
+            whole = with_prepared_environments(whole)
+        return ClusterTarget(path, select_nodes(whole, self.limit), whole.nodes)
+
+    def format_arguments(self, words: Sequence[str], *, limited: bool = False) -> str:
+        """``words`` and the same cluster, as arguments of the next command, ready to be typed.
+
+        Args:
+            limited: with the same ``--limit``, too.
+        """
+        same = ["-c", str(self.cluster)] if self.cluster is not None else []
+        same += ["--limit", self.limit] if limited and self.limit is not None else []
+        return shlex.join([*words, *same])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """Which host keys are accepted, and how long a node is waited for."""
+
+    accept_new_host_keys: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new-host-keys",
+            help="Trust and remember hosts never seen before (changed keys: never).",
+        ),
+    ] = False
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long to wait for a node to answer."),
+    ] = DEFAULT_TIMEOUT_S
+
+    def connect_options(self, cluster_file: Path | None) -> ConnectOptions:
+        """How to connect. A ``known_hosts`` file next to the cluster file is read too (labs write one)."""
+        from skyctl.remote.base import ConnectOptions
+
+        known_hosts = cluster_file.parent / "known_hosts" if cluster_file else None
+        return ConnectOptions(
+            accept_new_host_keys=self.accept_new_host_keys,
+            timeout_s=self.timeout,
+            known_hosts=str(known_hosts) if known_hosts and known_hosts.is_file() else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """How a workload is trained. None: the default, or what the plan or run at hand says."""
+
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", min=1, metavar="N", help="Samples a step; default 32, or the plan's or run's."
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Default 0, or the plan's or run's.")
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            autocompletion=complete_choices(*DTYPES),
+            help="Default float32, or the plan's or run's.",
+        ),
+    ] = None
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="FILE", help="Text to train on; default: the standard library's sources."
+        ),
+    ] = None
+    random_inputs: Annotated[
+        bool, typer.Option("--random-inputs", help="Random inputs, for a train.py without data().")
+    ] = False
+    encrypt: Annotated[
+        bool,
+        typer.Option(
+            "--encrypt", help="Send what passes between stages through TLS; measure and plan it so."
+        ),
+    ] = False
+
+    def make_request(
+        self,
+        source: str,
+        *,
+        microbatches: int | None,
+        sweep: Sequence[int] = (),
+        learning_rate: float | None = None,
+        recipe: Recipe | None = None,
+    ) -> tuple[TrainingRequest, Workload]:
+        """The request, and its workload loaded and checked (on the meta device: nothing is computed).
+
+        Args:
+            sweep: the numbers of microbatches to measure and compare, where there are several.
+
+        Raises:
+            WorkloadError: anything wrong with the source, the options, or how they fit together.
+        """
+        from skyctl.control.training_request import TrainingRequest
+        from skyctl.workload.recipe import Recipe
+        from skyctl.workload.workload import load_workload
+        from skyctl.workload.workload_spec import make_spec
+
+        spec = make_spec(
+            source,
+            batch_size=self.batch_size or DEFAULT_BATCH_SIZE,
+            seed=self.seed or 0,
+            dtype=self.dtype or DEFAULT_DTYPE,
+            learning_rate=learning_rate,
+            data_path=str(self.data) if self.data is not None else None,
+            random_inputs=self.random_inputs,
+            validated=recipe is not None and recipe.validate_every is not None,
+        )
+        workload = load_workload(spec)
+        if spec.validated:
+            workload.check_validation()
+        request = TrainingRequest(workload.spec, microbatches, recipe or Recipe(), self.encrypt, tuple(sweep))
+        return request, workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultedWorkloadOptions(WorkloadOptions):
+    """The same where no plan and no run is at hand: every option has its default."""
+
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Samples a step.")] = (
+        DEFAULT_BATCH_SIZE
+    )
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of initial weights and data.")] = 0
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            autocompletion=complete_choices(*DTYPES),
+            help="float32, or bfloat16 (mixed precision).",
+        ),
+    ] = DEFAULT_DTYPE
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementOptions:
+    """What the user demands of a plan: its end stages' nodes, its schedule, its links' dtypes."""
+
+    pin_first: Annotated[
+        str | None,
+        typer.Option(
+            "--pin-first",
+            metavar="NODES",
+            autocompletion=complete_nodes,
+            help="Only these may hold the first stage (the inputs).",
+        ),
+    ] = None
+    pin_last: Annotated[
+        str | None,
+        typer.Option(
+            "--pin-last",
+            metavar="NODES",
+            autocompletion=complete_nodes,
+            help="Only these may hold the last stage (the targets).",
+        ),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--schedule",
+            metavar="NAME",
+            autocompletion=complete_choices(*SCHEDULES),
+            help="auto, 1f1b, eager-1f1b, zero-bubble, gpipe or sequential (default: auto; with --problem "
+            "what the file says).",
+        ),
+    ] = None
+    link_dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--link-dtype",
+            metavar="DTYPE[@WHERE]",
+            help="Send activations and gradients as float32, bfloat16 or int8: over all links, @slow ones "
+            "(below 200 Mbit/s as measured), or between two nodes (int8@tower-laptop). Repeatable; the last "
+            "one that names a link counts. Default: as they are.",
+        ),
+    ] = None
+
+    def plan_options(self, cluster: Cluster | None, **more: Any) -> PlanOptions:
+        """How to plan.
+
+        Args:
+            cluster: has the nodes that patterns name; None (a problem file): the pins are left out.
+            more: further fields of ``PlanOptions``.
+
+        Raises:
+            InputError: no such schedule or dtype, or a pattern that names no node.
+        """
+        from skyctl.control.plan_creation import PlanOptions
+
+        return PlanOptions(
+            schedule=parse_schedule(self.schedule),
+            first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),
+            last_stage=None if cluster is None else select_node_names(cluster, self.pin_last),
+            link_dtype=parse_link_dtypes(self.link_dtype, cluster),
+            **more,
+        )

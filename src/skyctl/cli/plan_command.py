@@ -1,0 +1,313 @@
+"""``skyctl plan``: give each device the share that lets all finish together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import check_output, command
+from skyctl.cli.option_values import (
+    OBJECTIVES,
+    STRATEGIES,
+    complete_choices,
+    complete_run,
+    parse_objective,
+    require_choice,
+    select_node_names,
+)
+from skyctl.cli.options import (
+    ClusterOptions,
+    DryRunOption,
+    MicrobatchesOption,
+    OutputOption,
+    PlacementOptions,
+    ProfileOption,
+    TimeLimitOption,
+    WorkloadArgument,
+    WorkloadOptions,
+)
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.records.plan import Plan
+
+TRAINERS = ("torchtitan", "megatron")
+MAX_PAIRS = 3
+"""Pairs without a link that are named, at most."""
+TIME_LIMIT_SHARE = 0.9
+"""Planning that took this share of the time limit was ended by it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSourceOptions(ClusterOptions):
+    """Where a plan's figures come from: a problem file, a profile, or an earlier run."""
+
+    problem: Annotated[
+        Path | None,
+        typer.Option("--problem", metavar="FILE", help="Plan offline, from a problem file instead."),
+    ] = None
+    profile: ProfileOption = None
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from-run",
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="Plan again what that run (its id, or its folder) trained, from what was seen there.",
+        ),
+    ] = None
+    no_learn: Annotated[
+        bool,
+        typer.Option("--no-learn", help="Plan from the probe alone, not from what runs have seen."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSearchOptions:
+    """The strategy and objective of the search, and its time limit."""
+
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            autocompletion=complete_choices(*STRATEGIES),
+            help="even, heuristic, or optimal (proved or bounded).",
+        ),
+    ] = "optimal"
+    assign: Annotated[
+        str | None,
+        typer.Option("--assign", metavar="LIST", help='Your own plan: "n1=0:5,n2=5:12" (half-open ranges).'),
+    ] = None
+    microbatches: MicrobatchesOption = None
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            autocompletion=complete_choices(*OBJECTIVES),
+            help="iteration (default: a step's time) or bottleneck (busiest stage).",
+        ),
+    ] = None
+    time_limit: TimeLimitOption = 30.0
+    whole_blocks: Annotated[
+        bool,
+        typer.Option("--whole-blocks", help="Cut between blocks only, not between attention and MLP."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResultOptions:
+    """Where the plan goes: a file, or another trainer's setting."""
+
+    export: Annotated[
+        str | None,
+        typer.Option(
+            "--export",
+            metavar="TRAINER",
+            autocompletion=complete_choices(*TRAINERS),
+            help="Print the stages as torchtitan or megatron (Megatron-core) takes them, in place of the "
+            "plan.",
+        ),
+    ] = None
+    output: OutputOption = None
+    dry_run: DryRunOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommandOptions(
+    PlanResultOptions, WorkloadOptions, PlacementOptions, PlanSearchOptions, PlanSourceOptions
+):
+    """All options of ``plan``. Help lists the groups from the last one to the first."""
+
+    def checked(self) -> PlanOptions:
+        """How to plan. Raises InputError for values that can't be, or that contradict each other."""
+        from skyctl.control.plan_creation import parse_assign
+
+        check_output(self.output)
+        options = self.plan_options(
+            None,
+            strategy=require_choice("--strategy", self.strategy, STRATEGIES),
+            objective=parse_objective(self.objective),
+            microbatches=self.microbatches,
+            time_limit_s=self.time_limit,
+            assign=parse_assign(self.assign) if self.assign is not None else None,
+            whole_blocks=self.whole_blocks,
+            named=self.export is not None,
+            learn=not self.no_learn,
+        )
+        if self.export is not None:
+            require_choice("--export", self.export, TRAINERS)
+        if self.whole_blocks and self.assign is not None:
+            raise InputError("--whole-blocks does not go with --assign: your ranges are used as they are")
+        if self.encrypt and (self.problem is not None or self.from_run is not None):
+            raise InputError(
+                "--encrypt chooses a profile; with --problem or --from-run there is none to choose"
+            )
+        return options
+
+
+@command
+def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommandOptions) -> None:
+    """Assign layers to devices, from the newest profile that fits cluster and workload.
+
+    What runs have seen since the probe counts more than the probe's figures (see --no-learn).
+
+    Prints which device holds which layers, and how sure it is that no plan is better (the certificate);
+    -o writes the plan for `skyctl launch`.
+    --export prints the stages for another trainer instead, alone on stdout (with --json: as the document).
+    """
+    from skyctl.cli.show_plan import show_export
+    from skyctl.files import write_atomic
+    from skyctl.planner.trainer_export import export_plan
+
+    search = options.checked()
+    with out.progress("plan") as progress:
+        progress("searching")
+        began = time.perf_counter()
+        if options.problem is not None:
+            result = _plan_problem(workload, options.problem, options, search)
+        elif workload is not None and options.from_run is not None:
+            result = _plan_from_run(out, workload, options.from_run, options, search)
+        elif workload is not None:
+            result = _plan_from_profile(out, workload, options, search)
+        else:
+            raise InputError(
+                "give a workload, or --problem FILE",
+                hint="skyctl plan gpt:layers=8,hidden=256,heads=8,context=128",
+            )
+    took_s = time.perf_counter() - began
+    exported = None if options.export is None else export_plan(result, options.export)
+    if options.output is not None and not options.dry_run:
+        write_atomic(options.output, result.to_json(), mode=None)
+    if exported is None:
+        _show(out, result, time_limit_reached=took_s >= TIME_LIMIT_SHARE * options.time_limit)
+    else:
+        show_export(out, exported, result)
+    if options.output is not None:
+        out.note(f"plan: {options.output}" + (" (not written: --dry-run)" if options.dry_run else ""))
+    if workload is not None and exported is None:
+        out.note(_next_step(options))
+    out.json(result if exported is None else exported.document())
+
+
+def _next_step(options: PlanCommandOptions) -> str:
+    """The note on what to do next with a workload's plan."""
+    if options.output is None:
+        return "next: add -o plan.json to keep it"
+    words = [str(options.output)]
+    words += [] if options.data is None else ["--data", str(options.data)]
+    words += ["--random-inputs"] if options.random_inputs else []
+    return f"next: skyctl launch {options.format_arguments(words)}"
+
+
+def _show(out: Output, plan: Plan, *, time_limit_reached: bool) -> None:
+    """The plan, and what would help most; with --json nobody waits for that."""
+    from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan
+    from skyctl.control.plan_creation import unlinked_pairs
+    from skyctl.planner.explanation.advice import advise
+
+    show_plan(out, plan, time_limit_reached=time_limit_reached)
+    show_link_dtypes(out, plan)
+    if missing := unlinked_pairs(plan):
+        some = ", ".join(f"{source} → {target}" for source, target in missing[:MAX_PAIRS])
+        more = f" and {len(missing) - MAX_PAIRS} more" if len(missing) > MAX_PAIRS else ""
+        out.note(f"no link is given for {some}{more}: taken as free")
+    if not out.as_json:
+        with out.progress("advice", plain=False) as progress:
+            progress("what would help most")
+            advice = advise(plan)
+        show_advice(out, advice)
+
+
+def _refuse(source: str, given: dict[str, object]) -> None:
+    """Raises InputError for an option that would change nothing, because ``source`` says it all."""
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(f"{flag} does not go with {source}, which says it all")
+
+
+def _plan_problem(workload: str | None, path: Path, options: PlanCommandOptions, search: PlanOptions) -> Plan:
+    """From a problem file; what is given on the command line wins over what it says."""
+    from skyctl.control.plan_creation import override_problem, plan_best
+    from skyctl.files import read_record
+    from skyctl.records.problem import Problem
+
+    _refuse(
+        f"--problem {path}",
+        {
+            "a workload": workload,
+            "--limit": options.limit,
+            "--profile": options.profile,
+            "--from-run": options.from_run,
+        },
+    )
+    problem = override_problem(read_record(Problem, path), search, options.pin_first, options.pin_last)
+    return plan_best([problem], search)
+
+
+def _plan_from_run(
+    out: Output, workload: str, run: str, options: PlanCommandOptions, search: PlanOptions
+) -> Plan:
+    """From the problem that a run's plan answered, and what was seen there."""
+    from skyctl.control.observations import is_steady
+    from skyctl.control.plan_creation import plan_run
+    from skyctl.files import read_record, run_folder
+    from skyctl.records.measurement import Measurement
+    from skyctl.records.plan import Plan
+
+    _refuse(
+        f"--from-run {run}",
+        {
+            "--limit": options.limit,
+            "--profile": options.profile,
+            "--batch-size": options.batch_size,
+            "--dtype": options.dtype,
+            "--seed": options.seed,
+            "--no-learn": options.no_learn or None,
+        },
+    )
+    folder = run_folder(run)
+    earlier = read_record(Plan, folder / "plan.json", hint="give the folder of a run, or its id")
+    measured = read_record(
+        Measurement, folder / "measurement.json", hint="that run did not end well: take one that did"
+    )
+    source = earlier.workload.source if earlier.workload is not None else "a problem file"
+    if source != workload:
+        raise InputError(f"run {measured.run_id} trained {source}, not {workload}")
+    if not is_steady(measured):
+        out.warn(f"run {measured.run_id} was disturbed: its steps' p90 is far above their p10")
+    plan, notes = plan_run(earlier, measured, search, options.pin_first, options.pin_last)
+    out.notes(f"as seen in run {measured.run_id}: {text}" for text in notes)
+    return plan
+
+
+def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, search: PlanOptions) -> Plan:
+    """From a profile, and what runs on the same machines have seen since."""
+    from skyctl.cli.show_profile import warn_unmeasured
+    from skyctl.control.corrections import learn_corrections
+    from skyctl.control.plan_creation import plan_profile
+    from skyctl.control.profiles import find_profile
+
+    target = options.load()
+    request, loaded = options.make_request(workload, microbatches=options.microbatches)
+    out.notes(loaded.notes)
+    profile, path = find_profile(target.cluster, options.profile, request, loaded)
+    out.detail(f"profile: {path}")
+    warn_unmeasured(out, profile, target.cluster)
+    search = replace(
+        search,
+        first_stage=select_node_names(target.cluster, options.pin_first),
+        last_stage=select_node_names(target.cluster, options.pin_last),
+        only_nodes=[node.name for node in target.cluster.nodes],
+    )
+    plan = plan_profile(profile, search, request.ref(loaded))
+    if search.learn:
+        out.notes(learn_corrections(profile, plan.problem.microbatches).notes)
+    return plan

@@ -1,0 +1,105 @@
+"""``skyctl ps``: the runs, and the state that each is in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skyctl.cli.command_output import Output, format_count
+from skyctl.cli.command_runner import command
+
+if TYPE_CHECKING:
+    from skyctl.supervision.run_status import ObservedRun
+
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Ask no node, not even about runs without a supervisor.")
+]
+
+
+@command
+def ps(
+    out: Output,
+    every: Annotated[
+        bool, typer.Option("-a", "--all", help="Also runs that ended more than a day ago.")
+    ] = False,
+    offline: OfflineOption = False,
+) -> None:
+    """List the runs, newest first.
+
+    The nodes of a run whose supervisor is gone are asked about it: its ranks may still train. Take over such
+    a run by `skyctl attach RUN`, or end it by `skyctl stop RUN`.
+    """
+    from skyctl.supervision.run_status import age_s, age_text, list_runs, with_node_processes
+
+    runs, faults = list_runs(every=every)
+    if not offline:
+        asked = [run for run in runs if not run.ended and run.supervisor_state == "gone"]
+        if asked:
+            with out.progress("ps", plain=False) as progress:
+                progress(f"asking the nodes of {format_count(len(asked), 'run')}")
+                runs = with_node_processes(runs)
+    if not runs:
+        out.line("no run" if every else "no run is under way, none ended in the last day (-a: all)")
+    else:
+        out.table(
+            (
+                "run",
+                "workload",
+                "cluster",
+                "status",
+                "step",
+                "loss",
+                "s/step",
+                "attempts",
+                "checkpoint",
+                "age",
+            ),
+            [_row(run, age_text(age_s(run.state.created))) for run in runs],
+            optional=("checkpoint", "attempts", "cluster", "s/step"),
+            shorten="workload",
+        )
+        for run in runs:
+            if run.detail:
+                out.line(f"{run.paths.run_id}: {run.detail}", wrap=True)
+    for fault in faults:
+        out.warn(fault)
+    out.json({"runs": [describe_run(run) for run in runs]})
+
+
+def _row(run: ObservedRun, age: str) -> tuple[object, ...]:
+    """The cells of a run in the table that ``ps`` prints."""
+    state = run.state
+    return (
+        run.paths.run_id,
+        state.workload,
+        state.cluster,
+        run.status,
+        f"{state.step}/{state.steps}",
+        None if state.loss is None else f"{state.loss:.4f}",
+        None if state.iteration_s is None else f"{state.iteration_s:.3f}",
+        len(state.attempts),
+        state.checkpoint,
+        age,
+    )
+
+
+def describe_run(run: ObservedRun) -> dict[str, Any]:
+    """A run as JSON: its state, without what only supervisors need, and what was observed."""
+    state = run.state.model_dump(mode="json", exclude={"order", "kind", "version", "sessions"})
+    looks = (
+        None
+        if run.looks is None
+        else [
+            {"node": one.node, "processes": one.processes, "ranks": one.ranks, "error": one.error}
+            for one in run.looks
+        ]
+    )
+    return {
+        **state,
+        "status": run.status,
+        "supervised": run.supervisor_state,
+        "detail": run.detail,
+        "folder": str(run.paths.folder),
+        "nodes": looks,
+    }

@@ -1,0 +1,234 @@
+"""The options of ``launch``: what is trained how long, how it survives, who watches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.option_values import STRATEGIES, complete_choices, complete_run
+from skyctl.cli.options import (
+    ClusterOptions,
+    ConnectionOptions,
+    DryRunOption,
+    LearningRateOption,
+    MicrobatchesOption,
+    OutputOption,
+    PlacementOptions,
+    TraceOption,
+    WorkloadOptions,
+    YesOption,
+)
+from skyctl.workload.recipe import LR_SCHEDULES, VALIDATE_BATCHES, Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skyctl.remote.base import ConnectOptions
+    from skyctl.run.run_context import RunOptions
+
+DEFAULT_STEPS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """How many steps are trained, by a new run or one that is resumed."""
+
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            metavar="N",
+            help=f"Training steps; default {DEFAULT_STEPS}. With --resume: so many more than its checkpoint "
+            "has.",
+        ),
+    ] = None
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="Resume a run that was stopped or has failed, from its newest checkpoint, on the nodes "
+            "that answer.",
+        ),
+    ] = None
+
+    @property
+    def steps_wanted(self) -> int:
+        """The steps that a new run trains; those of ``--steps``, or the default."""
+        return self.steps or DEFAULT_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultToleranceOptions:
+    """How a run survives faults: its checkpoints, their copies, its restarts."""
+
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint-every",
+            min=0,
+            metavar="N",
+            help="Steps from one checkpoint to the next; 0: none. Default: as often as costs little, and "
+            "every 5 minutes at least.",
+        ),
+    ] = None
+    keep: Annotated[int, typer.Option("--keep", min=2, metavar="K", help="Checkpoints that are kept.")] = 2
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            min=0,
+            metavar="R",
+            help="Other nodes that keep a copy of each node's checkpoints; default 2.",
+        ),
+    ] = None
+    keep_here: Annotated[
+        bool,
+        typer.Option("--keep-here", help="Copy checkpoints to this machine, too, in the background."),
+    ] = False
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            metavar="N",
+            help="Restarts after faults, counted anew after each checkpoint.",
+        ),
+    ] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadPlanOptions(PlacementOptions):
+    """How a workload is planned that was given without a plan file."""
+
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            autocompletion=complete_choices(*STRATEGIES),
+            help="For a bare workload; default optimal.",
+        ),
+    ] = None
+    microbatches: MicrobatchesOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """How the optimizer steps, and how the model is validated."""
+
+    learning_rate: LearningRateOption = None
+    clip_norm: Annotated[
+        float | None,
+        typer.Option("--clip-norm", metavar="NORM", help="Scale gradients down to this global norm."),
+    ] = None
+    lr_schedule: Annotated[
+        str,
+        typer.Option(
+            "--lr-schedule",
+            metavar="NAME",
+            autocompletion=complete_choices(*LR_SCHEDULES),
+            help="How the learning rate falls: constant, linear or cosine.",
+        ),
+    ] = "constant"
+    warmup_steps: Annotated[
+        int,
+        typer.Option("--warmup-steps", min=0, metavar="N", help="Steps in which the learning rate rises."),
+    ] = 0
+    min_learning_rate: Annotated[
+        float,
+        typer.Option("--min-learning-rate", metavar="RATE", help="Where a falling learning rate ends."),
+    ] = 0.0
+    validate_every: Annotated[
+        int | None,
+        typer.Option(
+            "--validate-every",
+            min=1,
+            metavar="N",
+            help="Loss over held-out data every N steps, and at the end.",
+        ),
+    ] = None
+    validate_batches: Annotated[
+        int,
+        typer.Option("--validate-batches", min=1, metavar="K", help="Held-out batches of one validation."),
+    ] = VALIDATE_BATCHES
+
+    def recipe(self, total_steps: int) -> Recipe:
+        """The recipe of a run of so many steps. Raises InputError for a value that can't be."""
+        return Recipe(
+            clip_norm=self.clip_norm,
+            lr_schedule=self.lr_schedule,
+            warmup_steps=self.warmup_steps,
+            min_learning_rate=self.min_learning_rate,
+            validate_every=self.validate_every,
+            validate_batches=self.validate_batches,
+            total_steps=total_steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisionOptions:
+    """How a run is begun and watched, and what is left of it."""
+
+    trace: TraceOption = False
+    ignore_changes: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-changes",
+            help="Train even where devices, versions or memory are not what they were when measured.",
+        ),
+    ] = False
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave the run to the background once it trains, and return.")
+    ] = False
+    hold: Annotated[
+        float,
+        typer.Option(
+            "--hold",
+            min=60,
+            metavar="SECONDS",
+            help="How long nodes keep training without a supervisor before they end what runs there.",
+        ),
+    ] = 43_200.0
+    output: OutputOption = None
+    yes: YesOption = False
+    dry_run: DryRunOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(
+    ConnectionOptions,
+    SupervisionOptions,
+    RecipeOptions,
+    WorkloadOptions,
+    WorkloadPlanOptions,
+    FaultToleranceOptions,
+    LengthOptions,
+    ClusterOptions,
+):
+    """All options of ``launch``. Help lists the groups from the last one to the first."""
+
+    def run_options(self) -> RunOptions:
+        """The options of a new run, as the run room has them."""
+        from skyctl.run.run_context import RunOptions
+
+        return RunOptions(
+            steps=self.steps_wanted,
+            trace=self.trace,
+            ignore_changes=self.ignore_changes,
+            encrypt=self.encrypt,
+            checkpoint_every=self.checkpoint_every,
+            keep=self.keep,
+            replicas=self.replicas,
+            keep_here=self.keep_here,
+            max_restarts=self.max_restarts,
+        )
+
+    def supervised_connection(self, cluster_file: Path | None) -> ConnectOptions:
+        """Sessions that outlive their connections and this process, so that nothing they say is lost."""
+        connect = self.connect_options(cluster_file)
+        return replace(connect, hold_s=self.hold, redial_s=self.hold, manual_ack=True)

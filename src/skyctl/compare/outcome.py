@@ -1,0 +1,202 @@
+"""What came of each strategy, and the row that says it: what is predicted, proved and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq
+from skyctl.records.cluster import split_device_id
+from skyctl.records.measurement import Measurement, Quantiles
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Objective, Problem
+
+BASELINE = "even"
+"""The strategy that speed-ups are over."""
+PROVED_GAP = 1e-9
+"""A plan this close to its bound, value / bound − 1, is at the bound: what is left is rounding."""
+
+
+@dataclass(frozen=True)
+class StrategyOutcome:
+    """A strategy's plan and measurement. ``error``: why there is no plan, or no measurement.
+
+    ``undecided``: there is no plan because none was found in time, not because none can be.
+    """
+
+    strategy: str
+    plan: Plan | None = None
+    error: str | None = None
+    measurement: Measurement | None = None
+    undecided: bool = False
+
+
+class DeviceShare(Record):
+    """A device's layers [start, stop) and its times in a step. ``label``: its shortest clear name."""
+
+    device: Name
+    label: Name
+    start: Index
+    stop: Count
+    predicted_compute_s: Seconds
+    predicted_idle_s: Seconds
+    measured_compute_s: Seconds | None = None
+    measured_transfer_s: Seconds | None = None
+    measured_idle_s: Seconds | None = None
+
+
+class ComparisonRow(Record):
+    """A strategy in figures. ``None``: unknown, or without meaning there.
+
+    ``status``: the certificate's, or without a plan ``infeasible`` (proved) or ``undecided``.
+    ``bound_s``: no plan of that problem can do better, in its ``objective``; ``gap``: this plan's distance
+    from it, value / bound − 1. ``predicted_speedup``, ``measured_speedup``: times faster than even.
+    ``prediction_error``: predicted / measured − 1. ``error``: why it is infeasible or did not run.
+    """
+
+    strategy: Name
+    status: Literal["optimal", "bounded", "feasible", "infeasible", "undecided"]
+    layers: str = ""
+    shares: Seq[DeviceShare] = ()
+    unused: Seq[str] = ()
+    microbatches: Count | None = None
+    objective: Objective | None = None
+    predicted_s: Seconds | None = None
+    bound_s: Seconds | None = None
+    gap: float | None = None
+    predicted_speedup: float | None = None
+    measured: Quantiles | None = None
+    measured_speedup: float | None = None
+    prediction_error: float | None = None
+    final_loss: float | None = None
+    run_id: str | None = None
+    error: str | None = None
+
+    @property
+    def planned(self) -> bool:
+        """Whether the strategy gave a plan."""
+        return self.status not in ("infeasible", "undecided")
+
+    @property
+    def why_no_plan(self) -> str:
+        """The status, and the reason where it is known."""
+        return f"{self.status}: {self.error}" if self.error else self.status
+
+    @property
+    def shown_s(self) -> float | None:
+        """The step's seconds: as measured (median), else as predicted."""
+        return self.measured.median if self.measured else self.predicted_s
+
+    @property
+    def shown_speedup(self) -> float | None:
+        """Times faster than even: as measured, else as predicted."""
+        return self.measured_speedup if self.measured else self.predicted_speedup
+
+    @property
+    def proved(self) -> bool:
+        """Whether the plan is at a bound that no plan can pass."""
+        return self.gap is not None and self.gap <= PROVED_GAP
+
+
+def summarize_outcomes(outcomes: Sequence[StrategyOutcome]) -> list[ComparisonRow]:
+    """A row for each outcome, in their order; bounds and speed-ups are taken over all of them."""
+    bounds = _bounds(outcomes)
+    base = next((_step_s(o) for o in outcomes if o.strategy == BASELINE), (None, None))
+    return [_row(outcome, bounds, base) for outcome in outcomes]
+
+
+def _step_s(outcome: StrategyOutcome) -> tuple[float | None, float | None]:
+    """A step's seconds: predicted, measured (median)."""
+    return (
+        outcome.plan.predicted.iteration_s if outcome.plan else None,
+        outcome.measurement.iteration_s.median if outcome.measurement else None,
+    )
+
+
+def _bounds(outcomes: Sequence[StrategyOutcome]) -> list[tuple[Problem, float]]:
+    """For each distinct problem its best lower bound, which holds for all of its plans."""
+    best: list[tuple[Problem, float]] = []
+    for outcome in outcomes:
+        if outcome.plan is None or outcome.plan.certificate.lower_bound_s is None:
+            continue
+        problem, bound = outcome.plan.problem, outcome.plan.certificate.lower_bound_s
+        for i, (known, value) in enumerate(best):
+            if known == problem:
+                best[i] = (known, max(value, bound))
+                break
+        else:
+            best.append((problem, bound))
+    return best
+
+
+def _row(
+    outcome: StrategyOutcome, bounds: list[tuple[Problem, float]], base: tuple[float | None, float | None]
+) -> ComparisonRow:
+    plan, measurement = outcome.plan, outcome.measurement
+    if plan is None:
+        return ComparisonRow(
+            strategy=outcome.strategy,
+            status="undecided" if outcome.undecided else "infeasible",
+            error=outcome.error or "no plan was made",
+        )
+    bound_s = next((value for known, value in bounds if known == plan.problem), None)
+    predicted_s, measured_s = _step_s(outcome)
+    shares = _shares(plan, measurement)
+    return ComparisonRow(
+        strategy=outcome.strategy,
+        status=plan.certificate.status,
+        layers=" · ".join(f"{share.label} {share.start}–{share.stop}" for share in shares),
+        shares=tuple(shares),
+        unused=tuple(device_labels(plan.problem)[device.device] for device in plan.unused),
+        microbatches=plan.problem.microbatches,
+        objective=plan.problem.objective,
+        predicted_s=predicted_s,
+        bound_s=bound_s,
+        gap=plan.certificate.value_s / bound_s - 1 if bound_s else None,
+        predicted_speedup=_ratio(base[0], predicted_s),
+        measured=measurement.iteration_s if measurement else None,
+        measured_speedup=_ratio(base[1], measured_s),
+        prediction_error=_ratio(predicted_s, measured_s, minus=1),
+        final_loss=measurement.final_loss if measurement else None,
+        run_id=measurement.run_id if measurement else None,
+        error=outcome.error,
+    )
+
+
+def _ratio(over: float | None, under: float | None, minus: float = 0) -> float | None:
+    return over / under - minus if over is not None and under else None
+
+
+def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
+    """In pipeline order; replicas of a stage one after the other."""
+    labels = device_labels(plan.problem)
+    predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    measured = {replica.device: replica for replica in measurement.replicas} if measurement else {}
+    shares = []
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            planned, ran = predicted.get(replica.device), measured.get(replica.device)
+            shares.append(
+                DeviceShare(
+                    device=replica.device,
+                    label=labels[replica.device],
+                    start=stage.start,
+                    stop=stage.stop,
+                    predicted_compute_s=planned.compute_s if planned else 0.0,
+                    predicted_idle_s=planned.idle_s if planned else 0.0,
+                    measured_compute_s=ran.compute_s if ran else None,
+                    measured_transfer_s=ran.transfer_s if ran else None,
+                    measured_idle_s=ran.idle_s if ran else None,
+                )
+            )
+    return shares
+
+
+def device_labels(problem: Problem) -> dict[str, str]:
+    """By device, what to call it: the node's name where it has one device only, else the whole id."""
+    nodes = [split_device_id(device.id)[0] for device in problem.devices]
+    return {
+        device.id: node if node and nodes.count(node) == 1 else device.id
+        for device, node in zip(problem.devices, nodes, strict=True)
+    }

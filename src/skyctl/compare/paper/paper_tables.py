@@ -1,0 +1,157 @@
+"""The experiment as tables: the same cells for a terminal, a pipe and ``docs/paper.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from skyctl.compare.number_format import UNKNOWN, format_gap, format_percent, format_ratio, format_seconds
+from skyctl.compare.paper.closed_forms import (
+    SlowdownFactors,
+    max_balanced_chain_saving,
+    max_pipeline_saving,
+    spread_needed,
+)
+from skyctl.compare.paper.paper_result import PUBLISHED_REDUCTION, Execution, PaperCase, PaperResult
+
+TITLES: dict[Execution, str] = {
+    "chain": "As published: one batch at a time through all stages, cut for the least slowest stage",
+    "chain-sum": "The same execution, cut for what it takes: the sum of the stages",
+    "steady": "Pipelined, steady state: a batch takes what the slowest stage takes",
+    "step": "Pipelined, one step of the same 32 samples (1F1B, a sample a microbatch, fill and drain in it)",
+}
+CLOSED: dict[Execution, str] = {
+    "chain": "perfect balance",
+    "chain-sum": "all on the fastest",
+    "steady": "perfect balance",
+    "step": "no fill or drain",
+}
+REPRODUCIBLE_TABLES = ("chain", "chain-sum", "steady", "step", "memory", "formulas", "executions")
+"""Sections whose cells are the same every time, but for ``step``'s optimal."""
+_OURS = ("dynamic", "heuristic", "optimal")
+_SHOWN: tuple[tuple[Execution, str, str], ...] = (
+    ("chain-sum", "optimal", "chain, least sum"),
+    ("step", "even", "step, even"),
+    ("step", "heuristic", "step, heuristic"),
+    ("steady", "even", "steady, even"),
+    ("steady", "optimal", "steady, optimal"),
+)
+"""(execution, strategy, heading) of the executions' table."""
+_RULES: tuple[tuple[str, Callable[[SlowdownFactors], float]], ...] = (
+    ("chain, balanced: 1 − H/A", lambda devices: devices.balanced_chain),
+    ("any factors", lambda devices: max_balanced_chain_saving(devices.spread)),
+    ("chain, fastest alone: 1 − min/A", lambda devices: devices.fastest_chain),
+    ("pipeline: 1 − H/max", lambda devices: devices.pipeline),
+    ("any factors", lambda devices: max_pipeline_saving(devices.spread)),
+)
+"""(heading, what is saved against even) of each closed form."""
+
+
+class PaperTable(NamedTuple):
+    """A table in text. ``name``: of its section in ``docs/paper.md``."""
+
+    name: str
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def paper_tables(paper: PaperResult) -> list[PaperTable]:
+    """The tables of the experiment, in the order of reading; those without rows are left out."""
+    made = [_execution(paper, name, title) for name, title in TITLES.items()]
+    made += [_memory(paper), _formulas(paper), _executions(paper), _planning(paper)]
+    return [table for table in made if table.rows]
+
+
+def describe_paper(paper: PaperResult) -> list[str]:
+    """What the experiment says, in a few sentences; empty where the largest size was not run."""
+    try:
+        chain, summed, steady = (paper.case(64, 160, name) for name in ("chain", "chain-sum", "steady"))
+    except StopIteration:
+        return []
+    spread = SlowdownFactors.of(paper.factors["63 workers"]).spread
+    best = summed.entry("optimal")
+    return [
+        f"published: {_saved(PUBLISHED_REDUCTION)} less training time than even at 64 nodes × 160 encoders",
+        f"balance does not give that there: {_saved(chain.entry('optimal').reduction)} in the published "
+        f"execution (at most {_saved(max_balanced_chain_saving(spread))} with any workers whose slowest "
+        f"takes {spread:g} times as long as the fastest), "
+        f"{_saved(steady.entry('optimal').reduction)} pipelined",
+        f"leaving slow workers idle does: {_saved(best.reduction)} in the published execution with "
+        f"{best.stages} of {summed.workers} ({format_gap(best.gap)})",
+    ]
+
+
+def _size(case: PaperCase) -> str:
+    return f"{case.nodes} × {case.encoders}"
+
+
+def _saved(value: float) -> str:
+    return format_percent(value, sign=False)
+
+
+def _execution(paper: PaperResult, name: Execution, title: str) -> PaperTable:
+    """The strategies' savings in one execution, a row a size."""
+    head = ("nodes × encoders", "even", *_OURS, "stages", "sure", CLOSED[name])
+    rows = []
+    for case in paper.cases:
+        if case.execution == name:
+            best, savings = case.entry("optimal"), [_saved(case.entry(s).reduction) for s in _OURS]
+            cells = _size(case), format_seconds(case.entry("even").time_s), *savings
+            rows.append((*cells, str(best.stages), format_gap(best.gap), _saved(case.limit)))
+    return PaperTable(name, title, head, tuple(rows))
+
+
+def _memory(paper: PaperResult) -> PaperTable:
+    """The least sum under memory limits, a row a limit."""
+    rows = []
+    for row in paper.memory:
+        scale = UNKNOWN if row.scale is None else f"{row.scale:g}"
+        rows.append((scale, _saved(row.reduction), str(row.stages), format_gap(row.gap)))
+    title = "What memory decides: the least sum at 64 × 160, where every worker has that part of a 16 GB card"
+    return PaperTable("memory", title, ("of a card", "saved", "stages", "sure"), tuple(rows))
+
+
+def _formulas(paper: PaperResult) -> PaperTable:
+    """What each rule saves at most, a row a set of devices; last, the spread that it needs for the 55%."""
+    sets = [(name, SlowdownFactors.of(factors)) for name, factors in paper.factors.items()]
+    sets += [(f"uniform in [1, {r:g}], many", SlowdownFactors.uniform(r)) for r in (2.0, 3.5, 7.0)]
+    rows = [
+        (name, f"{devices.spread:.2f}", *(_saved(saving(devices)) for _, saving in _RULES))
+        for name, devices in sets
+    ]
+    needed = [f"{spread_needed(saving, PUBLISHED_REDUCTION):.3g}" for _, saving in _RULES]
+    rows.append((f"slowest ÷ fastest for {PUBLISHED_REDUCTION:.0%}", "", *needed))
+    head = ("factors", "slowest ÷ fastest", *(heading for heading, _ in _RULES))
+    title = "Saved against even at most, as formulas (last row: what 55% needs)"
+    return PaperTable("formulas", title, head, tuple(rows))
+
+
+def _executions(paper: PaperResult) -> PaperTable:
+    """The same batch in all executions, against the published even."""
+    by_size = {(c.nodes, c.encoders, c.execution): c for c in paper.cases}
+    rows = []
+    for case in paper.cases:
+        size = case.nodes, case.encoders
+        if case.execution == "chain" and all((*size, execution) in by_size for execution in TITLES):
+            even_s = case.entry("even").time_s
+            times_s = [by_size[*size, execution].entry(s).time_s for execution, s, _ in _SHOWN]
+            cells = (f"{format_seconds(s)}, {format_ratio(even_s / s)}" for s in times_s)
+            rows.append((_size(case), format_seconds(even_s), *cells))
+    head = ("nodes × encoders", "chain, even", *(heading for _, _, heading in _SHOWN))
+    title = "What the execution adds: seconds a batch, and how many times as fast as the published even"
+    return PaperTable("executions", title, head, tuple(rows))
+
+
+def _planning(paper: PaperResult) -> PaperTable:
+    """Times to plan, which differ from run to run."""
+    rows = []
+    for size in dict.fromkeys((c.nodes, c.encoders) for c in paper.cases):
+        cases = [c for c in paper.cases if (c.nodes, c.encoders) == size]
+        times = [format_seconds(c.entry(s).plan_s) for c in cases for s in ("heuristic", "optimal")]
+        dynamic = format_seconds(cases[0].entry("dynamic").plan_s)
+        rows.append((_size(cases[0]), str(cases[0].layers), dynamic, *times))
+    names = dict.fromkeys(case.execution for case in paper.cases)
+    columns = tuple(f"{name}, {strategy}" for name in names for strategy in ("heuristic", "optimal"))
+    head = ("nodes × encoders", "layers", "dynamic", *columns)
+    return PaperTable("planning", "Time to plan (wall time of this run)", head, tuple(rows))

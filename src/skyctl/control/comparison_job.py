@@ -1,0 +1,234 @@
+"""A comparison of strategies: planned on one profile, run for real where asked, and swept over one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from skyctl.compare.outcome import StrategyOutcome
+from skyctl.compare.sweeps import ComparisonSweep, SweepPoint, sweep_point
+from skyctl.control.node_sessions import NodeSessions
+from skyctl.control.plan_creation import PlanOptions, plan_profile
+from skyctl.control.profiles import find_profile, probe_cluster
+from skyctl.control.schedule_choice import AUTO
+from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
+from skyctl.records.cluster import Cluster, node_of
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.profile import Profile
+from skyctl.workload.workload import Workload
+
+STRATEGIES = ("even", "heuristic", "optimal")
+
+RunOnePlan = Callable[[str, Plan], Measurement]
+"""Runs the plan of the strategy that is named, for real."""
+OnProgress = Callable[[str], None]
+LEAST_SEARCH_S = 1.0
+"""So long a search may take at each point of a sweep, however many there are."""
+
+
+@dataclass(frozen=True)
+class ComparisonJob:
+    """What is compared: one workload on one cluster, by some strategies."""
+
+    cluster: Cluster
+    request: TrainingRequest
+    workload: Workload
+    options: PlanOptions
+    strategies: Sequence[str] = STRATEGIES
+
+    def known_profile(self, given: str | None) -> Profile:
+        """The profile the user named, or the newest that fits (InputError where there is none)."""
+        return find_profile(self.cluster, given, self.request, self.workload)[0]
+
+    def plans(self, profile: Profile) -> list[StrategyOutcome]:
+        """Each strategy's outcome, planned and not run."""
+        return plan_strategies(profile, self.options, self.request.ref(self.workload), self.strategies)
+
+    def profile(
+        self, sessions: NodeSessions, given: str | None, on_progress: OnProgress, *, fresh: bool = False
+    ) -> Profile:
+        """As ``known_profile``, but a cluster that has none (or where ``fresh``) is probed."""
+        if not fresh:
+            try:
+                return self.known_profile(given)
+            except InputError:
+                if given is not None:
+                    raise
+        asked = (self.cluster, sessions, self.request, self.workload, on_progress)
+        return probe_cluster(*asked, refresh=fresh, encrypt=self.request.encrypt)[0]
+
+
+def plan_strategies(
+    profile: Profile, options: PlanOptions, ref: WorkloadRef, strategies: Sequence[str] = STRATEGIES
+) -> list[StrategyOutcome]:
+    """One outcome per strategy, in the order given; one that does not fit says why.
+
+    Where the number of microbatches or the schedule is left to the planner, the best strategy's choice is
+    used for all, so that the rows answer the same problem.
+
+    Raises:
+        InfeasibleError, UndecidedError: none of them has a plan.
+    """
+    return require_a_plan(plan_each(profile, options, ref, strategies))
+
+
+def plan_each(
+    profile: Profile, options: PlanOptions, ref: WorkloadRef, strategies: Sequence[str] = STRATEGIES
+) -> list[StrategyOutcome]:
+    """As ``plan_strategies``, but having no plan at all is an answer, too."""
+    outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
+    made = [outcome.plan for outcome in outcomes if outcome.plan is not None]
+    if (options.microbatches is None or options.schedule in (None, AUTO)) and made:
+        chosen = min(made, key=lambda plan: plan.predicted.iteration_s).problem
+        for i, outcome in enumerate(outcomes):
+            if outcome.plan is None or outcome.plan.problem != chosen:
+                alike = replace(options, microbatches=chosen.microbatches, schedule=chosen.schedule)
+                outcomes[i] = _outcome(profile, replace(alike, strategy=outcome.strategy), ref)
+    return outcomes
+
+
+def require_a_plan(outcomes: list[StrategyOutcome]) -> list[StrategyOutcome]:
+    """The same outcomes. Raises InfeasibleError or UndecidedError where there is no plan among them."""
+    if all(outcome.plan is None for outcome in outcomes):
+        proved = not any(outcome.undecided for outcome in outcomes)
+        raise (InfeasibleError if proved else UndecidedError)(
+            "no strategy gives a plan that fits:"
+            + "".join(f"\n  {outcome.strategy}: {outcome.error}" for outcome in outcomes),
+            hint="add memory or a machine, or use more microbatches (smaller ones)",
+        )
+    return outcomes
+
+
+def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> StrategyOutcome:
+    try:
+        return StrategyOutcome(options.strategy, plan_profile(profile, options, ref))
+    except (InfeasibleError, UndecidedError) as exc:
+        return StrategyOutcome(options.strategy, error=exc.message, undecided=isinstance(exc, UndecidedError))
+
+
+def measure_strategies(
+    outcomes: Sequence[StrategyOutcome],
+    run: RunOnePlan,
+    on_outcome: Callable[[StrategyOutcome], None] = lambda _outcome: None,
+) -> list[StrategyOutcome]:
+    """Runs every plan there is; equal plans run once and share their measurement.
+
+    A run that fails is an outcome that says why; the others go on. ``on_outcome`` gets each as it comes.
+    """
+    measured: list[StrategyOutcome] = []
+    for outcome in outcomes:
+        measured.append(_measured(outcome, measured, run))
+        on_outcome(measured[-1])
+    return measured
+
+
+def _measured(
+    outcome: StrategyOutcome, earlier: Sequence[StrategyOutcome], run: RunOnePlan
+) -> StrategyOutcome:
+    """One outcome, run, or with the measurement of an earlier one of the same plan."""
+    if outcome.plan is None:
+        return outcome
+    twin = next((m for m in earlier if m.plan is not None and m.plan.stages == outcome.plan.stages), None)
+    if twin is not None and twin.measurement is not None:
+        shared = twin.measurement.model_copy(update={"strategy": outcome.strategy})
+        return replace(outcome, measurement=shared)
+    try:
+        return replace(outcome, measurement=run(outcome.strategy, outcome.plan))
+    except RunError as exc:
+        return replace(outcome, error=str(exc))
+
+
+def sweep_microbatches(
+    job: ComparisonJob, profile: Profile, values: Sequence[int], on_progress: OnProgress
+) -> tuple[list[StrategyOutcome], ComparisonSweep]:
+    """The comparison at the best of these numbers, and what each of them would give.
+
+    The time limit is shared by the points; the best one is planned again with all of it where nothing was
+    proved.
+
+    Raises:
+        InfeasibleError, UndecidedError: no strategy has a plan at any of them.
+    """
+    ref = job.request.ref(job.workload)
+    tried: list[tuple[int, list[StrategyOutcome]]] = []
+    for value in values:
+        on_progress(f"planning for {value} microbatches")
+        options = _within(replace(job.options, microbatches=value), len(values))
+        tried.append((value, plan_each(profile, options, ref, job.strategies)))
+    chosen, outcomes = min(tried, key=lambda one: _best_s(one[1]))
+    require_a_plan([outcome for _, found in tried for outcome in found])
+    if not _all_proved(outcomes) and len(values) > 1:
+        on_progress(f"planning for {chosen} microbatches, with all of the time")
+        options = replace(job.options, microbatches=chosen)
+        again = plan_each(profile, options, ref, job.strategies)
+        outcomes = min(outcomes, again, key=_best_s)
+        tried = [(value, outcomes if value == chosen else found) for value, found in tried]
+    points = tuple(sweep_point(value, found) for value, found in tried)
+    return outcomes, ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
+
+
+def sweep_nodes(
+    job: ComparisonJob,
+    profile: Profile,
+    outcomes: Sequence[StrategyOutcome],
+    counts: Sequence[int],
+    on_progress: OnProgress,
+) -> ComparisonSweep:
+    """What the first nodes by speed would give, for each number of them; all else as in ``outcomes``.
+
+    Nodes that ``--pin-first`` and ``--pin-last`` name come first, as there is no plan without them.
+
+    Raises:
+        InputError: more nodes than were measured are asked for.
+    """
+    order = nodes_by_speed(outcomes, [*(job.options.first_stage or ()), *(job.options.last_stage or ())])
+    most = max(counts)
+    if most > len(order):
+        raise InputError(
+            f"--nodes {most}: {len(order)} node{'s were' if len(order) != 1 else ' was'} measured",
+            hint=f"at most --nodes 1..{len(order)}, or --nodes 1..N for all",
+        )
+    made = next(o.plan.problem for o in outcomes if o.plan is not None)
+    ref = job.request.ref(job.workload)
+    points: list[SweepPoint] = []
+    for count in counts:
+        names = order[:count]
+        added = names[-1] if count > 1 else None
+        if count == len(order):
+            points.append(sweep_point(count, outcomes, nodes=names, added=added))
+            continue
+        on_progress(f"planning for {count} of {len(order)} nodes")
+        options = replace(job.options, only_nodes=names, microbatches=made.microbatches)
+        found = plan_each(profile, _within(options, len(counts)), ref, job.strategies)
+        points.append(sweep_point(count, found, nodes=names, added=added))
+    return ComparisonSweep(
+        kind="nodes", points=tuple(points), chosen=len(order) if len(order) in counts else None
+    )
+
+
+def nodes_by_speed(outcomes: Sequence[StrategyOutcome], first: Sequence[str] = ()) -> list[str]:
+    """The nodes of the outcomes' problem, the fastest on the whole model first; ``first`` before all."""
+    problem = next(o.plan.problem for o in outcomes if o.plan is not None)
+    rates: dict[str, float] = {}
+    for device in problem.devices:
+        each_s = problem.alone_s(device)
+        node = node_of(device.id)
+        rates[node] = rates.get(node, 0.0) + (1 / each_s if each_s > 0 else 0.0)
+    return sorted(rates, key=lambda node: (node not in first, -rates[node]))
+
+
+def _within(options: PlanOptions, points: int) -> PlanOptions:
+    return replace(options, time_limit_s=max(LEAST_SEARCH_S, options.time_limit_s / points))
+
+
+def _best_s(outcomes: Sequence[StrategyOutcome]) -> float:
+    steps = [o.plan.predicted.iteration_s for o in outcomes if o.plan is not None]
+    return min(steps, default=float("inf"))
+
+
+def _all_proved(outcomes: Sequence[StrategyOutcome]) -> bool:
+    """Whether a longer search would change nothing: what was searched is proved."""
+    searched = [o for o in outcomes if o.strategy == "optimal"]
+    return all(o.plan is not None and o.plan.certificate.status == "optimal" for o in searched)

@@ -1,0 +1,89 @@
+"""Sessions on a cluster's nodes for the time of one command."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from skyctl.errors import InputError, NodeError, SkyctlError
+from skyctl.records.cluster import Node
+from skyctl.remote.agent_session import Session
+from skyctl.remote.base import ConnectOptions
+from skyctl.remote.session_factory import open_sessions
+
+
+@dataclass(frozen=True)
+class NodeSessions:
+    """The session of each node that answered, and the error of each that did not, in inventory order."""
+
+    sessions: dict[str, Session]
+    failures: dict[str, SkyctlError]
+
+
+@contextmanager
+def connect_nodes(
+    nodes: Sequence[Node],
+    options: ConnectOptions,
+    on_progress: Callable[[str], None] | None = None,
+    of: Sequence[Node] | None = None,
+) -> Iterator[NodeSessions]:
+    """Opens one session a node; on the way out, however that comes, closes them all.
+
+    Args:
+        of: all nodes of the cluster, where these are some of them: it decides who is alike
+            (``remote/session_factory.py``).
+    """
+    if on_progress is not None:
+        on_progress(f"connecting to {len(nodes)} nodes")
+    outcomes = open_sessions(nodes, options, cluster_nodes=of)
+    sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
+    try:
+        yield NodeSessions(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})
+    finally:
+        close_sessions(sessions.values())
+    for name, session in sessions.items():
+        if session.surviving_pids:
+            raise NodeError(
+                f"on node {name} these processes could not be ended: "
+                f"{', '.join(map(str, session.surviving_pids))}",
+                node=name,
+                hint="end them there",
+            )
+
+
+def close_sessions(sessions: Iterable[Session]) -> None:
+    """Closes all at once. It is bounded, and Ctrl-C must not cut it short: nothing may stay behind."""
+    sessions = list(sessions)
+    with ignore_interrupts(), ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
+        list(pool.map(Session.close, sessions))
+
+
+@contextmanager
+def ignore_interrupts() -> Iterator[None]:
+    """While it lasts, Ctrl-C does nothing: for what is bounded and must be done to its end."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def require_all(failures: dict[str, SkyctlError]) -> None:
+    """Raises the one failure, or one error that lists them all (exit 4, unless all are bad input)."""
+    if not failures:
+        return
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    lines = "".join(f"\n  {name}: {error.message}" for name, error in failures.items())
+    hints = {error.hint for error in failures.values() if error.hint}
+    hint = next(iter(hints)) if len(hints) == 1 else "skyctl check shows what to do about each"
+    message = f"{len(failures)} nodes can't be used:{lines}"
+    if all(isinstance(error, InputError) for error in failures.values()):
+        raise InputError(message, hint=hint)
+    raise NodeError(message, node=next(iter(failures)), hint=hint)

@@ -1,0 +1,235 @@
+"""What a run saw of devices and links: kept in the cluster's profile, or planned with at once.
+
+An observation is held against the probe's own figures, never against ones that an earlier observation has
+changed, so that the same slowness seen three times is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from skyctl.control.corrections import LEAST_BYTES_SHARE, UNSTEADY_RATIO, Corrections, probed_at, spread_text
+from skyctl.control.problem_from_profile import build_problem, measured_shape
+from skyctl.errors import InputError, MismatchError, SkyctlError
+from skyctl.files import newest_profile, write_atomic
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.measurement import Measurement, ReplicaMeasurement
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Link, Problem
+from skyctl.records.profile import Observation, Profile
+
+LEAST_STEPS = 3
+"""A run with fewer after its warm-up is not kept."""
+RESTED_SHARE = 0.3
+"""A device under a CPU quota that waits for more than this part of a step runs faster than its quota in
+between; that is not how fast it would be with more to do."""
+MOST_KEPT = 4
+"""Observations of the same device or link, workload and microbatch size that are kept, the newest."""
+
+
+def is_steady(done: Measurement) -> bool:
+    """Whether the run's steps were alike enough to be believed."""
+    return done.iteration_s.p90 <= UNSTEADY_RATIO * done.iteration_s.p10
+
+
+def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> list[Observation]:
+    """What a run saw of each stage's device and of each link that was waited for.
+
+    Args:
+        profile: must hold the plan's workload; its figures are what the run is held against.
+        seen: when (ISO).
+
+    Raises:
+        InputError, MismatchError: the profile does not hold what the plan used.
+    """
+    steps = len(done.steps) - 1
+    if steps < LEAST_STEPS or profile.workload is None:
+        return []
+    probed = _as_probed(plan, profile)
+    about = Observation(
+        run_id=done.run_id,
+        seen=seen,
+        steps=steps,
+        spread=done.iteration_s.p90 / done.iteration_s.p10 if done.iteration_s.p10 > 0 else 1.0,
+        device=plan.stages[0].replicas[0].device,
+        digest=profile.workload.digest,
+        microbatch_size=measured_shape(profile, plan.problem.microbatches).microbatch_size,
+        probed_s=0.0,
+        seen_s=0.0,
+    )
+    found = []
+    for stage, (device, expected_s, took_s) in zip(probed.stages, _stage_times(probed, done), strict=True):
+        update = {"device": device, "layers": (stage.start, stage.stop)}
+        found.append(about.model_copy(update=update | {"probed_s": expected_s, "seen_s": took_s}))
+    for link, size, took_s in _message_times(probed, done):
+        expected_s = link.latency_s + size / link.bandwidth_bytes_per_s
+        ends = {"device": link.source, "target": link.target, "message_bytes": size}
+        found.append(about.model_copy(update=ends | {"probed_s": expected_s, "seen_s": took_s}))
+    return [one for one in found if one.seen_s > 0 and one.probed_s > 0]
+
+
+def _as_probed(plan: Plan, profile: Profile) -> Plan:
+    """The same plan with the profile's own figures for its devices and links."""
+    problem = plan.problem
+    base = build_problem(
+        profile, problem.microbatches, schedule=problem.schedule, objective=problem.objective
+    )
+    names = [stage.replicas[0].device for stage in plan.stages]
+    if missing := [name for name in names if name not in base.times]:
+        raise MismatchError(f"device {missing[0]} is not in the profile")
+    if len(base.layers) != len(problem.layers):
+        raise MismatchError("the profile holds another number of layers than the plan")
+    figures = {(link.source, link.target): link for link in base.links}
+    links = []
+    for link in problem.links:
+        known = figures.get((link.source, link.target), link)
+        measured = {"latency_s": known.latency_s, "bandwidth_bytes_per_s": known.bandwidth_bytes_per_s}
+        links.append(link.model_copy(update=measured))
+    times = {**problem.times, **{name: base.times[name] for name in names}}
+    actions = {device.id: device.action_s for device in base.devices}
+    devices = tuple(
+        device.model_copy(update={"action_s": actions.get(device.id, device.action_s)})
+        for device in problem.devices
+    )
+    update = {"times": times, "links": tuple(links), "devices": devices}
+    return plan.model_copy(update={"problem": problem.model_copy(update=update)})
+
+
+def _stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
+    """(device, its layers' seconds a step by the plan's problem, as seen; 0 where that tells nothing)."""
+    play = simulation_input_of(plan)
+    cpus = {machine.device: machine.cpus for machine in plan.machines}
+    for index, replica in enumerate(done.replicas):
+        layers = play.layer_times(index)
+        planned_s = play.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
+        took_s = _layers_s(replica)
+        quota = cpus.get(replica.device, 0.0) % 1.0 > 0.0
+        rested = replica.idle_s + replica.transfer_s > RESTED_SHARE * done.iteration_s.median
+        yield replica.device, planned_s, 0.0 if quota and rested and took_s < planned_s else took_s
+
+
+def _layers_s(replica: ReplicaMeasurement) -> float:
+    if replica.forward_s is None or replica.backward_s is None:
+        return 0.0
+    return replica.forward_s + replica.backward_s + (replica.optimizer_s or 0.0)
+
+
+def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, float]]:
+    """(link, a message's bytes, its seconds as seen): what was waited for, not over lines that are shared."""
+    links = {(link.source, link.target): link for link in plan.problem.links}
+    shared = {(pair[0], pair[1]) for line in plan.problem.shared for pair in line.links}
+    devices = [stage.replicas[0].device for stage in plan.stages]
+    for index, replica in enumerate(done.replicas):
+        ways = []
+        if index:
+            ways.append((devices[index - 1], index - 1, replica.input_message_s))
+        if index + 1 < len(devices):
+            ways.append((devices[index + 1], index, replica.gradient_message_s))
+        for source, boundary, took_s in ways:
+            link = links.get((source, replica.device))
+            if link is None or took_s is None or (source, replica.device) in shared:
+                continue
+            layer = plan.problem.layers[plan.stages[boundary].stop - 1]
+            yield link, layer.output_bytes * link.sent_share, took_s
+
+
+def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) -> str | None:
+    """Adds what a run saw to the cluster's newest profile of its workload; returns what to tell the user.
+
+    Its file is written anew in its place: a run makes no profile newer than others. What goes wrong here is a
+    sentence, and takes nothing away from the run.
+    """
+    steps = len(done.steps) - 1
+    if steps < LEAST_STEPS:
+        return None
+    ref = plan.workload
+    used = {replica.device for stage in plan.stages for replica in stage.replicas}
+
+    def holds(profile: Profile) -> bool:
+        known = profile.workload
+        if known is None or ref is None or profile.encrypted != plan.encrypted:
+            return False
+        sizes = [shape.microbatches for shape in known.shapes]
+        asked = (digest, ref.batch_size, ref.dtype)
+        fits = (known.digest, known.batch_size, known.dtype) == asked and plan.problem.microbatches in sizes
+        return fits and used <= {device.id for device in profile.devices}
+
+    try:
+        found = newest_profile(cluster, holds)
+        if found is None:
+            return None
+        path, profile = found
+        new = observe_run(profile, plan, done, datetime.now(UTC).isoformat(timespec="seconds"))
+        if not new:
+            return None
+        together = merge_observations([*profile.observations, *new])
+        write_atomic(path, profile.model_copy(update={"observations": together}).to_json())
+    except (MismatchError, InputError) as exc:
+        return f"nothing was learned from this run: {exc.message}"
+    except SkyctlError as exc:
+        return f"what this run saw could not be kept: {exc.message}"
+    if not is_steady(done):
+        return f"this run was disturbed ({spread_text(new[0])}): what it saw is kept, but not planned with"
+    return (
+        "what this run saw is kept; the next plan uses it (skyctl plan --no-learn: the probe's figures alone)"
+    )
+
+
+def gather_observations(profile: Profile, others: Iterable[Profile]) -> Profile:
+    """The profile with what runs saw of the same figures, whichever profiles it is kept in.
+
+    Where a figure was measured at another time than this profile's, it is not the same.
+    """
+    seen = [
+        one
+        for other in others
+        for one in other.observations
+        if probed_at(other, one) == probed_at(profile, one)
+    ]
+    return profile.model_copy(update={"observations": merge_observations([*profile.observations, *seen])})
+
+
+def merge_observations(observations: Iterable[Observation]) -> tuple[Observation, ...]:
+    """Each once, the newest ``KEPT`` of the same kind, in the order of their dates."""
+    kinds: dict[tuple[object, ...], list[Observation]] = {}
+    once = {_identity(one): one for one in observations}
+    for one in sorted(once.values(), key=lambda o: o.seen):
+        kinds.setdefault((one.device, one.target, one.digest, one.microbatch_size), []).append(one)
+    kept = [one for found in kinds.values() for one in found[-MOST_KEPT:]]
+    return tuple(sorted(kept, key=lambda one: (one.seen, one.device, one.target or "")))
+
+
+def _identity(one: Observation) -> tuple[object, ...]:
+    return one.run_id, one.device, one.target, one.digest, one.microbatch_size, one.layers
+
+
+def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]:
+    """The problem that a run's plan answered, with the run's own figures in place of what was predicted.
+
+    Raises:
+        InputError: the run was too short.
+    """
+    steps = len(done.steps) - 1
+    if steps < LEAST_STEPS:
+        raise InputError(
+            f"run {done.run_id} has {max(0, steps)} steps after its warm-up; {LEAST_STEPS} are needed",
+            hint=f"run it for longer: --steps {2 * LEAST_STEPS}",
+        )
+    factors = {
+        device: took_s / planned_s
+        for device, planned_s, took_s in _stage_times(plan, done)
+        if took_s and planned_s
+    }
+    rates = {
+        (link.source, link.target): size / (took_s - link.latency_s)
+        for link, size, took_s in _message_times(plan, done)
+        if took_s - link.latency_s >= LEAST_BYTES_SHARE * took_s and size
+    }
+    had = {(link.source, link.target): link.bandwidth_bytes_per_s for link in plan.problem.links}
+    words = [f"times of {device} {factor:.2f} × what its plan had" for device, factor in factors.items()]
+    words += [
+        f"rate of {source} → {target} {rate / had[source, target]:.2f} × what its plan had"
+        for (source, target), rate in rates.items()
+    ]
+    return Corrections(factors, rates).apply_to(plan.problem), words

@@ -1,0 +1,222 @@
+"""Every size, every way to run it, every strategy: planned, simulated, and set against even."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from skyctl.compare.paper.closed_forms import SlowdownFactors
+from skyctl.compare.paper.paper_result import (
+    Execution,
+    MemoryLimitRow,
+    PaperCase,
+    PaperEntry,
+    PaperResult,
+    PaperStrategy,
+)
+from skyctl.control.paper.published_setup import (
+    BATCH,
+    LARGEST,
+    SIZES,
+    allocator_factors,
+    paper_problem,
+    slowdown_factors,
+)
+from skyctl.control.paper.two_stage_heuristic import two_stage_cuts
+from skyctl.planner.api import assigned, plan
+from skyctl.records.plan import Certificate, Plan
+from skyctl.records.problem import Problem
+
+EXECUTIONS: tuple[Execution, ...] = ("chain", "chain-sum", "steady", "step")
+LIMIT_S = 2.0
+"""Seconds for ``step``'s ``optimal``, which is not proved."""
+
+PROOF_S = 60.0
+"""Seconds for the others, which are proved within one on a machine that has nothing else to do."""
+
+MEMORY_SCALES: tuple[float | None, ...] = (0.125, 0.25, 0.5, 1.0, None)
+"""Parts of a card's memory that the least sum at the largest size is planned with (None: no limit)."""
+
+EXACT = 1e-9
+Assignment = list[tuple[str, int, int]]
+CertifiedPlan = tuple[Plan, Certificate]
+
+
+def run_experiment(
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    executions: Sequence[Execution] = EXECUTIONS,
+    *,
+    limit_s: float = LIMIT_S,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> PaperResult:
+    """The whole experiment. All but ``step``'s ``optimal`` is the same every time; that depends on time.
+
+    Args:
+        sizes: (nodes, encoders).
+        limit_s: for each ``optimal`` of ``step``.
+    """
+    began = time.perf_counter()
+    cases = []
+    for nodes, encoders in sizes:
+        dynamic = published_heuristic(paper_problem(nodes, encoders, "chain"))
+        for execution in executions:
+            on_progress(f"{nodes} nodes × {encoders} encoders, {execution}")
+            cases.append(_case(nodes, encoders, execution, dynamic, limit_s))
+    memory = []
+    if LARGEST in sizes and "chain-sum" in executions:
+        on_progress("memory")
+        memory = [memory_row(scale) for scale in MEMORY_SCALES]
+    return PaperResult(
+        factors=_factors(list(dict.fromkeys(nodes for nodes, _ in sizes))),
+        cases=tuple(cases),
+        memory=tuple(memory),
+        wall_s=time.perf_counter() - began,
+    )
+
+
+def published_heuristic(problem: Problem) -> Assignment:
+    """The two-stage heuristic's plan; it knows layers' flops and bytes, devices' times and free memory."""
+    ids = [device.id for device in problem.devices]
+    times = [problem.times.get(name) for name in ids]
+    cuts = two_stage_cuts(
+        [layer.flops for layer in problem.layers],
+        [layer.state_bytes + layer.activation_bytes for layer in problem.layers],
+        [math.inf if d.memory_bytes is None else d.memory_bytes for d in problem.devices],
+        [
+            1 / device.flops_per_s if known is None else math.fsum((*known.forward_s, *known.backward_s))
+            for device, known in zip(problem.devices, times, strict=True)
+        ],
+    )
+    return [(name, start, stop) for name, start, stop in zip(ids, cuts, cuts[1:], strict=False)]
+
+
+def _factors(nodes: Sequence[int]) -> dict[str, tuple[float, ...]]:
+    found = {f"{count - 1} workers": tuple(slowdown_factors(count)) for count in nodes}
+    return {**found, f"{nodes[-1] - 1}, second set": tuple(allocator_factors(nodes[-1]))}
+
+
+def memory_row(scale: float | None) -> MemoryLimitRow:
+    """The least sum at the largest size with other memory. Even needs a tenth of a card there."""
+    problem = paper_problem(*LARGEST, "chain-sum", scale)
+    even_s = batch_time_s(plan(problem, "even"), "chain-sum")
+    best, proof = _least_sum(problem)
+    return MemoryLimitRow(
+        scale=scale,
+        reduction=1 - batch_time_s(best, "chain-sum") / even_s,
+        stages=len(best.stages),
+        gap=proof.gap,
+    )
+
+
+def batch_time_s(made: Plan, execution: Execution) -> float:
+    """One batch's seconds: the simulated step, or in steady state all microbatches on the slowest stage."""
+    if execution == "steady":
+        return BATCH * made.predicted.bottleneck_s
+    return made.predicted.iteration_s
+
+
+def _case(nodes: int, encoders: int, execution: Execution, dynamic: Assignment, limit_s: float) -> PaperCase:
+    problem = paper_problem(nodes, encoders, execution)
+    patience_s = limit_s if execution == "step" else PROOF_S
+    makers: dict[PaperStrategy, Callable[[], CertifiedPlan]] = {
+        "even": lambda: _proved(plan(problem, "even")),
+        "dynamic": lambda: _proved(assigned(problem, dynamic)),
+        "heuristic": lambda: _proved(plan(problem, "heuristic")),
+        "optimal": lambda: (
+            _least_sum(problem) if execution == "chain-sum" else _proved(plan(problem, "optimal", patience_s))
+        ),
+    }
+    entries: list[PaperEntry] = []
+    for name, make in makers.items():
+        began = time.perf_counter()
+        made, proof = make()
+        wall_s = time.perf_counter() - began
+        value_s = batch_time_s(made, execution)
+        entries.append(
+            PaperEntry(
+                strategy=name,
+                time_s=value_s,
+                reduction=1 - value_s / (entries[0].time_s if entries else value_s),
+                stages=len(made.stages),
+                status=proof.status,
+                gap=proof.gap,
+                plan_s=wall_s,
+            )
+        )
+    return PaperCase(
+        nodes=nodes,
+        workers=len(problem.devices),
+        encoders=encoders,
+        layers=len(problem.layers),
+        execution=execution,
+        limit=1 - _least_s(problem, execution) / entries[0].time_s,
+        entries=tuple(entries),
+    )
+
+
+def _proved(made: Plan) -> CertifiedPlan:
+    return made, made.certificate
+
+
+def _least_sum(problem: Problem) -> CertifiedPlan:
+    """The heuristic's plan, certified by the bound by filling in place of the planner's."""
+    made, bound_s = plan(problem, "heuristic"), least_sum_s(problem)
+    gap = max(0.0, made.predicted.iteration_s / bound_s - 1)
+    proof = made.certificate.model_copy(
+        update={
+            "status": "optimal" if gap <= EXACT else "bounded",
+            "lower_bound_s": bound_s,
+            "gap": gap,
+            "method": "local search; bound by filling",
+        }
+    )
+    return made, proof
+
+
+def _least_s(problem: Problem, execution: Execution) -> float:
+    """The closed form: perfect balance (``chain-sum``: the fastest device alone), layers not whole."""
+    work = math.fsum(layer.flops for layer in problem.layers) * problem.microbatches
+    seconds = [work / device.flops_per_s for device in problem.devices]
+    factors = SlowdownFactors.of(seconds)
+    if execution == "chain":
+        return factors.harmonic
+    if execution == "chain-sum":
+        return factors.least
+    return factors.harmonic / len(seconds)
+
+
+def least_sum_s(problem: Problem) -> float:
+    """A lower bound, in seconds, of a chain of stages' sum where memory is limited; found by filling.
+
+    A device's stage is a range of layers that its memory holds, so its work is at most that of the best such
+    range. Fast devices are filled so, one after the other, until all work is placed. No plan has a smaller
+    sum: it places the same work, and on each device no more than that. The schedule is ``sequential``, the
+    layers' flops are the costs, links cost nothing. Infinity where the devices hold less than all layers.
+    """
+    left = math.fsum(layer.flops for layer in problem.layers)
+    sum_s = 0.0
+    for device in sorted(problem.devices, key=lambda d: -d.flops_per_s):
+        room = math.inf if device.memory_bytes is None else device.memory_bytes - device.reserved_bytes
+        taken = min(left, max_range_flops(problem, room))
+        sum_s += problem.microbatches * taken / device.flops_per_s
+        left -= taken
+        if left <= 0:
+            return sum_s
+    return math.inf
+
+
+def max_range_flops(problem: Problem, room: float) -> float:
+    """The most work of any range of layers that ``room`` bytes hold, with one microbatch in flight."""
+    best = flops = held = 0.0
+    start = 0
+    for layer in problem.layers:
+        flops += layer.flops
+        held += layer.state_bytes + layer.activation_bytes
+        while held > room:
+            first = problem.layers[start]
+            flops -= first.flops
+            held -= first.state_bytes + first.activation_bytes
+            start += 1
+        best = max(best, flops)
+    return best

@@ -1,0 +1,318 @@
+"""Plans from a profile, a run or a problem file: the best over what may be chosen, by one strategy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pydantic import ValidationError
+
+from skyctl.control.cluster_changes import machines_of
+from skyctl.control.corrections import learn_corrections
+from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
+from skyctl.control.observations import correct_from_run
+from skyctl.control.problem_from_profile import BROKEN_LATENCY_S, build_problem, measured_workload
+from skyctl.control.schedule_choice import (
+    AUTO,
+    ScheduleChoice,
+    ScheduleChooser,
+    promising_first,
+    with_schedule,
+)
+from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.planner.api import assigned, plan
+from skyctl.planner.transformer_blocks import model_parts
+from skyctl.records.base import describe
+from skyctl.records.cluster import split_device_id
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.problem import Objective, Problem
+from skyctl.records.profile import Profile
+
+DEFAULT_TIME_LIMIT_S = 30.0
+FLOAT32 = "float32"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to plan. None: the default, or with a problem file what that says.
+
+    Attributes:
+        schedule: the default for what was measured is ``auto`` (see ``schedule_choice.py``).
+        assign: the user's own ranges, (device or node, start, stop) in pipeline order.
+        whole_blocks: cut between transformer blocks only.
+        named: refuse layers whose names do not say what they are, before any search.
+        learn: use what runs have observed since the probe.
+    """
+
+    strategy: str = "optimal"
+    schedule: ScheduleChoice | None = None
+    objective: Objective | None = None
+    microbatches: int | None = None
+    first_stage: Sequence[str] | None = None
+    last_stage: Sequence[str] | None = None
+    only_nodes: Sequence[str] | None = None
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S
+    assign: Sequence[tuple[str, int, int]] | None = None
+    whole_blocks: bool = False
+    named: bool = False
+    link_dtype: Sequence[LinkChoice] = ()
+    learn: bool = True
+
+
+def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
+    """One problem for each measured number of microbatches, or the one asked for; stages may recompute."""
+    workload = measured_workload(profile)
+    measured = [shape.microbatches for shape in workload.shapes]
+    wanted = measured if options.microbatches is None else [options.microbatches]
+    schedule = None if options.schedule == AUTO else options.schedule
+    made = [
+        build_problem(
+            profile,
+            microbatches,
+            schedule=schedule or "1f1b",
+            objective=options.objective or "iteration",
+            first_stage=options.first_stage,
+            last_stage=options.last_stage,
+            only_nodes=options.only_nodes,
+        )
+        for microbatches in wanted
+    ]
+    if options.learn:
+        made = [
+            learn_corrections(profile, problem.microbatches).corrections.apply_to(problem) for problem in made
+        ]
+    made = [problem.model_copy(update={"recompute": True}) for problem in made]
+    return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
+
+
+def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef | None = None) -> Plan:
+    """The best plan of the strategy over the schedules and numbers of microbatches that may be chosen.
+
+    Raises:
+        InfeasibleError: proved for every one of them.
+        UndecidedError: for some nothing was found, and nothing proved.
+    """
+    if options.schedule is None:
+        options = replace(options, schedule=AUTO)
+    best = plan_best(problems_of(profile, options), options)
+    known = machines_of(profile, [device.id for device in best.problem.devices])
+    update = {"workload": workload or best.workload, "machines": known, "encrypted": profile.encrypted}
+    return best.model_copy(update=update)
+
+
+def plan_run(
+    plan: Plan,
+    done: Measurement,
+    options: PlanOptions,
+    pin_first: str | None = None,
+    pin_last: str | None = None,
+) -> tuple[Plan, list[str]]:
+    """The best plan of a run's problem, corrected by what the run observed; and how, in words.
+
+    Raises:
+        InputError: the run was too short, or another number of microbatches is asked for.
+    """
+    had = plan.problem.microbatches
+    if options.microbatches not in (None, had):
+        raise InputError(
+            f"run {done.run_id} had {had} microbatches a step: its figures say nothing of "
+            f"{options.microbatches}",
+            hint="leave --from-run out: a plan from the profile uses what runs have seen, too",
+        )
+    if options.schedule is None:
+        options = replace(options, schedule=AUTO)
+    problem, words = correct_from_run(plan, done)
+    dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
+    best = plan_best([override_problem(problem, options, pin_first, pin_last, dtype)], options)
+    kept = {"workload": plan.workload, "machines": plan.machines, "encrypted": plan.encrypted}
+    return best.model_copy(update=kept), words
+
+
+def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
+    """The best plan of problems that differ in their number of microbatches, with ``auto`` also in schedule.
+
+    Raises: see ``plan_profile``.
+    """
+    deadline = time.perf_counter() + options.time_limit_s
+    searched = options.strategy == "optimal" and options.assign is None
+    quick = replace(options, strategy="heuristic") if searched else options
+    chooser = ScheduleChooser(
+        lambda problem, limit_s: plan_problem(problem, quick, limit_s), options.time_limit_s
+    )
+    if options.schedule == AUTO:
+        chosen = chooser.choose(candidates)
+        if chosen is None and searched:
+            return _plan_least_memory(candidates, options, deadline)
+        if chosen is None:
+            raise _failure(chooser.failures)
+        if not searched:
+            return chosen
+        candidates = [with_schedule(problem, chosen.problem.schedule) for problem in candidates]
+    elif searched and len(candidates) > 1:
+        chooser.try_all(candidates)
+    return _plan_each(promising_first(candidates, chooser.made), options, deadline)
+
+
+def _plan_least_memory(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
+    """A plan where no quick one fits: by the simplest schedule, in half of the time, then with least memory.
+
+    What is proved for the schedule with the least memory holds for all.
+    """
+    now = time.perf_counter()
+    try:
+        simple = [with_schedule(problem, "1f1b") for problem in candidates]
+        return _plan_each(simple, options, now + (deadline - now) / 2)
+    except (InfeasibleError, UndecidedError):
+        least = [with_schedule(problem, "sequential") for problem in candidates]
+        return _plan_each(least, options, deadline)
+
+
+def _plan_each(candidates: Sequence[Problem], options: PlanOptions, deadline: float) -> Plan:
+    """The best plan of all problems; each but the last gets half of the time that is left."""
+    made: list[Plan] = []
+    failures: list[InfeasibleError | UndecidedError] = []
+    for number, problem in enumerate(candidates):
+        left_s = max(0.0, deadline - time.perf_counter())
+        share = 1.0 if number + 1 == len(candidates) else 0.5
+        try:
+            made.append(plan_problem(problem, options, share * left_s))
+        except (InfeasibleError, UndecidedError) as exc:
+            failures.append(exc)
+    if not made:
+        raise _failure(failures)
+    return min(made, key=lambda made_plan: made_plan.predicted.iteration_s)
+
+
+def _failure(failures: Sequence[InfeasibleError | UndecidedError]) -> InfeasibleError | UndecidedError:
+    """The error to raise for several problems: infeasible only where all are proved to be."""
+    undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
+    return undecided[-1] if undecided else failures[-1]
+
+
+def override_problem(
+    problem: Problem,
+    options: PlanOptions,
+    pin_first: str | None = None,
+    pin_last: str | None = None,
+    activations: str = FLOAT32,
+) -> Problem:
+    """The problem with what the command line gives in place of what its file says.
+
+    Args:
+        pin_first, pin_last: device ids or node names, comma-separated.
+        activations: the dtype of what its layers give.
+
+    Raises:
+        InputError: a pin names no device of the problem.
+    """
+    given = {
+        "schedule": None if options.schedule == AUTO else options.schedule,
+        "objective": options.objective,
+        "microbatches": options.microbatches,
+        "first_stage": _pins(problem, "--pin-first", pin_first),
+        "last_stage": _pins(problem, "--pin-last", pin_last),
+    }
+    changed = {key: value for key, value in given.items() if value is not None}
+    try:
+        made = Problem.model_validate({**dict(problem), **changed})
+    except ValidationError as exc:
+        raise InputError(describe(exc, Problem)) from exc
+    return with_link_dtypes(made, options.link_dtype, activations)
+
+
+def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    pinned: list[str] = []
+    for name in map(str.strip, text.split(",")):
+        owned = [d.id for d in problem.devices if name in (d.id, split_device_id(d.id)[0])]
+        if not owned:
+            known = ", ".join(device.id for device in problem.devices)
+            raise InputError(f"{flag} {name!r} is no device and no node of the problem; it has {known}")
+        pinned += owned
+    return tuple(pinned)
+
+
+def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | None = None) -> Plan:
+    """A plan of one problem by one strategy, or the user's own assignment."""
+    if options.named:
+        model_parts(problem)
+    limit = options.time_limit_s if time_limit_s is None else time_limit_s
+    if options.assign is not None:
+        made = assigned(problem, _devices_of(options.assign, problem))
+    else:
+        made = plan(problem, options.strategy, limit, whole_blocks=options.whole_blocks)
+    _refuse_broken_pairs(made)
+    return made
+
+
+def _devices_of(assign: Sequence[tuple[str, int, int]], problem: Problem) -> list[tuple[str, int, int]]:
+    """The assignment by device ids; a node's name means its only device."""
+    ids = [device.id for device in problem.devices]
+    out = []
+    for name, start, stop in assign:
+        owned = [name] if name in ids else [i for i in ids if split_device_id(i)[0] == name]
+        if len(owned) != 1:
+            why = f"that node has {len(owned)} devices" if owned else "no device is so called"
+            raise InputError(f"--assign names {name!r}; {why}. Devices: {', '.join(ids)}")
+        out.append((owned[0], start, stop))
+    return out
+
+
+def _refuse_broken_pairs(made: Plan) -> None:
+    """Raises where a plan sends over a pair that could not be connected."""
+    dead = {(k.source, k.target) for k in made.problem.links if k.latency_s >= BROKEN_LATENCY_S}
+    devices = [stage.replicas[0].device for stage in made.stages]
+    for here, there in pairwise(devices):
+        if (here, there) in dead or (there, here) in dead:
+            # Only a search that weighed links has shown that no order avoids the pair.
+            proved = made.strategy in ("even", "assigned") or (
+                made.problem.objective == "iteration" and made.certificate.status == "optimal"
+            )
+            raise (InfeasibleError if proved else UndecidedError)(
+                f"the {made.strategy} plan needs a connection {here} ↔ {there}, "
+                "and that pair could not be connected",
+                hint="see why: skyctl check; a VPN's interface is named with `interface:` in cluster.yaml",
+            )
+
+
+def unlinked_pairs(made: Plan) -> list[tuple[str, str]]:
+    """Pairs of devices the plan sends over without a given link or shared resource, where others have one.
+
+    Devices of one node count as linked.
+    """
+    problem = made.problem
+    given = {(link.source, link.target) for link in problem.links}
+    given |= {(pair[0], pair[1]) for resource in problem.shared for pair in resource.links}
+    if not given:
+        return []
+    devices = [stage.replicas[0].device for stage in made.stages]
+    pairs = [pair for a, b in pairwise(devices) for pair in ((a, b), (b, a))]
+    return [(a, b) for a, b in pairs if (a, b) not in given and not _same_node(a, b)]
+
+
+def _same_node(a: str, b: str) -> bool:
+    node, _ = split_device_id(a)
+    return node != "" and node == split_device_id(b)[0]
+
+
+def parse_assign(text: str) -> list[tuple[str, int, int]]:
+    """``n1=0:5,n2=5:12`` → [(n1, 0, 5), (n2, 5, 12)]; ranges are half-open.
+
+    Raises:
+        InputError: naming the part that does not fit.
+    """
+    out = []
+    for part in text.split(","):
+        name, equals, span = part.strip().rpartition("=")
+        start, colon, stop = span.partition(":")
+        if not (equals and colon and name and start.isdigit() and stop.isdigit()):
+            raise InputError(
+                f"--assign {part.strip()!r} is not NODE=START:STOP",
+                hint='give half-open ranges that follow each other: --assign "n1=0:5,n2=5:12"',
+            )
+        out.append((name, int(start), int(stop)))
+    return sorted(out, key=lambda item: item[1])

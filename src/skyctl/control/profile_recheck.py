@@ -1,0 +1,183 @@
+"""``probe --quick``: a profile is held against what the cluster shows in a few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from skyctl.control.cluster_changes import ClusterChange, machine_changes, machines_of
+from skyctl.control.node_sessions import NodeSessions, require_all
+from skyctl.control.profiles import progress_text, ship_timed_workload
+from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import InputError
+from skyctl.probe.layer_shapes import first_layer_names
+from skyctl.records.base import GIB
+from skyctl.records.cluster import Cluster
+from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
+
+BUDGET_S = 1.0
+TIME_TOLERANCE = 0.25
+"""How far a layer's time may be from the profile's, either way (docs/decisions.md)."""
+MEMORY_TOLERANCE = 0.10
+RATE_TOLERANCE = 0.30
+FAST_BYTES_PER_S = 2.5e8
+"""Rates above (2 Gbit/s) are the machine's own, its processors' load in them: no plan waits for them."""
+LATENCY_TOLERANCE = 0.5
+LATENCY_TOLERANCE_S = 0.002
+"""A latency may be off by half of itself, and by these seconds."""
+
+
+def request_of_profile(profile: Profile) -> tuple[TrainingRequest, Workload] | tuple[None, None]:
+    """The workload that a profile was taken with, loaded again; Nones where it was taken without.
+
+    Raises:
+        InputError: it has changed since, or is not here.
+    """
+    from skyctl.workload.workload import load_workload
+    from skyctl.workload.workload_spec import make_spec
+
+    had = profile.workload
+    if had is None:
+        return None, None
+    spec = make_spec(
+        had.source, batch_size=had.batch_size, seed=0, dtype=had.dtype, data_path=None, random_inputs=True
+    )
+    workload = load_workload(spec)
+    if workload.digest != had.digest:
+        raise InputError(
+            f"{had.source} has changed since it was measured", hint=f"measure it: skyctl probe {had.source}"
+        )
+    request = TrainingRequest(
+        workload.spec, microbatches=most_microbatches(profile), encrypt=profile.encrypted
+    )
+    return request, workload
+
+
+def most_microbatches(profile: Profile) -> int | None:
+    """Of the sizes measured the smallest microbatch, which is the quickest to time."""
+    shapes = profile.workload.shapes if profile.workload is not None else ()
+    return max((shape.microbatches for shape in shapes), default=None)
+
+
+def recheck_profile(
+    cluster: Cluster,
+    links: NodeSessions,
+    then: Profile,
+    request: TrainingRequest | None,
+    workload: Workload | None,
+    on_progress: Callable[[str], None],
+) -> Profile:
+    """What a quick look shows: devices, versions, memory, each device's costliest layer, a ring of links.
+
+    Raises:
+        NodeError: no node answered.
+    """
+    from skyctl.probe.cluster_probe import ProbeOptions, Recheck, measure_cluster
+
+    if not links.sessions:
+        require_all(links.failures)
+    spec, told = ship_timed_workload(request, links, on_progress)
+    known = {(link.source, link.target): link for link in then.links}
+    return measure_cluster(
+        cluster,
+        {**links.sessions, **links.failures},
+        workload,
+        spec,
+        request.choices() if request is not None else [],
+        progress_text(on_progress),
+        node_specs=told,
+        options=ProbeOptions(
+            budget_s=BUDGET_S,
+            encrypt=then.encrypted,
+            recheck=Recheck(then, lambda now: not _link_changes(known.get((now.source, now.target)), now)),
+        ),
+    )
+
+
+def profile_changes(then: Profile, now: Profile) -> list[ClusterChange]:
+    """What is not as it was, beyond what two measurements of the same thing may differ by. Pure.
+
+    A node that the profile has no device of, and that failed now, is no difference.
+    """
+    found: list[ClusterChange] = []
+    nodes = {node.name for node in now.nodes} | {failure.node for failure in now.failures}
+    for failure in now.failures:
+        if failure.node in {device.node for device in then.devices}:
+            found.append(ClusterChange(failure.node, "node", "measured", failure.error))
+    there = {device.id: device for device in now.devices}
+    failed = {failure.node for failure in now.failures}
+    before = {machine.device: machine for machine in machines_of(then, [d.id for d in then.devices])}
+    after = {machine.device: machine for machine in machines_of(now, list(there))}
+    for device in then.devices:
+        if device.node not in nodes or device.node in failed:
+            continue
+        if device.id not in there:
+            found.append(ClusterChange(device.id, "device", device.name, "not there"))
+            continue
+        if device.id in before:
+            found += machine_changes(before[device.id], after[device.id])
+        found += _device_changes(device, there[device.id], first_layer_names(then))
+    new = there.keys() - {device.id for device in then.devices}
+    found += [ClusterChange(name, "device", "not measured before", there[name].name) for name in sorted(new)]
+    links = {(link.source, link.target): link for link in then.links}
+    for link in now.links:
+        found += _link_changes(links.get((link.source, link.target)), link)
+    return found
+
+
+def _device_changes(then: DeviceProfile, now: DeviceProfile, names: dict[str, str]) -> list[ClusterChange]:
+    found = []
+    if now.memory_bytes < then.memory_bytes * (1 - MEMORY_TOLERANCE):
+        had, has = (f"{one.memory_bytes / GIB:.2f} GiB" for one in (then, now))
+        change = f"{now.memory_bytes / then.memory_bytes - 1:+.0%}"
+        found.append(ClusterChange(then.id, "usable memory", had, has, change))
+    known = {(t.signature, t.microbatch_size): t for t in then.timings}
+    for timing in now.timings:
+        had_t = known.get((timing.signature, timing.microbatch_size))
+        had_s = _layer_s(had_t) if had_t is not None else None
+        if not had_s:
+            continue
+        has_s = _layer_s(timing)
+        name = names.get(timing.signature, "a layer")
+        what = f"{name}, microbatch of {timing.microbatch_size}"
+        if has_s is None:
+            found.append(
+                ClusterChange(then.id, what, f"{had_s * 1e3:.2f} ms", timing.skipped or "no figures")
+            )
+        elif abs(has_s / had_s - 1) > TIME_TOLERANCE:
+            change = f"{has_s / had_s - 1:+.0%}"
+            found.append(
+                ClusterChange(then.id, what, f"{had_s * 1e3:.2f} ms", f"{has_s * 1e3:.2f} ms", change)
+            )
+    return found
+
+
+def _layer_s(timing: LayerTiming) -> float | None:
+    if timing.forward_s is None or timing.backward_s is None:
+        return None
+    return timing.forward_s + timing.backward_s
+
+
+def _link_changes(then: LinkProfile | None, now: LinkProfile) -> list[ClusterChange]:
+    """What differs of a link; nothing where it was not measured then."""
+    if then is None or then.estimated or then.error is not None:
+        return []
+    where = f"{now.source} → {now.target}"
+    if now.error is not None or now.latency_s is None or now.bandwidth_bytes_per_s is None:
+        return [ClusterChange(where, "link", "connected", now.error or "no figures")]
+    found = []
+    had_s, had_rate = then.latency_s, then.bandwidth_bytes_per_s
+    if had_s is not None and abs(now.latency_s - had_s) > LATENCY_TOLERANCE * had_s + LATENCY_TOLERANCE_S:
+        change = f"{(now.latency_s - had_s) * 1e3:+.1f} ms"
+        had, has = f"{had_s * 1e3:.1f} ms", f"{now.latency_s * 1e3:.1f} ms"
+        found.append(ClusterChange(where, "latency", had, has, change))
+    fast = min(now.bandwidth_bytes_per_s, had_rate or 0.0) > FAST_BYTES_PER_S
+    if had_rate and not fast and abs(now.bandwidth_bytes_per_s / had_rate - 1) > RATE_TOLERANCE:
+        had, has = (f"{rate * 8 / 1e6:.0f} Mbit/s" for rate in (had_rate, now.bandwidth_bytes_per_s))
+        found.append(
+            ClusterChange(where, "rate", had, has, f"{now.bandwidth_bytes_per_s / had_rate - 1:+.0%}")
+        )
+    return found

@@ -1,0 +1,196 @@
+"""What the user asked to train: the request as the launcher keeps it, and as it is sent to nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skyctl.agent.node_cache import file_digest
+from skyctl.errors import MismatchError, WorkloadError
+from skyctl.files import home, make_private
+from skyctl.records.plan import WorkloadRef
+from skyctl.remote.agent_session import Session
+from skyctl.workload.corpus import default_corpus
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.shipped_files import encode_text, files_to_ship, find_stored_weights, shipped_path
+from skyctl.workload.workload import Workload, load_workload
+from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
+
+if TYPE_CHECKING:
+    from skyctl.workload.hf.stored_weights import StoredWeights
+
+MAX_MICROBATCH_CHOICES = 3
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A workload and how to train it.
+
+    Attributes:
+        microbatches: parts that a batch is cut into; None: the planner chooses among measured numbers.
+        encrypt: what passes between stages goes through TLS.
+        sweep: the numbers of microbatches to measure and compare, where there are several.
+    """
+
+    spec: WorkloadSpec
+    microbatches: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    encrypt: bool = False
+    sweep: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        most = max((self.microbatches or 0, *self.sweep))
+        if most > self.spec.batch_size:
+            raise WorkloadError(
+                f"--microbatches {most} is more than --batch-size {self.spec.batch_size}; "
+                "a microbatch holds at least one sample",
+                hint=f"use at most --microbatches {self.spec.batch_size}",
+            )
+
+    def choices(self) -> list[int]:
+        """The numbers of microbatches to measure: the user's, or large powers of two within the batch."""
+        if self.sweep:
+            return list(self.sweep)
+        if self.microbatches is not None:
+            return [self.microbatches]
+        powers = [m for m in (1, 2, 4, 8, 16, 32) if m <= self.spec.batch_size]
+        return powers[-MAX_MICROBATCH_CHOICES:]
+
+    def words(self) -> list[str]:
+        """The command-line arguments that make the same request."""
+        spec, words = self.spec, [self.spec.source]
+        for flag, value, default in (
+            ("--batch-size", spec.batch_size, DEFAULT_BATCH_SIZE),
+            ("--microbatches", ",".join(map(str, self.sweep)) or self.microbatches, None),
+            ("--dtype", spec.dtype, "float32"),
+            ("--seed", spec.seed, 0),
+            ("--data", spec.data_path, None),
+        ):
+            words += [flag, str(value)] if value != default else []
+        words += ["--encrypt"] if self.encrypt else []
+        return [*words, "--random-inputs"] if spec.random_inputs else words
+
+    def ref(self, workload: Workload) -> WorkloadRef:
+        """What a plan records of the request, to recognize its workload later."""
+        return WorkloadRef(
+            source=self.spec.source,
+            digest=digest_training(self.spec, workload),
+            batch_size=self.spec.batch_size,
+            dtype=self.spec.dtype,
+            seed=self.spec.seed,
+        )
+
+
+def load_plan_request(
+    ref: WorkloadRef,
+    microbatches: int,
+    *,
+    learning_rate: float | None = None,
+    data_path: str | None = None,
+    random_inputs: bool = False,
+    recipe: Recipe | None = None,
+) -> tuple[TrainingRequest, Workload]:
+    """The request that a plan was made for, and its workload, loaded again.
+
+    Raises:
+        MismatchError: the workload has changed since.
+        WorkloadError: the recipe validates, and there is nothing to validate on.
+    """
+    recipe = recipe or Recipe()
+    spec = make_spec(
+        ref.source,
+        batch_size=ref.batch_size,
+        seed=ref.seed,
+        dtype=ref.dtype,
+        learning_rate=learning_rate,
+        data_path=data_path,
+        random_inputs=random_inputs,
+        validated=recipe.validate_every is not None,
+    )
+    workload = load_workload(spec)
+    if spec.validated:
+        workload.check_validation()
+    digest = digest_training(workload.spec, workload)
+    if digest != ref.digest:
+        data = f" with --data {data_path}" if data_path is not None else ""
+        raise MismatchError(
+            f"{ref.source}{data} is not what the plan was made for (its digest is {digest[:12]}, "
+            f"the plan's {ref.digest[:12]})",
+            hint=f"give the --data that the plan was made with, or plan again: skyctl plan {ref.source}",
+        )
+    return TrainingRequest(workload.spec, microbatches, recipe), workload
+
+
+def digest_training(spec: WorkloadSpec, workload: Workload) -> str:
+    """The digest of the workload, together with the user's own data where ``--data`` names some."""
+    if spec.data_path is None:
+        return workload.digest
+    data = _read_data(spec) or b""
+    return hashlib.sha256(workload.digest.encode() + hashlib.sha256(data).digest()).hexdigest()
+
+
+def send_workload(
+    spec: WorkloadSpec,
+    sessions: Mapping[str, Session],
+    with_data: Collection[str],
+    layers: Mapping[str, Collection[int]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Sends the user's code to every node, and data and stored weights to those that need them.
+
+    Args:
+        with_data: the nodes that read training data.
+        layers: by node, the layers it will hold: it gets their stored weights, if there are any. None: no
+            node needs any.
+
+    Returns:
+        By node, the spec as JSON values; paths in it are the node's own.
+    """
+    files = files_to_ship(spec)
+    data = encode_text(spec, _read_data(spec)) if with_data else None
+    stored = find_stored_weights(spec) if layers is not None else None
+    digest = hashlib.sha256(data).hexdigest() if data is not None else ""
+    by_node = {}
+    for name, session in sessions.items():
+        node_spec = replace(spec, path=None, data_path=None)
+        if spec.path is not None:
+            node_spec = replace(node_spec, path=shipped_path(spec, session.push_tree(files)))
+        if data is not None and name in with_data:
+            # The user's own data stays on the node no longer than the session.
+            path = session.push(data, digest, keep=spec.data_path is None)
+            node_spec = replace(node_spec, data_path=path)
+        if stored is not None and layers is not None:
+            node_spec = replace(node_spec, weights=_push_weights(session, stored, sorted(layers[name])))
+        by_node[name] = node_spec.to_dict()
+    return by_node
+
+
+def _read_data(spec: WorkloadSpec) -> bytes | None:
+    """The bytes that built-in models train on: the user's file, or the standard library's sources."""
+    if spec.data_path is not None:
+        path = Path(spec.data_path)
+        try:
+            return path.read_bytes()
+        except OSError as exc:
+            raise WorkloadError(
+                f"cannot read --data {path}: {exc.strerror or exc}", hint="give a readable text file"
+            ) from exc
+    return default_corpus() if resolve_source(spec).kind != "file" else None
+
+
+def _push_weights(session: Session, stored: StoredWeights, layers: list[int]) -> str:
+    """Sends the stored weights of some layers as one file, which is removed when the session ends.
+
+    Returns:
+        The file's path on the node.
+    """
+    from skyctl.workload.hf.stored_weights import write_layer_weights
+
+    with tempfile.TemporaryDirectory(prefix="weights-", dir=make_private(home())) as folder:
+        path = Path(folder) / "part.safetensors"
+        write_layer_weights(stored, layers, path)
+        return session.push(path, file_digest(path), keep=False)

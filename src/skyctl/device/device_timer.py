@@ -1,0 +1,72 @@
+"""Timing of compute actions, and making a device slower than it is. Worker and probe time alike with it.
+
+The emulated machine is the measured one stretched: an action that takes ``t`` here ends ``slowdown · t``
+after its start. What is stretched is the action's own work: with one thread on a CPU the thread's CPU time,
+so that other processes on this machine that hold the core for a while do not count twice (autograd's backward
+runs in the thread that calls it; time asleep is not stretched); elsewhere wall time. A sleep that overshoots
+makes later ones shorter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class TimedResult(NamedTuple, Generic[T]):
+    """An action's result, the wall seconds it took with the pause it was given, and its CPU seconds.
+
+    ``cpu_s`` is the thread's with one thread, the process's with several, and 0 on an accelerator.
+    """
+
+    result: T
+    wall_s: float
+    cpu_s: float
+
+
+class DeviceTimer:
+    """Runs actions, each timed to its end on the device.
+
+    Args:
+        slowdown: at least 1; 1 adds nothing.
+        single_thread: the work is done by the calling thread alone.
+        device: a device whose work is asynchronous is waited for.
+    """
+
+    def __init__(self, slowdown: float, *, single_thread: bool, device: torch.device) -> None:
+        self.slowdown = slowdown
+        self.on_cpu = device.type == "cpu"
+        self._by_cpu = single_thread and self.on_cpu
+        self._clock = time.thread_time if single_thread else time.process_time
+        self._device = device
+        self._owed_s = 0.0
+
+    def run(self, action: Callable[[], T]) -> TimedResult[T]:
+        """Runs one action and times it to its end on the device."""
+        start, cpu = time.perf_counter(), self._clock()
+        result = action()
+        if not self.on_cpu:
+            torch.accelerator.synchronize(self._device)
+        cpu_s = self._clock() - cpu if self.on_cpu else 0.0
+        wall_s = time.perf_counter() - start
+        if self.slowdown > 1.0:
+            wall_s += self._pause(cpu_s if self._by_cpu else wall_s, wall_s)
+        return TimedResult(result, wall_s, cpu_s)
+
+    def _pause(self, work_s: float, spent_s: float) -> float:
+        """Sleeps until ``slowdown`` times the work is over; gives the seconds slept."""
+        wanted_s = max(0.0, self.slowdown * work_s - spent_s)
+        paid_s = min(wanted_s, self._owed_s)
+        self._owed_s -= paid_s
+        if wanted_s <= paid_s:
+            return 0.0
+        start = time.perf_counter()
+        time.sleep(wanted_s - paid_s)
+        slept_s = time.perf_counter() - start
+        self._owed_s += max(0.0, slept_s - (wanted_s - paid_s))
+        return slept_s

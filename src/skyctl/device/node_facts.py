@@ -1,0 +1,283 @@
+"""What a node is: versions, processors, memory, devices. Task: ``skyctl.device.node_facts``.
+
+A figure that can't be had is None, and ``notes`` says why.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyctl.device.cgroup import Limits, read_limits
+from skyctl.device.process_memory import private_bytes, resident_bytes
+from skyctl.errors import SkyctlError
+
+
+def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:  # noqa: ARG001 - the task interface
+    """The task: ``{"devices": ["cpu", "cuda:1"] | null}`` → ``facts``'s dict."""
+    return collect_facts(payload.get("devices"))
+
+
+def collect_facts(wanted: list[str] | None = None) -> dict[str, Any]:
+    """Everything known of this node without measuring.
+
+    Args:
+        wanted: device names (``cpu``, ``cuda:0``), or None for all accelerators, else the CPU.
+
+    Returns:
+        ``hostname, platform, python, torch, cpu_model, cpus, cpu_scope, bound, affinity, quota,
+        memory_total_bytes, memory_available_bytes, boot_id, threads, devices, notes, numa_nodes``.
+        ``cpu_scope`` is equal on nodes that draw from the same processors: under one quota where that binds
+        (``bound``), else with the same ``affinity``, the numbers of those we may use (None: not told);
+        ``numa_nodes``: groups of processors, each with memory of its own, that hold one we may use.
+
+    Raises:
+        SkyctlError: a wanted device is not there.
+    """
+    limits = read_limits()
+    memory = host_memory(limits)
+    boot = boot_id()
+    quota = limits.quota
+    cpus = float(usable_cpus())
+    bound = quota is not None and quota.cpus < cpus
+    allowed = cpu_affinity()
+    scope = f"cpus {','.join(map(str, allowed))}" if allowed else ""
+    if quota is not None and bound:
+        scope = quota.scope
+    told = None
+    if quota is not None:
+        told = {"cpus": quota.cpus, "period_s": quota.period_s, "burst_s": quota.burst_s}
+    return {
+        "hostname": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cpu_model": cpu_model(),
+        "cpus": quota.cpus if quota is not None and bound else cpus,
+        "cpu_scope": f"{boot}/{scope}",
+        "bound": bound,
+        "affinity": allowed,
+        "quota": told,
+        "numa_nodes": numa_nodes(),
+        "memory_total_bytes": memory["total_bytes"],
+        "memory_available_bytes": memory["available_bytes"],
+        "boot_id": boot,
+        "threads": torch.get_num_threads(),
+        "devices": list_devices(wanted),
+        "notes": [limits.unseen] if limits.unseen else [],
+    }
+
+
+def cpu_affinity() -> list[int] | None:
+    """The processors that this process may be scheduled on (affinity and cpuset); None: not told."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def usable_cpus() -> int:
+    """How many processors this process may be scheduled on, at least 1."""
+    return max(1, len(cpu_affinity() or ()) or os.cpu_count() or 1)
+
+
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int | None:
+    """How many of the machine's NUMA nodes hold a processor that we may use; None where it is not told."""
+    allowed = set(cpu_affinity() or ())
+    try:
+        numbers = _parse_cpu_list((folder / "online").read_text())
+        return (
+            sum(1 for n in numbers if allowed & _parse_cpu_list((folder / f"node{n}/cpulist").read_text()))
+            or None
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def _parse_cpu_list(text: str) -> set[int]:
+    """``0-3,8`` → {0, 1, 2, 3, 8}."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def host_memory(limits: Limits) -> dict[str, Any]:
+    """Total and available bytes, the smaller of the machine's and the cgroup's.
+
+    Available is what a run would find: this process's own private pages are counted as free, because they
+    will be gone by then.
+    """
+    total, free = _meminfo_bytes()
+    own = private_bytes()
+    free = min(total, free + own)
+    cgroup = limits.memory
+    if cgroup is None or cgroup.limit_bytes >= total:
+        return {"total_bytes": total, "available_bytes": free, "from": "free memory", "scope": None}
+    left = min(cgroup.limit_bytes, cgroup.left_bytes + own)
+    if left <= free:
+        return {
+            "total_bytes": cgroup.limit_bytes,
+            "available_bytes": left,
+            "from": "cgroup limit",
+            "scope": cgroup.scope,
+        }
+    return {"total_bytes": cgroup.limit_bytes, "available_bytes": free, "from": "free memory", "scope": None}
+
+
+def _meminfo_bytes() -> tuple[int, int]:
+    """(total, available) bytes of the machine."""
+    values: dict[str, int] = {}
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            values[key] = int(rest.split()[0]) * 1024
+        return values["MemTotal"], values.get("MemAvailable", values["MemFree"])
+    except (OSError, KeyError, ValueError, IndexError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        return total, page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else total
+
+
+def list_devices(wanted: list[str] | None) -> list[dict[str, Any]]:
+    """The devices to use, as ``{"id": "cuda:0", "name": …}``; the CPU only where no accelerator is."""
+    there = accelerators()
+    if wanted is None:
+        return there or [_cpu_device()]
+    by_id = {device["id"]: device for device in [*there, _cpu_device()]}
+    chosen = []
+    for name in wanted:
+        local = name if ":" in name else f"{name}:0"
+        if local not in by_id:
+            raise SkyctlError(
+                f"device {name!r} is not there; this node has {', '.join(by_id)}",
+                hint=f"correct `devices` in cluster.yaml, or install a torch that sees {name!r}",
+            )
+        chosen.append(by_id[local])
+    return chosen
+
+
+def _cpu_device() -> dict[str, Any]:
+    return {"id": "cpu:0", "name": cpu_model()}
+
+
+def accelerators() -> list[dict[str, Any]]:
+    """Whatever ``torch.accelerator`` offers (cuda, xpu, mps, …); only cuda on a torch without it."""
+    offered = getattr(torch, "accelerator", None)
+    if offered is not None and offered.is_available():
+        kind = offered.current_accelerator().type
+        count = int(offered.device_count())
+    elif torch.cuda.is_available():
+        kind, count = "cuda", torch.cuda.device_count()
+    else:
+        return []
+    return [{"id": f"{kind}:{i}", "name": _accelerator_name(kind, i)} for i in range(count)]
+
+
+def _accelerator_name(kind: str, index: int) -> str:
+    module = getattr(torch, kind, None)
+    named = getattr(module, "get_device_name", None)
+    return str(named(index)) if named is not None else kind
+
+
+def device_memory(device: str) -> dict[str, Any]:
+    """What a stage on that device can use, and what is taken before the first layer.
+
+    Returns:
+        ``memory_bytes, memory_from, memory_scope, reserved_bytes, own_bytes``. On the CPU ``reserved_bytes``
+        is this process's resident size: torch imported, the workload read, layers run. On a card with memory
+        of its own it is the context with its libraries. ``memory_scope``: the pot that others draw from too.
+        ``own_bytes``: how much of that pot this process holds.
+    """
+    kind = torch.device(device).type
+    info = getattr(getattr(torch, kind, None), "mem_get_info", None)
+    if kind != "cpu" and info is not None:
+        return _discrete_memory(device, info)
+    memory = host_memory(read_limits())  # mps too: its memory is the machine's
+    return {
+        "memory_bytes": memory["available_bytes"],
+        "memory_from": memory["from"],
+        "memory_scope": f"{boot_id()}/{memory['scope'] or ''}",
+        "reserved_bytes": resident_bytes(),
+        "own_bytes": private_bytes(),
+    }
+
+
+def boot_id() -> str:
+    """The same for all that run on one kernel."""
+    return _first_line("/proc/sys/kernel/random/boot_id") or socket.gethostname()
+
+
+def _discrete_memory(device: str, info: Any) -> dict[str, Any]:
+    """Free memory of a card with its own, with this process's part counted as free, then as reserved."""
+    kind = torch.device(device).type
+    module = getattr(torch, kind)
+    index = torch.device(device).index or 0
+    module.empty_cache()
+    free, total = info(index)
+    held = int(module.memory_reserved(index))
+    context = _context_bytes(device)
+    return {
+        "memory_bytes": min(total, free + held + context),
+        "reserved_bytes": context,
+        "memory_from": "free memory",
+        "memory_scope": None,
+        "own_bytes": 0,
+    }
+
+
+_FREE_BEFORE_BYTES: dict[str, int] = {}
+"""By device: free bytes before this process made its context (see ``note_free``)."""
+
+
+def note_free_memory(device: str) -> None:
+    """Call before the first use of a device: remembers what is free then, to tell the context's size.
+
+    Asking makes a bare context itself, so what is noted is nearly the state after it; the figure from the
+    driver (nvidia-smi's, through NVML) is not among what a node must have.
+    """
+    module = getattr(torch, torch.device(device).type, None)
+    info = getattr(module, "mem_get_info", None)
+    if info is not None:
+        _FREE_BEFORE_BYTES[device] = int(info(torch.device(device).index or 0)[0])
+
+
+def gpu_uuid(device: str) -> str | None:
+    """The card's own id, where torch tells it."""
+    properties = getattr(getattr(torch, torch.device(device).type, None), "get_device_properties", None)
+    found = getattr(properties(torch.device(device).index or 0), "uuid", None) if properties else None
+    return None if found is None else str(found)
+
+
+CONTEXT_BYTES = 512 << 20
+"""A CUDA context with cuBLAS and cuDNN loaded takes 300 to 500 MB; the driver hides the part made at once."""
+
+
+def _context_bytes(device: str) -> int:
+    module = getattr(torch, torch.device(device).type)
+    index = torch.device(device).index or 0
+    free = int(module.mem_get_info(index)[0])
+    grown = _FREE_BEFORE_BYTES.get(device, free) - free - int(module.memory_reserved(index))
+    return max(CONTEXT_BYTES, grown)
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().splitlines()[0].strip()
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,145 @@
+"""A file of another tool → the nodes and groups of a cluster.yaml, and what of it could not be taken."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skyctl.errors import InputError, InventoryError
+from skyctl.files import read_text
+from skyctl.inventory.cluster_template import NewNode
+from skyctl.inventory.foreign import ansible, ansible_files
+from skyctl.inventory.foreign.ansible_groups import ImportNotes
+
+# Hostfiles: of DeepSpeed and Open MPI (``host slots=4``), of MPICH and Intel MPI (``host:4``).
+
+_HOSTFILE_LINE = re.compile(
+    r"^(?:(?P<user>[^@\s:=]+)@)?(?:\[(?P<six>[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.%\w]*)\]|(?P<host>[^\s:=\[\]^]+))(?::(?P<count>\d+))?$"
+)
+_SLOT_KEYS = ("slots", "slot", "cpu", "count", "sockets")
+_MAX_SLOTS = 1024
+_HOSTFILE_KEYS = {
+    **dict.fromkeys(_SLOT_KEYS, "slots"),
+    **dict.fromkeys(("max_slots", "max-slots", "slots_max", "slots-max", "cpu_max", "binding"), "unused"),
+    **dict.fromkeys(("user", "username", "user_name", "user-name"), "user"),
+    "port": "port",
+    "ifname": "interface",
+}
+
+
+def is_hostfile(text: str) -> bool:
+    """Whether every line is a host with nothing behind it but slots and the like."""
+    lines = _hostfile_lines(text)
+    return bool(lines) and all(
+        (_HOSTFILE_LINE.match(words[0]) or words[0].startswith("^"))
+        and all(word.partition("=")[0].lower() in _HOSTFILE_KEYS and "=" in word for word in words[1:])
+        for _, words in lines
+    )
+
+
+def read_hostfile(text: str, path: str, notes: ImportNotes) -> list[NewNode]:
+    """The hosts; one that stands twice has the sum of its slots. ``localhost`` is this machine itself.
+
+    Raises:
+        InventoryError: with file and line.
+    """
+    nodes: dict[str, NewNode] = {}
+    for number, words in _hostfile_lines(text):
+        if words[0].startswith("^"):
+            notes.add("hosts that are ruled out (^HOST) are not taken", words[0][1:])
+            continue
+        node = _parse_hostfile_node(words, f"{path}:{number}", notes)
+        before = nodes.get(node.name)
+        if before is not None:
+            node = replace(node, slots=(before.slots or 0) + (node.slots or 0) or None)
+        nodes[node.name] = node
+    return list(nodes.values())
+
+
+def _hostfile_lines(text: str) -> list[tuple[int, list[str]]]:
+    """(number, words) of the lines that are not empty; ``slots = 4`` is one word."""
+    found = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        words = re.sub(r"\s*=\s*", "=", raw.split("#")[0]).split()
+        if words:
+            found.append((number, words))
+    return found
+
+
+def _parse_hostfile_node(words: list[str], where: str, notes: ImportNotes) -> NewNode:
+    found = _HOSTFILE_LINE.match(words[0])
+    assert found is not None  # looks_so has seen it
+    host = found["six"] or found["host"]
+    fields = {"slots": found["count"], "user": found["user"], "port": None, "interface": None}
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        meant = _HOSTFILE_KEYS[key.lower()]
+        if meant == "unused":
+            notes.add(f"{key} has no meaning here", host)
+        else:
+            fields[meant] = value
+    for name, most in (("slots", _MAX_SLOTS), ("port", 65535)):
+        given = fields[name]
+        if given is not None and not (given.isascii() and given.isdigit() and 1 <= int(given) <= most):
+            raise InventoryError(f"{where}: {name} of {host} is a number from 1 to {most}, not {given!r}")
+    slots, port = fields["slots"], fields["port"]
+    local = host in ("localhost", "127.0.0.1", "::1")
+    return NewNode(
+        host,
+        None,
+        None if local else fields["user"],
+        int(port) if port and not local else None,
+        local,
+        interface=fields["interface"],
+        slots=int(slots) if slots else None,
+    )
+
+
+_DUMP_COMMAND = "ansible-inventory -i {path} --list --yaml > all.yml"
+
+
+@dataclass(frozen=True)
+class ForeignInventory:
+    """``kind``: what the file was taken for; ``notes``: what was left out, and why."""
+
+    kind: str
+    nodes: tuple[NewNode, ...]
+    groups: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+
+def read_foreign(path: Path) -> ForeignInventory:
+    """Reads an Ansible inventory (YAML, INI, or ``ansible-inventory --list``), or a hostfile.
+
+    What it is, is told by its name and content: ``.yml``, ``.yaml``, ``.json`` are Ansible's; a text in which
+    every line is a host with nothing but slots and the like is a hostfile; all else is Ansible's INI.
+
+    Raises:
+        InputError: no such file, or one that names no host.
+        InventoryError: a fault in it, with file and line.
+    """
+    dump = f"have ansible write it out: {_DUMP_COMMAND.format(path=path)}"
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; --from takes one file", hint=dump)
+    text = read_text(path)
+    if text.startswith("#!") and os.access(path, os.X_OK):
+        raise InputError(f"{path} is a program, which --from does not run", hint=dump)
+    notes = ImportNotes()
+    if path.suffix.lower() in (".yml", ".yaml", ".json"):
+        kind, nodes, groups = (
+            "an Ansible inventory (YAML)",
+            *ansible.convert_inventory(ansible_files.read_yaml(path, notes), path, notes),
+        )
+    elif is_hostfile(text):
+        kind, nodes, groups = "a hostfile", read_hostfile(text, str(path), notes), {}
+    else:
+        kind, nodes, groups = (
+            "an Ansible inventory (INI)",
+            *ansible.convert_inventory(ansible_files.read_ini(text, str(path)), path, notes),
+        )
+    if not nodes:
+        said = f" ({'; '.join(notes.lines())})" if notes.lines() else ""
+        raise InputError(f"{path}, taken for {kind}, has no host that can be a node{said}")
+    return ForeignInventory(kind, tuple(nodes), groups, tuple(notes.lines()))

@@ -1,0 +1,149 @@
+"""lab.yaml → ``LabSpec``: which nodes to emulate, how fast each is, and how they are linked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from skyctl.inventory.yaml_document import YamlDocument, describe_value, load_yaml, nearest_word_hint
+from skyctl.records.base import Name, Positive, Record, Seq
+
+NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+"""A node's name is its host name and a folder's name; a lab's name is a folder's name."""
+
+NODES_PER_SITE = 250
+SITES = 250
+MIN_CPUS = 0.001
+"""The kernel's smallest quota is 1 ms, its longest period 1 s."""
+
+_HINT = "see docs/examples/lab.yaml for one that works"
+
+
+class LabNode(Record):
+    """One emulated machine.
+
+    ``cpus``: cores' worth of time it gets (0.4: 40% of one core). ``rate_mbit``: what a TCP stream carries
+    over its link, each direction, 10^6 bit/s (the headers come on top); None: unlimited. ``python``: the
+    interpreter that cluster.yaml names for it; None: the launcher's own.
+    """
+
+    name: Name
+    cpus: float = Field(ge=MIN_CPUS)
+    memory_gib: Positive | None = None
+    rate_mbit: Positive | None = None
+    site: Name | None = None
+    python: Name | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _host_name(cls, value: str) -> str:
+        if not NAME.match(value):
+            raise ValueError("a lab node's name is letters, digits, '-', '_' and '.', at most 63 of them")
+        return value
+
+
+class LabSites(Record):
+    """What lies between sites: one-way latency, and what each site's uplink carries in each direction."""
+
+    latency_ms: float = Field(default=0.0, ge=0, le=10_000)
+    uplink_mbit: dict[str, Positive] = Field(default_factory=dict)
+
+
+class LabSpec(Record):
+    """A whole lab. Nodes that name no site share one.
+
+    ``cpu_slice_ms``: every node runs so long at a time and then stands still, for as long as its ``cpus`` ask
+    for; caches are then as cold after a pause on all of them. None: each has its part of every 10 ms.
+    """
+
+    nodes: Seq[LabNode] = Field(min_length=1)
+    cpu_slice_ms: float | None = Field(default=None, ge=1, le=1000)
+    sites: LabSites = LabSites()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LabSpec:
+        names = [node.name for node in self.nodes]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"duplicate node {doubled[0]!r}")
+        known = self.site_names()
+        for site in self.sites.uplink_mbit:
+            if site not in known:
+                raise ValueError(f"uplink_mbit names site {site!r}, which no node is in")
+        for site in known:
+            count = sum(self.site_of(node) == site for node in self.nodes)
+            if count > NODES_PER_SITE:
+                raise ValueError(f"site {site!r} has {count} nodes; a lab's site holds {NODES_PER_SITE}")
+        if len(known) > SITES:
+            raise ValueError(f"{len(known)} sites; a lab holds {SITES}")
+        return self
+
+    @staticmethod
+    def site_of(node: LabNode) -> str:
+        """The site's name; ``default`` where the node names none."""
+        return node.site or "default"
+
+    def site_names(self) -> list[str]:
+        """Every site, in the order of its first node."""
+        return list(dict.fromkeys(self.site_of(node) for node in self.nodes))
+
+    def apart(self) -> bool:
+        """Whether traffic between sites is delayed or limited at all."""
+        return len(self.site_names()) > 1 and bool(self.sites.latency_ms or self.sites.uplink_mbit)
+
+
+def read_lab(path: str | Path) -> LabSpec:
+    """Reads one lab.yaml.
+
+    Raises:
+        InputError: the file can't be read.
+        InventoryError: anything wrong in it, with file and line.
+    """
+    document = load_yaml(path, hint=_HINT)
+    document.mapping((), tuple(LabSpec.model_fields), "the file")
+    items = document.sequence(("nodes",), "nodes")
+    if not items:
+        raise document.error(("nodes",), "nodes is empty; a lab needs at least one node", hint=_HINT)
+    nodes: dict[str, LabNode] = {}
+    for index in range(len(items)):
+        loc = ("nodes", index)
+        node = _node(document, index)
+        if node.name in nodes:
+            first = document.line(("nodes", list(nodes).index(node.name)))
+            raise document.error(loc, f"duplicate node {node.name!r} (first on line {first})")
+        nodes[node.name] = node
+    sites = _sites(document, list(nodes.values()))
+    try:
+        return LabSpec(nodes=tuple(nodes.values()), sites=sites, cpu_slice_ms=document.at(("cpu_slice_ms",)))
+    except ValidationError as exc:
+        raise document.validation(exc, (), "the file") from exc
+
+
+def _node(document: YamlDocument, index: int) -> LabNode:
+    loc = ("nodes", index)
+    item = document.at(loc)
+    if not isinstance(item, dict):
+        message = f"a lab node is a mapping with a name and cpus, it is {describe_value(item)}"
+        raise document.error(loc, message, hint=_HINT)
+    where = f"node {item.get('name', index + 1)!r}"
+    fields = document.mapping(loc, tuple(LabNode.model_fields), where)
+    try:
+        return LabNode(**fields)
+    except ValidationError as exc:
+        raise document.validation(exc, loc, where) from exc
+
+
+def _sites(document: YamlDocument, nodes: list[LabNode]) -> LabSites:
+    fields = document.mapping(("sites",), tuple(LabSites.model_fields), "sites")
+    uplinks = document.mapping(("sites", "uplink_mbit"), None, "uplink_mbit")
+    known = {LabSpec.site_of(node) for node in nodes}
+    for site in uplinks:
+        if site not in known:
+            message = f"uplink_mbit names site {site!r}, which no node is in{nearest_word_hint(site, known)}"
+            raise document.error(("sites", "uplink_mbit", site), message)
+    try:
+        return LabSites(**{key: value for key, value in fields.items() if value is not None})
+    except ValidationError as exc:
+        raise document.validation(exc, ("sites",), "sites") from exc

@@ -1,0 +1,84 @@
+"""The process that holds a lab's network: bridges and link ends live in its namespace and die with it.
+
+Started as root by ``lab_setup.up`` with its configuration (JSON) on stdin; answers in one JSON line: the /16
+it has claimed and what will carry traffic between sites. Then it switches that traffic, or sleeps. It is in
+none of the nodes' cgroups. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from skyctl.lab import delay_switch, system_calls
+
+
+def main() -> None:
+    """Claims a subnet, makes the namespace, answers, and stays."""
+    config = json.load(sys.stdin)
+    if os.fork():
+        return  # what stays is nobody's child, so that nobody has to wait for it
+    try:
+        subnet, claim = _claim(config["subnets"])
+        system_calls.unshare(system_calls.CLONE_NEWNET)
+        for name in ("all", "default"):
+            with contextlib.suppress(OSError):
+                Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1", encoding="ascii")
+        kind = _kind(config) if config["apart"] else "none"
+        taps = (
+            [delay_switch.open_tap(f"tap{k}") for k in range(len(config["rates"]))] if kind == "user" else []
+        )
+    except OSError as exc:
+        _say({"error": str(exc)})
+        return
+    _say({"pid": os.getpid(), "subnet": subnet, "switch": kind})
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.chdir("/")
+    if not taps:
+        while True:
+            signal.pause()
+    sites = {_mac(subnet, site, number): site for site, number in config["nodes"]}
+    delay_switch.run_switch(taps, sites, config["rates"], config["latency_s"])
+    claim.close()
+
+
+def _say(message: dict[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _mac(subnet: int, site: int, number: int) -> bytes:
+    return bytes((0x02, 0x53, 0x4B, subnet, site, number))
+
+
+def _claim(subnets: list[int]) -> tuple[int, socket.socket]:
+    """The first 10.N/16 that no other lab holds: an abstract socket is the lock, gone with this process."""
+    for subnet in subnets:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0skyctl-lab-10.{subnet}")
+        except OSError:
+            claim.close()
+            continue
+        return subnet, claim
+    raise OSError("every 10.N.0.0/16 is in use, by routes of this machine or by other labs")
+
+
+def _kind(config: dict[str, Any]) -> str:
+    """``netem`` where this kernel has it and it may be used, else ``user``."""
+    if config["carrier"] != "auto":
+        return str(config["carrier"])
+    argv = [config["tc"], "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    tried = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if tried.returncode:
+        return "user"
+    subprocess.run([config["tc"], "qdisc", "del", "dev", "lo", "root"], capture_output=True, check=False)
+    return "netem"

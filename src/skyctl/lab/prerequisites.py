@@ -1,0 +1,185 @@
+"""What a lab needs of this machine: programs, folders that nodes see, and each node's Python."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from skyctl.errors import InputError, SkyctlError, UnfitError
+from skyctl.files import home
+
+_PACKAGES = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+}
+_PLACES = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program, looked for in the folders of system programs too; None where it is missing."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_PLACES}")
+
+
+def check_machine() -> dict[str, str]:
+    """Checks this machine and returns the paths of the programs that a lab needs, by name.
+
+    Raises:
+        InputError: not Linux, or not root.
+        UnfitError: programs are missing; the hint says what to install.
+    """
+    if sys.platform != "linux":
+        raise InputError(f"a lab needs Linux (namespaces, cgroups); this is {sys.platform}")
+    if os.geteuid() != 0:
+        raise InputError(
+            "a lab needs root (namespaces, cgroups)", hint="run it with sudo, or in a VM as root"
+        )
+    found = {name: find_program(name) for name in _PACKAGES}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        packages = " ".join(sorted({_PACKAGES[name] for name in missing}))
+        raise UnfitError(
+            f"this machine lacks what a lab needs: {', '.join(missing)}",
+            node=os.uname().nodename,
+            hint=f"apt-get install {packages} (or your system's packages of those names)",
+        )
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def root_home() -> str:
+    """The HOME of root, the user that logs in to nodes."""
+    return pwd.getpwuid(0).pw_dir
+
+
+def private_folders(node_folder: Path) -> dict[str, str]:
+    """What is mounted over in a node: path there → folder or file of its own."""
+    result = {
+        root_home(): str(node_folder / "home"),
+        "/tmp": str(node_folder / "tmp"),  # noqa: S108
+        "/var/tmp": str(node_folder / "vartmp"),  # noqa: S108
+        "/etc/hosts": str(node_folder / "etc" / "hosts"),
+        "/etc/shadow": str(node_folder / "etc" / "shadow"),
+    }
+    state = os.path.realpath(home())
+    if Path(state).is_dir() and not _hidden(state):
+        result[state] = str(node_folder / "nothing")
+    return result
+
+
+def _hidden(path: str) -> bool:
+    """Whether a node sees something of its own at that path."""
+    hidden = [root_home(), "/tmp", "/var/tmp", "/run", "/dev/shm", os.path.realpath(home())]  # noqa: S108
+    return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in hidden)
+
+
+def _hides(path: str) -> bool:
+    """Whether showing that folder would show the launcher's whole HOME or /tmp."""
+    hidden = [root_home(), "/tmp", "/var/tmp", "/run"]  # noqa: S108
+    return any(folder == path or folder.startswith(f"{path.rstrip('/')}/") for folder in hidden)
+
+
+def visible_paths(python: str) -> list[str]:
+    """What must stay visible in a node for its interpreter to run, of that which a node does not see.
+
+    Its environment, the installation that was made from, and what links in its site-packages lead to.
+    """
+    wanted = {python}
+    prefix = Path(python).parent.parent
+    real = os.path.realpath(python)
+    roots = [prefix, Path(real).parent.parent]
+    config = prefix / "pyvenv.cfg"
+    if config.is_file():
+        for line in config.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "home":
+                roots.append(Path(value.strip()).parent)
+    for root in roots:
+        path = os.path.normpath(root)
+        if not _hides(path):
+            wanted |= {path, os.path.realpath(path)}
+    wanted.add(real)
+    for packages in prefix.glob("lib/python3*/site-packages"):
+        wanted |= {os.path.realpath(entry) for entry in packages.iterdir() if entry.is_symlink()}
+    hidden = sorted(path for path in wanted if Path(path).exists() and _hidden(path))
+    return [p for p in hidden if not any(p != q and p.startswith(f"{q}/") for q in hidden)]
+
+
+def check_python(node: str, python: str) -> str:
+    """The interpreter's absolute path (links kept). Raises InputError where it can't be run."""
+    found = python if os.sep in python else shutil.which(python)
+    path = os.path.abspath(Path(found).expanduser()) if found else python  # noqa: PTH100  (links are kept)
+    if not (Path(path).is_file() and os.access(path, os.X_OK)):
+        raise InputError(f"lab node {node!r}: python is {python!r}, which is no program here")
+    return path
+
+
+# An environment that holds torch alone, made of the one in use: nothing is downloaded.
+
+
+def make_torch_only_venv(path: str | Path) -> Path:
+    """Makes a virtual environment whose only packages are torch and what torch requires, as links.
+
+    Args:
+        path: where; a folder that does not exist yet.
+
+    Returns:
+        The environment's interpreter.
+
+    Raises:
+        SkyctlError: the environment in use has no torch, or the folder can't be written.
+    """
+    root = Path(path)
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(root)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise SkyctlError(
+            f"can't make a virtual environment in {root}: {(made.stderr or made.stdout).strip()}"
+        )
+    packages = next(root.glob("lib/python3*/site-packages"))
+    for package in _with_requirements("torch"):
+        for source in _top_level(package):
+            target = packages / source.name
+            if not target.exists():
+                target.symlink_to(source)
+    return root / "bin" / "python"
+
+
+def _with_requirements(name: str) -> list[Distribution]:
+    found: dict[str, Distribution] = {}
+    wanted = [name]
+    while wanted:
+        current = wanted.pop()
+        if current in found:
+            continue
+        try:
+            found[current] = distribution(current)
+        except PackageNotFoundError as exc:
+            if current == name:
+                raise SkyctlError(f"the environment of {sys.executable} has no {name}") from exc
+            continue  # required on other systems or Python versions only
+        for requirement in found[current].requires or ():
+            text, _, marker = requirement.partition(";")
+            match = re.match(r"[A-Za-z0-9._-]+", text.strip())
+            if match and "extra ==" not in marker:
+                wanted.append(re.sub(r"[-_.]+", "-", match[0]).lower())
+    return list(found.values())
+
+
+def _top_level(package: Distribution) -> list[Path]:
+    """The folders and files of a package that lie in site-packages itself."""
+    names = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
+    paths = [Path(str(package.locate_file(name))) for name in sorted(names)]
+    return [path.resolve() for path in paths if path.exists() and not path.name.endswith(".pth")]

@@ -1,0 +1,301 @@
+"""Re-checks a plan and its certificate from the records alone (the bound's proof is in ``proofs.py``).
+
+Shared with the planner is the contract itself: the records, ``schedule.actions``, ``schedule.simulate``, and
+how bytes are written for people. Times, memory and bounds are added up anew (``facts.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+from skyctl.errors import InputError
+from skyctl.planner.stage_memory import human_bytes
+from skyctl.planner.verification import lower_bound
+from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.records.base import Record, Seq
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+from skyctl.schedule.actions import check_in_flight
+from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, SimulatedStep, StageTimes, simulate
+
+# Reads a plan's stages from its record, with the words for what is wrong with them.
+
+
+class CheckedStage(NamedTuple):
+    """Layers [start, stop) on a device (its index in the problem), with that many microbatches in flight,
+    weight gradients that many behind, and recomputing or not."""
+
+    device: int
+    start: int
+    stop: int
+    in_flight: int
+    weights_behind: int = 0
+    recompute: bool = False
+
+
+def read_stages(problem: Problem, plan: Plan) -> tuple[CheckedStage, ...]:
+    """The stages of a plan with one replica a stage.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    index = {device.id: d for d, device in enumerate(problem.devices)}
+    microbatches = problem.microbatches
+    out: list[CheckedStage] = []
+    for number, stage in enumerate(plan.stages):
+        if len(stage.replicas) != 1:
+            raise InputError(f"stage {number} has {len(stage.replicas)} replicas; version 1 has one a stage")
+        replica = stage.replicas[0]
+        if replica.device not in index:
+            raise InputError(f"the plan names device {replica.device!r}, which is not in the problem")
+        if replica.microbatches != microbatches:
+            raise InputError(
+                f"stage {number} runs {replica.microbatches} microbatches, the problem has {microbatches}"
+            )
+        if not 1 <= replica.in_flight <= microbatches:
+            raise InputError(
+                f"stage {number} keeps {replica.in_flight} in flight, it may be 1 to {microbatches}"
+            )
+        device = index[replica.device]
+        running = (replica.in_flight, replica.weights_behind, replica.recompute)
+        out.append(CheckedStage(device, stage.start, stage.stop, *running))
+    if out[-1].stop != len(problem.layers):
+        raise InputError(f"the plan covers {out[-1].stop} layers, the problem has {len(problem.layers)}")
+    if any(later.in_flight > earlier.in_flight for earlier, later in itertools.pairwise(out)):
+        raise InputError(
+            "the plan's in-flight numbers grow along the pipeline; its stages would wait for ever"
+        )
+    return tuple(out)
+
+
+TOLERANCE = 1e-9
+"""Relative; what the contract calls equal."""
+
+
+class Check(Record):
+    """One thing that was looked at. ``checked`` False: it can't be checked here, and ``detail`` says why."""
+
+    name: str
+    ok: bool
+    detail: str
+    checked: bool = True
+
+
+class Verdict(Record):
+    """``ok``: nothing that was checked fails."""
+
+    ok: bool
+    checks: Seq[Check]
+
+
+def verify(problem: Problem, plan: Plan) -> Verdict:
+    """Checks shape, pins, in-flight numbers, memory, the predicted times, the certificate and its bound."""
+    same = problem == plan.problem
+    checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
+    try:
+        held = read_stages(problem, plan)
+    except InputError as exc:
+        checks.append(Check(name="stages", ok=False, detail=exc.message))
+        return Verdict(ok=False, checks=tuple(checks))
+    facts = ProblemData(problem)
+    if not facts.finite():
+        checks.append(
+            Check(name="stages", ok=False, detail="the problem's times or bytes are too large to add up")
+        )
+        return Verdict(ok=False, checks=tuple(checks))
+    checks.append(Check(name="stages", ok=True, detail=f"{len(held)} stages cover {facts.layers} layers"))
+    in_flight = [stage.in_flight for stage in held]
+    behind = [stage.weights_behind for stage in held]
+    wrong = check_in_flight(problem.schedule, in_flight, problem.microbatches, behind)
+    checks.append(Check(name="in flight", ok=wrong is None, detail=wrong or f"as {problem.schedule} has it"))
+    if wrong is not None:
+        return Verdict(ok=False, checks=tuple(checks))
+    checks.append(_recompute(problem, held))
+    needs = [_need_bytes(facts, stage) for stage in held]
+    step, largest = _play(facts, held)
+    checks.append(_unused(problem, plan))
+    checks.append(_pins(facts, held))
+    checks.append(_memory(facts, held, needs))
+    checks.append(_value(plan, largest if problem.objective == "bottleneck" else step.iteration_s))
+    checks.append(_prediction(plan, step, largest, needs))
+    checks.append(_certificate(plan))
+    checks.append(_bound(facts, plan))
+    return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def _need_bytes(facts: ProblemData, stage: CheckedStage) -> float:
+    """The contract's formula: reserved, state, activations in flight, the largest workspace, the window;
+    weight gradients put off; with recomputation inputs in place of activations, which one layer has then."""
+    layers = facts.problem.layers[stage.start : stage.stop]
+    received = 0.0
+    if stage.start > 0:
+        received += facts.problem.layers[stage.start - 1].output_bytes
+    if stage.stop < facts.layers:
+        received += layers[-1].output_bytes
+    kept = [layer.activation_bytes for layer in layers]
+    once = [layer.workspace_bytes for layer in layers]
+    put_off = 0.0
+    if stage.recompute:
+        once = [layer.activation_bytes + layer.workspace_bytes for layer in layers]
+        for i in range(max(1, stage.start), stage.stop):
+            entering = facts.problem.layers[i - 1].output_bytes
+            kept[i - stage.start] = min(kept[i - stage.start], entering)
+    elif facts.split:
+        put_off = (stage.weights_behind + 1) * math.fsum(layer.deferred_bytes for layer in layers)
+    return (
+        facts.problem.devices[stage.device].reserved_bytes
+        + math.fsum(layer.state_bytes for layer in layers)
+        + stage.in_flight * math.fsum(kept)
+        + put_off
+        + max(once)
+        + facts.problem.receive_window * received
+    )
+
+
+def _play(facts: ProblemData, held: tuple[CheckedStage, ...]) -> tuple[SimulatedStep, float]:
+    """(the step, simulated; the largest stage's forward and backward in seconds)."""
+    problem = facts.problem
+    stages, layers_s = [], []
+    for stage in held:
+        part = slice(stage.start, stage.stop)
+        forward, backward, optimizer = (math.fsum(x[part].tolist()) for x in facts.columns(stage.device))
+        weight = min(backward, math.fsum(facts.weights(stage.device)[part].tolist()))
+        overhead_s = facts.stage_overhead_s(stage.device, stage.start, stage.stop)
+        if stage.recompute:
+            stages.append(StageTimes(forward + overhead_s, backward + forward + overhead_s, optimizer))
+        else:
+            stages.append(StageTimes(forward + overhead_s, backward + overhead_s, optimizer, weight))
+        layers_s.append(forward + backward + (forward if stage.recompute else 0.0))
+    links = {(link.source, link.target): link for link in problem.links}
+    shared: dict[tuple[str, str], dict[int, float]] = {}
+    for number, resource in enumerate(problem.shared):
+        for source, target in resource.links:
+            shared.setdefault((source, target), {})[number] = resource.bandwidth_bytes_per_s
+
+    def hop(source: int, target: int, size: float) -> MessageTimes:
+        ends = (problem.devices[source].id, problem.devices[target].id)
+        link = links.get(ends)
+        size *= 1.0 if link is None else link.sent_share
+        also = tuple((number, size / rate) for number, rate in shared.get(ends, {}).items())
+        if link is None:
+            return MessageTimes(shared=also)
+        return MessageTimes(size / link.bandwidth_bytes_per_s, link.latency_s, also)
+
+    boundaries = []
+    for a, b in itertools.pairwise(held):
+        size = problem.layers[a.stop - 1].output_bytes
+        boundaries.append(BoundaryTimes(hop(a.device, b.device, size), hop(b.device, a.device, size)))
+    in_flight = [stage.in_flight for stage in held]
+    behind = [stage.weights_behind for stage in held]
+    step = simulate(
+        problem.schedule, problem.microbatches, in_flight, stages, boundaries, deferred_weights=behind
+    )
+    return step, max(layers_s)
+
+
+def _recompute(problem: Problem, held: tuple[CheckedStage, ...]) -> Check:
+    """Stages recompute only where the problem lets them, and put nothing off then."""
+    for number, stage in enumerate(held):
+        if stage.recompute and not problem.recompute:
+            detail = f"stage {number} recomputes, the problem does not allow it"
+            return Check(name="recompute", ok=False, detail=detail)
+        if stage.recompute and stage.weights_behind:
+            detail = f"stage {number} recomputes, and its weight gradients are {stage.weights_behind} behind"
+            return Check(name="recompute", ok=False, detail=detail)
+    count = sum(stage.recompute for stage in held)
+    return Check(name="recompute", ok=True, detail=f"{count} of {len(held)} stages recompute")
+
+
+def _unused(problem: Problem, plan: Plan) -> Check:
+    """Every device holds a stage or is called unused, and not both."""
+    used = {replica.device for stage in plan.stages for replica in stage.replicas}
+    named = [entry.device for entry in plan.unused]
+    left = {device.id for device in problem.devices} - used
+    for device in sorted(set(named) - left):
+        what = "it holds a stage" if device in used else "it is not in the problem"
+        return Check(name="unused", ok=False, detail=f"{device} is called unused, but {what}")
+    if len(named) != len(set(named)):
+        return Check(name="unused", ok=False, detail="a device is called unused twice")
+    return Check(
+        name="unused", ok=True, detail=f"{len(left)} of {len(problem.devices)} devices hold no stage"
+    )
+
+
+def _pins(facts: ProblemData, held: tuple[CheckedStage, ...]) -> Check:
+    for device, may, where in (
+        (held[0].device, facts.may_be_first, "first"),
+        (held[-1].device, facts.may_be_last, "last"),
+    ):
+        if not may(device):
+            name = facts.problem.devices[device].id
+            return Check(name="pins", ok=False, detail=f"{name} may not hold the {where} stage")
+    return Check(name="pins", ok=True, detail="first and last stage are where they may be")
+
+
+def _memory(facts: ProblemData, held: tuple[CheckedStage, ...], needs: list[float]) -> Check:
+    for stage, need in zip(held, needs, strict=True):
+        device = facts.problem.devices[stage.device]
+        if device.memory_bytes is not None and not need <= device.memory_bytes * (1 + 1e-12):
+            detail = f"{device.id} needs {human_bytes(need)}, it has {human_bytes(device.memory_bytes)}"
+            return Check(name="memory", ok=False, detail=detail)
+    return Check(name="memory", ok=True, detail="every stage fits its device")
+
+
+def _value(plan: Plan, value_s: float) -> Check:
+    claimed = plan.certificate.value_s
+    detail = f"{claimed:.6g} s claimed, {value_s:.6g} s found"
+    return Check(name="value", ok=_close(value_s, claimed), detail=detail)
+
+
+def _prediction(plan: Plan, step: SimulatedStep, largest_s: float, needs: list[float]) -> Check:
+    said = plan.predicted
+    ok = _close(said.iteration_s, step.iteration_s) and _close(said.bottleneck_s, largest_s)
+    ok = ok and [r.device for r in said.replicas] == [s.replicas[0].device for s in plan.stages]
+    if ok:
+        slack = TOLERANCE * max(step.iteration_s, 1e-6)
+        for s, replica in enumerate(said.replicas):
+            # a stage of microseconds beside seconds: its share of a sum's rounding may be more than its own
+            near = abs(replica.compute_s - step.compute_s[s]) <= 1e-3 * slack
+            ok = ok and (near or _close(replica.compute_s, step.compute_s[s]))
+            ok = ok and abs(replica.idle_s - step.idle_s[s]) <= slack
+            ok = ok and _close(replica.memory_bytes, needs[s])
+    return Check(name="prediction", ok=ok, detail="simulated again" if ok else "differs from the simulation")
+
+
+def _certificate(plan: Plan) -> Check:
+    """Whether its numbers agree with each other."""
+    proof = plan.certificate
+    if proof.status == "feasible":
+        ok = proof.lower_bound_s is None and proof.gap is None
+        return Check(
+            name="certificate", ok=ok, detail="feasible, no bound" if ok else "feasible, with a bound"
+        )
+    if proof.lower_bound_s is None or proof.gap is None:
+        return Check(name="certificate", ok=False, detail=f"{proof.status} without a bound and a gap")
+    if not proof.lower_bound_s <= proof.value_s * (1 + TOLERANCE):
+        return Check(name="certificate", ok=False, detail="the lower bound is above the value")
+    if proof.lower_bound_s == 0 and proof.value_s > 0:
+        return Check(name="certificate", ok=False, detail=f"{proof.status} with a bound of zero")
+    gap = proof.value_s / proof.lower_bound_s - 1 if proof.lower_bound_s > 0 else 0.0
+    ok = abs(gap - proof.gap) <= TOLERANCE * max(1.0, gap)
+    ok = ok and (proof.status != "optimal" or max(gap, proof.gap) <= TOLERANCE)
+    return Check(name="certificate", ok=ok, detail=f"{proof.status}, gap {gap:.3g}")
+
+
+def _bound(facts: ProblemData, plan: Plan) -> Check:
+    bound = plan.certificate.lower_bound_s
+    if bound is None:
+        return Check(name="bound", ok=True, detail="none claimed", checked=False)
+    witness = plan.certificate.witness
+    found = lower_bound.prove(facts, bound, witness)
+    if found.holds is None and witness is not None:
+        return Check(name="bound", ok=False, detail=f"its witness does not prove it; {found.detail}")
+    return Check(
+        name="bound", ok=found.holds is not False, detail=found.detail, checked=found.holds is not None
+    )

@@ -1,0 +1,269 @@
+"""Measures a whole cluster: every device, every pair, and a workload's distinct layers → a ``Profile``.
+
+First the devices (``device_measurement``), all at the same time. Then, while they are quiet, the network:
+links, sites, the nodes' own lines and the sites' uplinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from skyctl.errors import InputError, SkyctlError
+from skyctl.probe.background_load import LauncherUse, device_conditions
+from skyctl.probe.contention import measure_node_lines, measure_uplinks
+from skyctl.probe.device_measurement import (
+    FAILED_SHARE,
+    ProbeProgress,
+    measure_devices,
+    start_processes,
+    task_payload,
+    wait_until_ready,
+)
+from skyctl.probe.device_probes import DeviceProbes
+from skyctl.probe.device_profiles import device_profiles, node_profiles
+from skyctl.probe.layer_shapes import shape_profiles
+from skyctl.probe.link_measurement import LinkSelection, default_link_selection, measure_links, measure_ring
+from skyctl.probe.profile_cache import CachedTimings, cached_links, cached_timings, costliest_layers, now_iso
+from skyctl.probe.site_clustering import name_sites
+from skyctl.records.cluster import Cluster
+from skyctl.records.profile import (
+    LineProfile,
+    LinkProfile,
+    Profile,
+    ShapeProfile,
+    SiteProfile,
+    UplinkProfile,
+    WorkloadProfile,
+)
+from skyctl.remote.credentials import make_certificate
+from skyctl.remote.peer_addresses import find_peer_address_outcomes
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
+    from skyctl.workload.workload_spec import WorkloadSpec
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """What was measured between nodes, in the records of a profile."""
+
+    links: Sequence[LinkProfile]
+    sites: Sequence[SiteProfile] = ()
+    lines: Sequence[LineProfile] = ()
+    uplinks: Sequence[UplinkProfile] = ()
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """``then``: the profile to look at again; ``holds``: whether a link is still as it was."""
+
+    then: Profile
+    holds: Callable[[LinkProfile], bool]
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How a cluster is measured.
+
+    ``budget_s``: about how long the first pass over the layers may take. ``start_s``, ``cap_s``: deadlines
+    for a node to be ready, and for its measurement. ``link_selection``: which links are measured (None:
+    ``default_link_selection``). ``earlier``: the cluster's profiles, newest first; what still holds is not
+    measured again. ``recheck``: a profile to look at again; only its costliest layers and a ring of links are
+    measured. ``encrypt``: messages and links are measured through TLS, as training will send them.
+    """
+
+    budget_s: float = 4.0
+    start_s: float = 180.0
+    cap_s: float = 180.0
+    link_selection: LinkSelection | None = None
+    earlier: Sequence[Profile] = ()
+    recheck: Recheck | None = None
+    encrypt: bool = False
+
+
+def measure_cluster(
+    cluster: Cluster,
+    sessions: Mapping[str, Any],
+    workload: Workload | None = None,
+    spec: WorkloadSpec | None = None,
+    microbatch_choices: Sequence[int] = (),
+    on_progress: ProbeProgress = lambda _node, _what, _done: None,
+    *,
+    node_specs: Mapping[str, Mapping[str, Any]] | None = None,
+    options: ProbeOptions | None = None,
+) -> Profile:
+    """Measures the cluster as it is now. A node that can't be measured is in ``failures`` and hides no other.
+
+    Args:
+        sessions: by node name, its session or the error there is instead.
+        workload, spec: None: each device's generic speed is measured, with no layer times.
+        microbatch_choices: numbers of microbatches a step that may be planned with.
+        node_specs: by node, the workload's description with the paths valid there (default: as here).
+
+    Raises:
+        InputError: a workload without its spec or without a number of microbatches.
+        WorkloadError: more microbatches than samples.
+    """
+    if workload is not None and (spec is None or not microbatch_choices):
+        raise InputError("probing a workload needs its description and at least one number of microbatches")
+    options = options or ProbeOptions()
+    probes = DeviceProbes(lambda name, failure: on_progress(name, failure.error, FAILED_SHARE))
+    launcher = LauncherUse()
+    try:
+        specs = {} if workload is None else _probe_specs(cluster, workload, node_specs or {})
+        payload = partial(task_payload, cluster, specs, make_certificate() if options.encrypt else None)
+        start_processes(probes, cluster, sessions, payload, on_progress)
+        both = None if workload is None or spec is None else (workload, spec)
+        shapes = shape_profiles(*both, microbatch_choices) if both else []  # while nodes import torch
+        wait_until_ready(probes, sessions, payload, options.start_s, on_progress)
+        created = now_iso()
+        known = _known_timings(probes, shapes, spec, options, created)
+        measure_devices(probes, shapes, options.budget_s, options.cap_s, on_progress, known)
+        known.complete(probes.alive())
+        addresses = peer_addresses(probes, sessions)
+        network = _find_network(probes, cluster, addresses, known, options, created, on_progress)
+        conditions = device_conditions(probes.alive(), launcher)
+        devices = device_profiles(probes, shapes, conditions, known.speeds)
+        nodes = node_profiles(probes, sessions, addresses, network.sites)
+    finally:
+        probes.close()
+    return Profile(
+        cluster=cluster.name,
+        cluster_digest=cluster.digest,
+        created=created,
+        nodes=tuple(nodes),
+        devices=tuple(known.dated(d, created) for n in cluster.nodes for d in devices if d.node == n.name),
+        links=tuple(network.links),
+        workload=_workload_profile(workload, spec, shapes),
+        failures=tuple(probes.failures[n.name] for n in cluster.nodes if n.name in probes.failures),
+        lines=tuple(line for line in network.lines if line.node not in probes.failures),
+        sites=tuple(network.sites),
+        uplinks=tuple(network.uplinks),
+        encrypted=options.encrypt,
+    )
+
+
+def _known_timings(
+    probes: DeviceProbes,
+    shapes: Sequence[ShapeProfile],
+    spec: WorkloadSpec | None,
+    options: ProbeOptions,
+    now: str,
+) -> CachedTimings:
+    """What need not be measured: all but the costliest layers of a recheck, else what still holds."""
+    if options.recheck is not None:
+        size = shapes[0].microbatch_size if shapes else 0
+        return costliest_layers(options.recheck.then, size, probes.alive())
+    return cached_timings(probes.alive(), options.earlier, shapes, spec.dtype if spec else "", now)
+
+
+def _find_network(
+    probes: DeviceProbes,
+    cluster: Cluster,
+    addresses: Mapping[str, str],
+    known: CachedTimings,
+    options: ProbeOptions,
+    now: str,
+    on_progress: ProbeProgress,
+) -> MeasuredNetwork:
+    """The network between the nodes: a ring of a recheck, what still holds, or all of it measured."""
+    if options.recheck is not None:
+        on_round = round_progress("links", on_progress)
+        return MeasuredNetwork(measure_ring(probes, addresses, options.recheck.holds, on_round))
+    cached = cached_links(options.earlier, known, addresses, now) if options.link_selection is None else None
+    if cached is not None:
+        return MeasuredNetwork(cached.links, cached.sites, cached.lines, cached.uplinks)
+    return measure_network(probes, cluster, addresses, options.link_selection, on_progress)
+
+
+def _probe_specs(
+    cluster: Cluster, workload: Workload, node_specs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """By node, the workload's description with random inputs: the data may be on some nodes only."""
+    given = {node.name: node_specs.get(node.name) or workload.spec.to_dict() for node in cluster.nodes}
+    return {name: dict(spec) | {"random_inputs": True} for name, spec in given.items()}
+
+
+def _workload_profile(
+    workload: Workload | None, spec: WorkloadSpec | None, shapes: Sequence[ShapeProfile]
+) -> WorkloadProfile | None:
+    if workload is None or spec is None:
+        return None
+    return WorkloadProfile(
+        source=spec.source,
+        digest=workload.digest,
+        batch_size=spec.batch_size,
+        dtype=spec.dtype,
+        shapes=tuple(shapes),
+    )
+
+
+def measure_network(
+    probes: DeviceProbes,
+    cluster: Cluster,
+    addresses: Mapping[str, str],
+    selection: LinkSelection | None,
+    on_progress: ProbeProgress,
+) -> MeasuredNetwork:
+    """Measures links, sites, lines and uplinks between the nodes that have not failed.
+
+    Args:
+        selection: which links are measured (None: ``default_link_selection``).
+    """
+    links, sites = _measure_links(probes, addresses, cluster, selection, on_progress)
+    lines, uplinks = _measure_contention(probes, addresses, links, sites, on_progress)
+    return MeasuredNetwork(links, sites, lines, uplinks)
+
+
+def peer_addresses(probes: DeviceProbes, sessions: Mapping[str, Any]) -> dict[str, str]:
+    """By node, the address at which its peers reach it; a node without one has failed."""
+    alive = {m.node.name: sessions[m.node.name] for m in probes.alive()}
+    addresses: dict[str, str] = {}
+    for name, outcome in find_peer_address_outcomes(alive).items():
+        if isinstance(outcome, SkyctlError):
+            probes.fail(name, outcome)
+        else:
+            addresses[name] = outcome
+    return addresses
+
+
+def _measure_links(
+    probes: DeviceProbes,
+    addresses: Mapping[str, str],
+    cluster: Cluster,
+    selection: LinkSelection | None,
+    on_progress: ProbeProgress,
+) -> tuple[list[LinkProfile], list[SiteProfile]]:
+    """The links between the nodes that have not failed, and their sites."""
+    selection = selection or default_link_selection(len(addresses))
+    links, found = measure_links(probes, addresses, round_progress("links", on_progress), selection)
+    on_progress("links", "not measured" if selection == "none" else "measured", 1.0)
+    gone = set(probes.failures)
+    left = ([name for name in site if name not in gone] for site in found)
+    sites = name_sites([site for site in left if site], cluster.groups)
+    return [link for link in links if not {link.source, link.target} & gone], sites
+
+
+def _measure_contention(
+    probes: DeviceProbes,
+    addresses: Mapping[str, str],
+    links: Sequence[LinkProfile],
+    sites: Sequence[SiteProfile],
+    on_progress: ProbeProgress,
+) -> tuple[list[LineProfile], list[UplinkProfile]]:
+    """The nodes' lines and the sites' uplinks. Nodes on one machine, by loopback, have no line in between."""
+    apart = {name: address for name, address in addresses.items() if not ip_address(address).is_loopback}
+    lines, reasons = measure_node_lines(probes, apart, links, round_progress("lines", on_progress))
+    uplinks, others = measure_uplinks(probes, apart, links, sites, round_progress("uplinks", on_progress))
+    for name, reason in (*reasons.items(), *others.items()):
+        on_progress("lines", f"{name} left out: {reason}", 0.0)
+    return lines, uplinks
+
+
+def round_progress(what: str, on_progress: ProbeProgress) -> Callable[[int, int], None]:
+    """A callback that takes rounds done and rounds in all, and reports them as progress of ``what``."""
+    return lambda done, of: on_progress(what, f"round {done + 1} of {of}", done / max(1, of))

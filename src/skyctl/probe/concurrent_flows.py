@@ -1,0 +1,197 @@
+"""Flows between several processes of the probe at the same time: started together, and what they got.
+
+A hub waits until its peers are connected, and then all its flows begin; with ``hold`` those of several hubs
+begin together, when the launcher says so. Every flow is a number of messages of one size; its receiver notes
+when each was there (``probe/node/link_speed.py``).
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
+
+FlowEnds = tuple[str, str]
+"""The nodes (source, target) of a flow."""
+LEAST_MESSAGE_BYTES = 512
+
+
+@dataclass(frozen=True)
+class FlowSizes:
+    """How long flows run, and in how many messages.
+
+    ``settle_s`` to ``most_settle_s``: left out at the start, for TCP's slow start and the buckets' bursts, as
+    ``settle_latencies`` latencies ask for. ``measure_s``: what follows, if the flow were alone.
+    ``transfer_s``: how long it may take.
+    """
+
+    measure_s: float
+    settle_s: float
+    most_settle_s: float
+    settle_latencies: int
+    messages: int
+    most_bytes: int
+    transfer_s: float
+
+    def settle_for(self, latency_s: float) -> float:
+        """Seconds left out where the slowest link has that latency."""
+        return min(self.most_settle_s, max(self.settle_s, self.settle_latencies * latency_s))
+
+    def message_bytes(self, rate: float, settle_s: float) -> int:
+        """A message of a flow that would take ``settle_s + measure_s`` at that rate (bytes/s)."""
+        total_bytes = min(self.most_bytes, rate * (settle_s + self.measure_s))
+        return max(LEAST_MESSAGE_BYTES, int(total_bytes / self.messages))
+
+
+@dataclass(frozen=True)
+class ReceivedFlow:
+    """One flow as it came: when each message was there (seconds from the go), and a message's bytes."""
+
+    arrivals_s: Sequence[float]
+    message_bytes: int
+
+    def passed_bytes(self, at_s: float) -> float:
+        """Bytes that had come by then, each message counted as it grew, at an even pace."""
+        done = bisect_left(self.arrivals_s, at_s)
+        if done == len(self.arrivals_s):
+            return float(done * self.message_bytes)
+        before_s = self.arrivals_s[done - 1] if done else 0.0
+        took_s = self.arrivals_s[done] - before_s
+        return (done + (at_s - before_s) / took_s) * self.message_bytes if took_s > 0 else 0.0
+
+
+def joint_rate(flows: Sequence[ReceivedFlow], settle_s: float) -> float | None:
+    """Bytes per second of all flows while all of them ran; None where there was no such time."""
+    end_s = min(flow.arrivals_s[-1] if flow.arrivals_s else 0.0 for flow in flows)
+    start_s = min(settle_s, end_s / 2)
+    if end_s <= start_s:
+        return None
+    passed_bytes = sum(flow.passed_bytes(end_s) - flow.passed_bytes(start_s) for flow in flows)
+    return passed_bytes / (end_s - start_s)
+
+
+@dataclass(frozen=True)
+class HubOrder:
+    """Flows of one hub with its peers. ``message_bytes``: by peer, of what it is sent and what comes back."""
+
+    hub: str
+    message_bytes: Mapping[str, tuple[int, int]]
+    phase: str
+
+
+Answers = dict[str, dict[str, list[float]] | str]
+"""By node, when each message had come, by peer (seconds from the go); or why that is not known."""
+
+
+class FlowPlayer:
+    """Runs flows between processes of the probe. ``silent``: nodes that were asked and did not answer.
+
+    Args:
+        addresses: by node, the address at which its peers reach it; nodes without one are left out.
+        limit_s: how long hubs, and then their peers, are waited for.
+    """
+
+    def __init__(
+        self,
+        probes: DeviceProbes,
+        addresses: Mapping[str, str],
+        sizes: FlowSizes,
+        connect_s: float,
+        transfer_s: float,
+        limit_s: float,
+    ) -> None:
+        self._fleet, self._addresses, self.sizes, self._limit_s = probes, addresses, sizes, limit_s
+        self._timeouts = {"timeout_s": connect_s, "transfer_s": transfer_s}
+        self.members: dict[str, DeviceProbe] = {}
+        for member in probes.alive():
+            if member.node.name in addresses:
+                self.members.setdefault(member.node.name, member)
+        self.silent: set[str] = set()
+        self._orders: dict[str, HubOrder] = {}
+        self._secrets: dict[FlowEnds, str] = {}
+        self._hold = False
+        self._asked: list[str] = []
+        self._ready: set[str] = set()
+        self._answers: Answers = {}
+
+    def missing(self, names: Sequence[str]) -> str | None:
+        """The first of those nodes that can't take part any more."""
+        return next((name for name in names if name in self.silent or name in self._fleet.failures), None)
+
+    def play(self, orders: Sequence[HubOrder], *, hold: bool = False) -> Answers:
+        """Starts the hubs, then their peers; returns when all have answered or are too late.
+
+        Args:
+            orders: without a node in common.
+            hold: no hub's flows begin before all hubs are ready.
+        """
+        self._orders = {order.hub: order for order in orders}
+        self._secrets = {(o.hub, peer): secrets.token_hex(16) for o in orders for peer in o.message_bytes}
+        self._hold, self._asked, self._ready, self._answers = hold, [], set(), {}
+        for order in orders:
+            role = {"role": "hub", "hold": True} if hold else {"role": "hub"}
+            self._send(order.hub, order, role, list(order.message_bytes))
+        self._wait(list(self._orders))
+        self._wait([name for name in self._asked if name not in self._answers])
+        for order in orders:
+            for name in (order.hub, *order.message_bytes):
+                self._answers.setdefault(name, "no answer in time")
+        return self._answers
+
+    def _send(self, name: str, order: HubOrder, role: dict[str, Any], others: Sequence[str]) -> None:
+        member = self.members[name]
+        member.phase = order.phase
+        pairs = []
+        for other in others:
+            peer = other if name == order.hub else name
+            sent, received = order.message_bytes[peer]
+            pairs.append(
+                {
+                    "peer": other,
+                    "secret": self._secrets[order.hub, peer],
+                    "messages": self.sizes.messages,
+                    "send_bytes": sent if name == order.hub else received,
+                    "receive_bytes": received if name == order.hub else sent,
+                }
+            )
+        message = {"op": "line", "hub": order.hub, "address": self._addresses[name], "pairs": pairs}
+        self._fleet.send(member, message | self._timeouts | role)
+
+    def _wait(self, names: Sequence[str]) -> None:
+        members = [self.members[name] for name in names]
+        self._fleet.wait(members, "line", self._limit_s, self._hear, fatal=False)
+        self.silent |= {name for name in names if name not in self._answers}
+
+    def _hear(self, member: DeviceProbe, event: dict[str, Any]) -> None:
+        name, hub = member.node.name, str(event.get("hub"))
+        order = self._orders.get(hub)
+        if order is None or member is not self.members[name] or name not in (hub, *order.message_bytes):
+            return  # of an earlier round
+        kind = event.get("event")
+        if kind == "line":
+            self._answers[name] = str(event["error"]) if "error" in event else event["arrivals"]
+        elif kind == "line-listening":
+            for peer, port in zip(order.message_bytes, event["ports"], strict=True):
+                self._send(peer, order, {"role": "peer", "host": event["address"], "port": port}, [hub])
+                self._asked.append(peer)
+        elif kind == "line-ready":
+            self._ready.add(hub)
+            gave_up = self._answers.keys() & self._orders.keys()  # a hub that waits has not answered
+            if self._ready == set(self._orders) and not gave_up:
+                for other in self._orders:
+                    self._fleet.send(self.members[other], {"op": "go"})
+
+
+def arrivals_of(answers: Answers, names: Sequence[str]) -> dict[str, dict[str, list[float]]] | str:
+    """What all of them received, by node and peer; or the first reason why that is not known."""
+    found = {}
+    for name in names:
+        answer = answers[name]
+        if isinstance(answer, str):
+            return f"{name}: {answer}"
+        found[name] = answer
+    return found

@@ -1,0 +1,89 @@
+"""A workload's layers at every microbatch size: what they cost, and which of them are alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from skyctl.records.profile import LayerCosts, Profile, ShapeProfile
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
+    from skyctl.workload.workload_spec import WorkloadSpec
+
+
+def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int]) -> list[ShapeProfile]:
+    """The workload's layers at the larger microbatch size of each choice."""
+    from skyctl.workload.costs import count_layer_costs
+    from skyctl.workload.microbatches import microbatch_sizes
+
+    by_size: dict[int, tuple[LayerCosts, ...]] = {}
+    shapes = []
+    for microbatches in sorted(set(choices)):
+        size = microbatch_sizes(spec.batch_size, microbatches)[0]
+        if size not in by_size:
+            by_size[size] = tuple(
+                LayerCosts(
+                    name=cost.name,
+                    signature=cost.signature,
+                    flops=float(cost.flops),
+                    state_bytes=float(cost.state_bytes),
+                    activation_bytes=float(cost.activation_bytes),
+                    output_bytes=float(cost.output_bytes),
+                    workspace_bytes=float(cost.workspace_bytes),
+                    deferred_bytes=float(cost.deferred_bytes),
+                )
+                for cost in count_layer_costs(workload, size)
+            )
+        shapes.append(ShapeProfile(microbatch_size=size, microbatches=microbatches, layers=by_size[size]))
+    return shapes
+
+
+def distinct_layers(shapes: Sequence[ShapeProfile]) -> list[dict[str, Any]]:
+    """The first layer of each kind, in order, with its signature and needs by microbatch size."""
+    found: dict[int, dict[str, Any]] = {}
+    seen: set[tuple[int, str]] = set()
+    for shape in shapes:
+        size = shape.microbatch_size
+        for index, layer in enumerate(shape.layers):
+            if (size, layer.signature) in seen:
+                continue
+            seen.add((size, layer.signature))
+            empty = {"index": index, "name": layer.name, "flops": 0.0, "signatures": {}, "needs_bytes": {}}
+            entry = found.setdefault(index, empty)
+            entry["flops"] += layer.flops
+            entry["signatures"][str(size)] = layer.signature
+            entry["needs_bytes"][str(size)] = (
+                layer.state_bytes + layer.activation_bytes + layer.workspace_bytes + 2 * layer.output_bytes
+            )
+    return [found[index] for index in sorted(found)]
+
+
+def layer_kinds(shapes: Sequence[ShapeProfile], layers: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """By microbatch size: which of the distinct layers each layer of the model is like."""
+    found = {}
+    for shape in shapes:
+        size = str(shape.microbatch_size)
+        numbers = {row["signatures"][size]: n for n, row in enumerate(layers) if size in row["signatures"]}
+        found[size] = [numbers[layer.signature] for layer in shape.layers]
+    return found
+
+
+def first_layer_names(profile: Profile) -> dict[str, str]:
+    """By signature, the name of the first layer that has it."""
+    names: dict[str, str] = {}
+    for shape in profile.workload.shapes if profile.workload is not None else ():
+        for layer in shape.layers:
+            names.setdefault(layer.signature, layer.name)
+    return names
+
+
+def layer_names(profile: Profile) -> dict[str, str]:
+    """By signature, the first layer that has it and how many have, for people: ``block.0.mlp ×12``."""
+    count: dict[str, int] = {}
+    for shape in profile.workload.shapes if profile.workload is not None else ():
+        for signature, number in Counter(layer.signature for layer in shape.layers).items():
+            count.setdefault(signature, number)
+    names = first_layer_names(profile)
+    return {s: name + (f" ×{count[s]}" if count[s] > 1 else "") for s, name in names.items()}

@@ -1,0 +1,332 @@
+"""The node's end of a probe: one process a device, told what to measure (``skyctl.probe.node.probe_task``).
+
+One process for everything, because importing torch costs seconds where CPU time is rationed. Orders come as
+``{"op": …}``, by which the launcher (``probe/device_measurement.py``) keeps all devices in step:
+
+* ``warm`` → ``warm``, when what torch imports with its first backward and optimizer is there;
+* ``measure`` → ``progress``…, ``passed`` and more until ``count``, ``measured`` and more until ``stop``
+  → ``timings``;
+* ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
+* ``line`` → ``line-listening`` (role ``hub``), with ``hold`` also ``line-ready`` and a wait for ``go``, then
+  ``line`` with times of arrival or an ``error``;
+* ``quit``.
+
+From the first word on it says every few seconds that it is ``alive``: a process that is stopped is told from
+one that is slow.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, Protocol
+
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+import torch  # noqa: E402 - the filter must come first
+
+from skyctl.device import node_facts  # noqa: E402
+from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
+from skyctl.device.process_memory import give_back_freed_memory, keep_freed_memory, share_one_heap  # noqa: E402
+from skyctl.errors import RunError, SkyctlError  # noqa: E402
+from skyctl.probe.node import device_speed, link_speed, load_counters, message_overhead  # noqa: E402
+from skyctl.probe.node.layer_bench import LayerBench  # noqa: E402
+from skyctl.probe.node.layer_windows import DistinctLayer  # noqa: E402
+from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
+from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
+from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
+from skyctl.workload.workload import Workload, load_workload  # noqa: E402
+from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
+
+HEARTBEAT_S = 5.0
+
+
+class LauncherChannel(Protocol):
+    """What is used of ``agent.task_runner.TaskChannel``. ``cache``: the node's folder that outlives runs."""
+
+    @property
+    def cache(self) -> Path:
+        """A folder of the node that outlives sessions."""
+
+    def send(self, message: dict[str, Any], body: bytes = b"") -> None:
+        """Sends a message to the launcher."""
+
+    def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        """From the launcher; None when nothing came in time."""
+
+
+def main(payload: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
+    """The task.
+
+    Args:
+        payload: ``device`` (None: the first), ``devices`` (wanted, or None), ``threads``, ``slowdown``,
+            ``workload`` (a spec with this node's paths, or None), ``tls`` (``{"cert", "key"}``: messages are
+            measured through TLS; or None).
+    """
+    keep_freed_memory()
+    share_one_heap()
+    if payload.get("threads"):
+        torch.set_num_threads(int(payload["threads"]))
+    found = node_facts.collect_facts(payload.get("devices"))
+    device = payload.get("device") or found["devices"][0]["id"]
+    gpu = None
+    if torch.device(device).type != "cpu":
+        gpus = load_counters.gpu_usage() if torch.device(device).type == "cuda" else []
+        node_facts.note_free_memory(device)
+        gpu = load_counters.find_gpu(gpus, torch.device(device).index or 0, node_facts.gpu_uuid(device))
+    spec = payload.get("workload")
+    support = prepare_dtype(spec.get("dtype", "float32"), device, channel.cache) if spec else None
+    workload = load_workload(WorkloadSpec.from_dict(spec)) if spec else None
+    gc.freeze()  # torch's own objects: a collection would look at all of them, half a second on a slow node
+    max_cpu_isa = support.max_cpu_isa if support is not None else None
+    channel.send({"event": "facts", "device": device, "max_cpu_isa": max_cpu_isa, **found})
+    server = _ProbeServer(payload, channel, device, found, workload)
+    server.gpu = gpu
+    quitting = threading.Event()
+    threading.Thread(target=_send_heartbeats, args=(channel, quitting), daemon=True, name="heartbeat").start()
+    try:
+        server.serve()
+    finally:
+        quitting.set()
+    return {}
+
+
+def _send_heartbeats(channel: LauncherChannel, quitting: threading.Event) -> None:
+    while not quitting.wait(HEARTBEAT_S):
+        try:
+            channel.send({"event": "alive"})
+        except (OSError, EOFError):  # the agent is gone, and this process will be
+            return
+
+
+class _ProbeServer:
+    """Follows the launcher's orders for one device; it is the ``PassCoordinator`` of its own bench."""
+
+    def __init__(
+        self,
+        payload: dict[str, Any],
+        channel: LauncherChannel,
+        device: str,
+        found: dict[str, Any],
+        workload: Workload | None,
+    ) -> None:
+        self._payload = payload
+        self._channel = channel
+        self._device = device
+        self._quota = found["quota"]
+        self._workload = workload
+        self._slowdown = float(payload.get("slowdown") or 1.0)
+        self._identity = TlsIdentity.from_credentials(payload.get("tls"))
+        self._stopped = False
+        self._count_s: float | None = None
+        self.gpu: dict[str, Any] | None = None
+        """What ``nvidia-smi`` told of the device before this process used it."""
+
+    def serve(self) -> None:
+        """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
+        orders = {"warm": self.warm, "measure": self.measure, "link": self.link, "line": self.line}
+        while True:
+            got = self._channel.recv(None)
+            if got is None:
+                continue
+            if got[0]["op"] == "quit":
+                return
+            follow = orders.get(got[0]["op"])
+            if follow is not None:
+                follow(got[0])
+                give_back_freed_memory()
+
+    def warm(self, order: dict[str, Any]) -> None:  # noqa: ARG002 - there is nothing to say
+        """Makes torch import what it needs for backwards and optimizers: more than a second of CPU time.
+
+        Before anybody measures: a slow node would come to its layers when the others have had theirs for
+        long, and a machine's speed changes meanwhile.
+        """
+        weight = torch.nn.Parameter(torch.zeros(1))
+        torch.autograd.backward([weight * 1.0], [torch.zeros(1)])
+        torch.optim.SGD([weight]).step()
+        self._channel.send({"event": "warm"})
+
+    def measure(self, order: dict[str, Any]) -> None:
+        """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
+        self._stopped, self._count_s = False, None
+        budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
+        if order.get("threads"):
+            torch.set_num_threads(int(order["threads"]))
+        threads = torch.get_num_threads()
+        counters = load_counters.LoadCounters()
+        left_out_s = 0.0
+        result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
+        if self._workload is None:
+            self.progress(0, 1, "matrix products")
+            result["flops_per_s"] = self._flops_per_s(budget_s / 2, cap_s, told=False)
+        else:
+            bench = self._measure_layers(self._workload, order, result)
+            left_out_s = bench.left_out_s()
+            if order.get("generic"):  # layers without a matrix product tell nothing of flops
+                self._stopped = True
+                result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
+        result["watched"] = counters.read() | {"left_out_s": left_out_s, "gpu": self.gpu}
+        give_back_freed_memory()  # of the layers measured: a stage holds others
+        result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
+        if order.get("handling", True):
+            self.progress(0, 1, "messages")
+            overhead = message_overhead.measure_message_overhead(
+                self._quota["cpus"] if self._quota else None, self._identity
+            )
+            result |= {"handling_s": overhead.stage_s, "handling_byte_s": overhead.byte_s}
+        self._channel.send(result)
+        while not self._stopped:  # past the cap, the order to stop is still to come
+            self._hear(None)
+
+    def _measure_layers(
+        self, workload: Workload, order: dict[str, Any], result: dict[str, Any]
+    ) -> LayerBench:
+        """Times the layers of an order, into ``timings`` and ``action_s`` of the result."""
+        memory = node_facts.device_memory(self._device)
+        cap_bytes = order.get("memory_bytes")
+        usable = memory["memory_bytes"] if cap_bytes is None else min(memory["memory_bytes"], cap_bytes)
+        windows = WindowBench(
+            workload,
+            self._device,
+            threads=torch.get_num_threads(),
+            slowdown=self._slowdown,
+            memory_bytes=usable - memory["reserved_bytes"],
+            quota=self._quota,
+        )
+        bench = LayerBench(windows)
+        layers = [DistinctLayer.from_dict(raw) for raw in order["layers"]]
+        kinds = {int(size): found for size, found in order["kinds"].items()}
+        known = "action_s" in order  # too little is measured now to tell the call overhead
+        budget_s, cap_s = float(order["budget_s"]), float(order["cap_s"])
+        bench.measure(layers, budget_s, cap_s, self, kinds, with_call_overhead=not known)
+        ratio = bench.wall_cpu_ratio() or 1.0
+        action_s = float(order["action_s"]) / ratio if known else bench.action_s()
+        result |= {"timings": bench.timings(layers, action_s), "action_s": action_s * ratio}
+        return bench
+
+    def _flops_per_s(self, budget_s: float, cap_s: float, *, told: bool) -> float:
+        return device_speed.measure_flops_per_s(
+            self._device,
+            threads=torch.get_num_threads(),
+            slowdown=self._slowdown,
+            quota=self._quota,
+            budget_s=budget_s,
+            stopped=self.stopped,
+            on_measured=(lambda: None) if told else self.measured,
+            cap_s=cap_s,
+        )
+
+    def _hear(self, timeout_s: float | None = 0.0) -> None:
+        got = None if self._stopped else self._channel.recv(timeout_s)
+        if got is not None and got[0].get("op") == "stop":
+            self._stopped = True
+        elif got is not None and got[0].get("op") == "count":
+            self._count_s = float(got[0]["seconds"])
+
+    def stopped(self) -> bool:
+        """Whether the launcher has said that all devices are done."""
+        self._hear()
+        return self._stopped
+
+    def count_s(self) -> float | None:
+        """What the launcher has said of how long measurements count; None: nothing yet."""
+        self._hear()
+        return self._count_s
+
+    def passed(self) -> None:
+        """Tells the launcher that the first pass is over."""
+        self._channel.send({"event": "passed"})
+
+    def measured(self) -> None:
+        """Tells the launcher that this device has measured its layers."""
+        self._channel.send({"event": "measured"})
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Tells the launcher which layer is under way."""
+        self._channel.send({"event": "progress", "done": done, "of": of, "what": what})
+
+    def link(self, order: dict[str, Any]) -> None:
+        """Measures a link with one peer; what goes wrong is the answer's ``error`` and ends nothing else."""
+        timeout_s = float(order["timeout_s"])
+        connection = self._connection(order, 30.0)
+        answer: dict[str, Any] = {"event": "link", "peer": order["peer"]}
+        try:
+            address = str(order["address"])
+            if order["role"] == "listen":
+                port = connection.listen(address)
+                self._channel.send({"event": "listening", "address": address, "port": port})
+                connection.accept(timeout_s)
+            else:
+                connection.connect(str(order["host"]), int(order["port"]), address, timeout_s)
+            figures = link_speed.measure_link(connection, order["role"] == "listen", self._message_device())
+            connection.close(graceful=True)
+            answer |= {
+                "latency_s": figures.latency_s,
+                "bandwidth_bytes_per_s": figures.bandwidth_bytes_per_s,
+            }
+            ratio = message_overhead.quota_ratio(self._quota["cpus"] if self._quota else None)
+            if ratio is not None:
+                answer |= {
+                    "send_byte_s": figures.send_byte_s * ratio,
+                    "receive_byte_s": figures.receive_byte_s * ratio,
+                }
+        except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
+            answer["error"] = _error_text(exc)
+        finally:
+            connection.close()
+        self._channel.send(answer)
+
+    def line(self, order: dict[str, Any]) -> None:
+        """Takes part in a hub's flows, as the hub or a peer; what goes wrong is the answer's ``error``."""
+        timeout_s, address = float(order["timeout_s"]), str(order["address"])
+        connections = [
+            (self._connection(entry, float(order["transfer_s"])), _flow_spec(entry))
+            for entry in order["pairs"]
+        ]
+        answer: dict[str, Any] = {"event": "line", "hub": order["hub"]}
+        try:
+            if order["role"] == "hub":
+                ports = [connection.listen(address) for connection, _ in connections]
+                said = {"event": "line-listening", "hub": order["hub"], "address": address, "ports": ports}
+                self._channel.send(said)
+                hold = (lambda: self._hold(order)) if order.get("hold") else (lambda: None)
+                answer["arrivals"] = link_speed.run_hub(connections, timeout_s, self._message_device(), hold)
+            else:
+                ((connection, flows),) = connections
+                connection.connect(str(order["host"]), int(order["port"]), address, timeout_s)
+                arrivals = link_speed.exchange_flows(connection, flows, None, self._message_device())
+                answer["arrivals"] = {connection.peer: arrivals}
+                connection.close(graceful=True)
+        except (SkyctlError, RuntimeError, OSError, ValueError) as exc:
+            answer["error"] = _error_text(exc)
+        finally:
+            for connection, _ in connections:
+                connection.close()
+        self._channel.send(answer)
+
+    def _hold(self, order: dict[str, Any]) -> None:
+        """Waits until the launcher, which starts other flows at the same time, says go."""
+        self._channel.send({"event": "line-ready", "hub": order["hub"]})
+        got = self._channel.recv(float(order["timeout_s"]))
+        if got is None or got[0].get("op") != "go":
+            raise RunError("the other flows were not ready in time")
+
+    def _connection(self, order: dict[str, Any], timeout_s: float) -> PeerConnection:
+        device, secret = torch.device(self._device), str(order["secret"])
+        return PeerConnection(
+            str(order["peer"]), timeout_s, secret=secret, device=device, identity=self._identity
+        )
+
+    def _message_device(self) -> str:
+        return self._device if torch.device(self._device).type == "cuda" else "cpu"
+
+
+def _flow_spec(entry: dict[str, Any]) -> link_speed.FlowSpec:
+    return link_speed.FlowSpec(int(entry["messages"]), int(entry["send_bytes"]), int(entry["receive_bytes"]))
+
+
+def _error_text(exc: Exception) -> str:
+    return exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"

@@ -1,0 +1,90 @@
+"""A run's state: who supervises it, how far it is, how it ended. Rewritten whole at each change.
+
+It says what was true when it was written. Whether its supervisor still lives is for the reader to see
+(``Supervisor``: host, boot, process and that process's start), and nodes are asked, not believed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq
+
+RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
+ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")
+"""Nothing of such a run is left on any node, but for its checkpoints."""
+
+
+class Supervisor(Record):
+    """A process on the launcher's machine. ``started``: its start time in /proc, in clock ticks."""
+
+    host: Name
+    boot: str
+    pid: Count
+    started: Index
+    attached: bool
+
+
+class NodeSession(Record):
+    """A node's session, as a process needs it to take over from a dead supervisor.
+
+    ``session``: the agent's session id. ``handled``: the last event of it that was written down here.
+    """
+
+    node: Name
+    session: Name
+    cache: str
+    handled: Index = 0
+
+
+class RunAttempt(Record):
+    """One set of ranks, from their start to their end.
+
+    ``why``: what it was begun for, as in "node b was lost". ``from_step``: steps that were done before it.
+    ``planned``: it replaced a healthy one (a node joined, a better plan), so it does not count as a restart.
+    ``error``: what ended it, where something did.
+    """
+
+    number: Count
+    began: Name
+    ended: str | None = None
+    why: Name
+    from_step: Index
+    planned: bool = False
+    devices: Seq[Name] = ()
+    predicted_iteration_s: float | None = None
+    error: str | None = None
+
+
+class RunState(FileRecord):
+    """``state.json`` of a run's folder.
+
+    ``workload``: its source; ``cluster_file``: the inventory, read again by whoever takes the run over.
+    ``order``: what beside the plan is needed to go on (``control``'s own, JSON values only, no secrets).
+    ``step``: steps that every rank has finished; ``checkpoint``: the newest complete one's.
+    ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason.
+    """
+
+    kind: Literal["skyctl/run"] = "skyctl/run"
+    version: Literal[1] = 1
+    run_id: Name
+    created: Name
+    written: Name
+    workload: Name
+    cluster: Name
+    cluster_file: str | None = None
+    order: dict[str, object] = Field(default_factory=dict)
+    status: RunStatus = "starting"
+    detail: str | None = None
+    steps: Count
+    step: Index = 0
+    loss: float | None = None
+    iteration_s: float | None = None
+    checkpoint: Index | None = None
+    supervisor: Supervisor | None = None
+    sessions: Seq[NodeSession] = ()
+    away: Seq[Name] = ()
+    lost: dict[str, str] = Field(default_factory=dict)
+    attempts: Seq[RunAttempt] = ()

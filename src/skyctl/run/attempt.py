@@ -1,0 +1,289 @@
+"""One attempt of a run: what its ranks are told, the checkpoints they write, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skyctl.checkpoint.recovery import RestorePoint
+from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
+from skyctl.control.training_request import send_workload
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.cluster import split_device_id
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
+from skyctl.remote.remote_task import RemoteTask
+from skyctl.run.artifacts import gather_weights, write_trace
+from skyctl.run.callbacks import EventHistory, RankGroupHooks
+from skyctl.run.checkpoints import policy, restore
+from skyctl.run.checkpoints.replicator_group import run_folder_on_node
+from skyctl.run.plan_update import nodes_in, observed_slowdowns
+from skyctl.run.rank_failure import FailureReport
+from skyctl.run.rank_group import RankGroup
+from skyctl.run.rank_spec import RankSpec, rank_specs, rank_task_name, used_nodes
+from skyctl.run.run_context import RunContext
+from skyctl.run.step_metrics import (
+    StepCollector,
+    StepHistory,
+    build_measurement,
+    with_differences,
+    with_early_deviation_note,
+)
+from skyctl.worker.rank_events import EnvironmentEvent
+
+LAST_CHECKPOINT_STEPS = 3.0
+"""How many steps' time the ranks have to end after the one under way: all are to finish it, and to write."""
+
+
+@dataclass(frozen=True)
+class AdoptedRanks:
+    """Ranks that another process has started, as ``RankGroup.adopt`` takes them over."""
+
+    tasks: Mapping[int, RemoteTask]
+    past: EventHistory
+    reported: int = 0
+
+
+class Attempt:
+    """One set of ranks: ``start`` or ``adopt``, then ``watch`` and ``finish``; ``end`` in any case.
+
+    Args:
+        number: counted from 1 over all attempts of the run.
+    """
+
+    def __init__(self, context: RunContext, plan: Plan, number: int) -> None:
+        self._context, self._plan, self._number = context, plan, number
+        self._simulation = simulation_input_of(plan)
+        self._ranks: RankGroup | None = None
+        self._specs: list[RankSpec] = []
+        self._started = False
+
+    @property
+    def failure(self) -> FailureReport | None:
+        """What is known of how the attempt ended."""
+        return self._ranks.failure if self._ranks is not None else None
+
+    @property
+    def collected(self) -> StepCollector | None:
+        """The figures so far; None before its ranks are started."""
+        return self._ranks.collected if self._ranks is not None else None
+
+    @property
+    def done_steps(self) -> int:
+        """Steps that every rank has finished, those of earlier attempts included."""
+        return self._ranks.collected.reported if self._ranks is not None else 0
+
+    def restore(self, done: int) -> RestorePoint | None:
+        """Brings the newest checkpoint that this plan can go on from to its nodes; None: there is none.
+
+        Args:
+            done: steps that the run has finished.
+        """
+        context = self._context
+        context.callbacks.phase("looking for the newest checkpoint")
+        here = context.sink.paths.checkpoints
+        found = restore.restore_newest(
+            context.start_replicators(nodes_in(self._plan), wait=True),
+            self._plan,
+            done=done,
+            here=here if here.is_dir() else None,
+            warn=context.callbacks.warn,
+        )
+        context.restarts_from(found.step if found is not None else None, self._plan)
+        return found
+
+    def start(self, origin: RestorePoint | None) -> None:
+        """Ships what is needed, starts the ranks and brings them together. Raises as ``RankGroup.start``.
+
+        Args:
+            origin: the checkpoint that they go on from.
+        """
+        context, plan = self._context, self._plan
+        addresses = context.addresses(nodes_in(plan))
+        context.callbacks.phase("shipping the workload")
+        made = rank_specs(
+            plan,
+            context.cluster,
+            run_id=context.sink.paths.run_id,
+            steps=context.options.steps,
+            workload=self._ship_workload(),
+            addresses=addresses,
+            weights=context.options.weights,
+            recipe=context.request.recipe.to_dict(),
+            trace=context.options.trace,
+        )
+        self._specs = [self._with_checkpoints(spec, origin) for spec in made]
+        self._ranks = self._make_ranks()
+        self._ranks.start()
+        self._started = True
+        if context.options.writes_checkpoints:
+            context.start_replicators(nodes_in(plan), wait=False)
+
+    def adopt(self, adopted: AdoptedRanks) -> None:
+        """Takes over ranks that another process has started."""
+        context = self._context
+        attempts = context.sink.state.attempts
+        first = attempts[-1].from_step if attempts else 0
+        for rank, stage in enumerate(self._plan.stages):
+            device = stage.replicas[0].device
+            payload: dict[str, Any] = {
+                "steps": context.options.steps,
+                "layers": [stage.start, stage.stop],
+                "resume": {"step": first},
+            }
+            self._specs.append(RankSpec(rank, split_device_id(device)[0], device, payload))
+        self._ranks = self._make_ranks()
+        self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
+        self._started = True
+        if context.options.writes_checkpoints:
+            context.start_replicators(nodes_in(self._plan), wait=False)
+
+    def watch(self) -> None:
+        """Until every rank has returned. Raises as ``RankGroup.watch``; after Ctrl-C a last checkpoint."""
+        assert self._ranks is not None
+        context = self._context
+        try:
+            self._ranks.watch(self._plan.predicted.iteration_s)
+        except KeyboardInterrupt as exc:
+            if type(exc) is KeyboardInterrupt and self.end_early():
+                context.sink.update(status="stopping")
+                context.callbacks.phase("stopping after a last checkpoint; Ctrl-C again stops at once")
+                if not self._ranks.finish(self.last_checkpoint_s):
+                    self.warn_no_last_checkpoint()
+            raise
+
+    @property
+    def last_checkpoint_s(self) -> float:
+        """How long the step under way and a last checkpoint may take."""
+        step_s = max(self._plan.predicted.iteration_s, self._context.sink.state.iteration_s or 0.0)
+        return max(self._context.options.deadlines.stop_s, LAST_CHECKPOINT_STEPS * step_s)
+
+    def warn_no_last_checkpoint(self) -> None:
+        """Says that the run has ended without the checkpoint that was to be its last."""
+        self._context.callbacks.warn(
+            "there is no last checkpoint: the ranks did not come to the end of a step within "
+            f"{self.last_checkpoint_s:.0f} s"
+        )
+
+    @property
+    def ending(self) -> bool:
+        """Whether the ranks were told to end soon."""
+        return self._ranks is not None and self._ranks.ending
+
+    def end_early(self) -> bool:
+        """Has the ranks end soon, with a checkpoint; False where they can't."""
+        if self._ranks is None or not (self._started and self._context.options.writes_checkpoints):
+            return False
+        self._ranks.end_early()
+        return True
+
+    def finish(self, history: StepHistory) -> Measurement:
+        """Gathers the weights and says what was measured, of all attempts."""
+        assert self._ranks is not None
+        context = self._context
+        context.callbacks.phase("gathering the trained weights")
+        weights = gather_weights(self._ranks, context.sessions) if context.options.weights else None
+        path = str(weights) if weights else None
+        collected = self._ranks.collected
+        if collected.reported <= collected.first:  # its checkpoint was the last step's
+            return history.alone(context.sink.paths.run_id, self._plan, path, self._number)
+        return history.of_all(self._measurement(path), self._number)
+
+    def with_trace(self, done: Measurement) -> Measurement:
+        """The measurement with the trace of this attempt."""
+        assert self._ranks is not None
+        trace = write_trace(self._ranks, self._context.sessions, self._simulation, self._context.callbacks)
+        return done.model_copy(update={"trace": trace})
+
+    def slowdowns(self) -> dict[str, float]:
+        """By device, measured ÷ predicted of its layers' time, as far as can be told."""
+        collected = self.collected
+        return {} if collected is None else observed_slowdowns(self._plan, collected.settled_events())
+
+    def end(self, limit_s: float = 0.0) -> None:
+        """Kills every rank that still runs; waits so long for them to be gone, on lost nodes excepted."""
+        if self._ranks is not None:
+            self._ranks.stop()
+            if limit_s:
+                lost = [spec.node for spec in self._specs if spec.node not in self._context.sessions]
+                self._ranks.wait_gone(limit_s, lost)
+
+    # --- what the ranks are told
+
+    def _ship_workload(self) -> dict[str, dict[str, Any]]:
+        """By node that holds a stage, the workload as that node is told it."""
+        plan, context = self._plan, self._context
+        layers: dict[str, set[int]] = {node.name: set() for node in used_nodes(plan, context.cluster)}
+        for stage in plan.stages:
+            for replica in stage.replicas:
+                layers[split_device_id(replica.device)[0]].update(range(stage.start, stage.stop))
+        ends = {split_device_id(plan.stages[i].replicas[0].device)[0] for i in (0, -1)}
+        sessions = {name: context.sessions[name] for name in layers}
+        return send_workload(context.request.spec, sessions, with_data=ends, layers=layers)
+
+    def _with_checkpoints(self, spec: RankSpec, origin: RestorePoint | None) -> RankSpec:
+        context = self._context
+        folder = str(run_folder_on_node(context.sessions[spec.node], context.sink.paths.run_id))
+        start, stop = spec.payload["layers"]
+        more: dict[str, Any] = {}
+        if origin is not None:
+            more["resume"] = {"step": origin.step, "folder": folder, "layers": origin.sha256s(start, stop)}
+        if context.options.writes_checkpoints:
+            every = context.options.checkpoint_every
+            if every is None:
+                every = policy.checkpoint_interval(self._plan, context.options.replica_count)
+            more["checkpoint"] = {
+                "every": every,
+                "folder": folder,
+                "keep": context.options.kept_steps,
+                "at_end": False,
+                "attempt": self._number,
+            }
+        return replace(spec, payload={**spec.payload, **more})
+
+    def _make_ranks(self) -> RankGroup:
+        context = self._context
+        hooks = RankGroupHooks(
+            message=lambda spec, said: context.sink.heard(spec.node, rank_task_name(spec.rank), said),
+            tick=self._tick,
+            checkpoint=self._on_checkpoint,
+            facts=self._check_facts,
+        )
+        return RankGroup(
+            context.sink.paths,
+            self._specs,
+            dict(context.sessions),  # its own: a node that is given up still has to be told
+            with_early_deviation_note(context.callbacks, self._measurement),
+            context.options.deadlines,
+            hooks,
+            encrypt=context.options.encrypt or self._plan.encrypted,
+        )
+
+    def _check_facts(self, facts: Mapping[int, EnvironmentEvent]) -> None:
+        """Only the first attempt refuses: later ones train on what is there."""
+        if self._number == 1 and not self._context.options.ignore_changes:
+            refuse_changes(self._plan, facts)
+        elif found := plan_changes(self._plan, facts):
+            lines = "\n".join(change_table(found))
+            self._context.callbacks.warn(f"the cluster is not what the plan was made for:\n{lines}")
+
+    def _tick(self) -> None:
+        self._context.replicate(self._plan)
+        self._context.on_tick()
+
+    def _on_checkpoint(self, step: int, sha256s: dict[int, str]) -> None:
+        context = self._context
+        context.written(step, self._plan)
+        context.on_checkpoint(step)
+        if context.options.keep_here:
+            nodes = {layer: spec.node for spec in self._specs for layer in range(*spec.payload["layers"])}
+            context.copy_here(step, {layer: nodes[layer] for layer in sha256s}, sha256s)
+
+    def _measurement(self, weights: str | None = None) -> Measurement:
+        assert self._ranks is not None
+        run_id = self._context.sink.paths.run_id
+        done = build_measurement(
+            run_id, self._plan, self._specs, self._ranks.collected, weights, self._simulation
+        )
+        return with_differences(self._simulation, done)

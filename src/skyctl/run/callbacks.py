@@ -1,0 +1,88 @@
+"""What a run tells whoever watches it, and how Ctrl-C reaches it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from skyctl.run.rank_spec import RankSpec
+from skyctl.worker.rank_events import (
+    EnvironmentEvent,
+)
+
+
+class Detached(KeyboardInterrupt):
+    """Whoever watches goes away, and the run is to go on without this process."""
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """One finished step, with the validation that followed it where there was one.
+
+    ``left_s``: the steps that remain at the pace so far (None on the first). ``learning_rate``: of the first
+    rank that trains anything. ``grad_norm``: over all stages, before clipping; None without clipping.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    iteration_s: float
+    samples_per_s: float
+    left_s: float | None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    validation_loss: float | None = None
+
+
+@dataclass
+class RunCallbacks:
+    """Callbacks of a run; each may be left as it is. They are called from the launching thread."""
+
+    phase: Callable[[str], None] = lambda _text: None
+    step: Callable[[StepProgress], None] = lambda _progress: None
+    log: Callable[[RankSpec, str], None] = lambda _rank, _text: None
+    note: Callable[[str], None] = lambda _text: None
+    warn: Callable[[str], None] = lambda _text: None
+    interrupted: Callable[[], str] = lambda: "stop"
+
+
+@contextmanager
+def interrupts_handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """While it lasts, SIGINT calls ``handler``; only in the main thread, and where it is Python's own."""
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+EventHistory = Sequence[tuple[int, dict[str, Any]]]
+"""(rank, message) of an earlier process, in the order in which it wrote them down."""
+
+
+@dataclass(frozen=True)
+class RankGroupHooks:
+    """Who else is told, in the launching thread.
+
+    Attributes:
+        message: every message of a rank, before anything is done about it; False: it was heard before, and
+            means nothing now.
+        tick: called every half second or so while the ranks are watched.
+        checkpoint: every rank has written its layers after so many steps; by layer, its file's SHA-256.
+        facts: told by rank what each found where it was sent; raises where the plan does not go with that.
+    """
+
+    message: Callable[[RankSpec, Mapping[str, Any]], bool] = lambda _spec, _message: True
+    tick: Callable[[], None] = lambda: None
+    checkpoint: Callable[[int, dict[int, str]], None] = lambda _step, _sha256s: None
+    facts: Callable[[Mapping[int, EnvironmentEvent]], None] = lambda _facts: None

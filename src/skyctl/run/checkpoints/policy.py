@@ -1,0 +1,120 @@
+"""How often checkpoints are written, and which are kept so that one is always replicated. Pure.
+
+Nodes keep the last few steps. Where copying one takes longer than writing those, no step would ever be in
+copies: each is pruned before its last layer has arrived. So one step at a time is copied to its end, and the
+one before it is kept until then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from skyctl.records.cluster import node_of
+from skyctl.records.plan import Plan
+
+
+@dataclass
+class RetentionPolicy:
+    """Which checkpoints of a run no node may prune.
+
+    Attributes:
+        layers: how many the model has.
+        newest: the newest step that every rank has written.
+        replicated: the newest step of whose layers other nodes have copies, of all.
+        copying: the step that is to be replicated next.
+        unreplicated: no node copies from another.
+        pinned_before: what an earlier supervisor has left pinned; kept until a step is replicated.
+    """
+
+    layers: int
+    unreplicated: bool = True
+    newest: int | None = None
+    replicated: int | None = None
+    copying: int | None = None
+    pinned_before: frozenset[int] = frozenset()
+    _copied: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps to keep, in ascending order."""
+        known = {step for step in (self.replicated, self.copying, self.newest) if step is not None}
+        return sorted(known | self.pinned_before if self.replicated is None else known)
+
+    def written(self, step: int) -> None:
+        """Every rank has written its layers after so many steps."""
+        self.newest = step
+        if self.copying is None or self.unreplicated:
+            self._advance()
+
+    def copied(self, step: int, layers: Collection[int]) -> None:
+        """Another node has taken these layers of that step."""
+        self._copied.setdefault(step, set()).update(layers)
+        if step == self.copying:
+            self._advance()
+
+    def failed(self) -> None:
+        """A node can't copy from another. The step it was at is not waited for."""
+        self.copying = None
+        self._advance()
+
+    def restarted(self, step: int | None) -> None:
+        """Another attempt goes on from that step: what is newer is gone."""
+        self.newest = self.replicated = step
+        self.copying = None
+        self._copied.clear()
+
+    def _advance(self) -> None:
+        """Moves on from a step whose layers are all copied to the newest one."""
+        if self.unreplicated:
+            self.replicated, self.copying = self.newest, None
+            return
+        for step in (self.copying, self.newest):
+            if step is None or (self.replicated is not None and step <= self.replicated):
+                continue
+            if len(self._copied.get(step, ())) < self.layers:
+                self.copying = step
+                return
+            self.replicated, self.copying = step, None
+            self._copied = {known: had for known, had in self._copied.items() if known > step}
+
+
+# How often a run writes a checkpoint where the user does not say. Pure.
+
+CHECKPOINT_TIME_SHARE = 0.02
+"""Of the training time that checkpoints may take."""
+LONGEST_INTERVAL_S = 300.0
+"""So much work may be lost at most: this goes before the share."""
+WRITE_BYTES_PER_S = 150e6
+LAYER_FILE_S = 0.01
+"""What a layer's file costs beside its bytes: synchronised, renamed."""
+REPLICATION_LINK_SHARE = 0.25
+"""Of a node's slowest link that its copies may take."""
+
+
+def checkpoint_interval(plan: Plan, replicas: int) -> int:
+    """Steps from one checkpoint to the next.
+
+    Args:
+        replicas: other nodes that get a copy of each.
+    """
+    problem, step_s = plan.problem, max(plan.predicted.iteration_s, 1e-6)
+    state = [
+        sum(layer.state_bytes for layer in problem.layers[stage.start : stage.stop]) for stage in plan.stages
+    ]
+    files = [LAYER_FILE_S * (stage.stop - stage.start) for stage in plan.stages]
+    wait_s = (
+        max(size / WRITE_BYTES_PER_S + more for size, more in zip(state, files, strict=True))
+        / CHECKPOINT_TIME_SHARE
+    )
+    for stage, size in zip(plan.stages, state, strict=True):
+        node = node_of(stage.replicas[0].device)
+        rates = [
+            link.bandwidth_bytes_per_s
+            for link in problem.links
+            if node_of(link.source) == node != node_of(link.target)
+        ]
+        if rates and replicas:
+            wait_s = max(wait_s, replicas * size / min(rates) / REPLICATION_LINK_SHARE)
+    return max(1, math.floor(min(wait_s, LONGEST_INTERVAL_S) / step_s))

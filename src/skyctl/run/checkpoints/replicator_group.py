@@ -1,0 +1,400 @@
+"""The checkpoint replicators of a run, one a node: what they hold, who follows whom, files brought together.
+
+Replicators take files from each other directly. Where two can't reach each other, what is needed goes over
+this process's sessions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyctl.agent.task_events import read_event
+from skyctl.checkpoint import layout
+from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer, place_replicas, plan_transfers
+from skyctl.checkpoint.replicator_events import (
+    LayersReplicated,
+    ReplicationFailed,
+    ReplicatorAnswer,
+    ReplicatorListening,
+)
+from skyctl.errors import RunError, SkyctlError
+from skyctl.files import home, make_private, safe_name
+from skyctl.remote.agent_session import Session
+from skyctl.remote.remote_task import RemoteTask, read_task_failure, task_failure_error
+from skyctl.remote.task_group import GroupEvent, TaskGroup
+
+REPLICATOR_MODULE = "skyctl.checkpoint.replicator"
+REPLICATOR_TASK = "keeper"
+START_S = 60.0
+LIST_S = 20.0
+TRANSFER_S = 600.0
+STOP_S = 3.0
+LAUNCHER_COPIES = ""
+"""Stands for this machine's own copies, where a node's name is expected: no node is called so."""
+
+WriteDown = Callable[[str, str, Mapping[str, Any]], bool]
+"""Told (node, task's name, message) of everything; False: it was heard before."""
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReplicatorEnded:
+    """A node has no replicator any more, and why."""
+
+    error: str
+
+
+ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
+_EVENT_TYPES = {
+    cls.kind: cls for cls in (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed)
+}
+
+
+def run_folder_on_node(session: Session, run_id: str) -> Path:
+    """The folder of the run's checkpoints on that node. Its own: local nodes share one cache."""
+    return Path(session.hello.cache) / "runs" / f"{run_id}@{safe_name(session.node.name)}"
+
+
+class ReplicatorGroup:
+    """The replicators of a run's nodes, as the launcher talks to them; for one thread.
+
+    ``pinned``: the steps that nodes had pinned when their replicators began.
+
+    Args:
+        sessions: by node; may change, ``start`` and ``drop`` follow it.
+        write_down: gets every message, in the calling thread.
+        on_news: gets what is no answer, with the node.
+        tls: the run's certificate and key, or None.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        sessions: Mapping[str, Session],
+        write_down: WriteDown = lambda _node, _who, _message: True,
+        on_news: Callable[[str, ReplicatorNews], None] = lambda _node, _news: None,
+        tls: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self._sessions, self._write_down, self._on_news, self._tls = sessions, write_down, on_news, tls
+        self._secret = secrets.token_hex(16)  # over the sessions only
+        self._tasks: dict[str, RemoteTask] = {}
+        self._events: TaskGroup[str] = TaskGroup("replicator")
+        self._listening: dict[str, ReplicatorListening] = {}
+        self.pinned: frozenset[int] = frozenset()
+        self._forgotten = False
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, str] = {}
+        self._answers: dict[int, ReplicatorAnswer | SkyctlError] = {}
+
+    @property
+    def nodes(self) -> list[str]:
+        """Those whose replicators can be asked."""
+        return [name for name in self._listening if name in self._tasks]
+
+    def start(self, addresses: Mapping[str, str]) -> None:
+        """A replicator on each of those nodes that has none; does not wait for it.
+
+        Args:
+            addresses: by node, where its peers reach it.
+        """
+        for name in addresses:
+            if name in self._tasks or name not in self._sessions:
+                continue
+            session = self._sessions[name]
+            payload = {
+                "run_id": self.run_id,
+                "folder": str(run_folder_on_node(session, self.run_id)),
+                "secret": self._secret,
+                "address": addresses[name],
+                "interface": session.node.interface,
+                "tls": None if self._tls is None else dict(self._tls),
+            }
+            try:
+                task = session.start_task(REPLICATOR_MODULE, payload, name=REPLICATOR_TASK)
+            except SkyctlError as exc:
+                self._on_news(name, ReplicatorEnded(exc.message))
+                continue
+            self._tasks[name] = task
+            self._events.follow(name, task)
+
+    @property
+    def starting(self) -> bool:
+        """Whether one was started and has not said yet where it listens."""
+        return any(name not in self._listening for name in self._tasks)
+
+    def wait_ready(self, limit_s: float = START_S) -> None:
+        """Waits until all that were started listen; those that don't in time are let go."""
+        deadline = time.monotonic() + limit_s
+        while self.starting and self._take(max(0.0, deadline - time.monotonic())):
+            pass
+        for name in [name for name in self._tasks if name not in self._listening]:
+            self._on_news(name, ReplicatorEnded(f"it did not start within {limit_s:.0f} s"))
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """That node is lost: it is asked no more, and ended if it ever hears of it."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._end(name, task)
+        self._listening.pop(name, None)
+
+    def take_events(self) -> None:
+        """Takes in what has come, without waiting."""
+        while self._take(0.0):
+            pass
+
+    def follow(
+        self, order: Iterable[str], replicas: int, keep: int, sites: Mapping[str, str] | None = None
+    ) -> None:
+        """Says who copies whose checkpoints: each is to be on ``replicas`` other nodes, if there are so many.
+
+        Args:
+            order: nodes with ranks, in the pipeline's order, then others that may keep copies.
+        """
+        nodes = [name for name in order if name in self._listening]
+        for name, owners in place_replicas(nodes, replicas + 1, sites).items():
+            peers = [
+                {"host": self._listening[owner].address, "port": self._listening[owner].port, "node": owner}
+                for owner in owners
+            ]
+            with suppress(SkyctlError):
+                self._tasks[name].send({"op": "follow", "peers": peers, "keep": keep})
+
+    def holdings(
+        self, limit_s: float = LIST_S, *, named: bool = False
+    ) -> dict[str, dict[int, dict[int, layout.HeldShard]]]:
+        """By node, step and layer, what there is; nodes that do not answer hold nothing.
+
+        Args:
+            named: also files that are gone or truncated: ``damaged`` and ``bring`` say so.
+        """
+        orders = {name: {"op": "list", "named": named} for name in self.nodes}
+        return {
+            name: {
+                step: {layer: layout.HeldShard.from_dict(file) for layer, file in layers.items()}
+                for step, layers in (answer.steps or {}).items()
+            }
+            for name, answer in self._ask_all(orders, limit_s).items()
+            if isinstance(answer, ReplicatorAnswer)
+        }
+
+    def damaged(
+        self, point: RestorePoint, used: Mapping[str, Collection[int]], limit_s: float = TRANSFER_S
+    ) -> dict[str, dict[int, str]]:
+        """By node, which of those layers are not whole there, and why (each file is read).
+
+        A node that does not answer has none of them.
+        """
+        orders = {
+            name: {
+                "op": "verify",
+                "step": point.step,
+                "layers": {str(i): point.layers[i].sha256 for i in layers},
+            }
+            for name, layers in used.items()
+            if layers
+        }
+        found: dict[str, dict[int, str]] = {}
+        for name, answer in self._ask_all(orders, limit_s).items():
+            if isinstance(answer, SkyctlError):
+                found[name] = dict.fromkeys(used[name], answer.message)
+            elif answer.damaged:
+                found[name] = dict(answer.damaged)
+        return found
+
+    def bring(
+        self,
+        point: RestorePoint,
+        wanted: Mapping[str, Collection[int]],
+        rates: Mapping[tuple[str, str], float] | None = None,
+        here: Path | None = None,
+        limit_s: float = TRANSFER_S,
+    ) -> dict[str, dict[int, tuple[str, str]]]:
+        """Brings the layers that each node needs to it; what could not be had, from where, and why.
+
+        Args:
+            rates: bytes a second between nodes.
+            here: this machine's own copies (``LAUNCHER_COPIES`` among the sources).
+        """
+        asked: dict[int, tuple[str, list[ShardTransfer]]] = {}
+        missing: list[tuple[str, ShardTransfer, str]] = []
+        for name, transfers in plan_transfers(point, wanted, rates).items():
+            by_source: dict[str, list[ShardTransfer]] = {}
+            for transfer in transfers:
+                by_source.setdefault(transfer.source, []).append(transfer)
+            for source, needs in by_source.items():
+                if source in self._listening:
+                    asked[self._send(name, self._pull_order(point, source, needs))] = (name, needs)
+                else:
+                    missing += [(name, need, "") for need in needs]
+        for number, answer in self._gather(list(asked), limit_s).items():
+            name, needs = asked[number]
+            for need in needs:
+                if isinstance(answer, SkyctlError):
+                    missing.append((name, need, answer.message))
+                elif need.layer in (answer.failed or {}):
+                    missing.append((name, need, (answer.failed or {})[need.layer]))
+        lacking: dict[str, dict[int, tuple[str, str]]] = {}
+        for name, need, why in missing:
+            why_not_here = self._bring_over_here(point, name, need, here)
+            if why_not_here is not None:
+                told = "; ".join(words for words in (why, why_not_here) if words)
+                lacking.setdefault(name, {})[need.layer] = (need.source, told)
+        return lacking
+
+    def _pull_order(self, point: RestorePoint, source: str, needs: list[ShardTransfer]) -> Message:
+        return {
+            "op": "pull",
+            "host": self._listening[source].address,
+            "port": self._listening[source].port,
+            "node": source,
+            "step": point.step,
+            "attempt": point.attempt,
+            "layers": {str(need.layer): need.sha256 for need in needs},
+        }
+
+    def _bring_over_here(
+        self, point: RestorePoint, name: str, need: ShardTransfer, here: Path | None
+    ) -> str | None:
+        """One file by way of this machine; why not, or None."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="shard-", dir=make_private(home())) as folder:
+                if need.source == LAUNCHER_COPIES and here is not None:
+                    local = layout.layer_path(here, point.step, need.layer)
+                else:
+                    session = self._sessions[need.source]
+                    there = run_folder_on_node(session, self.run_id)
+                    local = Path(folder) / "layer"
+                    session.fetch(str(layout.layer_path(there, point.step, need.layer)), local)
+                path = self._sessions[name].push(local, need.sha256, keep=False)
+                order = {
+                    "op": "adopt",
+                    "step": point.step,
+                    "attempt": point.attempt,
+                    "layers": {str(need.layer): {"path": path, "sha256": need.sha256}},
+                }
+                answer = self._ask_all({name: order}, TRANSFER_S)[name]
+        except (SkyctlError, KeyError, OSError) as exc:
+            return exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
+        if isinstance(answer, SkyctlError):
+            return answer.message
+        return next(iter((answer.failed or {}).values()), None)
+
+    def prune(self, kept: Collection[int], limit_s: float = LIST_S) -> None:
+        """Removes all other steps everywhere."""
+        self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, limit_s)
+
+    def pin(self, steps: Collection[int]) -> None:
+        """Those are kept whatever nodes prune by themselves, and no others any more. Does not wait.
+
+        Nothing once the run is forgotten: news of a copy that comes meanwhile would bring its folder back.
+        """
+        for name in self.nodes if not self._forgotten else ():
+            with suppress(SkyctlError):
+                self._tasks[name].send({"op": "pin", "steps": sorted(steps)})
+
+    def forget(self, limit_s: float = LIST_S) -> dict[str, SkyctlError]:
+        """Removes the run's folder on every node; where that failed, and why."""
+        self._forgotten = True
+        answers = self._ask_all({name: {"op": "forget"} for name in self.nodes}, limit_s)
+        return {name: answer for name, answer in answers.items() if isinstance(answer, SkyctlError)}
+
+    def close(self) -> None:
+        """Ends them all. What they hold stays; of what they were just taking nothing is left."""
+        for task in self._tasks.values():
+            with suppress(SkyctlError):
+                task.send({"op": "stop"})
+        deadline = time.monotonic() + STOP_S
+        while not all(task.ended for task in self._tasks.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for name, task in self._tasks.items():
+            self._end(name, task)
+        self._tasks.clear()
+        self._listening.clear()
+
+    def _end(self, name: str, task: RemoteTask) -> None:
+        with suppress(SkyctlError):
+            task.kill()
+        if name in self._sessions:
+            self._sessions[name].discard(task)
+
+    # --- what comes and goes
+
+    def _take(self, wait_s: float) -> bool:
+        """Takes in one event; False where there was none in time."""
+        came = self._events.receive(wait_s)
+        if came is None:
+            return False
+        name = came.key
+        if self._tasks.get(name) is not came.task:  # one that was dropped
+            if came.value is not None and name in self._sessions:
+                self._sessions[name].acknowledge(int(came.value.get("seq", 0)))
+        elif came.ended:
+            self.drop(name)
+        elif self._write_down(name, REPLICATOR_TASK, came.value):
+            self._handle(name, came)
+        return True
+
+    def _handle(self, name: str, came: GroupEvent[str]) -> None:
+        node, message = self._sessions[name].node, came.value
+        cls = _EVENT_TYPES.get(message.get("event"))
+        try:
+            event = None if cls is None else read_event(cls, message, name)
+            if (failure := read_task_failure(node, message)) is not None:
+                raise task_failure_error(node, failure)
+        except SkyctlError as exc:
+            self._on_news(name, ReplicatorEnded(exc.message))
+            self.drop(name)
+            return
+        if isinstance(event, ReplicatorListening):
+            self._listening[name] = event
+            self.pinned |= set(event.pinned)
+        elif isinstance(event, ReplicatorAnswer):
+            if event.id is not None:
+                self._answers[event.id] = SkyctlError(event.error) if event.error else event
+        elif isinstance(event, LayersReplicated | ReplicationFailed):
+            self._on_news(name, event)
+
+    def _send(self, name: str, order: Message) -> int:
+        number = next(self._numbers)
+        task = self._tasks.get(name)
+        try:
+            if task is None:
+                raise RunError(f"node {name} has no checkpoint replicator any more")
+            task.send({**order, "id": number})
+        except SkyctlError as exc:
+            self._answers[number] = exc
+        else:
+            self._asked[number] = name
+        return number
+
+    def _gather(self, numbers: Collection[int], limit_s: float) -> dict[int, ReplicatorAnswer | SkyctlError]:
+        deadline = time.monotonic() + limit_s
+        while any(number not in self._answers for number in numbers):
+            self._take(min(0.5, max(0.0, deadline - time.monotonic())))
+            for number in numbers:
+                name = self._asked.get(number)
+                if number in self._answers or name is None:
+                    continue
+                if name not in self._tasks:
+                    self._answers[number] = RunError(f"the checkpoint replicator of node {name} is gone")
+                elif time.monotonic() > deadline:
+                    self._answers[number] = RunError(f"node {name} gave no answer within {limit_s:.0f} s")
+        for number in numbers:
+            self._asked.pop(number, None)
+        return {number: self._answers.pop(number) for number in numbers}
+
+    def _ask_all(
+        self, orders: Mapping[str, Message], limit_s: float
+    ) -> dict[str, ReplicatorAnswer | SkyctlError]:
+        ids = {self._send(name, order): name for name, order in orders.items()}
+        return {ids[number]: answer for number, answer in self._gather(list(ids), limit_s).items()}

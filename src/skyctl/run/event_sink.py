@@ -1,0 +1,189 @@
+"""What is written down of a run: logs, figures (``metrics.jsonl``, TensorBoard) and its state.
+
+A run tells its ``EventSink`` everything it hears, in order, before anything is done about it. There are two:
+``RunFolderSink``, plain files of a run that ends with its process, and ``supervision.run_journal``, which
+another process can go on with at any instant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from skyctl.errors import SkyctlError
+from skyctl.files import RunPaths
+from skyctl.records.plan import Plan
+from skyctl.records.run_state import RunAttempt, RunState
+from skyctl.run.callbacks import StepProgress
+from skyctl.run.rank_spec import rank_of_task
+
+DISK_HINT = "free some space, or set SKYCTL_HOME to another disk"
+_SCALARS = ("loss", "validation_loss", "learning_rate", "grad_norm", "iteration_s", "samples_per_s")
+
+
+class EventSink(Protocol):
+    """Called from the supervising thread only. What it can't write it raises (SkyctlError)."""
+
+    paths: RunPaths
+    """The files of the attempt under way."""
+    state: RunState
+    """The run's state as last told."""
+
+    def begin(self, paths: RunPaths, plan: str) -> None:
+        """A new attempt, whose folder is there; ``plan``: its JSON."""
+
+    def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:
+        """An event of a task (``rank-3``, ``keeper``), before anything is done about it.
+
+        Returns:
+            False where it was written down before, so that nothing must be done about it again.
+        """
+
+    def step(self, progress: StepProgress) -> None:
+        """A step that every rank has finished; for a step that is done again, once more."""
+
+    def update(self, **changes: Any) -> None:
+        """Changes fields of the ``RunState``."""
+
+    def close(self) -> None:
+        """Writes what is not written yet. Idempotent."""
+
+
+def begin_attempt(sink: EventSink, plan: Plan, *, number: int, why: str, planned: bool) -> None:
+    """Makes the folder of a new attempt and its entry in the run's state.
+
+    Args:
+        why: what it is begun for.
+        planned: it replaces a healthy one.
+    """
+    paths = sink.paths
+    if number > 1:
+        paths = RunPaths(paths.run_id, number).create()
+    sink.begin(paths, plan.to_json())
+    entry = RunAttempt(
+        number=number,
+        began=timestamp_s(),
+        why=why,
+        from_step=0,
+        planned=planned,
+        devices=tuple(stage.replicas[0].device for stage in plan.stages),
+        predicted_iteration_s=plan.predicted.iteration_s,
+    )
+    status = "starting" if number == 1 else "restarting"
+    sink.update(attempts=(*sink.state.attempts, entry), status=status, detail=why)
+
+
+def update_attempt(sink: EventSink, **changes: Any) -> None:
+    """Changes fields of the newest attempt's entry in the run's state."""
+    attempts = sink.state.attempts
+    if attempts:
+        sink.update(attempts=(*attempts[:-1], attempts[-1].model_copy(update=changes)))
+
+
+class RunFolderSink:
+    """Logs and figures of a run that has no other supervisor than this process: its state is not kept.
+
+    Args:
+        state: what is known of the run when it begins.
+        note: told where there is no TensorBoard.
+    """
+
+    def __init__(self, paths: RunPaths, state: RunState, note: Callable[[str], None]) -> None:
+        self.paths, self.state = paths, state
+        self._tensorboard = TensorBoardWriter(paths, note)
+
+    def begin(self, paths: RunPaths, plan: str) -> None:
+        """Writes the attempt's plan into its folder."""
+        self.paths = paths
+        paths.keep_plan(plan)
+
+    def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:  # noqa: ARG002 - a protocol's
+        """Adds what a rank printed, and the traceback of its end, to its log; True."""
+        rank = rank_of_task(who)
+        text = event.get("text" if event.get("event") == "log" else "traceback")
+        if rank is not None and text:
+            append_lines(self.paths.log(rank), str(text).splitlines(), "the log")
+        return True
+
+    def step(self, progress: StepProgress) -> None:
+        """Adds the step's line to ``metrics.jsonl``, where it can be read while the run goes on."""
+        line = metrics_line(progress)
+        append_lines(self.paths.metrics, [json.dumps(line)], "the run's figures to")
+        self._tensorboard.step(line)
+
+    def update(self, **changes: Any) -> None:
+        """Changes fields of the state in memory."""
+        self.state = self.state.model_copy(update=changes)
+
+    def close(self) -> None:
+        """Closes TensorBoard's file. Idempotent."""
+        self._tensorboard.close()
+
+
+class TensorBoardWriter:
+    """TensorBoard's events, where it is installed. Files are made with the first step.
+
+    Args:
+        note: told where it is not.
+    """
+
+    def __init__(self, paths: RunPaths, note: Callable[[str], None]) -> None:
+        self._folder = paths.tensorboard
+        self._writer: Any = None
+        self._open: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            note("no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')")
+        else:
+            self._writer = SummaryWriter
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        """Adds a step's ``metrics_line``. Raises SkyctlError where the disk refuses."""
+        if self._writer is None:
+            return
+        try:
+            self._open = self._open or self._writer(log_dir=str(self._folder), purge_step=line["step"])
+            for name in _SCALARS:
+                if name in line:
+                    self._open.add_scalar(name, line[name], line["step"])
+            self._open.flush()
+        except OSError as exc:
+            raise SkyctlError(
+                f"cannot write the run's figures to {self._folder}: {exc.strerror or exc}", hint=DISK_HINT
+            ) from exc
+
+    def close(self) -> None:
+        """Closes the file. Idempotent: every step was written out when it ended."""
+        writer, self._open = self._open, None
+        if writer is not None:
+            with suppress(OSError):
+                writer.close()
+
+
+def metrics_line(progress: StepProgress) -> dict[str, Any]:
+    """A step's line of ``metrics.jsonl``, as a JSON object; figures that are not known are left out."""
+    line = {"step": progress.step, **{name: getattr(progress, name) for name in _SCALARS}}
+    return {key: value for key, value in line.items() if value is not None}
+
+
+def append_lines(path: Path, lines: Iterable[str], what: str) -> None:
+    """Adds lines to a file.
+
+    Raises:
+        SkyctlError: the disk is full, or the folder is gone.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as exc:
+        raise SkyctlError(f"cannot write {what} {path}: {exc.strerror or exc}", hint=DISK_HINT) from exc
+
+
+def timestamp_s() -> str:
+    """This moment as state files have it (ISO 8601, UTC), to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,266 @@
+"""Who is alive: what the launcher heard of each rank and node, and what follows from it.
+
+**Unreachable is not dead.** A node that the launcher does not hear may train on: as long as the ranks that
+are heard get on, it is only redialled. It is lost when it is not heard *and* all of those wait. A rank that
+is silent though its agent answers, while others wait for it, has stalled. ``judge_health``, which decides
+that, is pure; ``HealthMonitor`` keeps what it needs and finds the first cause of several failures. All times
+are by ``remote.awake_clock``: while this process is suspended it can hear nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from skyctl.errors import SkyctlError
+from skyctl.remote.agent_session import Session
+from skyctl.remote.awake_clock import awake_s
+from skyctl.run import rank_failure
+from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.rank_failure import FailureReport, RankState
+
+FIRST_CAUSE_GRACE_S = 1.5
+"""How long after the first failure others may still report one that came earlier or says more."""
+MISSED_HEARTBEAT_S = 3.5
+"""A rank speaks every three seconds: one that did not may be on a node that is going."""
+
+LogPathOf = Callable[[RankState], str | None]
+DetectedFailure = tuple[SkyctlError, FailureReport]
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds after which silence or waiting counts as a failure.
+
+    ``start_s``: for a rank's first word (its Python must import torch). ``silence_s``: between two words of a
+    rank that nobody is seen to wait for. ``stall_s``: for ranks that all wait for each other and get nowhere,
+    or ``stall_steps`` predicted steps if that is more. A rank that computes may take as long as it needs.
+    ``warn_s``: a rank or node not heard for so long is named. ``node_timeout_s``: not heard for so long while
+    all that are heard wait, it is given up. ``stop_s``: for a last checkpoint, when the run is to end.
+    """
+
+    start_s: float = 180.0
+    silence_s: float = 45.0
+    stall_s: float = 60.0
+    stall_steps: float = 5.0
+    warn_s: float = 8.0
+    node_timeout_s: float = 10.0
+    stop_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class RankHealth:
+    """A rank that has not ended, as it looks now. Times in seconds ago.
+
+    ``heard_s``: its last word (None: none yet, ``started_s`` counts). ``node_heard_s``: anything at all from
+    its node. ``away``: the connection is known to be gone. ``still_s``: since its phase changed.
+    """
+
+    number: int
+    node: str
+    name: str
+    phase: str
+    waiting: bool
+    still_s: float
+    started_s: float
+    heard_s: float | None
+    node_heard_s: float = 0.0
+    away: bool = False
+
+
+@dataclass(frozen=True)
+class HealthVerdict:
+    """What is wrong, and with which ranks.
+
+    ``lost``: their nodes are given up. ``stalled``: silent, others wait, the agent answers. ``silent``: no
+    sign of life in all that time. ``deadlock``: every one waits for another.
+    """
+
+    kind: Literal["lost", "stalled", "silent", "deadlock"]
+    ranks: tuple[int, ...]
+    quiet_s: float
+
+
+WAITING_STEP_SHARE = 0.5
+"""Ranks that are heard stand still because a node is gone, if they have waited for half of the time at which
+it is given up (they had some microbatches left when it went), and for this part of a step."""
+
+
+def silent_ranks(ranks: Sequence[RankHealth], limits: Deadlines) -> dict[str, tuple[float, list[RankHealth]]]:
+    """Who has not been heard for ``warn_s``: by node, or by rank's name where its node is heard."""
+    found: dict[str, tuple[float, list[RankHealth]]] = {}
+    for rank in ranks:
+        if rank.heard_s is None:
+            continue
+        if rank.away or rank.node_heard_s >= limits.warn_s:
+            quiet_s = max(rank.node_heard_s, 0.0)
+            known = found.setdefault(f"node {rank.node}", (quiet_s, []))
+            known[1].append(rank)
+        elif rank.heard_s >= limits.warn_s:
+            found[rank.name] = (rank.heard_s, [rank])
+    return found
+
+
+def judge_health(
+    ranks: Sequence[RankHealth], limits: Deadlines, stall_s: float, iteration_s: float = 0.0
+) -> HealthVerdict | None:
+    """The first thing that is wrong, or None. Pure.
+
+    Args:
+        ranks: all ranks that have not ended.
+        stall_s: patience with ranks that all wait for each other.
+        iteration_s: a step's predicted time: with slow microbatches, waiting for long is nothing special.
+    """
+    for rank in ranks:
+        if rank.heard_s is None and rank.started_s > limits.start_s:
+            return HealthVerdict("silent", (rank.number,), rank.started_s)
+    unheard = [rank for rank in ranks if _is_silent(rank, limits)]
+    heard = [rank for rank in ranks if not _is_silent(rank, limits)]
+    gone = [rank for rank in unheard if _silent_for_s(rank) >= limits.node_timeout_s]
+    still_s = max(limits.node_timeout_s / 2, iteration_s * WAITING_STEP_SHARE)
+    if gone and heard and all(rank.waiting and rank.still_s >= still_s for rank in heard):
+        lost = [rank for rank in gone if rank.away or rank.node_heard_s >= limits.warn_s]
+        named = lost or gone
+        return HealthVerdict(
+            "lost" if lost else "stalled",
+            tuple(rank.number for rank in named),
+            max(_silent_for_s(rank) for rank in named),
+        )
+    for rank in ranks:
+        if not rank.away and rank.heard_s is not None and rank.heard_s > limits.silence_s:
+            return HealthVerdict("silent", (rank.number,), rank.heard_s)
+    if ranks and all(rank.waiting and rank.still_s > stall_s and not rank.away for rank in ranks):
+        return HealthVerdict("deadlock", tuple(rank.number for rank in ranks), stall_s)
+    return None
+
+
+def _is_silent(rank: RankHealth, limits: Deadlines) -> bool:
+    """It must have spoken once: one that is starting imports torch, and says nothing meanwhile."""
+    return rank.heard_s is not None and (rank.away or _silent_for_s(rank) >= limits.warn_s)
+
+
+def _silent_for_s(rank: RankHealth) -> float:
+    return rank.heard_s or 0.0
+
+
+class HealthMonitor:
+    """Watches the ranks of a rank group (its own list), whenever it is asked to; one thread."""
+
+    def __init__(
+        self,
+        ranks: list[RankState],
+        sessions: Mapping[str, Session],
+        deadlines: Deadlines,
+        callbacks: RunCallbacks,
+    ) -> None:
+        self._ranks, self._sessions, self._callbacks = ranks, sessions, callbacks
+        self.deadlines = deadlines
+        self._stall_s = deadlines.stall_s
+        self._iteration_s = 0.0
+        self._suspects: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Notes that the ranks are started now."""
+        self._began_at = awake_s()
+
+    def expect(self, iteration_s: float) -> None:
+        """How long a step should take: ranks may wait for each other for some steps."""
+        self._iteration_s = iteration_s
+        self._stall_s = max(self.deadlines.stall_s, self.deadlines.stall_steps * iteration_s)
+
+    def check(self, reported: int, log_of: LogPathOf) -> DetectedFailure | None:
+        """Says who has not been heard for a while; what that means, where it means that all is over.
+
+        Args:
+            reported: steps that every rank has finished.
+        """
+        health = self._health()
+        self._name_suspects(health)
+        verdict = judge_health(health, self.deadlines, self._stall_s, self._iteration_s)
+        if verdict is None:
+            return None
+        ranks = [self._ranks[number] for number in verdict.ranks]
+        nodes = () if verdict.kind == "deadlock" else tuple(sorted({rank.spec.node for rank in ranks}))
+        report = FailureReport(verdict.kind, nodes, verdict.ranks, reported, ranks[0].phase)
+        return _verdict_error(verdict, ranks, log_of(ranks[0])), report
+
+    def grace_s(self, failed: Sequence[RankState], alive: Collection[int]) -> float:
+        """How long more failures are waited for, counted from the first one.
+
+        Where ranks have only lost their peers, one that has not been alive since may be the one that died:
+        its agent says by which signal once nothing of it is left. A rank that lives says so within seconds.
+
+        Args:
+            alive: the ranks that have said that they are since the first failure.
+        """
+        only_consequences = all(rank_failure.is_consequence(rank) for rank in failed)
+        quiet = [
+            rank
+            for rank in self._ranks
+            if rank.failure is None and rank.result is None and rank.spec.rank not in alive
+        ]
+        waits = only_consequences and bool(quiet or self._silent_ranks(MISSED_HEARTBEAT_S))
+        return self.deadlines.node_timeout_s if waits else FIRST_CAUSE_GRACE_S
+
+    def first_cause(self, failed: Sequence[RankState], reported: int, log_of: LogPathOf) -> DetectedFailure:
+        """The first cause among what has failed."""
+        first = rank_failure.first_failure(failed)
+        report = rank_failure.failure_report(first, reported)
+        if report.cause == "peer" and (silent := self._silent_ranks(self.deadlines.warn_s)):
+            nodes = tuple(sorted({rank.spec.node for rank in silent}))
+            numbers = tuple(rank.spec.rank for rank in silent)
+            quiet_s = awake_s() - (silent[0].heard_at or self._began_at)
+            lost = FailureReport("lost", nodes, numbers, reported, silent[0].phase)
+            return rank_failure.lost_error(silent, quiet_s), lost
+        return rank_failure.failure_error(first, self._sessions[first.spec.node], log_of(first)), report
+
+    def _silent_ranks(self, quiet_s: float) -> list[RankState]:
+        """Ranks that have not failed and whose nodes are away, or that were not heard for so long."""
+        health = self._health()
+        return [self._ranks[one.number] for one in health if one.away or (one.heard_s or 0.0) >= quiet_s]
+
+    def _health(self) -> list[RankHealth]:
+        """How each rank that has not ended looks now."""
+        now = awake_s()
+        found = []
+        for rank in self._ranks:
+            if rank.result is not None or rank.failure is not None:
+                continue
+            session = self._sessions[rank.spec.node]
+            found.append(
+                RankHealth(
+                    rank.spec.rank,
+                    rank.spec.node,
+                    rank.name,
+                    rank.phase,
+                    rank.waiting,
+                    still_s=now - rank.phase_since,
+                    started_s=now - self._began_at,
+                    heard_s=None if rank.heard_at is None else now - rank.heard_at,
+                    node_heard_s=session.silent_s,
+                    away=session.disconnected_s > 0.0,
+                )
+            )
+        return found
+
+    def _name_suspects(self, health: Sequence[RankHealth]) -> None:
+        found = silent_ranks(health, self.deadlines)
+        for name, (quiet_s, ranks) in found.items():
+            if name not in self._suspects:
+                were = "; ".join(f"rank {rank.number} was in {rank.phase}" for rank in ranks)
+                self._callbacks.warn(f"{name} has not been heard for {quiet_s:.0f} s; {were}")
+        for name in self._suspects - set(found):
+            self._callbacks.note(f"{name} is heard again")
+        self._suspects = set(found)
+
+
+def _verdict_error(verdict: HealthVerdict, ranks: Sequence[RankState], log: str | None) -> SkyctlError:
+    if verdict.kind == "lost":
+        return rank_failure.lost_error(ranks, verdict.quiet_s)
+    if verdict.kind == "stalled":
+        return rank_failure.stalled_error(ranks[0], verdict.quiet_s, log)
+    if verdict.kind == "silent":
+        return rank_failure.silent_error(ranks[0], verdict.quiet_s, log)
+    return rank_failure.deadlock_error(ranks, verdict.quiet_s)

@@ -1,0 +1,400 @@
+"""The one way to run a plan: from its first attempt to its end, with or without restarts and checkpoints.
+
+An attempt is one set of ranks. When it ends before the run does, its fault is named, nodes that are gone are
+left out, the rest is planned anew, the newest whole checkpoint is brought to where its layers are needed, and
+the next attempt goes on from there. Sessions of nodes that live are used again. ``run_plan`` is a run of one
+attempt and without checkpoints, as comparisons want it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import NodeError, SkyctlError
+from skyctl.files import RunPaths, write_atomic
+from skyctl.records.cluster import Cluster
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
+from skyctl.records.run_state import NodeSession, RunState
+from skyctl.remote.agent_session import Session
+from skyctl.remote.base import ConnectOptions
+from skyctl.run.attempt import AdoptedRanks, Attempt
+from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
+from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, timestamp_s, update_attempt
+from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
+from skyctl.run.plan_update import nodes_in, replan_without
+from skyctl.run.rank_spec import check_plan_fits, used_nodes
+from skyctl.run.replanner import PlanChange, Replanner
+from skyctl.run.restart_policy import (
+    Fault,
+    RestartPolicy,
+    classify,
+    final_error,
+    node_is_gone,
+    restart_reason,
+)
+from skyctl.run.run_context import RunContext, RunOptions
+from skyctl.run.step_metrics import StepCollector, StepHistory
+
+RANKS_END_S = 15.0
+"""For an attempt's ranks to be gone before the next one's begin."""
+REQUEST_INTERVAL_S = 0.25
+"""Between two looks for requests while nothing else happens."""
+
+
+def run_plan(
+    plan: Plan,
+    cluster: Cluster,
+    request: TrainingRequest,
+    sessions: Mapping[str, Session],
+    options: RunOptions,
+    callbacks: RunCallbacks,
+) -> tuple[Measurement, RunPaths]:
+    """Trains ``options.steps`` steps in one attempt, without checkpoints, and writes the run's folder.
+
+    Raises:
+        InputError: the plan's stages don't fit its problem.
+        MismatchError: the plan names devices that the cluster does not have, or the cluster has changed.
+        RunError: a rank failed; its logs stay in the run's folder.
+    """
+    check_plan_fits(plan, cluster)
+    paths = RunPaths.new()
+    state = RunState(
+        run_id=paths.run_id,
+        created=timestamp_s(),
+        written=timestamp_s(),
+        workload=request.spec.source,
+        cluster=cluster.name,
+        steps=options.steps,
+    )
+    mine = {node.name: sessions[node.name] for node in used_nodes(plan, cluster)}
+    once = replace(options, checkpoint_every=0, max_restarts=0)
+    sink = RunFolderSink(paths, state, callbacks.note)
+    return PlanRunner(plan, cluster, request, mine, once, callbacks, sink).run()
+
+
+@dataclass
+class _CurrentAttempt:
+    """The attempt that is about to be played. ``why``: what it is begun for."""
+
+    plan: Plan
+    why: str = "launched"
+    planned: bool = False
+    number: int = 1
+
+
+class PlanRunner:
+    """One run; ``run`` may be called once.
+
+    Args:
+        sessions: by node, those that can be used; changed in place as nodes are lost and come. Whoever opened
+            them closes them.
+        sink: writes everything down.
+        connect: how nodes are connected to that come later; None: none do.
+        resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the sink's run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        request: TrainingRequest,
+        sessions: dict[str, Session],
+        options: RunOptions,
+        callbacks: RunCallbacks,
+        sink: EventSink,
+        *,
+        connect: ConnectOptions | None = None,
+        resume: bool = False,
+    ) -> None:
+        self._sessions, self._options, self._sink, self._callbacks = sessions, options, sink, callbacks
+        before = sink.state.attempts
+        self._now = _CurrentAttempt(plan, "resumed" if resume else "launched", number=len(before) + 1)
+        self._history = StepHistory.read(sink.paths.metrics) if before else StepHistory()
+        self._from_checkpoint = resume
+        self._restart_policy = RestartPolicy(options.max_restarts)
+        self._lost = {name: why for name, why in sink.state.lost.items() if name not in sessions}
+        self._stop: StopRequest | None = None
+        self._stop_asked_at = 0.0
+        self._noted_nodes: set[str] = set()
+        self._attempt: Attempt | None = None
+        self._last_collected: StepCollector | None = None
+        self._restart_began: float | None = None
+        self._context = RunContext(
+            cluster=cluster,
+            request=request,
+            sessions=sessions,
+            options=options,
+            callbacks=replace(callbacks, step=self._on_step),
+            sink=sink,
+            on_checkpoint=self._on_checkpoint,
+            on_tick=self._tick,
+        )
+        file = sink.state.cluster_file
+        self._replanner = Replanner(cluster, request, sessions, connect, plan, callbacks, file)
+        self._replanner.request_nodes([name for name in sink.state.lost if name in sessions])
+        for name in self._lost:
+            self._replanner.note_lost(name, None, plan)
+
+    def run(self, adopted: AdoptedRanks | None = None) -> tuple[Measurement, RunPaths]:
+        """Plays attempts until the run has ended.
+
+        Args:
+            adopted: ranks that another process had started, of the sink's last attempt.
+
+        Raises:
+            SkyctlError: the first cause of the last fault, when another attempt would not help.
+            InfeasibleError: nothing fits on the nodes that are left.
+            KeyboardInterrupt: it was stopped (``Detached``: it goes on without this process).
+        """
+        before = self._sink.state.attempts
+        if adopted is not None and before:
+            last = before[-1]
+            self._now = _CurrentAttempt(self._now.plan, last.why, last.planned, last.number)
+        try:
+            if self._from_checkpoint:
+                self._now.plan = self._replanned({})
+            done = self._play_attempts(adopted)
+        except Detached:
+            raise
+        except KeyboardInterrupt as exc:
+            exc.add_note(self._stopped_text())
+            if type(exc) in (KeyboardInterrupt, StopRequested):  # not a signal that is to end it at once
+                self._keep_last_checkpoint()
+            self._close("stopped")
+            raise
+        except SkyctlError as exc:
+            if exc.log is None:
+                exc.log = str(self._sink.paths.folder)
+            self._close("failed", detail=exc.message)
+            raise
+        except BaseException as exc:
+            self._close("failed", detail=f"{type(exc).__name__}: {exc}")
+            raise
+        self._close("done")
+        return done, self._sink.paths
+
+    def _play_attempts(self, adopted: AdoptedRanks | None) -> Measurement:
+        while True:
+            try:
+                found = self._play_attempt(adopted)
+            except SkyctlError as exc:
+                self._recover(exc)
+            else:
+                if isinstance(found, Measurement):
+                    return found
+                self._change_plan(found)
+            adopted = None
+
+    def _play_attempt(self, adopted: AdoptedRanks | None) -> Measurement | PlanChange:
+        """Plays one attempt: the run's measurement, or what to go on with instead."""
+        plan = self._now.plan
+        self._context.cluster = self._replanner.cluster
+        check_plan_fits(plan, self._context.cluster)
+        if adopted is None:  # else a request to stop waits until the ranks can write a last checkpoint
+            self._look_for_requests()
+            now = self._now
+            begin_attempt(self._sink, plan, number=now.number, why=now.why, planned=now.planned)
+        attempt = self._attempt = Attempt(self._context, plan, self._now.number)
+        if adopted is not None:
+            attempt.adopt(adopted)
+        else:
+            self._start(attempt)
+        self._sink.update(status="running", detail=None)
+        attempt.watch()
+        change, self._replanner.decided = self._replanner.decided, None
+        if self._stop is not None and attempt.done_steps < self._options.steps:
+            raise StopRequested
+        if change is not None and attempt.done_steps < self._options.steps:
+            return change
+        done = attempt.finish(self._history)
+        write_atomic(self._sink.paths.measurement, done.to_json())
+        if self._options.trace:  # whatever becomes of it, the figures are kept
+            done = attempt.with_trace(done)
+            write_atomic(self._sink.paths.measurement, done.to_json())
+        attempt.end()
+        self._context.forget_checkpoints()
+        return done
+
+    def _start(self, attempt: Attempt) -> None:
+        """Starts the ranks, from the newest checkpoint where the run has begun before."""
+        self._note_sessions()
+        if self._now.number == 1 and not self._from_checkpoint:
+            attempt.start(None)
+            return
+        origin = attempt.restore(self._history.count)
+        what = f"step {origin.step}" if origin else "the start: no checkpoint is there in full"
+        self._callbacks.note(f"going on from {what}")
+        step = origin.step if origin else 0
+        update_attempt(self._sink, from_step=step)
+        # Where it goes on from beyond what all nodes have told of: what is known of those steps.
+        before, self._last_collected = self._last_collected, None
+        for progress in before.heard(step) if before is not None else ():
+            self._on_step(progress, now=False)
+        attempt.start(origin)
+
+    def _note_sessions(self) -> None:
+        """Those of lost nodes, too: their agents may hold there, and whoever comes next can end them."""
+        known = [
+            NodeSession(node=name, session=s.id, cache=s.hello.cache)
+            for name, s in {**self._replanner.given_up, **self._sessions}.items()
+        ]
+        self._noted_nodes = set(self._sessions)
+        lost = {name: why for name, why in self._lost.items() if name not in self._sessions}
+        self._sink.update(sessions=tuple(known), lost=lost)
+
+    # --- while an attempt is watched
+
+    def _on_step(self, progress: StepProgress, *, now: bool = True) -> None:
+        """A step that has ended (``now``: in this attempt): written down before anybody is told."""
+        self._sink.step(progress)
+        self._history.add(progress)
+        self._sink.update(step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s)
+        if now and self._restart_began is not None:
+            restart_s = self._replanner.restart_s = time.monotonic() - self._restart_began
+            self._callbacks.note(f"the next step came {restart_s:.1f} s after the attempt before ended")
+            self._restart_began = None
+        self._callbacks.step(progress)
+
+    def _on_checkpoint(self, step: int) -> None:
+        """Every rank has written its layers after so many steps."""
+        self._sink.update(checkpoint=step)
+        if self._attempt is not None and self._stop is None:
+            self._replanner.check_stages(self._now.plan, self._attempt.collected, self._options.steps)
+
+    def _tick(self) -> None:
+        """Twice a second while an attempt is watched."""
+        self._look_for_requests()
+        if set(self._sessions) != self._noted_nodes:  # a standby node has come
+            self._note_sessions()
+        away = tuple(sorted(name for name, s in self._sessions.items() if s.disconnected_s > 0))
+        if away != self._sink.state.away:
+            self._sink.update(away=away)
+        if self._attempt is None or self._stop is not None:
+            return
+        self._replanner.update(self._now.plan, self._attempt.collected, self._options.steps, self._lost)
+        decided = self._replanner.decided
+        if decided is not None and not self._attempt.ending and self._attempt.end_early():
+            self._callbacks.note(f"{decided.why}: going on with another plan")
+
+    def _look_for_requests(self) -> None:
+        for request in take_requests(self._sink.paths):
+            if isinstance(request, JoinRequest):
+                self._replanner.request_nodes(list(request.nodes))
+                continue
+            if self._stop is None:
+                self._stop_asked_at = time.monotonic()
+                self._sink.update(status="stopping")
+            if self._stop is None or not request.checkpoint:
+                self._stop = request
+        if self._stop is None:
+            return
+        if self._attempt is None or not self._stop.checkpoint or not self._attempt.end_early():
+            raise StopRequested
+        if time.monotonic() - self._stop_asked_at > self._attempt.last_checkpoint_s:
+            self._attempt.warn_no_last_checkpoint()
+            raise StopRequested
+
+    # --- after an attempt
+
+    def _recover(self, error: SkyctlError) -> None:
+        """After a fault: the next attempt's plan; raises the error where there is to be none."""
+        self._restart_began = self._restart_began or time.monotonic()
+        attempt, self._attempt = self._attempt, None
+        fault = classify(error, attempt.failure if attempt is not None else None)
+        if fault.kind == "node" and self._is_hopeless(error):
+            fault = Fault("final")
+        slowdowns = attempt.slowdowns() if attempt is not None else {}
+        lost = dict.fromkeys(fault.lost, error.message)
+        lost |= {name: s.lost.message for name, s in self._sessions.items() if s.lost is not None}
+        for name, why in lost.items():
+            self._give_up_node(name, why)
+        if attempt is not None:
+            attempt.end(RANKS_END_S)
+            self._last_collected = attempt.collected
+        update_attempt(self._sink, ended=timestamp_s(), error=error.message)
+        checkpoint = self._sink.state.checkpoint
+        wait_s = self._restart_policy.wait_s(fault, checkpoint)
+        if wait_s is None:
+            raise final_error(
+                error, fault, self._restart_policy, self._sink.paths.run_id, checkpoint
+            ) from None
+        plan = self._replanned(slowdowns)
+        soon = f" in {wait_s:.0f} s" if wait_s else ""
+        self._callbacks.warn(
+            f"attempt {self._now.number} of run {self._sink.paths.run_id} ended: {error.message}\n"
+            f"  trying again{soon} on {', '.join(nodes_in(plan))} "
+            f"({self._restart_policy.failed} of {self._options.max_restarts} restarts)"
+        )
+        self._now = _CurrentAttempt(plan, restart_reason(fault, error), number=self._now.number + 1)
+        self._sink.update(status="restarting", detail=self._now.why)
+        until = time.monotonic() + wait_s
+        while time.monotonic() < until:
+            self._look_for_requests()
+            time.sleep(min(REQUEST_INTERVAL_S, max(0.0, until - time.monotonic())))
+
+    def _is_hopeless(self, error: SkyctlError) -> bool:
+        """Nothing was done yet, and what a node lacks is for its owner to mend."""
+        begun = self._history.count > 0 or self._from_checkpoint
+        return not begun and isinstance(error, NodeError) and not node_is_gone(error)
+
+    def _replanned(self, slowdowns: Mapping[str, float]) -> Plan:
+        """The same plan while all of its nodes are there, else the best one on those that are."""
+        checkpoint = self._sink.state.checkpoint
+        hint = self._resume_hint(checkpoint) if checkpoint is not None else None
+        return replan_without(self._now.plan, self._sessions, self._lost, slowdowns, hint)
+
+    def _give_up_node(self, name: str, why: str) -> None:
+        """A node is lost; it may come back."""
+        session = self._sessions.pop(name, None)
+        self._lost[name] = why.splitlines()[0]
+        self._context.drop(name)
+        self._replanner.note_lost(name, session, self._now.plan)
+        self._note_sessions()
+
+    def _change_plan(self, change: PlanChange) -> None:
+        """The attempt has ended because there is a better plan."""
+        self._restart_began = time.monotonic()
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.end(RANKS_END_S)
+        update_attempt(self._sink, ended=timestamp_s())
+        self._lost = {name: why for name, why in self._lost.items() if name not in nodes_in(change.plan)}
+        self._now = _CurrentAttempt(change.plan, change.why, True, self._now.number + 1)
+
+    # --- the end
+
+    def _resume_hint(self, checkpoint: int) -> str:
+        return f"go on from step {checkpoint}: skyctl launch --resume {self._sink.paths.run_id}"
+
+    def _stopped_text(self) -> str:
+        checkpoint = self._sink.state.checkpoint
+        text = f"stopped after {self._history.count} steps"
+        if checkpoint is not None:
+            text += f"; {self._resume_hint(checkpoint)}"
+        return f"{text}, no weights were kept; the run's folder: {self._sink.paths.folder}"
+
+    def _keep_last_checkpoint(self) -> None:
+        """After a stop that was to keep everything: the last checkpoint gets its copies, too."""
+        if self._attempt is None or (self._stop is not None and not self._stop.checkpoint):
+            return
+        self._attempt.end()
+        if self._sink.state.checkpoint == self._history.count:
+            with suppress(KeyboardInterrupt):
+                self._context.wait_replicated(self._history.count)
+
+    def _close(self, status: str, detail: str | None = None) -> None:
+        """The last word of the state; nothing of the run is left on any node but its checkpoints."""
+        if self._attempt is not None:
+            self._attempt.end()
+            self._attempt = None
+        self._context.close()
+        self._replanner.close()
+        with suppress(SkyctlError):
+            update_attempt(self._sink, ended=timestamp_s(), error=detail)
+            self._sink.update(status=status, detail=detail)
+            self._sink.close()

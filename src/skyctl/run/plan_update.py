@@ -1,0 +1,318 @@
+"""Another plan for a run under way: without lost nodes, with one that came, by what was observed.
+
+The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
+pins. The schedule stays, too, unless nothing fits with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from skyctl.control.corrections import Corrections
+from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
+from skyctl.control.problem_from_profile import build_problem
+from skyctl.control.schedule_choice import AUTO
+from skyctl.control.training_request import TrainingRequest, send_workload
+from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
+from skyctl.files import recent_profiles
+from skyctl.planner.api import predict
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.cluster import Cluster, node_of
+from skyctl.records.plan import Machine, Plan
+from skyctl.records.problem import Link, Problem, SharedResource
+from skyctl.remote.agent_session import Session
+from skyctl.worker.rank_events import StepEvent
+
+REPLAN_TIME_LIMIT_S = 5.0
+"""For a plan while everybody waits."""
+
+SLOW_FACTOR = 1.25
+"""A stage that takes so many times its predicted time has become slow."""
+OBSERVED_STEPS = 10
+"""Steps that are looked at."""
+MIN_OBSERVED_STEPS = 4
+"""With fewer there is nothing to be seen."""
+GAIN_COST_RATIO = 1.5
+"""What is gained must be so many times what moving costs."""
+MIN_GAIN = 0.03
+"""A plan that is better by less is not better: predictions are no more exact than that."""
+DEFAULT_RESTART_S = 30.0
+"""What a restart takes where none was measured."""
+
+
+def nodes_in(plan: Plan) -> tuple[str, ...]:
+    """The nodes that hold a stage, in pipeline order, each once."""
+    return tuple(dict.fromkeys(node_of(stage.replicas[0].device) for stage in plan.stages))
+
+
+def nodes_of(problem: Problem) -> tuple[str, ...]:
+    """The nodes of the problem's devices, in their order, each once."""
+    return tuple(dict.fromkeys(node_of(device.id) for device in problem.devices))
+
+
+def without_nodes(problem: Problem, lost: Mapping[str, str]) -> Problem:
+    """The problem without the devices of those nodes.
+
+    Args:
+        lost: by node, why it can't be used.
+
+    Raises:
+        InfeasibleError: no device is left, or none that may hold a pinned stage.
+    """
+    left = [device for device in problem.devices if node_of(device.id) not in lost]
+    ids = {device.id for device in left}
+    reasons = "".join(f"\n  {name}: {why}" for name, why in lost.items())
+    if not left:
+        raise InfeasibleError(
+            f"no device is left to train on:{reasons}", hint="bring a node back, or see skyctl check"
+        )
+    pins = {}
+    for name, flag in (("first_stage", "--pin-first"), ("last_stage", "--pin-last")):
+        pinned: Sequence[str] | None = getattr(problem, name)
+        if pinned is None:
+            continue
+        pins[name] = tuple(device for device in pinned if device in ids)
+        if not pins[name]:
+            raise InfeasibleError(
+                f"only {', '.join(pinned)} may hold the {name.replace('_', ' ')} ({flag}), and none of them "
+                f"is left:{reasons}",
+                hint="bring one of them back, then resume the run",
+            )
+    update: dict[str, Any] = {
+        "devices": tuple(left),
+        "times": {name: times for name, times in problem.times.items() if name in ids},
+        "links": tuple(link for link in problem.links if link.source in ids and link.target in ids),
+        "shared": tuple(_shared(problem.shared, ids)),
+        **pins,
+    }
+    return problem.model_copy(update=update)
+
+
+def _shared(resources: Sequence[SharedResource], ids: Collection[str]) -> list[SharedResource]:
+    found = []
+    for one in resources:
+        pairs = tuple(pair for pair in one.links if pair[0] in ids and pair[1] in ids)
+        if pairs:
+            found.append(one.model_copy(update={"links": pairs}))
+    return found
+
+
+def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Plan:
+    """The best plan of ``problem`` by the strategy of ``had`` (for one of the user's own: the best there is).
+
+    Raises:
+        InfeasibleError: proved under every schedule; the message says what is short.
+        UndecidedError: nothing was found in time.
+    """
+    strategy = "optimal" if had.strategy == "assigned" else had.strategy
+    options = PlanOptions(strategy=strategy, time_limit_s=REPLAN_TIME_LIMIT_S)
+    try:
+        found = plan_problem(problem, options, REPLAN_TIME_LIMIT_S)
+    except (InfeasibleError, UndecidedError):
+        roomy = problem.model_copy(update={"recompute": True})
+        found = plan_best([roomy], replace(options, strategy="optimal", schedule=AUTO))
+    ids = {device.id for device in problem.devices}
+    known = {one.device: one for one in (*had.machines, *machines) if one.device in ids}
+    kept = {"workload": had.workload, "machines": tuple(known.values()), "encrypted": had.encrypted}
+    return found.model_copy(update=kept)
+
+
+def replan_without(
+    plan: Plan,
+    there: Collection[str],
+    lost: Mapping[str, str],
+    slowdowns: Mapping[str, float],
+    resume_hint: str | None,
+) -> Plan:
+    """The same plan while all of its nodes are there, else the best one on those that are.
+
+    Args:
+        there: the run's nodes.
+        lost: by node, why it was given up.
+        slowdowns: as ``observed_slowdowns`` gives them.
+        resume_hint: what to do once a node is back, for the error.
+
+    Raises:
+        InfeasibleError: nothing fits on the nodes that are there.
+    """
+    gone = {name: lost.get(name, "not connected") for name in nodes_of(plan.problem) if name not in there}
+    if not any(name in gone for name in nodes_in(plan)):
+        return plan
+    try:
+        return replan(plan, without_nodes(with_observed_times(plan.problem, slowdowns), gone))
+    except InfeasibleError as exc:
+        names = ", ".join(gone)
+        exc.message = f"without {names} nothing fits: {exc.message}"
+        if resume_hint is not None:
+            exc.hint = f"bring {names} back or add a machine, then {resume_hint}"
+        raise
+
+
+def with_node(problem: Problem, other: Problem, node: str) -> Problem:
+    """``problem`` with a node's devices as ``other`` has them; a link nobody has measured is as the slowest.
+
+    The node's own devices of before, if it had any, are replaced.
+    """
+    new = [device for device in other.devices if node_of(device.id) == node]
+    ids = {device.id for device in new}
+    base = without_nodes(problem, {node: ""}) if len(ids) < len(problem.devices) else problem
+    devices = {device.id: device for device in (*base.devices, *new)}
+    known = {(link.source, link.target): link for link in (*problem.links, *other.links)}
+    links = dict.fromkeys((link.source, link.target) for link in base.links)
+    made: list[Link] = [known[pair] for pair in links]
+    apart = [link for link in problem.links if node_of(link.source) != node_of(link.target)]
+    for here in ids:
+        for there in devices:
+            for pair in ((here, there), (there, here)):
+                if here == there or node_of(there) == node or pair in links:
+                    continue
+                links[pair] = None
+                if pair in known:
+                    made.append(known[pair])
+                elif apart:
+                    slowest = min(apart, key=lambda link: link.bandwidth_bytes_per_s)
+                    made.append(slowest.model_copy(update={"source": pair[0], "target": pair[1]}))
+    times = {**base.times, **{name: times for name, times in other.times.items() if name in ids}}
+    pins: dict[str, Any] = {"first_stage": problem.first_stage, "last_stage": problem.last_stage}
+    return base.model_copy(
+        update={
+            "devices": tuple(devices.values()),
+            "times": times,
+            "links": tuple(made),
+            "shared": _joined(base.shared, other.shared, node, devices),
+            **pins,
+        }
+    )
+
+
+def _joined(
+    mine: Sequence[SharedResource], others: Sequence[SharedResource], node: str, ids: Collection[str]
+) -> tuple[SharedResource, ...]:
+    """The resources of ``mine``, and those that the links of the new node share."""
+    found = {one.name: one for one in mine}
+    for other in _shared(others, ids):
+        new = tuple(pair for pair in other.links if node in map(node_of, pair))
+        if new:
+            one = found.get(other.name)
+            pairs = dict.fromkeys((*(one.links if one is not None else ()), *new))
+            found[other.name] = (one or other).model_copy(update={"links": tuple(pairs)})
+    return tuple(found.values())
+
+
+def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dict[str, float]:
+    """By device, measured ÷ predicted of its layers' time, over the last steps; too few steps: left out.
+
+    Args:
+        events: by rank, its step events, the oldest first, without the first of an attempt.
+    """
+    simulation = simulation_input_of(plan)
+    found = {}
+    for rank, stage in enumerate(plan.stages):
+        last = list(events[rank])[-OBSERVED_STEPS:] if rank < len(events) else []
+        layers = simulation.layer_times(rank)
+        planned_s = simulation.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
+        if len(last) >= MIN_OBSERVED_STEPS and planned_s > 0:
+            took = [event.forward_s + event.backward_s + event.optimizer_s for event in last]
+            found[stage.replicas[0].device] = median(took) / planned_s
+    return found
+
+
+def with_observed_times(problem: Problem, factors: Mapping[str, float]) -> Problem:
+    """The problem with the layers' times multiplied by the observed slowdowns."""
+    return Corrections(factors).apply_to(problem)
+
+
+def slow_devices(factors: Mapping[str, float]) -> list[str]:
+    """Devices that take much longer than predicted, the slowest first."""
+    return sorted((d for d, f in factors.items() if f > SLOW_FACTOR), key=lambda d: -factors[d])
+
+
+def worth_moving(now_s: float, then_s: float, steps_left: int, cost_s: float) -> bool:
+    """Whether a better plan is worth ending the attempt for. ``now_s``, ``then_s``: a step's seconds."""
+    return then_s < now_s * (1 - MIN_GAIN) and (now_s - then_s) * steps_left > GAIN_COST_RATIO * cost_s
+
+
+def plan_step_s(problem: Problem, plan: Plan) -> float:
+    """Seconds a step of the plan's stages would take on ``problem``, which has their devices."""
+    return predict(problem, plan).iteration_s
+
+
+def same_stages(one: Plan, other: Plan) -> bool:
+    """Whether both put the same layers on the same devices in the same way."""
+    return one.stages == other.stages and one.problem.schedule == other.problem.schedule
+
+
+# What is known of a node that comes to a run under way: from a plan, from a profile, or measured now.
+
+
+def problem_with_node(
+    name: str,
+    problems: Sequence[Problem],
+    plan: Plan,
+    cluster: Cluster,
+    session: Session,
+    request: TrainingRequest,
+) -> Problem:
+    """A problem of the same layers that has the node's devices.
+
+    Args:
+        problems: those that may have them, the first one counts.
+        plan: what the run goes by now.
+        session: to measure the node with, alone, where nothing else knows it.
+
+    Raises:
+        NodeError: it could not be measured.
+    """
+    for problem in problems:
+        if any(node_of(device.id) == name for device in problem.devices):
+            return problem
+    return _from_profile(name, plan, cluster) or _from_measurement(name, plan, cluster, session, request)
+
+
+def _from_profile(name: str, plan: Plan, cluster: Cluster) -> Problem | None:
+    """The problem from the newest of the cluster's profiles that has the node with this workload."""
+    ref = plan.workload
+    for profile in recent_profiles(cluster.name):
+        known = profile.workload
+        if known is None or ref is None or (known.batch_size, known.dtype) != (ref.batch_size, ref.dtype):
+            continue
+        if profile.encrypted != plan.encrypted:
+            continue
+        if known.source != ref.source or not any(device.node == name for device in profile.devices):
+            continue
+        try:
+            made = build_problem(profile, plan.problem.microbatches, schedule=plan.problem.schedule)
+        except (InputError, MismatchError):
+            continue
+        if len(made.layers) == len(plan.problem.layers):
+            return made
+    return None
+
+
+def _from_measurement(
+    name: str, plan: Plan, cluster: Cluster, session: Session, request: TrainingRequest
+) -> Problem:
+    """The problem from a measurement of that node alone; its links to others stay unknown."""
+    from skyctl.probe.cluster_probe import ProbeOptions, measure_cluster
+    from skyctl.workload.workload import load_workload
+
+    spec = replace(request.spec, random_inputs=True, data_path=None)
+    workload = load_workload(request.spec)
+    alone = Cluster(name=cluster.name, nodes=(cluster.node(name),))
+    told = send_workload(spec, {name: session}, with_data=())
+    profile = measure_cluster(
+        alone,
+        {name: session},
+        workload,
+        spec,
+        [plan.problem.microbatches],
+        node_specs=told,
+        options=ProbeOptions(link_selection="none"),
+    )
+    if not profile.devices:
+        why = profile.failures[0].error if profile.failures else "it has no device"
+        raise NodeError(f"it could not be measured: {why}", node=name)
+    return build_problem(profile, plan.problem.microbatches, schedule=plan.problem.schedule)

@@ -1,0 +1,161 @@
+"""Why a run's attempt ended: which of several failures came first, who it was, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skyctl.errors import NodeError, RunError, SkyctlError
+from skyctl.remote.agent_session import Session
+from skyctl.remote.awake_clock import awake_s
+from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, TaskFailure, task_failure_error
+from skyctl.run.rank_spec import RankSpec
+from skyctl.worker.rank_events import RankResult
+
+LOG_TAIL_LINES = 6
+"""A failed rank's last lines that go into the message."""
+
+FailureCause = Literal["lost", "stalled", "died", "raised", "peer", "silent", "deadlock", "launcher"]
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """What is known of the end of an attempt, beside its error.
+
+    ``cause``: ``lost``, the nodes in ``nodes`` are gone; ``stalled``, silent while others waited; ``died``, a
+    signal, or an end without a word; ``raised``, an error event; ``peer``, a connection between two living
+    ranks broke; ``silent``, nothing was heard for long; ``deadlock``; ``launcher``, something on this side.
+    ``step``: steps that every rank had finished. ``final``: it would come again, whatever is changed.
+    """
+
+    cause: FailureCause
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    step: int = 0
+    phase: str = ""
+    final: bool = False
+
+
+@dataclass
+class RankState:
+    """A rank as the launcher knows it; ``heard_at``, ``phase_since``: by ``remote.awake_clock``, in seconds.
+
+    ``waiting``: it only waits for another rank. ``failure``: what ended it. ``tail``: its last lines.
+    """
+
+    spec: RankSpec
+    task: RemoteTask
+    phase: str = "starting"
+    waiting: bool = False
+    heard_at: float | None = None
+    phase_since: float = field(default_factory=awake_s)
+    result: RankResult | None = None
+    failure: TaskFailure | SkyctlError | None = None
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The rank with its device and node, as messages name it."""
+        return f"rank {self.spec.rank} on {self.spec.device} (node {self.spec.node})"
+
+    def enter_phase(self, phase: str, *, waiting: bool = False) -> None:
+        """Notes what it is at; ``phase_since`` is when that last changed."""
+        if (phase, waiting) != (self.phase, self.waiting):
+            self.phase, self.waiting, self.phase_since = phase, waiting, awake_s()
+
+
+def is_consequence(rank: RankState) -> bool:
+    """Whether its failure follows from another: a neighbour is gone, or the agent was ending its tasks."""
+    return _lost_its_peer(rank) or _ended_by_agent(rank)
+
+
+def _lost_its_peer(rank: RankState) -> bool:
+    return isinstance(rank.failure, TaskError) and rank.failure.type == "PeerLostError"
+
+
+def _ended_by_agent(rank: RankState) -> bool:
+    return isinstance(rank.failure, TaskExit) and rank.failure.agent_ended is not None
+
+
+def first_failure(failed: Sequence[RankState]) -> RankState:
+    """The earliest that is not just a lost peer; a lost node goes before what its ranks still said."""
+    primary = [rank for rank in failed if rank.failure is not None and not is_consequence(rank)]
+    ended = [rank for rank in failed if _ended_by_agent(rank)]
+    return (primary or ended or list(failed))[0]
+
+
+def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlError:
+    """The error to show for a rank's failure."""
+    spec, failure = rank.spec, rank.failure
+    assert failure is not None
+    if isinstance(failure, SkyctlError):
+        return failure
+    who = f"rank {spec.rank} on {spec.device} (node {spec.node}, {session.host})"
+    printed = "".join(f"\n    {line}" for line in rank.tail[-LOG_TAIL_LINES:])
+    cause = task_failure_error(session.node, failure, place="")
+    names_phase = isinstance(failure, TaskError) and failure.skyctl
+    where = "" if names_phase else f" in {rank.phase}"
+    cause.message = f"{who} failed{where}: {cause.message}{printed}"
+    cause.log = log
+    return cause
+
+
+def failure_report(rank: RankState, step: int) -> FailureReport:
+    """What a rank's failure says of the kind of fault."""
+
+    def report(cause: FailureCause, *, final: bool = False) -> FailureReport:
+        return FailureReport(cause, (rank.spec.node,), (rank.spec.rank,), step, rank.phase, final)
+
+    failure = rank.failure
+    if isinstance(failure, SkyctlError):
+        return report("lost" if isinstance(failure, NodeError) else "launcher")
+    if isinstance(failure, TaskExit):
+        return report("lost" if _ended_by_agent(rank) else "died")
+    if _lost_its_peer(rank):
+        return report("peer")
+    assert failure is not None
+    # What our own code says of its input or of the cluster stays so; the user's code may have had bad luck.
+    ours = failure.skyctl and failure.exit_code in (2, 3, 5)
+    unsupported = failure.module is not None or failure.type == "UnsupportedDtypeError"
+    return report("raised", final=ours or unsupported)
+
+
+def silent_error(rank: RankState, quiet_s: float, log: str | None) -> RunError:
+    """The error for a rank of which nothing at all was heard."""
+    return RunError(
+        f"no sign of life from {rank.name} for {quiet_s:.0f} s, last heard in {rank.phase}",
+        hint="see whether the node sleeps, swaps or lost its network; then launch again",
+        log=log,
+    )
+
+
+def stalled_error(rank: RankState, quiet_s: float, log: str | None) -> RunError:
+    """The error for a rank that is silent while its node answers and others wait for it."""
+    return RunError(
+        f"{rank.name} has stalled: its node answers, but nothing has come from it for {quiet_s:.0f} s and "
+        f"all others wait; it was in {rank.phase}",
+        hint="it may have been stopped (SIGSTOP), or hang in a call that never returns",
+        log=log,
+    )
+
+
+def lost_error(ranks: Sequence[RankState], quiet_s: float) -> NodeError:
+    """The error for nodes that are not heard, while all ranks that are heard wait."""
+    nodes = sorted({rank.spec.node for rank in ranks})
+    which = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {', '.join(nodes)} have"
+    were = "; ".join(f"rank {rank.spec.rank} on {rank.spec.device} was in {rank.phase}" for rank in ranks)
+    return NodeError(
+        f"{which} not been heard for {quiet_s:.0f} s and all other ranks wait; {were}",
+        node=nodes[0],
+        hint=f"see whether it is up: `skyctl check --limit {nodes[0]}`",
+    )
+
+
+def deadlock_error(ranks: Sequence[RankState], stall_s: float) -> RunError:
+    """The error where every rank waits for another one."""
+    lines = "".join(f"\n  {rank.name} waits in {rank.phase}" for rank in ranks)
+    return RunError(
+        f"every rank has waited for another for {stall_s:.0f} s:{lines}",
+        hint="a network that drops packets without a word looks like this: skyctl check",
+    )

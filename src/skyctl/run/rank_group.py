@@ -1,0 +1,400 @@
+"""The processes of one attempt: starts the ranks, brings the pairs together, watches and stops them.
+
+The launcher relays the rendezvous: a rank with a successor listens and says where; the successor is told.
+No rank needs to reach any other than its neighbours. Every rank says every few seconds that it is alive and
+what it is at; who falls silent is named (``health_monitor``), and so are all of them when each only waits for
+another. However an attempt ends, ``stop`` kills its tasks, unless the run is to go on without this process.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from skyctl.agent.task_events import LogEvent, read_event
+from skyctl.errors import RunError, SkyctlError
+from skyctl.files import RunPaths
+from skyctl.remote.agent_session import Session
+from skyctl.remote.awake_clock import awake_s
+from skyctl.remote.credentials import make_credentials
+from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task_failure
+from skyctl.remote.task_group import TaskGroup
+from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
+from skyctl.run.health_monitor import Deadlines, HealthMonitor
+from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState
+from skyctl.run.rank_spec import RankSpec, rank_task_name
+from skyctl.run.step_metrics import StepCollector
+from skyctl.worker.rank_events import (
+    CONNECT_PHASE,
+    RANK_EVENTS,
+    CheckpointEvent,
+    EnvironmentEvent,
+    HeartbeatEvent,
+    ListeningEvent,
+    RankEvent,
+    RankResult,
+    ReadyEvent,
+    StepEvent,
+    ValidationEvent,
+)
+
+RANK_MODULE = "skyctl.worker.rank"
+TICK_S = 0.5
+INTERRUPT = -1
+"""Ctrl-C's place among the ranks whose events come."""
+
+_EVENT_TYPES = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
+
+
+class RankGroup:
+    """The ranks of one attempt: ``start`` (or ``adopt``) and ``watch`` once; ``stop`` at any time, often.
+
+    ``failure``: what is known of its end, once ``start`` or ``watch`` has raised an error.
+
+    Args:
+        specs: in the ranks' order.
+        sessions: by node; those of all nodes that have a rank.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        specs: list[RankSpec],
+        sessions: Mapping[str, Session],
+        callbacks: RunCallbacks,
+        deadlines: Deadlines | None = None,
+        hooks: RankGroupHooks | None = None,
+        *,
+        encrypt: bool = False,
+    ) -> None:
+        self.paths, self.specs = paths, specs
+        self._sessions, self._callbacks, self._encrypt = sessions, callbacks, encrypt
+        self._hooks = hooks or RankGroupHooks()
+        first = int((specs[0].payload.get("resume") or {}).get("step", 0))
+        self.collected = StepCollector(len(specs), specs[0].payload["steps"], first=first)
+        self.failure: FailureReport | None = None
+        self.ending = False
+        self._ranks: list[RankState] = []
+        self._tasks: TaskGroup[int] = TaskGroup("rank")
+        self._monitor = HealthMonitor(self._ranks, sessions, deadlines or Deadlines(), callbacks)
+        self._ticked_at = 0.0
+        self._asking = False
+        self._stopped = False
+        self._reported_before = 0
+
+    def start(self) -> None:
+        """Starts every rank and brings the pairs together; returns when all are ready and told to go.
+
+        Raises:
+            MismatchError: what the ranks found is not what the plan was made for.
+            RunError: a rank failed or fell silent.
+        """
+        self._callbacks.phase(f"starting {len(self.specs)} ranks")
+        self._monitor.begin()
+        shared = make_credentials(encrypt=self._encrypt)  # over the sessions only: not in argv, logs or files
+        for spec in self.specs:
+            payload = {**spec.payload, **shared}
+            task = self._sessions[spec.node].start_task(RANK_MODULE, payload, name=rank_task_name(spec.rank))
+            self._ranks.append(RankState(spec, task))
+            self._tasks.follow(spec.rank, task)
+        unready = set(range(len(self._ranks)))
+        facts: dict[int, EnvironmentEvent] = {}
+        while unready:
+            rank, event = self._next()
+            if isinstance(event, EnvironmentEvent):
+                facts[rank.spec.rank] = event
+                rank.enter_phase("telling what is here", waiting=True)
+                if len(facts) == len(self._ranks):
+                    self._hooks.facts(facts)
+                    self._send_all("build", "build")
+            elif isinstance(event, ListeningEvent):
+                successor = self._ranks[rank.spec.rank + 1]
+                successor.task.send({"op": "connect", "host": event.address, "port": event.port})
+            elif isinstance(event, ReadyEvent):
+                unready.discard(rank.spec.rank)
+                rank.enter_phase(CONNECT_PHASE, waiting=True)
+        self._send_all("start", f"step {self.collected.first}")
+
+    def adopt(self, tasks: Mapping[int, RemoteTask], past: EventHistory, reported: int = 0) -> None:
+        """In place of ``start``: ranks that another process has started.
+
+        Args:
+            tasks: by rank.
+            past: what that process had heard and written down.
+            reported: steps that it had told of.
+        """
+        self._reported_before = reported
+        for spec in self.specs:
+            self._ranks.append(RankState(spec, tasks[spec.rank]))
+        for number, message in past:
+            rank = self._ranks[number]
+            event = self._read(rank, message)
+            if isinstance(event, TaskError | TaskExit):
+                rank.failure = event
+            elif event is not None:
+                self._handle(rank, event, tell=False)
+        for rank in self._ranks:
+            rank.heard_at = awake_s()
+            self._tasks.follow(rank.spec.rank, rank.task)
+
+    def watch(self, predicted_iteration_s: float) -> None:
+        """Handles events until every rank has returned.
+
+        Raises:
+            RunError: the first cause, by time, where a rank failed, fell silent or all stalled.
+            KeyboardInterrupt: the user, or a signal, ends it.
+        """
+        self._callbacks.phase("training")
+        self._monitor.expect(predicted_iteration_s)
+        if failed := [rank for rank in self._ranks if rank.failure is not None]:
+            raise self._first_cause(failed[0])
+        with interrupts_handled_by(self._on_interrupt):
+            self._until_all_returned()
+
+    def finish(self, limit_s: float) -> bool:
+        """After ``watch`` was interrupted: lets every rank end after the step under way, with a checkpoint.
+
+        Returns:
+            whether all did within ``limit_s``; an interrupt meanwhile is raised again.
+        """
+        self.end_early()
+        try:
+            self._until_all_returned(time.monotonic() + limit_s)
+        except SkyctlError:
+            return False
+        return all(rank.result is not None for rank in self._ranks)
+
+    def end_early(self) -> None:
+        """Tells the first rank to end the run after the step under way, or the next one. Does not wait."""
+        if not self.ending and self._ranks:
+            self.ending = True
+            with suppress(SkyctlError):
+                self._ranks[0].task.send({"op": "stop"})
+
+    def results(self) -> dict[int, RankResult]:
+        """By rank, what it returned, as far as it has."""
+        return {rank.spec.rank: rank.result for rank in self._ranks if rank.result is not None}
+
+    def stop(self) -> None:
+        """Kills every rank that still runs. Idempotent; errors of dead connections don't matter here."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for rank in self._ranks:
+            if not rank.task.done:
+                with suppress(SkyctlError, OSError):
+                    rank.task.kill()
+
+    def wait_gone(self, limit_s: float, lost: Collection[str] = ()) -> None:
+        """After ``stop``: until every rank has ended on its node, those on ``lost`` nodes left out.
+
+        What they had still said by then is taken in: steps and checkpoints that were done are done.
+        """
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and any(
+            not rank.task.done and rank.spec.node not in lost and self._sessions[rank.spec.node].lost is None
+            for rank in self._ranks
+        ):
+            time.sleep(0.02)
+        self._drain()
+        for rank in self._ranks:
+            self._sessions[rank.spec.node].discard(rank.task)
+        self._drain()
+
+    # --- what ranks say
+
+    def _send_all(self, op: str, phase: str) -> None:
+        for rank in self._ranks:
+            rank.task.send({"op": op})
+            rank.enter_phase(phase)
+
+    def _until_all_returned(self, deadline: float = math.inf) -> None:
+        while any(rank.result is None for rank in self._ranks) and time.monotonic() < deadline:
+            self._tick()
+            self._handle(*self._next(deadline))
+
+    def _handle(self, rank: RankState, event: RankEvent, *, tell: bool = True) -> None:
+        """What an event of a running rank means. ``tell``: others hear of it."""
+        if isinstance(event, StepEvent):
+            self.collected.add(rank.spec.rank, event)
+            rank.enter_phase(f"step {event.step + 1}")
+            self._report_steps(tell)
+        elif isinstance(event, ValidationEvent):
+            self._on_validation(event, tell)
+        elif isinstance(event, CheckpointEvent):
+            if event.error and tell:
+                self._callbacks.warn(f"{rank.name} could not write its checkpoint: {event.error}")
+            sha256s = self.collected.add_checkpoint(rank.spec.rank, event)
+            if sha256s is not None and tell:
+                self._hooks.checkpoint(event.step, sha256s)
+        elif isinstance(event, RankResult):
+            rank.result = event
+
+    def _on_validation(self, event: ValidationEvent, tell: bool) -> None:
+        if not math.isfinite(event.loss):
+            raise self._diverged(
+                f"the validation loss after step {event.step + 1} is {event.loss}",
+                "the training loss is finite: look at what validation() gives, and at layers that "
+                "behave differently in eval()",
+            )
+        self.collected.validation[event.step] = event.loss
+        self._report_steps(tell)
+
+    def _report_steps(self, tell: bool) -> None:
+        """Hands out the steps that have ended."""
+        for progress in self.collected.complete():
+            if not math.isfinite(progress.loss):
+                raise self._diverged(
+                    f"the loss of step {progress.step + 1} is {progress.loss}: training has diverged",
+                    "try a lower --learning-rate"
+                    if progress.step
+                    else "no weight has changed yet: look at model() and data()",
+                )
+            if tell or progress.step >= self._reported_before:
+                self._callbacks.step(progress)
+
+    def _diverged(self, message: str, hint: str) -> RunError:
+        """What would come again however often it was tried."""
+        self.failure = FailureReport("raised", step=self.collected.reported, final=True)
+        return RunError(message, hint=hint)
+
+    def _next(self, deadline: float = math.inf) -> tuple[RankState, RankEvent]:
+        """The next event that is more than a sign of life; a failure becomes the error of its first cause."""
+        while True:
+            came = self._tasks.receive(TICK_S)
+            if came is None:
+                self._check_health()
+                self._tick()
+                if time.monotonic() > deadline:
+                    raise RunError("the ranks did not end in time")
+                continue
+            if came.key == INTERRUPT:
+                self._ask_user()
+                continue
+            rank = self._ranks[came.key]
+            event = self._take(rank, came.value, came.error)
+            if rank.failure is not None:
+                raise self._first_cause(rank)
+            if isinstance(event, HeartbeatEvent):
+                rank.enter_phase(event.phase, waiting=event.waiting or event.phase == CONNECT_PHASE)
+                self._check_health()
+                self._tick()
+            elif event is not None:
+                return rank, event
+
+    def _take(
+        self, rank: RankState, message: dict[str, Any] | None, error: BaseException | None = None
+    ) -> RankEvent | None:
+        """Takes in what came of a rank, written down before anything else; None: it needs no handling.
+
+        What ends the rank becomes its ``failure``.
+        """
+        if error is not None:
+            lost = error if isinstance(error, SkyctlError) else SkyctlError(str(error))
+            rank.failure = rank.failure or lost
+            return None
+        if message is not None:
+            rank.heard_at = awake_s()
+        if message is None or not self._hooks.message(rank.spec, message):
+            return None
+        try:
+            event = self._read(rank, message)
+        except SkyctlError as exc:
+            rank.failure = rank.failure or exc
+            return None
+        if isinstance(event, TaskError | TaskExit):
+            rank.failure = rank.failure or event
+            return None
+        if isinstance(event, LogEvent):
+            lines = event.text.splitlines()
+            rank.tail = (rank.tail + lines)[-LOG_TAIL_LINES:]
+            for line in lines:
+                self._callbacks.log(rank.spec, line)
+            return None
+        return cast("RankEvent | None", event)
+
+    def _read(self, rank: RankState, message: dict[str, Any]) -> Any:
+        """The message as a record; None for a kind that nobody here knows."""
+        cls = _EVENT_TYPES.get(str(message.get("event")))
+        if cls is None:
+            return read_task_failure(self._sessions[rank.spec.node].node, message)
+        return read_event(cls, message, rank.spec.node)
+
+    def _take_late(
+        self, rank: RankState, message: dict[str, Any] | None, error: BaseException | None
+    ) -> RankEvent | None:
+        """Something came when the attempt was over already."""
+        with suppress(SkyctlError):
+            if (event := self._take(rank, message, error)) is not None:
+                self._handle(rank, event)
+                return event
+        return None
+
+    def _drain(self) -> None:
+        """Takes in all that has come, without waiting."""
+        while (came := self._tasks.receive(0)) is not None:
+            if came.key != INTERRUPT and came.error is None:
+                self._take_late(self._ranks[came.key], came.value, None)
+
+    # --- Ctrl-C, deadlines and failures
+
+    def _on_interrupt(self, signum: int, frame: Any) -> None:
+        if self._asking:
+            signal.default_int_handler(signum, frame)
+        self._tasks.post(INTERRUPT)
+
+    def _ask_user(self) -> None:
+        self._asking = True
+        try:
+            answer = self._callbacks.interrupted()
+        finally:
+            self._asking = False
+        if answer != "go on":
+            raise Detached if answer == "detach" else KeyboardInterrupt
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._ticked_at >= TICK_S:
+            self._ticked_at = now
+            self._hooks.tick()
+
+    def _check_health(self) -> None:
+        """Says who has not been heard for a while; raises where that means that the attempt is over."""
+        found = self._monitor.check(self.collected.reported, self._log_of)
+        if found is not None:
+            error, self.failure = found
+            raise error
+
+    def _log_of(self, rank: RankState) -> str | None:
+        path = self.paths.log(rank.spec.rank)
+        return str(path) if path.exists() else None
+
+    def _first_cause(self, first: RankState) -> SkyctlError:
+        """Waits a moment for other failures, then picks the earliest that is not just a lost peer.
+
+        Where there are only lost peers and some rank is not heard, it waits until that one is, or is lost.
+        """
+        failed = [first]
+        alive: set[int] = set()
+        began = time.monotonic()
+        while len(failed) < len(self._ranks):
+            left_s = began + self._monitor.grace_s(failed, alive) - time.monotonic()
+            came = self._tasks.receive(max(0.0, min(left_s, TICK_S)))
+            if came is None:
+                if left_s <= 0:
+                    break
+                continue
+            if came.key == INTERRUPT:
+                self._ask_user()
+                continue
+            rank = self._ranks[came.key]
+            if isinstance(self._take_late(rank, came.value, came.error), HeartbeatEvent):
+                alive.add(rank.spec.rank)
+            if rank.failure is not None and rank not in failed:
+                failed.append(rank)
+        error, self.failure = self._monitor.first_cause(failed, self.collected.reported, self._log_of)
+        return error

@@ -1,0 +1,145 @@
+"""What kind of fault ended an attempt, whether another one is worth it, and how long to wait. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skyctl.errors import (
+    InfeasibleError,
+    InputError,
+    MismatchError,
+    NodeError,
+    SkyctlError,
+    UndecidedError,
+    UnreachableError,
+)
+from skyctl.run.rank_failure import FailureReport
+from skyctl.worker.rank_events import RESTORE_PHASE
+
+MAX_BACKOFF_S = 30.0
+
+FaultKind = Literal["node", "died", "stalled", "network", "failed", "checkpoint", "final"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``kind``: ``node``, those in ``lost`` are gone; ``died``, a rank was killed or ended without a word;
+    ``stalled``, it hangs or is stopped; ``network``, a connection between living ranks broke; ``failed``, it
+    raised; ``checkpoint``, what it was to go on from is damaged; ``final``, not worth another attempt.
+    """
+
+    kind: FaultKind
+    lost: tuple[str, ...] = ()
+    rank: int | None = None
+    step: int = 0
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether another attempt may help."""
+        return self.kind != "final"
+
+
+_KIND_OF_CAUSE: Mapping[str, FaultKind] = {
+    "died": "died",
+    "stalled": "stalled",
+    "silent": "stalled",
+    "peer": "network",
+    "deadlock": "network",
+    "raised": "failed",
+}
+
+
+def classify(error: SkyctlError, report: FailureReport | None) -> Fault:
+    """The kind of fault that an attempt's error is.
+
+    Args:
+        report: what the attempt knows of it; None: it failed before a rank was started.
+    """
+    if report is None:
+        if isinstance(error, NodeError):  # shipping to it failed, or starting a task there
+            return Fault("node", (error.node,))
+        return Fault("final")
+    rank = report.ranks[0] if report.ranks else None
+    if report.cause == "lost":
+        return Fault("node", report.nodes, rank, report.step)
+    if report.cause == "raised" and report.phase == RESTORE_PHASE and isinstance(error, InputError):
+        return Fault("checkpoint", (), rank, report.step)
+    if report.final or isinstance(error, InputError | MismatchError | InfeasibleError | UndecidedError):
+        return Fault("final", (), rank, report.step)
+    if report.cause == "launcher":
+        return Fault("final", (), rank, report.step)  # our own disk, say: no node can help that
+    return Fault(_KIND_OF_CAUSE[report.cause], (), rank, report.step)
+
+
+@dataclass
+class RestartPolicy:
+    """Whether and when a failed attempt is followed by another.
+
+    Attributes:
+        max_restarts: attempts after a fault, counted anew after each checkpoint.
+        failed: attempts that failed since the last new checkpoint.
+        repeated: the last fault was one that had come before, and would for ever.
+    """
+
+    max_restarts: int
+    failed: int = 0
+    repeated: bool = False
+    _checkpoint: int | None = None
+    _raised: set[tuple[int | None, int]] = field(default_factory=set)
+
+    def wait_s(self, fault: Fault, checkpoint: int | None) -> float | None:
+        """How long to wait before the next attempt; None: there is to be none.
+
+        Args:
+            checkpoint: the newest complete one's step (None: there is none yet).
+        """
+        if not fault.may_recover:
+            return None
+        if checkpoint is not None and (self._checkpoint is None or checkpoint > self._checkpoint):
+            self._checkpoint, self.failed = checkpoint, 0
+        self.failed += 1
+        if fault.kind == "failed":
+            self.repeated = (fault.rank, fault.step) in self._raised
+            self._raised.add((fault.rank, fault.step))
+        if self.failed > self.max_restarts or self.repeated:
+            return None
+        if fault.kind == "node" and self.failed == 1:
+            return 0.0
+        return min(MAX_BACKOFF_S, 2.0 ** (self.failed - 1))
+
+
+def final_error(
+    error: SkyctlError, fault: Fault, policy: RestartPolicy, run_id: str, checkpoint: int | None
+) -> SkyctlError:
+    """The error to end with: the first cause, how often it was tried, and how to resume.
+
+    Args:
+        checkpoint: the step of the newest complete one.
+    """
+    if policy.repeated:
+        error.message += "\n  it is the same rank in the same step as before, so it was tried again once only"
+    elif fault.may_recover and policy.failed > 1:
+        tries = policy.failed - 1
+        again = "once" if tries == 1 else f"{tries} times"
+        error.message += (
+            f"\n  tried again {again} since the last checkpoint (--max-restarts {policy.max_restarts})"
+        )
+    if checkpoint is not None:
+        note = f"go on from step {checkpoint}: skyctl launch --resume {run_id}"
+        error.hint = f"{error.hint}; then {note}" if error.hint else note
+    return error
+
+
+def node_is_gone(error: NodeError) -> bool:
+    """Whether the error says that the node went away; else the node lacks something."""
+    return isinstance(error, UnreachableError) or type(error) is NodeError
+
+
+def restart_reason(fault: Fault, error: SkyctlError) -> str:
+    """What the next attempt is begun for, as one line of the run's state."""
+    if fault.lost:
+        return f"node {', '.join(fault.lost)} was lost"
+    first = error.message.splitlines()[0]
+    return first if len(first) <= 200 else f"{first[:199]}…"

@@ -1,0 +1,233 @@
+"""How a run is to be played, and what all of its attempts share: nodes, replicators, kept checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from skyctl.checkpoint.replicator_events import ReplicationFailed
+from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import SkyctlError
+from skyctl.records.cluster import Cluster
+from skyctl.records.plan import Plan
+from skyctl.remote.agent_session import Session
+from skyctl.remote.credentials import make_certificate
+from skyctl.remote.peer_addresses import find_peer_address_outcomes
+from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorOrder
+from skyctl.run.checkpoints.policy import RetentionPolicy
+from skyctl.run.checkpoints.replicator_group import ReplicatorEnded, ReplicatorGroup, ReplicatorNews
+from skyctl.run.event_sink import EventSink
+from skyctl.run.health_monitor import Deadlines
+from skyctl.run.plan_update import nodes_in
+
+DEFAULT_REPLICAS = 2
+REPLICATION_WAIT_S = 15.0
+"""For copies of a last checkpoint, once nothing is computed any more."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long to train and what to keep.
+
+    Attributes:
+        trace: record what every rank does when.
+        ignore_changes: train on a cluster that is not what the plan was made for, too.
+        encrypt: what passes between the stages, and checkpoints between nodes, go through TLS (a plan that
+            was made so is always run so).
+        checkpoint_every: steps from one checkpoint to the next; 0: none; None: chosen
+            (``checkpoints.policy.checkpoint_interval``).
+        keep: checkpoints that are kept.
+        replicas: other nodes with a copy of each checkpoint; None: two, or all there are.
+        keep_here: copy checkpoints to this machine, too.
+        max_restarts: attempts after a fault, counted anew after each checkpoint.
+    """
+
+    steps: int = 10
+    weights: bool = True
+    trace: bool = False
+    ignore_changes: bool = False
+    encrypt: bool = False
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    checkpoint_every: int | None = None
+    keep: int = 2
+    replicas: int | None = None
+    keep_here: bool = False
+    max_restarts: int = 3
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether the run writes any."""
+        return self.checkpoint_every != 0
+
+    @property
+    def replica_count(self) -> int:
+        """On how many other nodes each checkpoint file is to be."""
+        return DEFAULT_REPLICAS if self.replicas is None else self.replicas
+
+    @property
+    def kept_steps(self) -> int:
+        """How many checkpoints a node keeps: the newest may not be whole everywhere, so two at least."""
+        return max(2, self.keep)
+
+
+@dataclass
+class RunContext:
+    """What all attempts of a run share.
+
+    Attributes:
+        sessions: by node, those that can be used; changed in place as nodes are lost and come.
+        on_checkpoint: told after how many steps every rank has written its layers.
+        on_tick: called twice a second while an attempt is watched.
+    """
+
+    cluster: Cluster
+    request: TrainingRequest
+    sessions: dict[str, Session]
+    options: RunOptions
+    callbacks: RunCallbacks
+    sink: EventSink
+    on_checkpoint: Callable[[int], None]
+    on_tick: Callable[[], None]
+    _addresses: dict[str, str] = field(default_factory=dict)
+    _replicators: ReplicatorGroup | None = None
+    _mirror: CheckpointMirror | None = None
+    _follow_order: tuple[str, ...] = ()
+    _retention: RetentionPolicy | None = None
+    _nodes_asked: set[str] = field(default_factory=set)
+
+    def addresses(self, needed: tuple[str, ...]) -> dict[str, str]:
+        """By node, the address where its peers reach it; found out again when the nodes have changed.
+
+        Raises:
+            SkyctlError: a node that is needed could not say.
+        """
+        if set(self._addresses) != set(self.sessions):
+            outcomes = find_peer_address_outcomes(self.sessions)
+            for name in needed:
+                outcome = outcomes.get(name)
+                if isinstance(outcome, SkyctlError):
+                    raise outcome
+            self._addresses = {n: a for n, a in outcomes.items() if isinstance(a, str)}
+        return self._addresses
+
+    def start_replicators(self, needed: tuple[str, ...], *, wait: bool) -> ReplicatorGroup:
+        """Has a checkpoint replicator on every node; ``wait``: until they can be asked."""
+        if self._replicators is None:
+            self._replicators = ReplicatorGroup(
+                self.sink.paths.run_id,
+                self.sessions,
+                self.sink.heard,
+                self._on_replicator_news,
+                make_certificate(),
+            )
+        self._nodes_asked = set(self.sessions)
+        self._replicators.start(self.addresses(needed))
+        if wait:
+            self._replicators.wait_ready()
+        return self._replicators
+
+    def replicate(self, plan: Plan) -> None:
+        """Takes in what replicators say, and tells them whom to follow once all of them are there."""
+        replicators = self._replicators
+        if replicators is None:
+            return
+        replicators.take_events()
+        nodes = nodes_in(plan)
+        writes = self.options.writes_checkpoints
+        if writes and set(self.sessions) - self._nodes_asked:  # a standby node has come
+            with suppress(SkyctlError):
+                self.start_replicators((), wait=False)
+        order = (*nodes, *sorted(name for name in replicators.nodes if name not in nodes))
+        there = tuple(name for name in order if name in replicators.nodes)
+        if not replicators.starting and there != self._follow_order and writes:
+            self._follow_order = there
+            replicas = self.options.replica_count
+            replicators.follow(there, replicas, self.options.kept_steps)
+            retention = self.retention(plan)
+            retention.unreplicated = not replicas or len(there) < 2
+            retention.pinned_before = replicators.pinned
+            if (
+                retention.replicated is not None or retention.copying is not None
+            ):  # else nodes go by what they had
+                replicators.pin(retention.steps)
+
+    def retention(self, plan: Plan) -> RetentionPolicy:
+        """Which checkpoints are kept on every node."""
+        if self._retention is None:
+            self._retention = RetentionPolicy(len(plan.problem.layers))
+        return self._retention
+
+    def written(self, step: int, plan: Plan) -> None:
+        """Every rank has written its layers after so many steps."""
+        self.retention(plan).written(step)
+        self._pin()
+
+    def restarts_from(self, step: int | None, plan: Plan) -> None:
+        """An attempt is about to go on from that checkpoint (None: from the beginning)."""
+        self.retention(plan).restarted(step)
+        self._pin()
+
+    def copy_here(self, step: int, node_of_layer: Mapping[int, str], sha256s: Mapping[int, str]) -> None:
+        """Copies a checkpoint to this machine, in the background (``--keep-here``)."""
+        if self._mirror is None:
+            self._mirror = CheckpointMirror(self.sink.paths, self.options.keep, self.callbacks.warn)
+        sources = {layer: self.sessions[node] for layer, node in node_of_layer.items()}
+        self._mirror.take(MirrorOrder(step, self.sink.paths.attempt, sources, sha256s))
+
+    def drop(self, name: str) -> None:
+        """A node is lost: nothing is asked of it any more."""
+        self._addresses.pop(name, None)
+        self._nodes_asked.discard(name)
+        if self._replicators is not None:
+            self._replicators.drop(name)
+
+    def wait_replicated(self, step: int, limit_s: float = REPLICATION_WAIT_S) -> None:
+        """Waits until other nodes have copies of the run's last checkpoint, where they are to have any."""
+        replicators, retention = self._replicators, self._retention
+        if replicators is None or retention is None or retention.unreplicated or retention.newest != step:
+            return
+        self.callbacks.phase("copying the last checkpoint to other nodes; Ctrl-C ends that")
+        deadline = time.monotonic() + limit_s
+        while retention.replicated != step and replicators.nodes and time.monotonic() < deadline:
+            replicators.take_events()
+            time.sleep(POLL_S)
+        if retention.replicated != step:
+            self.callbacks.warn(f"the checkpoint of step {step} is not on other nodes: copying took too long")
+
+    def forget_checkpoints(self) -> None:
+        """The run has ended well: nodes keep no checkpoints of it."""
+        if self._replicators is None:
+            return
+        if self._replicators.starting:
+            self._replicators.wait_ready()
+        for name, failure in self._replicators.forget().items():
+            self.callbacks.warn(f"checkpoints of this run are still on node {name}: {failure.message}")
+
+    def close(self) -> None:
+        """Replicators end; what they hold stays."""
+        if self._mirror is not None:
+            self._mirror.close()
+        if self._replicators is not None:
+            self._replicators.close()
+
+    def _pin(self) -> None:
+        if self._replicators is not None and self._retention is not None:
+            self._replicators.pin(self._retention.steps)
+
+    def _on_replicator_news(self, node: str, news: ReplicatorNews) -> None:
+        retention = self._retention
+        known = retention.steps if retention is not None else []
+        if isinstance(news, ReplicatorEnded):
+            self.callbacks.warn(f"node {node} keeps no checkpoints any more: {news.error}")
+        elif isinstance(news, ReplicationFailed):
+            if retention is not None:
+                retention.failed()
+            self.callbacks.warn(f"checkpoints of {news.source} are not copied to {node}: {news.error}")
+        elif retention is not None and news.attempt == self.sink.paths.attempt:
+            retention.copied(news.step, list(news.layers))
+        if retention is not None and retention.steps != known:
+            self._pin()

@@ -1,0 +1,312 @@
+"""The figures of a run: what its ranks report step by step, gathered into the measurement of all attempts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from skyctl.compare.deviation import describe_deviation, find_differences
+from skyctl.compare.quantiles import quantiles
+from skyctl.records.measurement import (
+    Measurement,
+    ReplicaMeasurement,
+    ReplicaPredicted,
+    StepMeasurement,
+    ValidationMeasurement,
+)
+from skyctl.records.plan import Plan
+from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.rank_spec import RankSpec
+from skyctl.schedule.simulation import MessageTimes
+from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.worker.rank_events import CheckpointEvent, StepEvent
+
+EARLY_STEPS = 5
+"""After so many steps the prediction is looked at, the warm-up step left out."""
+EARLY_DEVIATION = 0.1
+"""How far the step may be off without a word."""
+TIME_PARTS = ("forward_s", "backward_s", "optimizer_s", "input_message_s", "gradient_message_s")
+"""The parts of a stage's time, as its rank measures them and as the plan's prediction has them."""
+
+
+@dataclass
+class StepCollector:
+    """Step events of one attempt, by rank and step.
+
+    Attributes:
+        validation: the validation losses, by the step before.
+        first: the step that this attempt begins with.
+        reported: steps that are done, those before the attempt included.
+    """
+
+    ranks: int
+    steps: int
+    by_rank: dict[int, dict[int, StepEvent]] = field(default_factory=dict)
+    validation: dict[int, float] = field(default_factory=dict)
+    reported: int = 0
+    first: int = 0
+    _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reported = max(self.reported, self.first)
+
+    def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, str] | None:
+        """A rank has written its layers; by layer the file's SHA-256, once every rank has written."""
+        events = self._checkpoints.setdefault(event.step, {})
+        events[rank] = event
+        if len(events) < self.ranks or any(one.error for one in events.values()):
+            return None
+        return {layer: shard.sha256 for one in events.values() for layer, shard in one.layers.items()}
+
+    def add(self, rank: int, event: StepEvent) -> None:
+        """Keeps one rank's figures of one step."""
+        self.by_rank.setdefault(rank, {})[event.step] = event
+
+    def complete(self) -> list[StepProgress]:
+        """The steps that every rank has finished and that were not handed out yet, in order.
+
+        A step that is validated has ended when the validation has.
+        """
+        out = []
+        while self.reported < self.steps and self._has_ended(self.reported):
+            out.append(self._progress(self.reported))
+            self.reported += 1
+        return out
+
+    def heard(self, until: int) -> list[StepProgress]:
+        """What is known of steps before ``until`` that were not handed out: not every rank has told of them.
+
+        As far as the first has, and the last, which knows the loss.
+        """
+        out = []
+        for step in range(self.reported, until):
+            if any(step not in self.by_rank.get(rank, {}) for rank in (0, self.ranks - 1)):
+                break
+            out.append(self._progress(step))
+        return out
+
+    def settled_events(self) -> list[list[StepEvent]]:
+        """By rank, its steps of this attempt that all ranks have finished, without the first, a warm-up."""
+        steps = range(self.first + 1, self.reported)
+        return [[self.by_rank[rank][step] for step in steps] for rank in range(self.ranks)]
+
+    def _has_ended(self, step: int) -> bool:
+        events = [self.by_rank.get(rank, {}).get(step) for rank in range(self.ranks)]
+        last = events[-1]
+        if last is None or None in events:
+            return False
+        return not last.validates or step in self.validation
+
+    def _progress(self, step: int) -> StepProgress:
+        first = self.by_rank[0][step]
+        times = [self.by_rank[0][i].iteration_s for i in range(self.first + 1, step + 1)]
+        pace_s = median(times) if times else None
+        known = [self.by_rank[rank][step] for rank in range(self.ranks) if step in self.by_rank.get(rank, {})]
+        rates = [event.learning_rate for event in known if event.learning_rate is not None]
+        return StepProgress(
+            step=step,
+            steps=self.steps,
+            loss=self.loss(step),
+            iteration_s=first.iteration_s,
+            samples_per_s=first.samples / first.iteration_s if first.iteration_s else 0.0,
+            left_s=pace_s * (self.steps - step - 1) if pace_s is not None else None,
+            learning_rate=rates[0] if rates else None,
+            grad_norm=first.grad_norm,
+            validation_loss=self.validation.get(step),
+        )
+
+    def loss(self, step: int) -> float:
+        """The training loss of a step, as the last rank has told it."""
+        loss = self.by_rank[self.ranks - 1][step].loss
+        return float("nan") if loss is None else loss
+
+
+def build_measurement(
+    run_id: str,
+    plan: Plan,
+    ranks: Sequence[RankSpec],
+    collected: StepCollector,
+    weights: str | None,
+    simulation: SimulationInput | None = None,
+) -> Measurement:
+    """The record of one attempt. Its first step is warm-up and is left out of the medians where it can be.
+
+    Args:
+        weights: path of the trained weights, or None.
+        simulation: what the plan's prediction comes from, for the predicted parts of a stage's time.
+    """
+    first, done = collected.first, collected.reported
+    steps = tuple(
+        StepMeasurement(step=i, loss=collected.loss(i), iteration_s=collected.by_rank[0][i].iteration_s)
+        for i in range(first, done)
+    )
+    settled = list(range(first + 1, done)) or list(range(first, done))
+    predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    replicas = []
+    for rank in ranks:
+        events = [collected.by_rank[rank.rank][i] for i in settled]
+        promised = predicted[rank.device]
+        replicas.append(
+            ReplicaMeasurement(
+                device=rank.device,
+                compute_s=median(event.compute_s for event in events),
+                transfer_s=median(event.transfer_s for event in events),
+                idle_s=median(event.idle_s for event in events),
+                peak_memory_bytes=max(event.peak_memory_bytes or 0.0 for event in events) or None,
+                predicted=ReplicaPredicted(
+                    compute_s=promised.compute_s,
+                    idle_s=promised.idle_s,
+                    memory_bytes=promised.memory_bytes,
+                    **predicted_time_parts(simulation, rank.rank),
+                ),
+                **measured_time_parts(events),
+            )
+        )
+    return Measurement(
+        run_id=run_id,
+        strategy=plan.strategy,
+        steps=steps,
+        iteration_s=quantiles([steps[i - first].iteration_s for i in settled]),
+        predicted_iteration_s=plan.predicted.iteration_s,
+        replicas=tuple(replicas),
+        final_loss=steps[-1].loss,
+        attempts=1,
+        weights=weights,
+        validation=tuple(
+            ValidationMeasurement(step=step, loss=loss)
+            for step, loss in sorted(collected.validation.items())
+            if step < done
+        ),
+    )
+
+
+def measured_time_parts(events: Sequence[StepEvent]) -> dict[str, float | None]:
+    """By name of ``TIME_PARTS``, the median over one rank's steps; None where no step has that figure."""
+    parts: dict[str, float | None] = {}
+    for name in TIME_PARTS:
+        known = [seconds for event in events if (seconds := getattr(event, name)) is not None]
+        parts[name] = median(known) if known else None
+    return parts
+
+
+def predicted_time_parts(simulation: SimulationInput | None, stage: int) -> dict[str, float | None]:
+    """The same of the plan: the layers' forward and backward of a whole step, a message's way unqueued."""
+    if simulation is None:
+        return dict.fromkeys(TIME_PARTS)
+    times, count = simulation.layer_times(stage), simulation.microbatches
+    return {
+        "forward_s": count * times.forward_s,
+        "backward_s": count * times.backward_s,
+        "optimizer_s": times.optimizer_s,
+        "input_message_s": unqueued_message_s(simulation.boundaries[stage - 1].forward) if stage else None,
+        "gradient_message_s": unqueued_message_s(simulation.boundaries[stage].backward)
+        if stage + 1 < len(simulation.stages)
+        else None,
+    }
+
+
+def unqueued_message_s(hop: MessageTimes) -> float:
+    """Seconds from a message's start to its arrival where nothing else is on its way."""
+    return max([hop.link_s, *(seconds for _, seconds in hop.shared)]) + hop.latency_s
+
+
+def with_differences(simulation: SimulationInput, done: Measurement) -> Measurement:
+    """The measurement with what made it differ from its prediction (``differences``)."""
+    return done.model_copy(update={"differences": find_differences(simulation, done)})
+
+
+def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Measurement]) -> RunCallbacks:
+    """The same callbacks, which is told once, after a few steps, why they are not as predicted.
+
+    Args:
+        figures: the measurement so far, with its differences.
+    """
+
+    def step(progress: StepProgress) -> None:
+        callbacks.step(progress)
+        if progress.step + 1 != EARLY_STEPS or progress.steps < 2 * EARLY_STEPS:
+            return
+        done = figures()
+        took_s, planned_s = done.iteration_s.median, done.predicted_iteration_s
+        if planned_s > 0 and abs(took_s / planned_s - 1) > EARLY_DEVIATION:
+            callbacks.note(
+                f"after {EARLY_STEPS} steps: a step takes {took_s:.4f} s, predicted {planned_s:.4f} s"
+            )
+            for sentence in describe_deviation(done):
+                callbacks.note(f"  {sentence}")
+
+    return replace(callbacks, step=step)
+
+
+@dataclass
+class StepHistory:
+    """``steps``: by number, (loss, seconds); ``validation``: by the step before, the loss."""
+
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    validation: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, metrics: Path) -> StepHistory:
+        """From a run's metrics.jsonl; what can't be read of it is left out."""
+        made = cls()
+        with suppress(OSError):
+            for text in metrics.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, KeyError, TypeError):
+                    line = json.loads(text)
+                    made.steps[int(line["step"])] = (float(line["loss"]), float(line["iteration_s"]))
+                    if line.get("validation_loss") is not None:
+                        made.validation[int(line["step"])] = float(line["validation_loss"])
+        return made
+
+    def add(self, progress: StepProgress) -> None:
+        """A step that has ended, with its validation where there was one."""
+        self.steps[progress.step] = (progress.loss, progress.iteration_s)
+        if progress.validation_loss is not None:
+            self.validation[progress.step] = progress.validation_loss
+
+    @property
+    def count(self) -> int:
+        """Steps from the first on without a gap."""
+        done = 0
+        while done in self.steps:
+            done += 1
+        return done
+
+    def alone(self, run_id: str, plan: Plan, weights: str | None, attempts: int) -> Measurement:
+        """Where the last attempt had nothing left to train: all steps, and nothing of its ranks."""
+        times = [iteration_s for _, (_, iteration_s) in sorted(self.steps.items())]
+        loss, _ = self.steps[max(self.steps)]
+        empty = Measurement(
+            run_id=run_id,
+            strategy=plan.strategy,
+            steps=(),
+            iteration_s=quantiles(times[1:] or times),
+            predicted_iteration_s=plan.predicted.iteration_s,
+            replicas=(),
+            final_loss=loss,
+            attempts=attempts,
+            weights=weights,
+        )
+        return self.of_all(empty, attempts)
+
+    def of_all(self, done: Measurement, attempts: int) -> Measurement:
+        """The last attempt's measurement with all steps there were."""
+        steps = {one.step: one for one in done.steps}
+        for step, (loss, iteration_s) in self.steps.items():
+            steps.setdefault(step, StepMeasurement(step=step, loss=loss, iteration_s=iteration_s))
+        losses = {**self.validation, **{one.step: one.loss for one in done.validation}}
+        return done.model_copy(
+            update={
+                "steps": tuple(steps[step] for step in sorted(steps)),
+                "validation": tuple(
+                    ValidationMeasurement(step=step, loss=losses[step])
+                    for step in sorted(losses)
+                    if step in steps
+                ),
+                "attempts": attempts,
+            }
+        )

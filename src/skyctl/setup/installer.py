@@ -1,0 +1,347 @@
+"""One node set up: looked at, and given an environment of its own where it lacks something."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from skyctl.errors import UnfitError
+from skyctl.inventory.environment_registry import register_environment
+from skyctl.records.cluster import Node, PreparedEnvironment
+from skyctl.remote.agent_session import Session
+from skyctl.setup.fleet import run_setup_task
+from skyctl.setup.node.environment_builder import BuildOrder, is_url_reachable
+from skyctl.setup.setup_report import NodeOutcome, Status
+from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget, pip_wheel
+from skyctl.setup.workload_requirements import Requirements, merge_requirements
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Where torch is without CUDA; on PyPI, for Linux, it comes with several GB of it."""
+MAX_WHEEL_ROUNDS = 30
+"""So often what a node's pip misses is fetched and pushed after."""
+UNPACKED_SIZE_FACTOR = 1.1
+"""An environment takes this much more than its wheels hold: pip compiles them."""
+
+ReportProgress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class SetupJob:
+    """What is wanted on every node.
+
+    Attributes:
+        cluster: its name, under which environments are kept.
+        torch: this machine's version, without what stands after its ``+``.
+        here: this launcher; nodes note who counts on an environment.
+        index_url, extra_index_url: as given; then torch's CPU index is not asked beside them.
+        push: ask no index on the nodes; push wheels.
+    """
+
+    cluster: str
+    torch: str
+    requirements: Requirements
+    here: str
+    index_url: str | None = None
+    extra_index_url: str | None = None
+    push: bool = False
+    dry_run: bool = False
+
+    @property
+    def index(self) -> dict[str, str | None]:
+        """What pip is told of indexes."""
+        return {"index_url": self.index_url, "extra_index_url": self.extra_index_url}
+
+    def owner(self, node: str) -> str:
+        """Who counts on that node's environment."""
+        return f"{self.cluster}/{node} of {self.here}"
+
+
+def missing_requirements(found: Mapping[str, Any], torch: str) -> tuple[str, ...]:
+    """What a Python lacks, in words, from what ``looking.look`` found of it; nothing where it is fit.
+
+    As ``launch`` and ``check`` see it, a torch of the same first two numbers will do.
+    """
+    words = []
+    if found["fault"] is not None:
+        words.append(f"a torch that works ({found['fault']})")
+    elif found["torch"] is None:
+        words.append("torch")
+    elif _major_minor(found["torch"]) != _major_minor(torch):
+        words.append(f"torch {_major_minor(torch)} (it has {found['torch']})")
+    elif not found["gloo"]:
+        words.append(f"a torch with Gloo (its {found['torch']} has none)")
+    return (*words, *found["missing"])
+
+
+def _major_minor(version: str) -> str:
+    return ".".join(re.findall(r"\d+", version)[:2])
+
+
+class NodeInstaller:
+    """One node.
+
+    Args:
+        session: with the Python that the cluster file names, not with one that setup has made.
+        entry: what setup has made there before, if that still counts.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        entry: PreparedEnvironment | None,
+        job: SetupJob,
+        wheels: WheelFetcher,
+        say: ReportProgress,
+    ) -> None:
+        self._session, self._node, self._entry = session, session.node, entry
+        self._job, self._wheels, self._say = job, wheels, say
+        self._facts: dict[str, Any] = {}
+        self._pip = ""
+        self._requirements = job.requirements.lines
+
+    def mend(self) -> NodeOutcome:
+        """Looks, and makes what is lacking.
+
+        Raises:
+            SkyctlError: it can't be had; nothing of it is left on the node.
+        """
+        began = time.monotonic()
+        self._say("looking", 0.0)
+        self._find_pip()
+        done = self._already()
+        if done is not None:
+            return done
+        base = self._look(None)
+        words = missing_requirements(base, self._job.torch)
+        python = str(self._facts["python"])
+        if not words:
+            if self._entry is not None and not self._job.dry_run:
+                register_environment(self._job.cluster, self._node.name, None)
+                self._release(None)
+            return NodeOutcome(node=self._node.name, status="fine", python=python, torch=base["torch"])
+        root = f"{self._facts['root']}/{self._name()}"
+        if self._job.dry_run:
+            return NodeOutcome(
+                node=self._node.name, status="lacking", python=python, lacks=words, environment=root
+            )
+        made, pushed = self._make()
+        register_environment(
+            self._job.cluster,
+            self._node.name,
+            PreparedEnvironment.of(self._node, str(made["python"]), self._job.owner(self._node.name)),
+        )
+        note = self._release(str(made["path"]))
+        if "+cu" in str(made["torch"]) and self._cpu_index() is not None:
+            note = (
+                f"this torch comes with CUDA, of no use there: {CPU_INDEX} was not reached; "
+                "`setup --remove`, then --extra-index-url of an index that has a CPU build, saves the room"
+            )
+        return NodeOutcome(
+            node=self._node.name,
+            status="made" if made["made"] else "ready",
+            python=str(made["python"]),
+            torch=str(made["torch"]),
+            lacks=words,
+            environment=str(made["path"]),
+            size_bytes=float(made["size_bytes"]),
+            took_s=time.monotonic() - began,
+            pushed=pushed,
+            note=note,
+        )
+
+    def _find_pip(self) -> None:
+        """Facts, and a pip that can be run: the node's own, else ours."""
+        self._facts = run_setup_task(self._session, {"op": "facts"}, self._say)
+        if self._facts["pip"] is None:
+            digest, data = pip_wheel(self._node.name)
+            pushed = self._session.push(data, digest, keep=False)
+            self._facts = run_setup_task(self._session, {"op": "facts", "pip": pushed}, self._say)
+        self._pip = str(self._facts["pip"])
+
+    def _look(self, python: str | None) -> dict[str, Any]:
+        order = {"op": "look", "python": python, "pip": self._pip, "requirements": list(self._requirements)}
+        return run_setup_task(self._session, order, self._say)
+
+    def _already(self) -> NodeOutcome | None:
+        """Whether what was made before lacks nothing; else what it was made with is wanted again too."""
+        if self._entry is None:
+            return None
+        found = self._look(self._entry.python)
+        if not missing_requirements(found, self._job.torch):
+            return NodeOutcome(
+                node=self._node.name, status="ready", python=self._entry.python, torch=found["torch"]
+            )
+        self._requirements = merge_requirements(self._requirements, tuple(found["had"]))
+        return None
+
+    def _name(self) -> str:
+        """The same for the same Python, torch and requirements."""
+        parts = [self._facts["base"], self._job.torch, sorted(self._requirements)]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
+        torch = re.sub(r"[^A-Za-z0-9.]", "-", self._job.torch)
+        return f"py{_major_minor(self._facts['version'])}-torch{torch}-{digest}"
+
+    def _make(self) -> tuple[dict[str, Any], bool]:
+        """What was made, and whether wheels were pushed for it."""
+        if not self._job.push:
+            answer = self._ask_make(None, None)
+            if "unmatched" in answer:
+                raise UnfitError(
+                    f"node {self._node.name}: its package index has no {answer['unmatched']} for Python "
+                    f"{self._facts['version']} there{self._of(answer['unmatched'])}",
+                    node=self._node.name,
+                    hint="correct it, or name another index with --index-url or --extra-index-url",
+                )
+            if "offline" not in answer:
+                return answer, False
+            self._say("no package index there: fetching wheels here", 0.1)
+        return self._make_of_wheels(), True
+
+    def _of(self, requirement: str) -> str:
+        source = self._job.requirements.source
+        named = re.match(r"[A-Za-z0-9._-]+", requirement)
+        ours = named is not None and any(line.startswith(named[0]) for line in self._job.requirements.lines)
+        return f" (from {source})" if source is not None and ours else ""
+
+    def _make_of_wheels(self) -> dict[str, Any]:
+        target = WheelTarget(
+            version=str(self._facts["version"]),
+            implementation=str(self._facts["implementation"]),
+            abis=tuple(self._facts["abis"]),
+            platforms=tuple(self._facts["platforms"]),
+        )
+        cpu_index = self._cpu_index()
+        if cpu_index is not None and not is_url_reachable(cpu_index):
+            cpu_index = None
+        wanted = [f"torch=={self._job.torch}", *self._requirements]
+        options = self._job.requirements.options
+        pushed: dict[str, str] = {}
+        missed = ""
+        for _ in range(MAX_WHEEL_ROUNDS):
+            self._say("fetching wheels here", 0.1)
+            fetched = self._wheels.fetch(self._node.name, target, wanted, options, cpu_index)
+            self._push(fetched, pushed)
+            answer = self._ask_make(pushed, round(fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR))
+            if "unmatched" not in answer:
+                return answer
+            missed = str(answer["unmatched"])
+            if missed in wanted:
+                break
+            # This machine's pip had judged a marker (sys_platform, python_version) by this machine.
+            wanted.append(missed)
+        raise UnfitError(
+            f"node {self._node.name}: no wheel of {missed} fits Python {target.version}{self._of(missed)}",
+            node=self._node.name,
+        )
+
+    def _push(self, fetched: FetchedWheels, pushed: dict[str, str]) -> None:
+        """Pushes what is not there yet; ``pushed``: file name → path there. Raises UnfitError for room."""
+        rest = [path for path in fetched.paths if path.name not in pushed]
+        need = fetched.unpacked_bytes * UNPACKED_SIZE_FACTOR
+        if self._facts["same_disk"]:
+            need += sum(path.stat().st_size for path in rest)
+        free = self._facts["free_bytes"]
+        if not pushed and free is not None and free < need:
+            raise UnfitError(
+                f"node {self._node.name} has no room for an environment with torch in {self._facts['root']}: "
+                f"it has {free / 2**20:.0f} MiB free, {need / 2**20:.0f} MiB are needed",
+                node=self._node.name,
+                hint="make room there, or name a place on another disk: `env: {XDG_DATA_HOME: /path}` in "
+                "cluster.yaml",
+            )
+        for number, path in enumerate(rest):
+            self._say(f"pushing {path.name}", 0.1 + 0.4 * number / len(rest))
+            pushed[path.name] = self._session.push(path, _sha256(path), keep=False)
+
+    def _ask_make(self, wheels: Mapping[str, str] | None, need_bytes: int | None) -> dict[str, Any]:
+        order = BuildOrder(
+            name=self._name(),
+            torch=self._job.torch,
+            requirements=list(self._requirements),
+            options=list(self._job.requirements.options),
+            owner=self._job.owner(self._node.name),
+            pip=self._pip,
+            index=self._job.index,
+            cpu_index=self._cpu_index(),
+            wheels=dict(wheels) if wheels is not None else None,
+            need_bytes=need_bytes,
+        )
+        return run_setup_task(self._session, {"op": "make", **asdict(order)}, self._say)
+
+    def _cpu_index(self) -> str | None:
+        """Torch's index without CUDA, for a node that has no accelerator or is to use none."""
+        if self._job.index_url is not None or self._job.extra_index_url is not None:
+            return None
+        named = self._node.devices
+        cards = self._facts["cards"] if named is None else [d for d in named if not d.startswith("cpu")]
+        return None if cards else CPU_INDEX
+
+    def _release(self, path: str | None) -> str | None:
+        """Ends our claim to all that was made before ``path``; what is to be said of that."""
+        order = {"op": "remove", "owners": _owners(self._job, self._node, self._entry), "keep": path}
+        busy = run_setup_task(self._session, order, lambda *_: None)["busy"]
+        some = next(iter(busy), None)
+        return None if some is None else f"{some} is still in use; the next `skyctl setup` removes it"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_environments(
+    session: Session, entry: PreparedEnvironment | None, job: SetupJob, say: ReportProgress
+) -> NodeOutcome:
+    """Removes what setup made on that node, and forgets it.
+
+    Raises:
+        UnfitError: something runs in it.
+    """
+    node = session.node
+    began = time.monotonic()
+    if job.dry_run:
+        status: Status = "lacking" if entry is not None else "nothing"
+        return NodeOutcome(node=node.name, status=status, environment=entry.python if entry else None)
+    say("removing", 0.1)
+    done = run_setup_task(session, {"op": "remove", "owners": _owners(job, node, entry), "keep": None}, say)
+    for path, pids in done["busy"].items():
+        raise UnfitError(
+            f"node {node.name}: {path} is in use by {_process_list(pids)}; it stays",
+            node=node.name,
+            hint="end the run that uses it, then `skyctl setup --remove` again",
+        )
+    register_environment(job.cluster, node.name, None)
+    others = f"{len(done['shared'])} others count on it: it stays there" if done["shared"] else None
+    gone = bool(done["removed"] or done["shared"] or entry is not None)
+    return NodeOutcome(
+        node=node.name,
+        status="removed" if gone else "nothing",
+        python=node.python,
+        environment=next(iter([*done["removed"], *done["shared"]]), None),
+        size_bytes=float(done["freed_bytes"]),
+        took_s=time.monotonic() - began,
+        note=others,
+    )
+
+
+def _owners(job: SetupJob, node: Node, entry: PreparedEnvironment | None) -> list[str]:
+    """What we are called there: now, and when the entry was made (the host's name may have changed since)."""
+    return list(dict.fromkeys([job.owner(node.name), *([entry.owner] if entry is not None else [])]))
+
+
+def _process_list(pids: Sequence[int]) -> str:
+    some = ", ".join(map(str, pids[:5]))
+    more = f" and {len(pids) - 5} more" if len(pids) > 5 else ""
+    return f"process{'es' if len(pids) > 1 else ''} {some}{more}"
+
+
+def current_environment(kept: Mapping[str, PreparedEnvironment], node: Node) -> PreparedEnvironment | None:
+    """What setup has made for that node, if that still counts."""
+    entry = kept.get(node.name)
+    return entry if entry is not None and entry.serves(node) else None

@@ -1,0 +1,202 @@
+"""Where environments lie on a node, who counts on them, and how one goes. Standard library only.
+
+::
+
+    $XDG_DATA_HOME/skyctl/env, else ~/.local/share/skyctl/env    0700
+    ├── lock                              held by whoever makes or removes one
+    └── py3.11-torch2.13.0-1a2b3c4d5e/    a virtual environment, never altered once it is whole
+        └── skyctl.json                   written last: what is in it, and its owners
+
+A folder without a readable ``skyctl.json`` is half made: whoever holds the lock may remove it. An owner is
+one node of one cluster of one launcher; the last to go takes the environment along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+MARKER_FILE = "skyctl.json"
+LOCK_FILE = "lock"
+DELETED_PREFIX = ".old-"
+LOCK_RETRY_S = 0.2
+PROC = Path("/proc")
+
+ReportProgress = Callable[[str, float], None]
+"""What is going on, and the share that is done."""
+
+
+def environments_root() -> Path:
+    """Where this user's environments are (not made here)."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    folder = Path(base) if base.startswith("/") else Path("~/.local/share").expanduser()
+    return folder / "skyctl" / "env"
+
+
+@contextlib.contextmanager
+def lock_environments(say: ReportProgress) -> Iterator[Path]:
+    """Waits until nobody else makes or removes an environment here; gives ``root()``, which is there then.
+
+    Taken for the whole of a change, so that what is half made while one holds it is nobody's any more. Where
+    nothing is left at the end, the folder goes too.
+    """
+    folder = environments_root()
+    fd = _acquire_lock(folder, say)
+    try:
+        yield folder
+    finally:
+        _remove_empty_root(folder)
+        os.close(fd)
+
+
+def _acquire_lock(folder: Path, say: ReportProgress) -> int:
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            continue  # another one has just removed the empty folder
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one before may have removed the file: then a new one is the lock.
+            if os.fstat(fd).st_ino == (folder / LOCK_FILE).stat().st_ino:
+                return fd
+        except BlockingIOError:
+            say("waiting for another setup there", 0.0)
+            time.sleep(LOCK_RETRY_S)
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _remove_empty_root(folder: Path) -> None:
+    """Removes the folder, and skyctl's own above it, where they hold nothing. The lock is held."""
+    with contextlib.suppress(OSError):
+        if [entry.name for entry in folder.iterdir()] == [LOCK_FILE]:
+            (folder / LOCK_FILE).unlink()
+            folder.rmdir()
+            folder.parent.rmdir()
+
+
+def read_marker(path: Path) -> dict[str, Any] | None:
+    """What is in an environment; None where it is half made, damaged, or not there."""
+    try:
+        found = json.loads((path / MARKER_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(found, dict) and isinstance(found.get("owners"), list)
+    return found if whole and isinstance(found.get("requirements"), list) else None
+
+
+def write_marker(path: Path, marker: dict[str, Any]) -> None:
+    """Writes it at once or not at all."""
+    fresh = path / f".{MARKER_FILE}.new"
+    with fresh.open("w") as file:
+        json.dump(marker, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path / MARKER_FILE)
+
+
+def add_owner(path: Path, owner: str) -> None:
+    """Adds an owner. The lock is held."""
+    marker = read_marker(path)
+    if marker is not None and owner not in marker["owners"]:
+        write_marker(path, {**marker, "owners": [*marker["owners"], owner]})
+
+
+def remove_unfinished(folder: Path) -> int:
+    """Removes what is half made or half removed. The lock is held. Gives the bytes freed."""
+    freed_bytes = 0
+    for path in folder.iterdir():
+        mine = path.name.startswith((DELETED_PREFIX, "py")) and path.is_dir() and not path.is_symlink()
+        if mine and read_marker(path) is None:
+            freed_bytes += size_bytes(path)
+            shutil.rmtree(path, ignore_errors=True)
+    return freed_bytes
+
+
+def delete_environment(path: Path) -> int:
+    """Removes an environment: out of its place at once, then file by file. Gives the bytes freed."""
+    size = size_bytes(path)
+    aside = path.with_name(f"{DELETED_PREFIX}{secrets.token_hex(4)}")
+    path.rename(aside)
+    with contextlib.suppress(OSError):
+        (aside / MARKER_FILE).unlink()  # what is left if this is cut short, the next one sweeps up
+    shutil.rmtree(aside)
+    return size
+
+
+def environments_owned_by(folder: Path, owners: Sequence[str]) -> list[Path]:
+    """The whole environments that one of these owners counts on."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        marker = read_marker(path) if path.is_dir() else None
+        if marker is not None and set(owners) & set(marker["owners"]):
+            found.append(path)
+    return found
+
+
+def size_bytes(path: Path) -> int:
+    """What a folder takes on the disk."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).lstat().st_blocks * 512
+    return total
+
+
+def free_bytes(path: Path) -> int | None:
+    """How much may be written there, or where it would come to be."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_bavail
+
+
+def disk_id(path: Path) -> int | None:
+    """The number of the disk that it lies on, or would."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
+
+
+def processes_using(path: Path) -> list[int]:
+    """Processes that run in an environment: started as its Python, or with its libraries in memory.
+
+    (``/proc/PID/exe`` does not tell: it is the Python that the environment was made of.) Of others' processes
+    nothing is known; without ``/proc``, of none.
+    """
+    marks = {os.fsencode(f"{path}/"), os.fsencode(f"{path.resolve()}/")}
+    found = []
+    names = os.listdir(PROC) if PROC.is_dir() else []  # noqa: PTH208
+    for pid in sorted(int(name) for name in names if name.isdigit()):
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            started_as = (PROC / str(pid) / "cmdline").read_bytes()
+            if any(started_as.startswith(mark) for mark in marks):
+                found.append(pid)
+                continue
+            loaded = (PROC / str(pid) / "maps").read_bytes()
+            if any(mark in loaded for mark in marks):
+                found.append(pid)
+    return found

@@ -1,1 +1,0 @@
-"""Runs that survive: attempts, and who has a run in charge."""

@@ -1,0 +1,1 @@
+"""Who supervises a run: its lock, its journal, handing over, taking over and ending it."""

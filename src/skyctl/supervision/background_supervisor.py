@@ -1,0 +1,231 @@
+"""A run's supervisor without a terminal: ``python -m skyctl.supervision.background_supervisor RUN_ID``.
+
+``start_background`` starts it, when a user detaches or a terminal closes. What it says goes to the run's
+``supervisor.log``. SIGTERM, which a machine sends that shuts down, leaves the run to whoever attaches to it
+next; its nodes train on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from skyctl.errors import InputError, SkyctlError
+from skyctl.files import RunPaths, read_record
+from skyctl.records.run_state import ENDED, RunState
+from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.supervision.run_handle import RunHandle
+from skyctl.supervision.run_lock import acquire_run_lock
+from skyctl.supervision.run_logs import FileTail, log_supervisor, parse_supervisor_line
+
+# Going away from a run that is to go on: what asks for it beside an answer to Ctrl-C.
+
+
+class DetachRequest:
+    """Notes that the run is to be left to a background process, as soon as it trains.
+
+    Args:
+        wanted: from the beginning (``--detach``).
+    """
+
+    def __init__(self, *, wanted: bool = False) -> None:
+        self.wanted = wanted
+
+    def beside(self, callbacks: RunCallbacks) -> RunCallbacks:
+        """The same callbacks, which answer ``detach`` when that is wanted."""
+
+        def step(progress: StepProgress) -> None:
+            callbacks.step(progress)
+            if self.wanted:
+                self._be_asked()
+
+        def interrupted() -> str:
+            answer = "detach" if self.wanted else callbacks.interrupted()
+            return "detach" if self.wanted else answer  # the terminal may have closed at the question
+
+        return replace(callbacks, step=step, interrupted=interrupted)
+
+    @contextmanager
+    def on(self, signals: Sequence[signal.Signals]) -> Iterator[None]:
+        """While the context lasts, these signals ask to detach. Ignored ones (nohup) stay ignored.
+
+        A closed terminal (SIGHUP) reads no more: what is shown goes nowhere from then on.
+        """
+
+        def leave(signum: int, _frame: FrameType | None) -> None:
+            self.wanted = True
+            if signum == signal.SIGHUP:
+                _silence_output()
+            self._be_asked()
+
+        before: dict[int, Any] = {}
+        with suppress(ValueError):  # not the main thread
+            for signum in signals:
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    before[signum] = signal.signal(signum, leave)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @staticmethod
+    def _be_asked() -> None:
+        """Raises SIGINT where Ctrl-C is handled as an event; before the run trains it would end it."""
+        if signal.getsignal(signal.SIGINT) not in (
+            signal.default_int_handler,
+            signal.SIG_IGN,
+            signal.SIG_DFL,
+        ):
+            signal.raise_signal(signal.SIGINT)
+
+
+def _silence_output() -> None:
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+
+
+LOCK_WAIT_S = 30.0
+STEP_EVERY_S = 60.0
+"""How often a step is mentioned; all of them stand in ``metrics.jsonl``."""
+
+
+def supervisor_log_callbacks(paths: RunPaths) -> RunCallbacks:
+    """Callbacks that log a step now and then; ``with_supervisor_log`` logs all the rest."""
+    said_at = float("-inf")
+
+    def step(progress: StepProgress) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= STEP_EVERY_S or progress.step + 1 == progress.steps:
+            said_at = time.monotonic()
+            log_supervisor(
+                paths.supervisor_log,
+                "note",
+                f"step {progress.step + 1} of {progress.steps} · loss {progress.loss:.4f} "
+                f"· {progress.iteration_s:.3f} s",
+            )
+
+    return RunCallbacks(step=step, interrupted=lambda: "go on")
+
+
+def supervise_in_background(run_id: str) -> int:
+    """Supervises the run to its end; returns an exit code."""
+    from skyctl.supervision.resume import take_over
+    from skyctl.supervision.run_handle import RunHandle
+
+    paths = RunPaths(run_id)
+    leaving = DetachRequest()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ``leaving`` goes by it
+    try:
+        with (
+            acquire_run_lock(paths, attached=False, wait_s=LOCK_WAIT_S) as lock,
+            leaving.on((signal.SIGTERM,)),
+        ):
+            over = take_over(lock, leaving.beside(supervisor_log_callbacks(paths)), RunHandle.leave)
+        if over is None:
+            log_supervisor(
+                paths.supervisor_log, "note", "this process was told to end; the run goes on on its nodes"
+            )
+            return 128 + signal.SIGTERM
+    except KeyboardInterrupt as exc:
+        log_supervisor(paths.supervisor_log, "note", "; ".join(["stopped", *getattr(exc, "__notes__", ())]))
+        return 0
+    except SkyctlError as exc:
+        log_supervisor(paths.supervisor_log, "error", str(exc))
+        return exc.exit_code
+    except BaseException:
+        log_supervisor(paths.supervisor_log, "error", traceback.format_exc())
+        raise
+    return 0
+
+
+# Handing a run over to a process in the background, which goes on supervising it.
+
+BACKGROUND_MODULE = "skyctl.supervision.background_supervisor"
+TAKE_OVER_WAIT_S = 120.0
+"""The process in the background has to import what we have imported, and to go back to every node."""
+LOOK_S = 0.1
+
+
+def hand_over(handle: RunHandle, say: Callable[[str], None]) -> int:
+    """Leaves the run, starts a process that takes it over, and waits until it has.
+
+    Returns:
+        its pid.
+
+    Raises:
+        SkyctlError: it did not take it over. The run goes on on its nodes, without a supervisor.
+    """
+    say("handing over to a process in the background")
+    paths = handle.journal.paths
+    handle.leave()
+    return start_background(paths)
+
+
+def start_background(paths: RunPaths) -> int:
+    """Starts a supervisor in the background for a run that nobody supervises; its pid. See ``hand_over``."""
+    said = FileTail(paths.supervisor_log, 0)
+    try:
+        fd = os.open(paths.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # Nothing of this process but its environment: not its terminal, folder, or open files.
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", BACKGROUND_MODULE, paths.run_id],
+                stdin=subprocess.DEVNULL,
+                stdout=fd,
+                stderr=fd,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())},
+                start_new_session=True,
+            )
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        raise _handover_error(paths, f"no process could be started: {exc.strerror or exc}") from exc
+    deadline = time.monotonic() + TAKE_OVER_WAIT_S
+    while time.monotonic() < deadline:
+        ended = child.poll() is not None
+        with suppress(InputError):
+            state = read_record(RunState, paths.state)
+            if state.status in ENDED or (state.supervisor is not None and state.supervisor.pid == child.pid):
+                return child.pid
+        if ended:
+            words = [
+                f"{one.kind}: {one.text}".lstrip(": ")
+                for one in map(parse_supervisor_line, said.lines()[-4:])
+            ]
+            raise _handover_error(paths, "; ".join(words) or f"it ended with status {child.returncode}")
+        time.sleep(LOOK_S)
+    raise _handover_error(paths, f"it has not taken the run over within {TAKE_OVER_WAIT_S:.0f} s")
+
+
+def _python_path() -> list[str]:
+    """PYTHONPATH, as seen from here: the process runs in another folder."""
+    known = os.environ.get("PYTHONPATH", "")
+    return [os.path.abspath(path) for path in known.split(os.pathsep) if path]  # noqa: PTH100
+
+
+def _handover_error(paths: RunPaths, why: str) -> SkyctlError:
+    return SkyctlError(
+        f"the process in the background did not take run {paths.run_id} over: {why}",
+        hint=f"the run goes on on its nodes without a supervisor: skyctl attach {paths.run_id}, "
+        f"or skyctl stop {paths.run_id}",
+        log=str(paths.supervisor_log),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(supervise_in_background(sys.argv[1]))

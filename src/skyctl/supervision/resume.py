@@ -1,0 +1,262 @@
+"""Going on with a run: with the ranks of a supervisor that is gone, or from the last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skyctl.control.node_sessions import require_all
+from skyctl.control.observations import keep_observations
+from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import InputError, NodeError, RunError, SkyctlError, UnreachableError
+from skyctl.files import RunPaths, read_record, write_atomic
+from skyctl.records.cluster import Cluster, node_of, split_device_id
+from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
+from skyctl.remote.remote_task import RemoteTask
+from skyctl.remote.session_factory import open_sessions
+from skyctl.run.attempt import AdoptedRanks
+from skyctl.run.callbacks import Detached, RunCallbacks
+from skyctl.run.plan_runner import PlanRunner
+from skyctl.run.plan_update import nodes_in
+from skyctl.run.run_context import RunOptions
+from skyctl.supervision.run_handle import RunHandle, taken_over_run
+from skyctl.supervision.run_lock import RunLock
+from skyctl.supervision.run_logs import with_supervisor_log
+from skyctl.supervision.run_settings import connect_of, options_of, request_of
+from skyctl.supervision.stored_checkpoints import StoredRun
+
+OnDetach = Callable[[RunHandle], object]
+"""What to do with a run that is to go on without this process."""
+
+
+def take_over(
+    lock: RunLock, callbacks: RunCallbacks, detach: OnDetach
+) -> tuple[Measurement, RunPaths] | None:
+    """Supervises the run to its end; None where it was detached from.
+
+    Raises:
+        InputError: its files can't be read.
+        SkyctlError: as ``Supervisor.run``.
+    """
+    told = with_supervisor_log(callbacks, lock.paths.supervisor_log)
+    with taken_over_run(lock, told.note, told.phase) as handle:
+        for name, error in {**handle.failures, **handle.gone}.items():
+            told.warn(f"node {name}: {error.message}")
+        tasks = ranks_of(handle)
+        if tasks is None and handle.failures and not _some_rank_ended(handle):
+            handle.leave()
+            raise unreached_nodes_error(handle)
+        if tasks is None:
+            step = handle.state.checkpoint
+            how = f"it goes on from the checkpoint of step {step}" if step else "it begins again"
+            told.note(f"not all of its ranks are there any more: {how}")
+            _reconnect_gone_nodes(handle, told)
+        end_tasks(handle, but=(tasks or {}).values())
+        return supervise_run(handle, plan_of(handle), callbacks, detach, tasks)
+
+
+def supervise_run(
+    handle: RunHandle,
+    plan: Plan,
+    callbacks: RunCallbacks,
+    detach: OnDetach,
+    tasks: dict[int, RemoteTask] | None = None,
+) -> tuple[Measurement, RunPaths] | None:
+    """Runs the handle's run to its end, as its state describes it; None where it was detached from.
+
+    Args:
+        tasks: by rank, those of an attempt that goes on already.
+    """
+    state, journal = handle.state, handle.journal
+    callbacks = with_supervisor_log(callbacks, journal.paths.supervisor_log)
+    supervisor = PlanRunner(
+        plan,
+        handle.cluster,
+        request_of(state),
+        handle.sessions,
+        options_of(state),
+        callbacks,
+        journal,
+        connect=connect_of(state),
+        resume=tasks is None and bool(state.attempts),
+    )
+    adopted = AdoptedRanks(tasks, journal.past(), journal.reported) if tasks is not None else None
+    try:
+        done, paths = supervisor.run(adopted)
+    except Detached:
+        detach(handle)
+        return None
+    played = read_record(Plan, paths.newest_plan)
+    digest = state.order.get("digest")
+    as_measured = played.encrypted or not options_of(state).encrypt
+    learned = isinstance(digest, str) and done.attempts == 1 and as_measured
+    if learned and (seen := keep_observations(handle.cluster.name, played, str(digest), done)) is not None:
+        callbacks.note(seen)
+    if output := state.order.get("output"):
+        write_atomic(Path(str(output)), done.to_json(), mode=None)
+    return done, paths
+
+
+def _some_rank_ended(handle: RunHandle) -> bool:
+    """Whether some rank is known to have ended. A node that can't be reached says nothing of its ranks."""
+    if handle.state.status not in ("running", "stopping") or not handle.state.attempts:
+        return bool(handle.sessions)
+    nodes = _nodes_by_rank(handle)
+    if any(node in handle.gone for node in nodes):
+        return True
+    found = handle.ranks(nodes)
+    return any(node in handle.sessions and (r not in found or found[r].done) for r, node in enumerate(nodes))
+
+
+def _nodes_by_rank(handle: RunHandle) -> list[str]:
+    """The nodes of the last attempt, by rank."""
+    return [split_device_id(device)[0] for device in handle.state.attempts[-1].devices]
+
+
+def unreached_nodes_error(handle: RunHandle) -> NodeError:
+    """The error where a run may be training on nodes that can't be reached, and is left as it is."""
+    names = ", ".join(handle.failures)
+    return UnreachableError(
+        f"run {handle.run_id} can't be taken over: {names} can't be reached, and nothing says that its ranks "
+        "have ended; it is left as it is",
+        node=next(iter(handle.failures)),
+        hint=f"see whether your network or VPN is up, then: skyctl attach {handle.run_id}",
+    )
+
+
+def _reconnect_gone_nodes(handle: RunHandle, callbacks: RunCallbacks) -> None:
+    """Opens new sessions with the nodes whose old ones have ended."""
+    nodes = [node for node in handle.cluster.nodes if node.name in handle.gone]
+    if not nodes:
+        return
+    callbacks.phase(f"connecting to {len(nodes)} nodes anew")
+    for name, outcome in open_sessions(nodes, connect_of(handle.state)).items():
+        if isinstance(outcome, SkyctlError):
+            callbacks.warn(f"node {name}: {outcome.message}")
+        else:
+            handle.sessions[name] = outcome
+    handle.note_sessions()
+    if not handle.sessions:
+        require_all({**handle.failures, **handle.gone})
+
+
+def plan_of(handle: RunHandle) -> Plan:
+    """The plan of the last attempt; RunError where the run had none yet."""
+    paths = handle.journal.paths
+    found = next((path for path in (paths.plan, paths.newest_plan) if path.is_file()), None)
+    if found is None:
+        raise RunError(
+            f"run {paths.run_id} had no plan yet when its supervisor went: there is nothing to go on with, "
+            "and it is ended",
+            hint="launch it again",
+        )
+    return read_record(Plan, found)
+
+
+def ranks_of(handle: RunHandle) -> dict[int, RemoteTask] | None:
+    """By rank, the tasks of the last attempt, where it trains and all can still be heard; else None."""
+    if handle.state.status not in ("running", "stopping") or not handle.state.attempts:
+        return None
+    nodes = _nodes_by_rank(handle)
+    found = handle.ranks(nodes)
+    known = {r for r, event in handle.journal.past() if event.get("event") in ("result", "error", "exit")}
+    for rank in range(len(nodes)):
+        task = found.get(rank)
+        # One that has ended meanwhile may still have to say what with.
+        if task is None or (task.done and rank not in known):
+            return None
+    return found
+
+
+def end_tasks(handle: RunHandle, but: Iterable[RemoteTask] = ()) -> None:
+    """Ends what the last supervisor has left on nodes, such as replicators, whose secret was its own.
+
+    What they had still said is written down.
+    """
+    kept_ = {id(task) for task in but}
+    for name, session in handle.sessions.items():
+        for task in session.tasks():
+            if id(task) in kept_:
+                continue
+            with suppress(SkyctlError):
+                if not task.ended:
+                    task.kill()
+                while (said := task.recv(0.0)) is not None:
+                    handle.journal.heard(name, task.name, said[0])
+            session.discard(task)
+
+
+# What a supervised run begins with: a fresh one, or one that has ended and goes on.
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that has ended and is resumed. ``nodes``: those worth connecting to."""
+
+    known: StoredRun
+    request: TrainingRequest
+    options: RunOptions
+    nodes: tuple[str, ...]
+
+    def plan_for(self, there: Collection[str]) -> Plan:
+        """The plan to begin with: the run's last, or its first where that knows more of the nodes there are.
+
+        Nodes of it that are not there are left out by the supervisor.
+        """
+        last, first = self.known.plan, _plan_of_first_attempt(self.known)
+        ours = {node_of(device.id) for device in last.problem.devices}
+        more = {node_of(device.id) for device in first.problem.devices} & set(there)
+        return last if more <= ours else first
+
+
+def prepare_resume(
+    known: StoredRun, cluster: Cluster, steps: int | None, max_restarts: int | None = None
+) -> Resumption:
+    """What resuming the run takes: request, options and nodes.
+
+    Args:
+        steps: so many more than its newest checkpoint has (None: to the end that it was to have).
+
+    Raises:
+        InputError: it is not over, has no checkpoint, or has nothing left to do.
+    """
+    state = known.state
+    if state.status == "done":
+        raise InputError(
+            f"run {state.run_id} has ended well after {state.step} steps; its checkpoints are gone",
+            hint="its weights are in its folder",
+        )
+    done = state.checkpoint
+    if done is None:
+        raise InputError(
+            f"run {state.run_id} has no checkpoint to go on from",
+            hint="launch it again; --checkpoint-every N writes one every N steps",
+        )
+    total = state.steps if steps is None else done + steps
+    if total <= done:
+        raise InputError(
+            f"run {state.run_id} has a checkpoint of its last step, {done}", hint="give --steps for more"
+        )
+    options = replace(options_of(state), steps=total)
+    if max_restarts is not None:
+        options = replace(options, max_restarts=max_restarts)
+    request = request_of(state)
+    request = replace(request, recipe=replace(request.recipe, total_steps=total))
+    planned = {node_of(device.id) for device in _plan_of_first_attempt(known).problem.devices} | set(
+        nodes_in(known.plan)
+    )
+    nodes = tuple(node.name for node in cluster.nodes if node.name in planned)
+    if not nodes:
+        raise InputError(
+            f"cluster {cluster.name!r} has none of the run's nodes ({', '.join(sorted(planned))})",
+            hint="give the cluster file that it was launched with: -c FILE",
+        )
+    return Resumption(known, request, options, nodes)
+
+
+def _plan_of_first_attempt(known: StoredRun) -> Plan:
+    path = RunPaths(known.paths.run_id, 1).plan
+    return read_record(Plan, path) if path.is_file() else known.plan

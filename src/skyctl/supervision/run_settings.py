@@ -1,0 +1,123 @@
+"""The settings of a run that its state keeps, so that another process can go on: JSON values, no secrets.
+
+Paths in it are absolute: whoever goes on with the run may do so from another folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from skyctl.errors import InputError, RecordError
+from skyctl.inventory.cluster_file import read_cluster
+from skyctl.inventory.environment_registry import with_prepared_environments
+from skyctl.inventory.node_patterns import select_nodes
+from skyctl.records.cluster import Cluster
+from skyctl.records.run_state import RunState
+from skyctl.remote.base import ConnectOptions
+
+if TYPE_CHECKING:
+    from skyctl.control.training_request import TrainingRequest
+    from skyctl.run.run_context import RunOptions
+
+T = TypeVar("T")
+
+
+def saved_settings(
+    request: TrainingRequest,
+    options: RunOptions,
+    connect: ConnectOptions,
+    *,
+    digest: str,
+    limit: str | None = None,
+    output: Path | None = None,
+) -> dict[str, Any]:
+    """The settings as JSON values, from which ``request_of`` and the others here restore them.
+
+    Args:
+        digest: the workload's own (``Workload.digest``).
+        limit: which nodes of the cluster file are used (``--limit``).
+        output: where a copy of the measurement is to go.
+    """
+    known = replace(
+        connect, known_hosts=_absolute(connect.known_hosts), ssh_config=_absolute(connect.ssh_config)
+    )
+    return {
+        "request": {
+            "spec": request.spec.to_dict(),
+            "microbatches": request.microbatches,
+            "recipe": request.recipe.to_dict(),
+        },
+        "options": asdict(options),
+        "connect": asdict(known),
+        "digest": digest,
+        "limit": limit,
+        "output": _absolute(output),
+    }
+
+
+def request_of(state: RunState) -> TrainingRequest:
+    """What the user asked to train; RecordError where the state does not say."""
+    from skyctl.control.training_request import TrainingRequest
+    from skyctl.workload.recipe import Recipe
+    from skyctl.workload.workload_spec import WorkloadSpec
+
+    asked = _part(state, "request")
+    return _rebuilt(
+        state,
+        lambda: TrainingRequest(
+            WorkloadSpec.from_dict(asked["spec"]), asked["microbatches"], Recipe(**asked["recipe"])
+        ),
+    )
+
+
+def options_of(state: RunState) -> RunOptions:
+    """How the run is played; RecordError where the state does not say."""
+    from skyctl.run.health_monitor import Deadlines
+    from skyctl.run.run_context import RunOptions
+
+    asked = dict(_part(state, "options"))
+    return _rebuilt(state, lambda: RunOptions(**{**asked, "deadlines": Deadlines(**asked["deadlines"])}))
+
+
+def connect_of(state: RunState) -> ConnectOptions:
+    """How the run's nodes are reached; RecordError where the state does not say."""
+    known = {field.name for field in fields(ConnectOptions)}
+    asked = {key: value for key, value in _part(state, "connect").items() if key in known}
+    return _rebuilt(state, lambda: ConnectOptions(**asked))
+
+
+def cluster_of(state: RunState) -> Cluster:
+    """The run's cluster, read again from its file; InputError where that is gone or wrong."""
+    if state.cluster_file is None:
+        raise InputError(
+            f"run {state.run_id} does not say which cluster file it was made with",
+            hint="its nodes end what is left of it by themselves",
+        )
+    limit = state.order.get("limit")
+    return select_nodes(
+        with_prepared_environments(read_cluster(state.cluster_file)), str(limit) if limit else None
+    )
+
+
+def _part(state: RunState, name: str) -> dict[str, Any]:
+    part = state.order.get(name)
+    if not isinstance(part, dict):
+        raise RecordError(f"state.json of run {state.run_id} does not say its {name}")
+    return part
+
+
+def _rebuilt(state: RunState, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except (TypeError, KeyError, ValueError) as exc:
+        raise RecordError(
+            f"state.json of run {state.run_id} is of another version of skyctl: {exc}",
+            hint="go on with it with the skyctl that started it",
+        ) from exc
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())

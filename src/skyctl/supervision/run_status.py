@@ -1,0 +1,213 @@
+"""The runs that are kept, and what is true of each: its written state, and whether its supervisor lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from skyctl.errors import InputError, SkyctlError, UndecidedError
+from skyctl.files import RunPaths, read_record, run_folder, run_ids
+from skyctl.records.run_state import ENDED, RunState, Supervisor
+from skyctl.supervision.run_lock import SupervisorStatus, supervisor_status
+
+RANK_MODULE = "skyctl.worker.rank"
+RECENT_S = 86_400.0
+"""Runs that ended longer ago are listed only when asked for."""
+LOOK_S = 8.0
+"""How long a node may take to say what runs there."""
+
+
+@dataclass(frozen=True)
+class NodeProcesses:
+    """What one node says of a run: how many processes it has there, how many of them ranks; or why not."""
+
+    node: str
+    processes: int = 0
+    ranks: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """A run and its supervisor. ``looks``: what its nodes say of it, where they were asked."""
+
+    paths: RunPaths
+    state: RunState
+    supervisor_state: SupervisorStatus
+    supervisor: Supervisor | None = None
+    looks: tuple[NodeProcesses, ...] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over, and nothing of it is left on any node."""
+        return self.state.status in ENDED
+
+    @property
+    def status(self) -> str:
+        """One word: the state's own, or ``unsupervised``, or ``supervised`` on another machine that can't be
+        looked at."""
+        if self.ended or self.supervisor_state == "alive":
+            return self.state.status
+        return "unsupervised" if self.supervisor_state == "gone" else self.state.status
+
+    @property
+    def detail(self) -> str | None:
+        """What there is to say about the status, or None."""
+        if self.ended:
+            return self.state.detail
+        if self.supervisor_state == "elsewhere" and self.supervisor is not None:
+            return f"supervised on {self.supervisor.host}"
+        if self.supervisor_state == "alive":
+            return f"node {', '.join(self.state.away)} away" if self.state.away else self.state.detail
+        return None if self.looks is None else describe_nodes(self.looks)
+
+
+def describe_nodes(looks: Sequence[NodeProcesses]) -> str:
+    """What nodes said of a run without a supervisor, as one sentence."""
+    said = [look for look in looks if look.error is None]
+    going = sum(1 for look in said if look.ranks)
+    parts = []
+    if going:
+        parts.append(f"ranks on {going} of {len(looks)} nodes go on")
+    elif any(look.processes for look in said):
+        parts.append("its agents hold, no rank runs")
+    elif said:
+        parts.append("nothing of it is left on its nodes")
+    silent = [look.node for look in looks if look.error is not None]
+    if silent:
+        parts.append(f"node {', '.join(silent)} did not answer")
+    return "; ".join(parts) or "it had no session on any node"
+
+
+def resolve_run(folder_or_id: str | None) -> ObservedRun:
+    """The run that the user named by id or folder; None: the newest that has a state.
+
+    Raises:
+        InputError: there is none, or it is not clear which.
+    """
+    if folder_or_id is None:
+        for run_id in reversed(run_ids()):
+            if RunPaths(run_id).state.is_file():
+                return observe_run(run_id)
+        raise InputError("there is no run yet", hint="start one: skyctl launch PLAN")
+    return observe_run(run_folder(folder_or_id).name)
+
+
+def observe_run(run_id: str) -> ObservedRun:
+    """The run of exactly that id; InputError where it has no state that can be read."""
+    paths = RunPaths(run_id)
+    if not paths.state.is_file():
+        raise InputError(
+            f"run {run_id} has no state.json: it was a part of a comparison, or is of an older skyctl",
+            hint=f"what it has lies in {paths.folder}",
+        )
+    state = read_record(RunState, paths.state)
+    how, who = supervisor_status(paths)
+    if how == "gone" and state.status not in ENDED:
+        # It may have ended between the two looks.
+        state = read_record(RunState, paths.state)
+    number = state.attempts[-1].number if state.attempts else 1
+    return ObservedRun(RunPaths(run_id, number), state, how, who)
+
+
+def list_runs(*, every: bool) -> tuple[list[ObservedRun], list[str]]:
+    """The runs, newest first, and complaints about those that can't be read.
+
+    Args:
+        every: also those that ended more than a day ago.
+    """
+    found, faults = [], []
+    for run_id in reversed(run_ids()):
+        if not RunPaths(run_id).state.exists():
+            continue
+        try:
+            one = observe_run(run_id)
+        except InputError as exc:
+            faults.append(exc.message)
+            continue
+        if every or not one.ended or age_s(one.state.written) < RECENT_S:
+            found.append(one)
+    return found, faults
+
+
+def with_node_processes(runs: Iterable[ObservedRun], limit: int = 8) -> list[ObservedRun]:
+    """The same runs; those without a supervisor with what their nodes say. Takes a few seconds in all."""
+    runs = list(runs)
+    wanted = [run for run in runs if not run.ended and run.supervisor_state == "gone"]
+    if not wanted:
+        return runs
+    with ThreadPoolExecutor(max_workers=limit) as pool:
+        found = dict(
+            zip((run.paths.run_id for run in wanted), pool.map(_node_processes, wanted), strict=True)
+        )
+    return [replace(run, looks=found.get(run.paths.run_id)) for run in runs]
+
+
+def _node_processes(run: ObservedRun) -> tuple[NodeProcesses, ...]:
+    from skyctl.remote.session_factory import connect_node, open_sessions
+    from skyctl.supervision.run_settings import cluster_of, connect_of
+
+    ids = {one.node: one.session for one in run.state.sessions}
+    if not ids:
+        return ()
+    try:
+        cluster = cluster_of(run.state)
+    except SkyctlError as exc:
+        return tuple(NodeProcesses(name, error=exc.message) for name in ids)
+    nodes = [node for node in cluster.nodes if node.name in ids]
+    options = replace(
+        connect_of(run.state), hold_s=0.0, redial_s=0.0, manual_ack=False, timeout_s=LOOK_S / 2,
+        start_timeout_s=LOOK_S,
+    )  # fmt: skip
+    looks = {
+        name: NodeProcesses(name, error="it is not in the cluster file any more")
+        for name in ids
+        if name not in {node.name for node in nodes}
+    }
+    opened = open_sessions(nodes, options, connector=connect_node)  # no fork server, which imports torch
+    try:
+        for name, session in opened.items():
+            if isinstance(session, SkyctlError):
+                looks[name] = NodeProcesses(name, error=session.message)
+                continue
+            try:
+                said = session.run_task(
+                    "skyctl.agent.process_tree", {"sessions": [ids[name]], "module": RANK_MODULE}, LOOK_S
+                )
+                counts = said["sessions"][ids[name]]
+                looks[name] = NodeProcesses(name, counts["processes"], counts["running"])
+            except SkyctlError as exc:
+                looks[name] = NodeProcesses(name, error=exc.message)
+    finally:
+        with ThreadPoolExecutor(max_workers=max(1, len(opened))) as pool:
+            list(
+                pool.map(
+                    lambda one: one.close(), (s for s in opened.values() if not isinstance(s, SkyctlError))
+                )
+            )
+    return tuple(looks[name] for name in ids)
+
+
+def age_s(written: str) -> float:
+    """Seconds since a time that a record has written down."""
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(written)).total_seconds())
+
+
+def age_text(seconds: float) -> str:
+    """An age in the largest unit that says something: ``40 s``, ``12 min``, ``5 h``, ``3 d``."""
+    for unit, size, most in (("s", 1.0, 90.0), ("min", 60.0, 90.0), ("h", 3600.0, 36.0)):
+        if seconds < size * most:
+            return f"{int(seconds / size)} {unit}"
+    return f"{int(seconds / 86_400)} d"
+
+
+def refuse_other_machine(run: ObservedRun) -> None:
+    """Raises UndecidedError where another machine's supervisor can't be looked at from here."""
+    if run.supervisor_state == "elsewhere" and run.supervisor is not None:
+        raise UndecidedError(
+            f"run {run.paths.run_id} is supervised on {run.supervisor.host} (process {run.supervisor.pid}), "
+            "which can't be asked from here",
+            hint=f"go there; if that machine is gone for good, remove {run.paths.lock}",
+        )

@@ -1,0 +1,314 @@
+"""Who may join: the two ends of a connection prove to each other that they know one secret. No torch.
+
+::
+
+    connector → listener    magic, a fresh nonce
+    listener → connector    a fresh nonce, HMAC-SHA256(secret, purpose, "listener", both nonces)
+    connector → listener    HMAC-SHA256(secret, purpose, "connector", both nonces)
+    listener → connector    welcome
+
+The secret itself never crosses the wire, and a proof serves for these two nonces, this purpose and this role
+alone. Before the listener has the connector's proof it reads nothing else, and it tells nothing to anybody
+else. Unauthenticated peers are dropped one by one, with a log line each; of those that stall only so many are
+kept, and the oldest goes first, so that they can't keep the right peer out.
+
+Whoever can change what passes on the wire can take over a connection after its proof: against that there is
+only TLS (``identity``).
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+MAGIC = b"skyctl\0\1"
+NONCE_BYTES = PROOF_BYTES = 32
+WELCOME = b"\1"
+LISTEN_BACKLOG = 128
+MAX_UNAUTHENTICATED_PEERS = 16
+HANDSHAKE_TIMEOUT_S = 10.0
+"""For a connector's half of the handshake."""
+MAX_LOGGED_REFUSALS = 20
+"""Refused peers that get a log line each; a flood of them must not fill the log."""
+_RETRY_INTERVAL_S = 0.1
+_EXPIRY_INTERVAL_S = 1.0
+
+LogLine = Callable[[str], None]
+
+
+class AuthenticationError(ConnectionError):
+    """What answers there does not know the run's secret."""
+
+
+@dataclass(frozen=True)
+class AuthenticatedSocket:
+    """A connection whose other end knows the secret. ``key``: known to these two alone, fresh each time."""
+
+    sock: socket.socket
+    key: bytes = field(repr=False)
+
+
+def log_to_stderr(line: str) -> None:
+    """One line on the process's own output, which the launcher keeps in its log."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def open_listener(address: str) -> socket.socket:
+    """A socket that listens on a free port of that address, and of no other.
+
+    Raises:
+        OSError: the address is not this machine's.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+        sock.listen(LISTEN_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect_authenticated(
+    host: str, port: int, secret: str, *, purpose: str, timeout_s: float
+) -> AuthenticatedSocket:
+    """Connects to a listener and authenticates; tries again while nobody listens or the connection breaks.
+
+    Raises:
+        ImpostorError: something else listens there.
+        OSError: no connection within ``timeout_s``; TimeoutError says why where that is known.
+    """
+    deadline = time.monotonic() + timeout_s
+    reason = "no answer"
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            sock = socket.create_connection((host, port), left_s)
+        except socket.gaierror:
+            raise
+        except OSError as exc:
+            reason = os_error_reason(exc)
+        else:
+            try:
+                return authenticate(
+                    sock, secret, purpose=purpose, timeout_s=max(0.01, deadline - time.monotonic())
+                )
+            except AuthenticationError:
+                sock.close()
+                raise
+            except OSError as exc:
+                sock.close()
+                reason = os_error_reason(exc)
+            except BaseException:
+                sock.close()
+                raise
+        time.sleep(max(0.0, min(_RETRY_INTERVAL_S, deadline - time.monotonic())))
+    raise TimeoutError(reason)
+
+
+def authenticate(sock: socket.socket, secret: str, *, purpose: str, timeout_s: float) -> AuthenticatedSocket:
+    """The connector's side, on a connected socket. It is left blocking, and open where this raises.
+
+    Raises:
+        ImpostorError: the other end's proof is wrong.
+        OSError: the connection broke, or the other end was silent for ``timeout_s``.
+    """
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionError("the port is free, and was connected to itself")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.settimeout(timeout_s)
+    mine = os.urandom(NONCE_BYTES)
+    sock.sendall(MAGIC + mine)
+    nonces = mine + recv_exactly(sock, NONCE_BYTES)
+    theirs = recv_exactly(sock, PROOF_BYTES)
+    if not hmac.compare_digest(theirs, _make_proof(secret, purpose, "listener", nonces)):
+        raise AuthenticationError("what answers there does not know the secret")
+    sock.sendall(_make_proof(secret, purpose, "connector", nonces))
+    if recv_exactly(sock, len(WELCOME)) != WELCOME:
+        raise AuthenticationError("what answers there does not speak as it should")
+    sock.settimeout(None)
+    return AuthenticatedSocket(sock, _make_proof(secret, purpose, "key", nonces))
+
+
+class AuthenticatingListener:
+    """The listening side. ``accept`` in one thread; ``close`` in any.
+
+    Args:
+        sock: listens already (``listening``); this owns it from now on.
+        purpose: what the connection is for; both ends must say the same.
+        max_pending: how many connections may be unauthenticated at a time.
+        handshake_timeout_s: how long each of them may take.
+        log: gets a line for each one that is refused.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        secret: str,
+        *,
+        purpose: str,
+        max_pending: int = MAX_UNAUTHENTICATED_PEERS,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        log: LogLine = log_to_stderr,
+    ) -> None:
+        if not secret:
+            raise ValueError("a listener needs a secret")
+        self._secret, self._purpose = secret, purpose
+        self._max_pending, self._handshake_timeout_s, self._log = max_pending, handshake_timeout_s, log
+        self.refused_count = 0
+        self._sock = sock
+        sock.setblocking(False)
+        self.address, self.port = sock.getsockname()[:2]
+        self._pending: list[_UnauthenticatedPeer] = []
+        self._closed = False
+        self._accepting = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def accept(self, timeout_s: float) -> AuthenticatedSocket:
+        """The next connection that has authenticated itself, as a blocking socket.
+
+        Raises:
+            TimeoutError: there was none.
+            ConnectionAbortedError: the listener was closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._accepting:
+            while not self._closed and (left_s := deadline - time.monotonic()) > 0:
+                for key, _ in self._selector.select(min(left_s, _EXPIRY_INTERVAL_S)):
+                    if key.data is None:
+                        self._accept_pending()
+                    elif key.data in self._pending and (done := self._read_from(key.data)) is not None:
+                        return done
+                self._expire()
+        if self._closed:
+            self._dispose()
+            raise ConnectionAbortedError("the listener was closed")
+        refused = (
+            f"; {self.refused_count} that did not know the secret were refused" if self.refused_count else ""
+        )
+        raise TimeoutError(f"nobody came{refused}")
+
+    def close(self) -> None:
+        """Stops listening; pending connections are closed, accepted ones stay open. Idempotent."""
+        self._closed = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in accept
+        if self._accepting.acquire(blocking=False):
+            try:
+                self._dispose()
+            finally:
+                self._accepting.release()
+
+    def _dispose(self) -> None:
+        for peer in self._pending:
+            peer.sock.close()
+        self._pending.clear()
+        self._selector.close()
+        self._sock.close()
+
+    def _accept_pending(self) -> None:
+        try:
+            sock, where = self._sock.accept()
+        except OSError:  # it was gone already; the listener is closed; or no descriptor is left
+            time.sleep(_RETRY_INTERVAL_S)
+            return
+        while len(self._pending) >= self._max_pending:
+            self._refuse(self._pending[0], "it was the oldest of too many that had not authenticated")
+        sock.setblocking(False)
+        peer = _UnauthenticatedPeer(
+            sock, f"{where[0]}:{where[1]}", time.monotonic() + self._handshake_timeout_s
+        )
+        self._pending.append(peer)
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _read_from(self, peer: _UnauthenticatedPeer) -> AuthenticatedSocket | None:
+        """Its next bytes, never more than the handshake expects now."""
+        wanted = PROOF_BYTES if peer.nonces else len(MAGIC) + NONCE_BYTES
+        try:
+            data = peer.sock.recv(wanted - len(peer.received))
+            peer.received += data
+            if not data:
+                self._refuse(peer, "it closed the connection without a proof")
+            elif not peer.nonces and not (peer.received.startswith(MAGIC) or MAGIC.startswith(peer.received)):
+                self._refuse(peer, "it speaks something else")
+            elif len(peer.received) == wanted:
+                return self._answer(peer)
+        except BlockingIOError:
+            pass
+        except OSError as exc:
+            self._refuse(peer, os_error_reason(exc))
+        return None
+
+    def _answer(self, peer: _UnauthenticatedPeer) -> AuthenticatedSocket | None:
+        if not peer.nonces:
+            peer.nonces = bytes(peer.received[len(MAGIC) :]) + os.urandom(NONCE_BYTES)
+            peer.received.clear()
+            proof = _make_proof(self._secret, self._purpose, "listener", peer.nonces)
+            peer.sock.send(peer.nonces[NONCE_BYTES:] + proof)  # fits any socket's buffer
+            return None
+        expected = _make_proof(self._secret, self._purpose, "connector", peer.nonces)
+        if not hmac.compare_digest(peer.received, expected):
+            self._refuse(peer, "its proof is wrong")
+            return None
+        peer.sock.send(WELCOME)
+        self._pending.remove(peer)
+        self._selector.unregister(peer.sock)
+        peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.sock.setblocking(True)
+        return AuthenticatedSocket(peer.sock, _make_proof(self._secret, self._purpose, "key", peer.nonces))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for peer in [peer for peer in self._pending if peer.deadline <= now]:
+            self._refuse(peer, f"no proof within {self._handshake_timeout_s:.0f} s")
+
+    def _refuse(self, peer: _UnauthenticatedPeer, why: str) -> None:
+        self._pending.remove(peer)
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+        self.refused_count += 1
+        if self.refused_count <= MAX_LOGGED_REFUSALS:
+            more = "; further ones are not logged" if self.refused_count == MAX_LOGGED_REFUSALS else ""
+            self._log(
+                f"refused an unauthenticated peer, {peer.where} on {self.address}:{self.port}: {why}{more}"
+            )
+
+
+@dataclass(eq=False)
+class _UnauthenticatedPeer:
+    """A connection in the middle of its handshake. ``nonces``: both, once its own has arrived."""
+
+    sock: socket.socket
+    where: str
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+    nonces: bytes = b""
+
+
+def recv_exactly(sock: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes. Raises OSError where the connection ends before."""
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("the other end closed the connection")
+        data += more
+    return data
+
+
+def os_error_reason(exc: OSError) -> str:
+    """The system's reason without its error number."""
+    return exc.strerror or str(exc) or type(exc).__name__
+
+
+def _make_proof(secret: str, purpose: str, role: str, nonces: bytes) -> bytes:
+    message = b"\0".join((b"skyctl", purpose.encode(), role.encode(), nonces))
+    return hmac.digest(secret.encode(), message, "sha256")

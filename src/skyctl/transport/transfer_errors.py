@@ -1,0 +1,46 @@
+"""How a transfer between two ranks can fail, whatever carries it: Gloo, NCCL, TLS or a buffer in host memory.
+
+Gloo and NCCL raise a plain RuntimeError for everything, so only its text tells what happened; that text is
+read here and nowhere else. What skyctl carries itself raises the right type at once.
+"""
+
+from __future__ import annotations
+
+from skyctl.errors import RunError
+
+_CLOSED_TEXTS = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "pair closure",
+    "onnection refused",
+)
+_TIMEOUT_TEXT = "imed out"
+
+
+class PeerLostError(RunError):
+    """The other end is gone: a consequence of another failure, hardly ever the first cause."""
+
+    secondary = True
+
+
+class TransferClosedError(RuntimeError):
+    """The connection under a transfer is closed, by either end."""
+
+
+class TransferTimeoutError(RuntimeError):
+    """A transfer did not finish in time."""
+
+
+def translate_transfer_error(exc: RuntimeError, peer: str, waited_s: float) -> RunError:
+    """A transport's error as skyctl's; ``peer``: what to call the other end."""
+    text = str(exc)
+    if isinstance(exc, TransferClosedError) or any(part in text for part in _CLOSED_TEXTS):
+        return PeerLostError(f"the connection to {peer} is gone: its process ended, or the network broke")
+    if isinstance(exc, TransferTimeoutError) or _TIMEOUT_TEXT in text:
+        return RunError(
+            f"nothing came through between this rank and {peer} for {waited_s:.0f} s",
+            hint="see whether that node sleeps, swaps or lost its network",
+        )
+    return RunError(f"the transfer with {peer} failed: {text.splitlines()[0] if text else exc!r}")

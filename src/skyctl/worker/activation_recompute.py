@@ -1,0 +1,171 @@
+"""Activation recomputation: a layer that keeps only its input, and runs again in the backward.
+
+``torch.utils.checkpoint`` does the work (Chen et al. 2016). This adds what it leaves out: a layer that
+overwrites its input gets a copy, for the second run needs the input of the first; a layer that changes its
+buffers (batch norm's running statistics) finds those of the first run in the second, and keeps the change of
+the first run only. Which layers these are is seen at their first call. Random numbers of torch's own
+generators (dropout), and of Python's ``random``, are the same in both runs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from skyctl.errors import RunError
+
+_BufferName = tuple[nn.Module, str]
+"""The module that has the buffer, and the buffer's name there."""
+_SavedBuffer = tuple[nn.Module, str, Tensor | None]
+"""A buffer's name, and values to put there."""
+
+
+class RecomputedLayer:
+    """A layer that is run again in the backward; called as the layer itself."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+        self._changing: list[_BufferName] = [
+            (module, name) for module in layer.modules() for name in module._buffers
+        ]
+        self._unchanging: list[_BufferName] = []
+        self._overwrites_input = True
+        self._called_before = False
+
+    def __call__(self, value: Any) -> Any:
+        """The layer's output, from which a backward runs the layer again."""
+        return self._call(self._layer, value)
+
+    def followed_by(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The layer and then ``function`` (the loss), recomputed as one."""
+
+        def both(value: Any) -> Any:
+            # the second run ends with an exception once all is there that the first one kept; a layer
+            # passes it on, but what follows may take it for an error
+            with set_checkpoint_early_stop(False):
+                return self._call(lambda given: function(self._layer(given)), value)
+
+        return both
+
+    def _call(self, run: Callable[[Any], Any], value: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return run(value)
+        before: list[_SavedBuffer] = [
+            (module, name, _copy(module._buffers[name])) for module, name in self._changing
+        ]
+        watched = self._unchanging if self._called_before else self._changing
+        snapshots = [_take_snapshot(buffer) for buffer in watched]
+        copied_inputs: list[Tensor] = []
+        python_state = random.getstate()
+        versions = [tensor._version for tensor in _as_list(value)]
+
+        def forward(value: Any) -> Any:
+            if self._overwrites_input:
+                value = tuple(t.clone() for t in value) if isinstance(value, tuple) else value.clone()
+                if not self._called_before:
+                    copied_inputs.extend(_as_list(value))
+            return run(value)
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), _restored_state(before, python_state)
+
+        first_call = not self._called_before
+        out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
+        if first_call:
+            self._overwrites_input = any(tensor._version for tensor in copied_inputs)
+            copied_inputs.clear()
+            self._learn_buffers(before, snapshots)
+        else:
+            self._check_unchanged(before, snapshots)
+            if versions != [tensor._version for tensor in _as_list(value)]:
+                raise self._changed_behaviour("its input in place", "its input")
+        return out
+
+    def _learn_buffers(self, before: list[_SavedBuffer], snapshots: list[_BufferSnapshot]) -> None:
+        """After the first call: which buffers change; ``before`` is left with those alone."""
+        self._called_before = True
+        before[:] = [
+            saved for saved, one in zip(before, snapshots, strict=True) if one.must_be_restored(saved[2])
+        ]
+        self._changing = [(module, name) for module, name, _ in before]
+        self._unchanging = [one.buffer for one in snapshots if one.buffer not in self._changing]
+
+    def _check_unchanged(self, before: list[_SavedBuffer], snapshots: list[_BufferSnapshot]) -> None:
+        """After a later call: adds to ``before`` the buffers that were replaced for the first time.
+
+        Raises:
+            RunError: one was changed in place for the first time, so its values before are lost.
+        """
+        for one in snapshots:
+            if one.overwritten:
+                raise self._changed_behaviour("a buffer in place", "its buffers")
+            if one.must_be_restored(one.tensor):
+                before.append((*one.buffer, one.tensor))
+
+    def _changed_behaviour(self, what: str, which: str) -> RunError:
+        return RunError(
+            f"layer {type(self._layer).__name__} has changed {what}, which it did not the first time: it "
+            "can't be run again in the backward",
+            hint=f"let it change {which} always or never, or plan without recomputation",
+        )
+
+
+@contextmanager
+def _restored_state(buffers: list[_SavedBuffer], python_state: Any) -> Iterator[None]:
+    """Inside, these buffers replace the modules' own, and Python's ``random`` has that state."""
+    own_state = random.getstate()
+    random.setstate(python_state)
+    own = [module._buffers[name] for module, name, _ in buffers]
+    for module, name, tensor in buffers:
+        module._buffers[name] = tensor
+    try:
+        yield
+    finally:
+        random.setstate(own_state)
+        for (module, name, _), tensor in zip(buffers, own, strict=True):
+            module._buffers[name] = tensor
+
+
+def _as_list(value: Any) -> list[Tensor]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+class _BufferSnapshot(NamedTuple):
+    """A buffer as it was before a call: its tensor, and how often that had been written to."""
+
+    buffer: _BufferName
+    tensor: Tensor | None
+    version: int
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether its values have been written to since, as far as torch counts it (not in a batch norm)."""
+        return self.tensor is not None and self.tensor._version != self.version
+
+    def must_be_restored(self, values: Tensor | None) -> bool:
+        """Whether it must be put back for the second run. ``values``: what it held before the call."""
+        module, name = self.buffer
+        now = module._buffers[name]
+        return self.overwritten or (now is not values and not _equal(values, now))
+
+
+def _take_snapshot(buffer: _BufferName) -> _BufferSnapshot:
+    module, name = buffer
+    tensor = module._buffers[name]
+    return _BufferSnapshot(buffer, tensor, 0 if tensor is None else tensor._version)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

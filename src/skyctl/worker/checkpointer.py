@@ -1,0 +1,219 @@
+"""A rank's part of the checkpoints: writes its layers' shards when one is due, and resumes from them.
+
+The weights that a run ends with are written here too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from skyctl.checkpoint import layout, safetensors
+from skyctl.checkpoint.atomic_file import FileDigest
+from skyctl.checkpoint.shards import ShardStamp, StageState
+from skyctl.errors import RecordError, SkyctlError, WorkloadError
+from skyctl.worker.rank_events import CheckpointEvent, WrittenShard
+from skyctl.workload.mixed_precision import master_of
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When and where a rank writes checkpoints; the ``checkpoint`` of its payload.
+
+    Attributes:
+        folder: the run's checkpoint folder on this node; see ``checkpoint.layout``.
+        every: steps from one checkpoint to the next; 0: only at an early end, and ``at_end``.
+        keep: how many of this node's newest steps are kept, at least 2; 0: all.
+        at_end: whether one is written after the run's last step too.
+        attempt: the number of this attempt at the run; each new plan adds one.
+    """
+
+    folder: Path
+    every: int = 0
+    keep: int = 2
+    at_end: bool = False
+    attempt: int = 0
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any]) -> CheckpointOptions | None:
+        """The options in a rank's payload; None: no checkpoints are written."""
+        values = payload.get("checkpoint")
+        if values is None:
+            return None
+        return cls(
+            folder=Path(values["folder"]),
+            every=int(values.get("every") or 0),
+            keep=int(values.get("keep", 2)),
+            at_end=bool(values.get("at_end")),
+            attempt=int(values.get("attempt") or 0),
+        )
+
+
+@dataclass(frozen=True)
+class ShardOrigin:
+    """What all shards of this rank say of themselves: run, layers [start, stop), workload.
+
+    Attributes:
+        names: the names of all the model's layers.
+        workload: the digest of what is trained.
+    """
+
+    run_id: str
+    rank: int
+    start: int
+    stop: int
+    names: tuple[str, ...]
+    workload: str
+    dtype: str
+    seed: int
+
+    def stamp(self, step: int, layer: int) -> ShardStamp:
+        """What the shard of one layer after ``step`` steps says of itself."""
+        return ShardStamp(
+            run_id=self.run_id,
+            step=step,
+            layer=layer,
+            name=self.names[layer],
+            layers=len(self.names),
+            workload=self.workload,
+            dtype=self.dtype,
+            seed=self.seed,
+        )
+
+
+class Checkpointer:
+    """Writes the stage's shards while the rank's training waits: no second copy is kept in memory."""
+
+    def __init__(self, options: CheckpointOptions, state: StageState, origin: ShardOrigin) -> None:
+        self._options, self._state, self._origin = options, state, origin
+        self._sent_notes: set[str] = set()
+
+    def due(self, done: int, *, early: bool, last: bool) -> bool:
+        """Whether to write one after ``done`` steps.
+
+        Args:
+            early: the run was stopped and ends with this step.
+            last: this was the last of the run's steps.
+        """
+        every = self._options.every
+        return early or (last and self._options.at_end) or bool(every and done % every == 0)
+
+    def write(self, done: int) -> CheckpointEvent:
+        """Writes the shards after ``done`` steps and their manifest, then prunes; returns the event to send.
+
+        Where the disk is full the event has an ``error`` and nothing is left of that step: the run continues.
+
+        Raises:
+            WorkloadError: some state of a layer or of the optimizer can't be saved.
+        """
+        began = time.perf_counter()
+        layers: dict[int, WrittenShard] = {}
+        error = None
+        try:
+            written = self._write(done)
+            layers = {layer: WrittenShard(file.sha256, file.size_bytes) for layer, file in written.items()}
+            layout.prune_steps(self._options.folder, self._options.keep)
+        except WorkloadError:
+            raise
+        except SkyctlError as exc:
+            error = exc.message
+        notes = [note for note in self._state.notes if note not in self._sent_notes]
+        self._sent_notes.update(notes)
+        return CheckpointEvent(done, layers, time.perf_counter() - began, tuple(notes), error)
+
+    def _write(self, done: int) -> dict[int, FileDigest]:
+        origin, folder = self._origin, self._options.folder
+        step_folder = layout.make_step_folder(folder, done)
+        paths: list[Path] = []
+        try:
+            for path, manifest in layout.read_manifests(folder, done):
+                if manifest.attempt < self._options.attempt:
+                    path.unlink(missing_ok=True)
+            written = {}
+            for position, layer in enumerate(range(origin.start, origin.stop)):
+                paths.append(layout.layer_path(folder, done, layer))
+                written[layer] = self._state.write(position, paths[-1], origin.stamp(done, layer))
+            layout.write_manifest(
+                folder,
+                layout.ShardManifest(
+                    run_id=origin.run_id,
+                    rank=origin.rank,
+                    step=done,
+                    attempt=self._options.attempt,
+                    start=origin.start,
+                    stop=origin.stop,
+                    workload=origin.workload,
+                    layers=written,
+                ),
+            )
+        except BaseException as exc:
+            for path in paths:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            with suppress(OSError):
+                step_folder.rmdir()  # only where no other rank has written there
+            if isinstance(exc, OSError):
+                raise SkyctlError(f"{step_folder} can't be written: {exc.strerror or exc}") from exc
+            raise
+        return written
+
+
+def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOrigin) -> int:
+    """Verifies the shards that the payload's ``resume`` names, and restores the stage from them.
+
+    Later steps that earlier attempts have written in this run's folder are removed.
+
+    Returns:
+        The first step to make (0: nothing to resume from).
+
+    Raises:
+        RecordError: a shard is missing, damaged, or of another model; named, with what is wrong.
+    """
+    resume = payload.get("resume")
+    if resume is None:
+        return 0
+    step, folder = int(resume["step"]), Path(resume["folder"])
+    if step > int(payload["steps"]):
+        raise RecordError(f"the checkpoint is of step {step}, and the run has {payload['steps']} steps")
+    wanted: Mapping[str, str] = resume.get("layers") or {}
+    for position, layer in enumerate(range(origin.start, origin.stop)):
+        fault = layout.find_fault(folder, step, layer, wanted.get(str(layer)))
+        if fault is not None:
+            raise RecordError(
+                f"layer {layer} ({origin.names[layer]}) can't go on from step {step}: {fault}",
+                hint=f"it was looked for in {folder}; take it from another node, or an earlier step",
+            )
+        state.read(position, layout.layer_path(folder, step, layer), origin.stamp(step, layer))
+    options = CheckpointOptions.from_payload(payload)
+    if options is not None:  # before any rank is resume to start, while no rank writes there yet
+        layout.remove_leftovers(options.folder)
+        earlier = [kept for kept in layout.list_steps(options.folder) if kept <= step]
+        layout.retain_steps(options.folder, earlier)
+    return step
+
+
+def save_weights(path: Path, layers: Sequence[nn.Module], start: int, names: Sequence[str]) -> str:
+    """Writes the layers' trained weights, keyed ``<layer index>.<name>``; returns the path.
+
+    In mixed precision these are the float32 masters. State that is no tensor (a module's extra state) is left
+    out.
+
+    Args:
+        start: the first layer's index.
+        names: the names of all the model's layers, for the file's metadata.
+    """
+    tensors = {}
+    for index, layer in enumerate(layers, start):
+        masters = {name: master_of(p) for name, p in layer.named_parameters(remove_duplicate=False)}
+        for name, tensor in layer.state_dict().items():
+            if isinstance(tensor, Tensor):
+                tensors[f"{index}.{name}"] = masters.get(name, tensor).detach().cpu()
+    metadata = {f"layer.{index}": names[index] for index in range(start, start + len(layers))}
+    safetensors.save(path, tensors, metadata)
+    return str(path)

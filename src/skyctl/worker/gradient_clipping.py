@@ -1,0 +1,198 @@
+"""Gradient clipping by the global norm over all stages, with messages between neighbours only.
+
+Each stage adds the squared norm of its own gradients to the sum that its successor sends, and sends that on
+to its predecessor; the total, known to the first stage, travels back the same way. Stages end their backwards
+in that order anyway, so the sums hardly make anyone wait; on the way back the total arrives at a stage just
+ahead of the next step's first activations. The cost: optimizers no longer run while earlier stages are busy.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from skyctl.device.device_timer import DeviceTimer
+from skyctl.errors import RunError
+from skyctl.transport.peer_connection import FIRST_TAG, Work
+from skyctl.worker.executor import Executor, StepReport
+from skyctl.worker.stage_io import Neighbour, NeighbourConnections
+from skyctl.worker.trace_recorder import CLIP, TraceRecorder
+from skyctl.workload.mixed_precision import accumulate_into_master, master_of
+from skyctl.workload.recipe import Recipe
+
+T = TypeVar("T")
+
+_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+class GradientClipper:
+    """One stage's part: ``begin`` before each step, ``clip`` once between backwards and optimizer.
+
+    Args:
+        parameters: the stage's; those without a gradient count nothing.
+        max_norm: as in ``torch.nn.utils.clip_grad_norm_`` (2-norm).
+        tag: a tag of the connections that no other message has; the one after it is taken too.
+        layers: what to call the stage's layers in an error.
+        recorder: told of the clipping and of the waiting for it, where a trace is wanted.
+        on_wait: called with True when it begins to wait for a neighbour, with False afterwards.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        max_norm: float,
+        *,
+        previous: Neighbour | None,
+        following: Neighbour | None,
+        tag: int,
+        timer: DeviceTimer,
+        layers: str,
+        recorder: TraceRecorder | None = None,
+        on_wait: Callable[[bool], None] = lambda _waits: None,
+    ) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._max_norm = max_norm
+        self._previous, self._following = previous, following
+        self._tag, self._timer, self._layers, self._on_wait = tag, timer, layers, on_wait
+        self._recorder = recorder
+        self._step = 0
+        self._pending: list[tuple[torch.Tensor, Work]] = []
+        self._from_next: tuple[torch.Tensor, Work] | None = None
+        self._from_previous: tuple[torch.Tensor, Work] | None = None
+
+    def begin(self, step: int) -> None:
+        """Posts the step's receives."""
+        self._step = step
+        if self._following is not None:
+            self._from_next = self._post(self._following, self._tag)
+        if self._previous is not None:
+            self._from_previous = self._post(self._previous, self._tag + 1)
+
+    def clip(self, report: StepReport) -> float:
+        """Scales the gradients; returns the norm that all stages' gradients had together.
+
+        Raises:
+            RunError: the norm is not finite; raised by the last stage whose own gradients are not.
+        """
+        squared = self._run(self._squared_norm, report)
+        if not math.isfinite(squared):
+            raise RunError(
+                f"the gradients of {self._layers} are not finite (their norm is {math.sqrt(abs(squared))}): "
+                "training has diverged",
+                hint="try a lower --learning-rate, or more --warmup-steps",
+            )
+        if self._following is not None:
+            squared += self._receive(self._from_next, self._following, report)
+        if self._previous is not None:
+            self._send(self._previous, self._tag, squared)
+            squared = self._receive(self._from_previous, self._previous, report)
+        if self._following is not None:
+            self._send(self._following, self._tag + 1, squared)
+        norm = math.sqrt(squared)
+        if norm + _EPSILON > self._max_norm:
+            scale = self._max_norm / (norm + _EPSILON)
+            self._run(lambda: self._scale(scale), report)
+        return norm
+
+    def drain(self) -> None:
+        """Waits until everything that was sent has left."""
+        for _, work in self._pending:
+            work.wait()
+        self._pending.clear()
+
+    def _run(self, action: Callable[[], T], report: StepReport) -> T:
+        result, seconds, _ = self._timer.run(action)
+        report.optimizer_s += seconds
+        if self._recorder is not None:
+            self._recorder.record_action(CLIP, 0, seconds)
+        return result
+
+    def _gradients(self) -> list[torch.Tensor]:
+        found = []
+        for parameter in self._parameters:
+            accumulate_into_master(parameter)
+            gradient = master_of(parameter).grad
+            if gradient is not None:
+                if gradient.is_sparse:
+                    gradient = gradient.coalesce()
+                    master_of(parameter).grad = gradient
+                    gradient = gradient.values()
+                found.append(gradient.detach())
+        return found
+
+    def _squared_norm(self) -> float:
+        norms = [torch.linalg.vector_norm(g, dtype=_sum_dtype(g)) for g in self._gradients()]
+        if not norms:
+            return 0.0
+        return float(torch.stack([norm.double() for norm in norms]).square().sum().item())
+
+    def _scale(self, scale: float) -> None:
+        gradients = self._gradients()
+        if gradients:
+            torch._foreach_mul_(gradients, scale)
+
+    def _post(self, neighbour: Neighbour, tag: int) -> tuple[torch.Tensor, Work]:
+        buffer = torch.empty(2, dtype=torch.float64)
+        return buffer, neighbour.connection.recv(buffer, tag)
+
+    def _send(self, neighbour: Neighbour, tag: int, squared: float) -> None:
+        if len(self._pending) > 2:
+            self.drain()  # sent in the step before, and answered long since
+        message = torch.tensor([self._step, squared], dtype=torch.float64)
+        self._pending.append((message, neighbour.connection.send(message, tag)))
+
+    def _receive(
+        self, posted: tuple[torch.Tensor, Work] | None, neighbour: Neighbour, report: StepReport
+    ) -> float:
+        assert posted is not None, "begin() first"
+        buffer, work = posted
+        start = time.perf_counter()
+        self._on_wait(True)
+        work.wait()
+        self._on_wait(False)
+        waited_s = time.perf_counter() - start
+        travelling_s = min(waited_s, neighbour.latency_s)
+        report.transfer_s += travelling_s
+        report.idle_s += waited_s - travelling_s
+        if self._recorder is not None:
+            self._recorder.record_wait(0, waited_s - travelling_s, travelling_s)
+        step, squared = buffer.tolist()
+        if int(step) != self._step:
+            peer = neighbour.connection.peer
+            raise RunError(f"{peer} sent the gradients' norm of step {int(step)}, not of {self._step}")
+        return float(squared)
+
+
+def make_clipper(
+    recipe: Recipe, executor: Executor, neighbours: NeighbourConnections, layers: str
+) -> GradientClipper | None:
+    """The stage's clipper, called by the executor before each update; None where nothing is clipped."""
+    if recipe.clip_norm is None:
+        return None
+    clipper = GradientClipper(
+        executor.stage.parameters,
+        recipe.clip_norm,
+        previous=neighbours.previous,
+        following=neighbours.following,
+        tag=FIRST_TAG + 2 * len(executor.microbatch_sizes),  # the first after those of a step's messages
+        timer=executor.timer,
+        layers=layers,
+        recorder=executor.recorder,
+        on_wait=lambda waits: setattr(executor, "waiting", waits),
+    )
+
+    def before_update(report: StepReport) -> None:
+        report.grad_norm = clipper.clip(report)
+
+    executor.before_update = before_update
+    return clipper
+
+
+def _sum_dtype(gradient: torch.Tensor) -> torch.dtype:
+    """The dtype to sum squares in: float32 for half precision, else the gradient's own."""
+    return torch.promote_types(gradient.dtype, torch.float32)

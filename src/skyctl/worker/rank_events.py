@@ -1,0 +1,167 @@
+"""What a rank tells the launcher: one frozen record for each kind of event, read by ``agent.task_events``.
+
+In this order: its environment, before it builds anything; where it listens (a rank with a successor); that it
+is ready; then for every step one ``StepEvent``, validations and checkpoints between them, and all the while a
+heartbeat every few seconds. Needs the standard library only: the launcher reads them without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+CONNECT_PHASE = "connect"
+"""The phase of a rank that waits for its neighbours."""
+RESTORE_PHASE = "reading the checkpoint"
+"""The phase of a rank that reads its layers' files."""
+
+
+@dataclass(frozen=True)
+class EnvironmentEvent:
+    """What the rank found where it was sent, for the launcher to compare with what its plan was made for.
+
+    ``device_name``: None where the device is not there or can't be used; ``devices`` are those that are, and
+    its memory is then None too. ``memory_bytes``: free now. ``memory_scope``: names the memory that several
+    devices draw from (``node_facts.device_memory``). ``own_bytes``: held by this process already.
+    """
+
+    kind: ClassVar[str] = "facts"
+    device_name: str | None
+    devices: tuple[str, ...]
+    cpu_model: str
+    cpus: float
+    threads: int
+    python: str
+    torch: str
+    memory_bytes: float | None
+    memory_scope: str | None
+    own_bytes: float
+
+
+@dataclass(frozen=True)
+class ListeningEvent:
+    """The address at which the rank waits for its successor."""
+
+    kind: ClassVar[str] = "listening"
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class ReadyEvent:
+    """The rank has built its stage and is connected to its neighbours."""
+
+    kind: ClassVar[str] = "ready"
+
+
+@dataclass(frozen=True)
+class HeartbeatEvent:
+    """The rank is alive. ``phase``: what it is at; ``waiting``: it only waits for another rank."""
+
+    kind: ClassVar[str] = "alive"
+    phase: str
+    waiting: bool
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One rank's figures of one step.
+
+    ``iteration_s``: from the step's start to the next one's (the last step: to its end), validation left out;
+    ``compute_s + transfer_s + idle_s`` of it. ``compute_s``: all that is not waiting, so it also holds what
+    the rank does beside its layers. ``transfer_s``, ``idle_s``: waiting for the network, and for other stages
+    (``worker.messages``). ``forward_s``, ``backward_s``, ``weight_s``, ``optimizer_s``: in the layers, over
+    all microbatches. ``input_message_s``, ``gradient_message_s``: median seconds on the way of messages that
+    were waited for from before their start; None: there was none. ``loss``: on the last stage. ``grad_norm``:
+    over all stages, before clipping; None without clipping. ``learning_rate``: None for a stage that trains
+    nothing. ``validates``: a validation follows.
+    """
+
+    kind: ClassVar[str] = "step"
+    step: int
+    iteration_s: float
+    compute_s: float
+    transfer_s: float
+    idle_s: float
+    forward_s: float
+    backward_s: float
+    weight_s: float | None
+    optimizer_s: float
+    input_message_s: float | None
+    gradient_message_s: float | None
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float | None
+    validates: bool
+    samples: int
+    peak_memory_bytes: float | None
+
+
+@dataclass(frozen=True)
+class ValidationEvent:
+    """The validation loss after a step, from the last stage. ``wall_s``: what the validation took."""
+
+    kind: ClassVar[str] = "validation"
+    step: int
+    loss: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """One layer's file of a checkpoint."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointEvent:
+    """The rank has written its layers after ``step`` steps.
+
+    ``layers``: by layer, its file. ``error``: why there is none. ``notes``: what could not be kept exactly.
+    """
+
+    kind: ClassVar[str] = "checkpoint"
+    step: int
+    layers: Mapping[int, WrittenShard]
+    wall_s: float
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """The rank has trained to its end.
+
+    ``weights``, ``trace``: its files on the node; None where none was asked for. ``steps``: those done.
+    """
+
+    kind: ClassVar[str] = "result"
+    steps: int
+    weights: str | None = None
+    trace: str | None = None
+    peak_memory_bytes: float | None = None
+
+
+RankEvent = (
+    EnvironmentEvent
+    | ListeningEvent
+    | ReadyEvent
+    | HeartbeatEvent
+    | StepEvent
+    | ValidationEvent
+    | CheckpointEvent
+    | RankResult
+)
+RANK_EVENTS: tuple[type[RankEvent], ...] = (
+    EnvironmentEvent,
+    ListeningEvent,
+    ReadyEvent,
+    HeartbeatEvent,
+    StepEvent,
+    ValidationEvent,
+    CheckpointEvent,
+    RankResult,
+)

@@ -1,0 +1,287 @@
+"""One rank of a run, from its payload to its weights: build, connect, train, save."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from skyctl.agent.task_events import to_message
+from skyctl.agent.task_runner import AgentGoneError, TaskChannel
+from skyctl.checkpoint.shards import StageState
+from skyctl.device.device_timer import DeviceTimer
+from skyctl.errors import RunError, SkyctlError
+from skyctl.schedule.actions import ZERO_BUBBLE
+from skyctl.transport.transfer_errors import PeerLostError
+from skyctl.worker.batches import Prefetcher
+from skyctl.worker.checkpointer import (
+    Checkpointer,
+    CheckpointOptions,
+    ShardOrigin,
+    restore_stage,
+    save_weights,
+)
+from skyctl.worker.executor import Executor
+from skyctl.worker.gradient_clipping import make_clipper
+from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.lr_scheduler import LearningRateScheduler
+from skyctl.worker.messages import MessageSpecs
+from skyctl.worker.rank_environment import find_environment, peak_memory_bytes, use_device
+from skyctl.worker.rank_events import CONNECT_PHASE, RESTORE_PHASE, HeartbeatEvent, ListeningEvent, ReadyEvent
+from skyctl.worker.stage import PipelineStage
+from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S, NeighbourConnections
+from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.training_loop import TrainingLoop
+from skyctl.worker.validation import make_validator
+from skyctl.workload.microbatches import microbatch_sizes
+from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import WorkloadSpec
+
+HEARTBEAT_S = 3.0
+
+_CPU_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")
+"""In messages of torch's allocator for CPUs, by platform: it raises a plain RuntimeError."""
+
+
+class Trainer:
+    """One rank of a run: ``run`` once, then ``close`` in any case.
+
+    Args:
+        payload: what this rank is told to do; see ``worker.rank``.
+        channel: the line to the launcher.
+    """
+
+    def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
+        self._payload, self._channel = payload, channel
+        self._phase = "build"
+        self._training = False
+        self._neighbours: NeighbourConnections | None = None
+        self._executor: Executor | None = None
+        self._stop_requested = False
+        self._closed = threading.Event()
+        self._recorder = TraceRecorder() if payload.get("trace") else None
+
+    def run(self) -> dict[str, Any]:
+        """Trains the stage from build to saved weights; returns the result of ``rank.main``."""
+        payload = self._payload
+        threading.Thread(target=self._send_heartbeats, daemon=True, name="heartbeat").start()
+        if payload.get("threads"):
+            torch.set_num_threads(int(payload["threads"]))
+        if payload.get("facts"):
+            self._phase = "telling what is here"
+            self._channel.send(to_message(find_environment(payload["device"])))
+            self._expect("build")
+            self._phase = "build"
+        self._device = use_device(payload["device"])
+        self._spec = WorkloadSpec.from_dict(payload["workload"])
+        torch.manual_seed(self._spec.seed)
+        self._recipe = Recipe.from_dict(payload.get("recipe") or {"total_steps": int(payload["steps"])})
+        self._workload = load_workload(self._spec)
+        self._start, self._stop = payload["layers"]
+        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device)
+        self._sizes = microbatch_sizes(self._spec.batch_size, payload["microbatches"])
+        stage = self._build_stage()
+        parameters = stage.parameters
+        optimizer = self._workload.optimizer(parameters) if parameters else None
+        first_step, checkpointer = self._restore(stage.layers, optimizer)
+        trained = any(parameter.requires_grad for parameter in parameters)
+        scheduler = LearningRateScheduler(optimizer if trained else None, self._recipe, first_step)
+        self._phase = CONNECT_PHASE
+        neighbours = self._connect()
+        executor = self._executor = self._make_executor(stage, neighbours, optimizer)
+        steps_done = self._train(executor, neighbours, scheduler, first_step, checkpointer)
+        self._phase = "end"
+        neighbours.compare_clocks()
+        neighbours.close(graceful=True)
+        self._phase = "saving the weights"
+        rank, folder = payload["rank"], self._channel.folder
+        return {
+            "weights": self._save_weights(stage, folder / f"weights-{rank}.safetensors"),
+            "trace": self._recorder.save(folder / f"trace-{rank}.json") if self._recorder else None,
+            "peak_memory_bytes": peak_memory_bytes(self._device),
+            "steps": steps_done,
+        }
+
+    def close(self) -> None:
+        """Closes the connections to the neighbours; whatever waits on them ends. Idempotent."""
+        self._closed.set()
+        if self._neighbours is not None:
+            self._neighbours.close()
+
+    def explain(self, exc: Exception) -> Exception:
+        """The error to report: with the phase it happened in, and the cause in the first line."""
+        return with_phase(exc, self._current_phase(), self._payload["device"])
+
+    def _send_heartbeats(self) -> None:
+        """Says every ``HEARTBEAT_S`` that this rank is alive, what it is at, and whether it waits for a peer.
+
+        Runs in a thread of its own until the process ends. The launcher hears from a rank that computes for
+        long, and not from one that is stopped or dead: that is how it knows which rank to name.
+        """
+        while not self._closed.wait(HEARTBEAT_S):
+            executor = self._executor
+            waiting = executor is not None and executor.waiting
+            try:
+                self._channel.send(to_message(HeartbeatEvent(self._current_phase(), waiting)))
+            except AgentGoneError:
+                return
+
+    def _current_phase(self) -> str:
+        return self._executor.phase if self._training and self._executor is not None else self._phase
+
+    def _build_stage(self) -> PipelineStage:
+        is_last = self._payload["next"] is None
+        recompute = bool(self._payload.get("recompute"))
+        return PipelineStage(
+            self._workload.build(self._start, self._stop, self._device),
+            input_specs=self._boundary(self._start),
+            input_is_tuple=self._workload.is_tuple(self._start),
+            output_specs=None if is_last else self._boundary(self._stop),
+            loss_fn=self._workload.loss if is_last else None,
+            before_layer=self._seeder,
+            recompute=recompute,
+            defer_weights=self._payload["schedule"] == ZERO_BUBBLE and not recompute,
+        )
+
+    def _boundary(self, index: int) -> MessageSpecs:
+        """The tensors before layer ``index``, by microbatch; there are at most two sizes of microbatch."""
+        by_size = {size: tuple(self._workload.boundary(index, size)) for size in set(self._sizes)}
+        return lambda microbatch: by_size[self._sizes[microbatch]]
+
+    def _restore(
+        self, layers: list[nn.Module], optimizer: torch.optim.Optimizer | None
+    ) -> tuple[int, Checkpointer | None]:
+        """(the first step to make, with layers and optimizer as they were then; who writes checkpoints)."""
+        options = CheckpointOptions.from_payload(self._payload)
+        if options is None and self._payload.get("resume") is None:
+            return 0, None
+        self._phase = RESTORE_PHASE
+        skip = ("lr",) if self._recipe.changes_learning_rate else ()
+        state = StageState(layers, optimizer, master_of, skip=skip)
+        origin = ShardOrigin(
+            run_id=str(self._payload["run_id"]),
+            rank=int(self._payload["rank"]),
+            start=self._start,
+            stop=self._stop,
+            names=tuple(self._workload.names),
+            workload=str(self._payload.get("digest") or self._workload.digest),
+            dtype=self._spec.dtype,
+            seed=self._spec.seed,
+        )
+        first_step = restore_stage(self._payload, state, origin)
+        return first_step, Checkpointer(options, state, origin) if options is not None else None
+
+    def _connect(self) -> NeighbourConnections:
+        neighbours = self._neighbours = NeighbourConnections(self._payload, self._device, self._recorder)
+
+        def announce(port: int, address: str) -> None:
+            self._channel.send(to_message(ListeningEvent(address, port)))
+
+        def previous_address() -> tuple[str, int]:
+            message = self._expect("connect")
+            return message["host"], message["port"]
+
+        neighbours.connect(announce, previous_address)
+        return neighbours
+
+    def _make_executor(
+        self, stage: PipelineStage, neighbours: NeighbourConnections, optimizer: torch.optim.Optimizer | None
+    ) -> Executor:
+        payload, is_last = self._payload, self._payload["next"] is None
+        inputs = self._boundary(self._start)
+        outputs = inputs if is_last else self._boundary(self._stop)
+        return Executor(
+            stage=stage,
+            stage_io=neighbours.make_stage_io(inputs, outputs, len(self._sizes)),
+            timer=DeviceTimer(
+                float(payload.get("slowdown") or 1.0),
+                single_thread=torch.get_num_threads() == 1,
+                device=self._device,
+            ),
+            microbatch_sizes=self._sizes,
+            schedule=payload["schedule"],
+            in_flight=payload["in_flight"],
+            deferred_weights=int(payload.get("weights_behind") or 0),
+            optimizer=optimizer,
+            is_last=is_last,
+            device=self._device,
+            recorder=self._recorder,
+        )
+
+    def _train(
+        self,
+        executor: Executor,
+        neighbours: NeighbourConnections,
+        scheduler: LearningRateScheduler,
+        first_step: int,
+        checkpointer: Checkpointer | None,
+    ) -> int:
+        """Every step of the run; returns how many are done."""
+        layers = f"layers {self._start}–{self._stop}"
+        clipper = make_clipper(self._recipe, executor, neighbours, layers)
+        validator = make_validator(self._recipe, self._workload, executor, self._seeder)
+        self._channel.send(to_message(ReadyEvent()))
+        self._expect("start")
+        loop = TrainingLoop(
+            executor=executor,
+            recipe=self._recipe,
+            scheduler=scheduler,
+            seeder=self._seeder,
+            send=self._channel.send,
+            stop_requested=self._check_for_stop if self._payload["previous"] is None else None,
+            clipper=clipper,
+            validator=validator,
+            checkpointer=checkpointer,
+        )
+        self._training = True
+        batches = Prefetcher(self._workload.batches(first_step))
+        steps_done = loop.run(batches, first_step, int(self._payload["steps"]))
+        executor.drain()
+        if clipper is not None:
+            clipper.drain()
+        self._training = False
+        return steps_done
+
+    def _check_for_stop(self) -> bool:
+        while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:
+            self._stop_requested = message[0].get("op") == "stop"
+        return self._stop_requested
+
+    def _expect(self, op: str) -> dict[str, Any]:
+        received = self._channel.recv(PEER_READY_TIMEOUT_S)
+        if received is None or received[0].get("op") != op:
+            said = "nothing" if received is None else repr(received[0].get("op"))
+            raise RunError(
+                f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {said}"
+            )
+        return received[0]
+
+    def _save_weights(self, stage: PipelineStage, path: Path) -> str | None:
+        if not self._payload.get("weights"):
+            return None
+        return save_weights(path, stage.layers, self._start, self._workload.names)
+
+
+def with_phase(exc: Exception, phase: str, device: str) -> Exception:
+    """The error to report for ``exc``: with the phase it happened in, and the cause in the first line.
+
+    A user's or workload's own error, a missing module, and the agent's end stay as they are.
+    """
+    if isinstance(exc, PeerLostError | RunError):
+        kind = PeerLostError if isinstance(exc, PeerLostError) else RunError
+        return kind(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
+    if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
+        return exc
+    text = str(exc).strip()
+    out_of_memory = isinstance(exc, MemoryError | torch.OutOfMemoryError)
+    if out_of_memory or any(sign in text for sign in _CPU_OUT_OF_MEMORY):
+        return RunError(
+            f"{phase}: out of memory on {device}: {text or type(exc).__name__}",
+            hint="plan with more microbatches (smaller ones), or a smaller memory_gib for this node",
+        )
+    return RunError(f"{phase}: {type(exc).__name__}: {text}" if text else f"{phase}: {type(exc).__name__}")

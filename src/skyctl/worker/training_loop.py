@@ -1,0 +1,113 @@
+"""The training loop of one rank: steps, and what follows a step: its event, validation, a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from skyctl.agent.task_events import to_message
+from skyctl.worker.batches import Prefetcher
+from skyctl.worker.checkpointer import Checkpointer
+from skyctl.worker.executor import Executor, StepReport
+from skyctl.worker.gradient_clipping import GradientClipper
+from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.lr_scheduler import LearningRateScheduler
+from skyctl.worker.rank_environment import peak_memory_bytes
+from skyctl.worker.rank_events import StepEvent, ValidationEvent
+from skyctl.worker.validation import Validator
+from skyctl.workload.recipe import Recipe
+
+
+@dataclass
+class TrainingLoop:
+    """Everything one rank does in each step and after it.
+
+    Args:
+        send: sends an event to the launcher.
+        stop_requested: whether the launcher wants an early end; on the first rank only, None on the others.
+    """
+
+    executor: Executor
+    recipe: Recipe
+    scheduler: LearningRateScheduler
+    seeder: LayerSeeder
+    send: Callable[[dict[str, Any]], None]
+    stop_requested: Callable[[], bool] | None
+    clipper: GradientClipper | None = None
+    validator: Validator | None = None
+    checkpointer: Checkpointer | None = None
+
+    def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
+        """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
+
+        Time spent after a step (validation, a checkpoint) counts in no step.
+        """
+        executor = self.executor
+        began = time.perf_counter()
+        for step in range(first_step, steps):
+            self.seeder.step = step
+            if self.clipper is not None:
+                self.clipper.begin(step)
+            report = executor.step(
+                step,
+                batches.get,
+                stop_requested=self.stop_requested or (lambda: False),
+                while_waiting=batches.prefetch if step + 1 < steps else lambda: None,
+            )
+            ended = time.perf_counter()
+            last = step + 1 == steps
+            validates = self.recipe.validates(step, last=last) and not report.is_last
+            saves = self.checkpointer is not None and self.checkpointer.due(
+                step + 1, early=report.is_last, last=last
+            )
+            self._send_step(step, ended - began, report, validates=validates)
+            self.scheduler.advance()
+            if (validates or saves) and executor.recorder is not None:
+                executor.recorder.end_step_early()
+            if validates:
+                self._validate(step)
+            if saves:  # after the validation: a run that resumes from here need not repeat it
+                self._save_checkpoint(step)
+            began = time.perf_counter() if validates or saves else ended
+            if report.is_last:
+                return step + 1
+        return steps
+
+    def _validate(self, step: int) -> None:
+        assert self.validator is not None
+        began = time.perf_counter()
+        loss = self.validator.run(step)
+        if loss is not None:
+            wall_s = time.perf_counter() - began
+            self.send(to_message(ValidationEvent(step, loss, wall_s)))
+
+    def _save_checkpoint(self, step: int) -> None:
+        assert self.checkpointer is not None
+        self.executor.phase = f"the checkpoint after step {step}"
+        self.send(to_message(self.checkpointer.write(step + 1)))
+
+    def _send_step(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
+        inputs_s, gradients_s = report.input_messages_s, report.gradient_messages_s
+        event = StepEvent(
+            step=step,
+            iteration_s=iteration_s,
+            compute_s=max(0.0, iteration_s - report.transfer_s - report.idle_s),
+            transfer_s=report.transfer_s,
+            idle_s=report.idle_s,
+            forward_s=report.forward_s,
+            backward_s=report.backward_s,
+            weight_s=report.weight_s,
+            optimizer_s=report.optimizer_s,
+            input_message_s=median(inputs_s) if inputs_s else None,
+            gradient_message_s=median(gradients_s) if gradients_s else None,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            learning_rate=self.scheduler.learning_rate,
+            validates=validates,
+            samples=sum(self.executor.microbatch_sizes),
+            peak_memory_bytes=peak_memory_bytes(self.executor.device),
+        )
+        self.send(to_message(event))

@@ -1,0 +1,163 @@
+"""Validation: the mean loss over held-out batches, forwards only, through the pipeline that trains.
+
+The messages are those of a step's forward direction, under step numbers of their own. The last batch is
+announced along the pipeline, so that stages without data need not know how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.errors import RunError
+from skyctl.worker.batches import as_tuple, split_batch
+from skyctl.worker.executor import Executor
+from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.messages import LAST_STEP
+from skyctl.worker.stage import list_to_tuple
+from skyctl.workload.recipe import Recipe
+from skyctl.workload.workload import Workload
+
+
+class Validator:
+    """One stage's part in the validations of a run.
+
+    Args:
+        batches: gives held-out batches, the same ones each time; called on the first and the last stage only.
+        batch_count: how many of them make a validation.
+        loss_fn: on the last stage, the mean over a microbatch's samples.
+        seeder: called before each layer, as in training.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        batches: Callable[[], Iterator[tuple[Any, Any]]],
+        batch_count: int,
+        loss_fn: Callable[[Any, Any], Tensor],
+        seeder: LayerSeeder,
+    ) -> None:
+        self._executor, self._layers = executor, executor.stage.layers
+        self._inputs, self._outputs = executor.stage_io.inputs, executor.stage_io.outputs
+        self._batches, self._batch_count = batches, batch_count
+        self._loss_fn, self._seeder = loss_fn, seeder
+
+    def run(self, step: int) -> float | None:
+        """Validates after that step; returns the loss on the last stage, None elsewhere.
+
+        Layers are in ``eval()`` meanwhile, and afterwards each module is as it was.
+
+        Raises:
+            RunError: the ends of the pipeline were given different numbers of batches.
+        """
+        has_data = self._inputs is None or self._outputs is None
+        batches = _with_last_flag(islice(self._batches(), self._batch_count)) if has_data else None
+        total, done, last = 0.0, 0, False
+        with eval_mode(self._layers), torch.no_grad():
+            while not last:
+                batch: Any = None
+                if batches is not None:
+                    batch, last = next(batches)
+                # a number that no step has, and no other validation
+                mark = -1 - (step * self._batch_count + done)
+                loss, announced = self._run_batch(mark, step, batch, last)
+                if batches is not None and self._inputs is not None and announced != last:
+                    raise RunError(
+                        "the first and the last stage were given different numbers of held-out batches",
+                        hint="validation(batch_size, seed) must give the same batches on every node",
+                    )
+                last = announced
+                total += loss
+                done += 1
+        if self._outputs is not None:
+            self._outputs.drain()
+            return None
+        return total / done
+
+    def _run_batch(self, mark: int, step: int, batch: Any, last: bool) -> tuple[float, bool]:
+        """One batch through this stage → (its mean loss on the last stage, whether it is the last batch)."""
+        executor, sizes = self._executor, self._executor.microbatch_sizes
+        inputs = split_batch(batch[0], sizes, executor.device) if self._inputs is None else None
+        targets = split_batch(batch[1], sizes, executor.device) if self._outputs is None else None
+        if self._inputs is not None:
+            self._inputs.begin(mark)
+        self._seeder.step = mark
+        total = 0.0
+        for microbatch, size in enumerate(sizes):
+            executor.phase = f"validation after step {step}, microbatch {microbatch}"
+            if inputs is not None:
+                tensors = as_tuple(inputs[microbatch])
+            else:
+                assert self._inputs is not None
+                executor.waiting = True
+                message = self._inputs.receive(microbatch)
+                executor.waiting = False
+                tensors, last = message.tensors, bool(message.flags & LAST_STEP)
+                self._inputs.refill()
+            outputs = executor.timer.run(partial(self._forward, microbatch, tensors)).result
+            if targets is not None:
+                total += float(self._loss_fn(outputs, targets[microbatch]).item()) * size / sum(sizes)
+            else:
+                assert self._outputs is not None
+                self._outputs.confirm(microbatch - executor.in_flight)  # else sends would pile up
+                self._outputs.send(mark, microbatch, as_tuple(outputs), LAST_STEP if last else 0)
+        if self._outputs is not None:
+            self._outputs.drain()
+        return total, last
+
+    def _forward(self, microbatch: int, inputs: tuple[Tensor, ...]) -> Any:
+        value: Any = inputs if self._executor.stage.input_is_tuple else inputs[0]
+        for position, layer in enumerate(self._layers):
+            self._seeder(microbatch, position)
+            value = list_to_tuple(layer(value))
+        return value
+
+
+@contextmanager
+def eval_mode(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, the layers are in ``eval()``; afterwards exactly those modules train that did before."""
+    training = [module for layer in layers for module in layer.modules() if module.training]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _with_last_flag(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """(batch, whether it is the last) of each. Copies, for some sources fill the same buffers again."""
+    current = _clone(next(batches, None))
+    while current is not None:
+        following = _clone(next(batches, None))
+        yield current, following is None
+        current = following
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(_clone(item) for item in value)
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def make_validator(
+    recipe: Recipe, workload: Workload, executor: Executor, seeder: LayerSeeder
+) -> Validator | None:
+    """The stage's validator, over the executor's own streams; None where nothing is validated."""
+    if recipe.validate_every is None:
+        return None
+    return Validator(
+        executor,
+        batches=workload.validation,
+        batch_count=recipe.validate_batches,
+        loss_fn=workload.loss,
+        seeder=seeder,
+    )

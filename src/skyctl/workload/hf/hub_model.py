@@ -1,0 +1,193 @@
+"""``hf:DIR`` as a model cut into layers: without values, with their names, stored values and loss.
+
+A cut counts only if the layers compute what the library's own ``forward`` computes. Both are run without
+values while every operation is written down (``deferred_init``); their results are the same function of the
+weights and the ids where they come from the same operations on the same things. That holds at the model's
+full size, costs no memory, and needs no knowledge of the family.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import builtin
+from skyctl.workload.deferred_init import (
+    OperationTape,
+    TapedOperation,
+    TensorRef,
+    deferred_initialization,
+    ref_of,
+)
+from skyctl.workload.hf import hub_layers, stored_weights, token_data, transformers_models
+from skyctl.workload.hf.transformers_models import HubSettings
+from skyctl.workload.loss_functions import loss_for_task
+from skyctl.workload.user_code import describe_exception
+
+FINE_TUNING_LEARNING_RATE = 5e-5
+"""AdamW's default for stored weights, as in the library's ``Trainer``."""
+
+_COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """The model of a folder, cut into layers.
+
+    Attributes:
+        architecture: the name of the library's class.
+        names: per layer, the layer's own name of a tensor → its name in the library's model.
+        values: a layer's index → its stored values by own name; None where all start at random.
+        stored: on the launcher, the folder's weights, of which nodes are sent their layers; else None.
+        notes: for the user, on how the model was cut and initialised.
+    """
+
+    folder: Path
+    architecture: str
+    settings: HubSettings
+    layers: hub_layers.NamedLayers
+    tape: OperationTape
+    names: list[dict[str, str]]
+    values: Callable[[int], Mapping[str, Tensor]] | None
+    stored: stored_weights.StoredWeights | None
+    notes: list[str]
+
+    @property
+    def learning_rate(self) -> float:
+        """AdamW's default learning rate: for stored weights the library's, else that of built-in models."""
+        if self.values is not None:
+            return FINE_TUNING_LEARNING_RATE
+        return builtin.default_learning_rate(int(self.settings.config.hidden_size))
+
+    def loss_fn(self) -> Callable[[Any, Any], Tensor]:
+        """The loss of the model's task, from (scores, targets)."""
+        return loss_for_task(self.settings.task)
+
+
+def make_hub_model(
+    folder: Path, options: Mapping[str, int], seed: int, *, part: str | None, count: int | None
+) -> HubModel:
+    """Reads the config, builds the model without values and cuts it into layers.
+
+    Args:
+        part: on a node, the file with its layers' values; None on the launcher, and where there are none.
+        count: on a node, the number of layers that the launcher found and checked; None on the launcher.
+
+    Raises:
+        WorkloadError: the folder's model or weights can't be used, or layers would not compute what the
+            library's model computes.
+    """
+    try:
+        settings = transformers_models.read_settings(folder, options["context"], bool(options["untie"]))
+    except ModuleNotFoundError as exc:
+        if count is not None:
+            raise  # the launcher names the node
+        raise WorkloadError(
+            f"hf: needs the Python package {exc.name!r}, which is not installed here",
+            hint="pip install 'skyctl[hf]' here, and `pip install transformers` on every node",
+        ) from exc
+    with deferred_initialization(seed) as tape:
+        model = transformers_models.build_model(settings, folder)
+    layers, notes = _find_cut(model, settings, folder, count)
+    names = hub_layers.library_names(model, layers)
+    values: Callable[[int], Mapping[str, Tensor]] | None = None
+    kept = None
+    if part is not None:
+        values = stored_weights.ShippedWeights(Path(part)).layer
+    elif count is None:
+        token_data.check_vocabulary(settings, folder)
+        if stored_weights.weight_files(folder) is not None:
+            shapes = [{n: tuple(t.shape) for n, t in layer.state_dict().items()} for _, layer in layers]
+            prefix = f"{model.base_model_prefix}."
+            kept = stored_weights.StoredWeights(
+                folder, names, shapes, prefix=prefix, ties=transformers_models.tied_parameters(model)
+            )
+            values = kept.layer
+            if kept.fresh:
+                notes.append(f"{folder.name}: no weights for {', '.join(kept.fresh)}: they start at random")
+    return HubModel(folder, type(model).__name__, settings, layers, tape, names, values, kept, notes)
+
+
+def _find_cut(
+    model: Any, settings: HubSettings, folder: Path, count: int | None
+) -> tuple[hub_layers.NamedLayers, list[str]]:
+    """The finest cut that computes the same as the whole model, and a note where it is a coarse one."""
+    kind = settings.config.model_type
+    why = "another result"
+    for finer in (True, False):
+        layers = hub_layers.cut_into_layers(model, settings, halves=finer)
+        whole = not any(name.endswith(".mlp") for name, _ in layers)
+        try:
+            modules = [layer for _, layer in layers]
+            fits = computes_same(model, modules, settings) if count is None else len(layers) == count
+        except Exception as exc:  # noqa: BLE001 - the library's own code; it is told below
+            fits, why = False, describe_exception(exc)
+        if fits:
+            note = (
+                f"{folder.name}: blocks of model_type {kind!r} are of no known form: cut between blocks only"
+            )
+            return layers, [note] if whole else []
+    raise WorkloadError(
+        f"{folder.name}: model_type {kind!r} does more between its layers than is known of it: cut into "
+        f"layers it gives {why}",
+        hint=f"supported are {transformers_models.SUPPORTED}; else {transformers_models.WRITE_TRAIN_PY}",
+    )
+
+
+def computes_same(model: Any, layers: Sequence[nn.Module], settings: HubSettings) -> bool:
+    """Whether the layers, one after another, compute the scores that ``model(input_ids)`` computes.
+
+    Raises:
+        Exception: whatever the library raises where it can't run without values.
+    """
+    with torch.no_grad(), deferred_initialization(0) as tape:
+        ids = torch.zeros(2, settings.context, dtype=torch.int64)
+        whole: Tensor = model(input_ids=ids, use_cache=False).logits
+        value: Tensor = ids
+        for layer in layers:
+            value = layer(value)
+    known: dict[int, str] = {}
+    for op in tape.operations():
+        if _changes_nothing(op):
+            known[op.outputs[0][1].storage] = known.get(op.args[0].storage, str(op.args[0].storage))
+            continue
+        words = [_describe_argument(leaf, known) for leaf in tree_leaves((op.args, op.kwargs))]
+        if str(op.func) in _COMMUTATIVE and not op.kwargs:
+            words.sort()
+        made = _hash_lines(str(op.func), *words)
+        for storage in op.writes:
+            known[storage] = _hash_lines(made, known.get(storage, ""))
+        for place, ref in op.outputs:
+            known[ref.storage] = _hash_lines(made, str(place))
+    return _describe_argument(ref_of(whole), known) == _describe_argument(ref_of(value), known)
+
+
+def _changes_nothing(op: TapedOperation) -> bool:
+    """Whether an operation keeps all values: ``positions + 0`` (an empty cache), ``x.to(device)``."""
+    name = str(op.func)
+    if name not in ("aten.add.Tensor", "aten._to_copy.default") or not isinstance(op.args[0], TensorRef):
+        return False
+    if name == "aten.add.Tensor" and (op.args[1:] != (0,) or op.kwargs):
+        return False
+    return replace(op.outputs[0][1], storage=op.args[0].storage) == op.args[0]
+
+
+def _describe_argument(value: Any, known: dict[int, str]) -> str:
+    if isinstance(value, TensorRef):
+        window = f"{value.dtype}{value.size}{value.stride}{value.offset}"
+        return f"{window} {known.get(value.storage, str(value.storage))}"
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{value.tolist()}"
+    return repr(value)
+
+
+def _hash_lines(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()

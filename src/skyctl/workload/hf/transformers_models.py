@@ -1,0 +1,181 @@
+"""Builds models with the ``transformers`` library, imported late: reads the config, builds without values.
+
+What can't be cut or trained here is refused by its ``model_type``, with what can.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyctl.errors import WorkloadError
+from skyctl.workload.hf.hub_folder import CONFIG_NAME, DEFAULT_CONTEXT
+from skyctl.workload.user_code import describe_exception
+
+MIN_TRANSFORMERS = (5, 6)
+SUPPORTED = "Llama-, Mistral-, Qwen2-, Qwen3- and GPT-2-like language models, and BERT"
+WRITE_TRAIN_PY = "write a train.py whose model() gives the layers"
+EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+AUTO_CLASSES = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "classes": "AutoModelForSequenceClassification",
+}
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """A folder's config, and what it is used for.
+
+    Attributes:
+        task: ``causal`` (next token), ``masked`` (hidden tokens), ``classes`` (which class a sequence is of).
+        context: tokens per sample.
+    """
+
+    config: Any
+    task: str
+    context: int
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self.config.vocab_size)
+
+
+def import_transformers() -> Any:
+    """Imports ``transformers`` and silences its logging.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+        WorkloadError: it is too old.
+    """
+    made: Any = importlib.import_module("transformers")
+    numbers = [int(n) for n in re.findall(r"\d+", made.__version__)[:2]]
+    if tuple(numbers) < MIN_TRANSFORMERS:
+        need = ".".join(map(str, MIN_TRANSFORMERS))
+        raise WorkloadError(
+            f"hf: needs transformers {need} or newer, here is {made.__version__}",
+            hint=f"pip install 'transformers>={need}' there",
+        )
+    made.utils.logging.set_verbosity_error()
+    made.utils.logging.disable_progress_bar()
+    return made
+
+
+def read_settings(folder: Path, context: int, untie: bool) -> HubSettings:
+    """Reads and checks the folder's config.
+
+    Args:
+        context: tokens per sample; 0: the default.
+        untie: train tied embeddings as two.
+
+    Raises:
+        WorkloadError: the model can't be cut or trained here, or the context does not fit it.
+    """
+    transformers = import_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as exc:
+        raise WorkloadError(
+            f"{folder / CONFIG_NAME} can't be read as a model's config: {describe_exception(exc)}",
+            hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
+        ) from exc
+    task = _find_task(config, folder)
+    _check_supported(config, folder)
+    if untie:
+        config.tie_word_embeddings = False
+    most = int(getattr(config, "max_position_embeddings", 0) or 0)
+    wanted = context or min(DEFAULT_CONTEXT, most or DEFAULT_CONTEXT)
+    if most and wanted > most:
+        raise WorkloadError(f"context={wanted} is more than the {most} positions that {folder.name} has")
+    least = {"causal": 2, "masked": 8, "classes": 6}[task]
+    if wanted < least:
+        raise WorkloadError(f"context={wanted}: {folder.name} needs at least {least} tokens a sample")
+    return HubSettings(config, task, wanted)
+
+
+def build_model(settings: HubSettings, folder: Path) -> Any:
+    """Builds the library's own model in training mode; inside ``deferred_initialization`` it has no values.
+
+    Raises:
+        WorkloadError: the library can't build it, or its two embeddings are tied.
+    """
+    auto = getattr(import_transformers(), AUTO_CLASSES[settings.task])
+    try:
+        model = auto.from_config(settings.config, attn_implementation="sdpa", dtype=torch.float32)
+    except Exception as exc:
+        raise WorkloadError(
+            f"transformers can't build {folder.name} (model_type {settings.config.model_type!r}) with sdpa "
+            f"attention: {describe_exception(exc)}",
+            hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
+        ) from exc
+    ties = tied_parameters(model)
+    if ties and settings.config.tie_word_embeddings:
+        head, table = next(iter(ties.items()))
+        raise WorkloadError(
+            f"{folder.name} uses one table as embedding and as head ({table} is {head}): they would lie on "
+            "two machines",
+            hint="train them as two, both starting from the same values: hf:DIR,untie (or "
+            '"tie_word_embeddings": false in config.json)',
+        )
+    return model.train()
+
+
+def tied_parameters(model: Any) -> dict[str, str]:
+    """By name in the library's model, parameter → the one it is tied to if the config says so."""
+    keys = getattr(type(model), "_tied_weights_keys", None)
+    return dict(keys) if isinstance(keys, dict) else {}
+
+
+def _find_task(config: Any, folder: Path) -> str:
+    """The task, by the first of ``architectures``; without one, or with the base model's, the usual task."""
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    kind = str(config.model_type)
+    body = auto.MODEL_MAPPING_NAMES.get(kind)
+    wanted = (getattr(config, "architectures", None) or [None])[0]
+    if kind == "bert":
+        known = {"BertForMaskedLM": "masked", "BertForSequenceClassification": "classes", None: "masked"}
+        known[body] = "masked"
+    else:
+        causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+        known = {causal: "causal", None: "causal", body: "causal"} if causal else {}
+    if wanted not in known:
+        has = f"; of {kind} there are {', '.join(sorted(k for k in known if k))}" if known else ""
+        raise _unsupported(config, folder, f"its architecture {wanted} is not one of them{has}")
+    return known[wanted]
+
+
+def _check_supported(config: Any, folder: Path) -> None:
+    if config.is_encoder_decoder or (getattr(config, "is_decoder", False) and config.model_type == "bert"):
+        raise _unsupported(config, folder, "models with cross-attention can't be cut in a chain")
+    for name in ("vision_config", "audio_config", "text_config"):
+        if getattr(config, name, None) is not None:
+            raise _unsupported(config, folder, f"it is made of several models ({name})")
+    for name in EXPERT_FIELDS:
+        if (getattr(config, name, None) or 0) > 1:
+            raise _unsupported(config, folder, f"models with experts route by their data ({name})")
+    if getattr(config, "quantization_config", None) is not None:
+        raise _unsupported(config, folder, "its weights are quantised, and can't be trained")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    rope = str(ropes.get("rope_type", "default"))
+    if "dynamic" in rope or rope == "longrope":
+        raise _unsupported(config, folder, f"its positions ({rope}) change with what was seen before")
+    if config.model_type == "bert" and (config.num_labels < 2 or config.problem_type not in _ONE_CLASS):
+        raise _unsupported(config, folder, "its labels are not one class of two or more")
+
+
+_ONE_CLASS = (None, "single_label_classification")
+
+
+def _unsupported(config: Any, folder: Path, why: str) -> WorkloadError:
+    return WorkloadError(
+        f"{folder.name}: model_type {config.model_type!r} can't be trained here: {why}",
+        hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
+    )

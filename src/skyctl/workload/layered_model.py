@@ -1,0 +1,216 @@
+"""A model as named layers: built in, from the user's file or from ``hf:``, with deferred initialisation.
+
+The user's file defines ``model()`` and optionally ``data``, ``example``, ``loss`` and ``optimizer``; see
+``load_workload``. Knows nothing of shapes, batches or costs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import builtin, mixed_precision, user_code
+from skyctl.workload.deferred_init import (
+    OperationTape,
+    check_materializable,
+    deferred_initialization,
+    is_deferred,
+    tensors_of,
+)
+from skyctl.workload.workload_spec import ModelSource
+
+if TYPE_CHECKING:
+    from skyctl.workload.hf.hub_model import HubModel
+
+OPTIONAL_FUNCTIONS = ("data", "validation", "example", "loss", "optimizer")
+
+
+@dataclass(frozen=True)
+class LayeredModel:
+    """A model's layers without values, and all it takes to build them.
+
+    Attributes:
+        source_name: what to call the model in errors, as in ``train.py``.
+        names: the layers' names, in order.
+        tape: makes the layers' initial values.
+        functions: the user's functions by name, of ``OPTIONAL_FUNCTIONS``.
+        path: the user's file.
+        dtype: what the layers compute in, where that is not their own dtype (see ``mixed_precision``).
+        hub: what else is known of an ``hf:`` model.
+    """
+
+    source_name: str
+    names: list[str]
+    layers: list[nn.Module]
+    tape: OperationTape
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    path: Path | None = None
+    dtype: torch.dtype | None = None
+    hub: HubModel | None = None
+
+    def label(self, index: int) -> str:
+        """``layer 3 (Linear)``, or with the layer's own name where it has one: what errors call it."""
+        kind, name = type(self.layers[index]).__name__, self.names[index]
+        own = name != f"{index}.{kind}"
+        if self.path is None:
+            return f"layer {index} ({name})"
+        return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
+
+    def tensors(self, index: int) -> list[Tensor]:
+        """Every tensor that one layer holds; deferred ones have no values."""
+        return tensors_of(self.layers[index])
+
+    def build(self, index: int, device: torch.device) -> nn.Module:
+        """Builds one layer on a device, with initial values that depend only on the seed and the index."""
+        held = self.tensors(index)
+        stored = self._stored(index) if device.type != "meta" else {}
+        deferred = [t for t in held if is_deferred(t) and id(t) not in stored]
+        made = self.tape.materialize(deferred, f"layer {index}") if device.type != "meta" else deferred
+        low = self.lowered(index)
+        memo: dict[int, Any] = {}
+        for tensor, values in zip(deferred, made, strict=True):
+            memo[id(tensor)] = self._converted(tensor, values.detach().to(device), low)
+        for tensor in held:
+            if id(tensor) in stored:
+                memo[id(tensor)] = self._converted(tensor, stored[id(tensor)].to(device, tensor.dtype), low)
+            elif not is_deferred(tensor):
+                memo[id(tensor)] = self._converted(tensor, tensor.detach().to(device, copy=True), low)
+        return self.copy(index, memo)
+
+    def lowered(self, index: int) -> set[int]:
+        """The ids of the tensors of one layer that mixed precision converts to ``dtype``."""
+        return mixed_precision.low_precision_ids(self.layers[index]) if self.dtype is not None else set()
+
+    def _converted(self, old: Tensor, values: Tensor, low: set[int]) -> Tensor:
+        if self.dtype is not None and id(old) in low:
+            return mixed_precision.to_low_precision(old, values, self.dtype)
+        return _like(old, values)
+
+    def _stored(self, index: int) -> dict[int, Tensor]:
+        """By the tensor's id, its values in a file of stored weights."""
+        if self.hub is None or self.hub.values is None:
+            return {}
+        held = self.layers[index].state_dict(keep_vars=True)
+        return {id(held[name]): values for name, values in self.hub.values(index).items()}
+
+    def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
+        """A deep copy of one layer, with the tensors of ``memo`` in place of its own (by id)."""
+        try:
+            return copy.deepcopy(self.layers[index], memo)
+        except Exception as exc:
+            reason = user_code.describe_exception(exc)
+            raise WorkloadError(
+                f"{self.source_name}: {self.label(index)} can't be copied: {reason}",
+                hint="keep locks, files and generators out of the layers",
+            ) from exc
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    """``new``, as a parameter where ``old`` is one."""
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(new, requires_grad=old.requires_grad)
+    return new
+
+
+def make_model(
+    source: ModelSource, seed: int, *, part: str | None = None, count: int | None = None
+) -> LayeredModel:
+    """Makes the model of a source, without values.
+
+    Args:
+        part, count: for ``hf:`` on a node; see ``hub_model.make_hub_model``.
+
+    Raises:
+        WorkloadError: the file is missing or raises, or its model() gives no usable layers.
+    """
+    if source.kind == "hf":
+        return _make_from_hub(source, seed, part, count)
+    if source.kind != "file":
+        with deferred_initialization(seed) as tape:
+            pairs = builtin.build_layers(source.kind, source.sizes)
+        return LayeredModel(source.canonical, [n for n, _ in pairs], [m for _, m in pairs], tape)
+    assert source.path is not None
+    module, scope = user_code.import_file(source.path)
+    who = source.path.name
+    functions = {
+        name: getattr(module, name) for name in ("model", *OPTIONAL_FUNCTIONS) if hasattr(module, name)
+    }
+    for name, function in functions.items():
+        if not callable(function):
+            raise WorkloadError(f"{who}: {name} must be a function, it is a {type(function).__name__}")
+    if "model" not in functions:
+        raise WorkloadError(
+            f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
+        )
+    with (
+        deferred_initialization(seed) as tape,
+        user_code.user_errors(source.path, "model()"),
+        scope.running(),
+    ):
+        given = functions.pop("model")()
+    names, layers = _named_layers(given, who)
+    model = LayeredModel(who, names, layers, tape, functions, source.path)
+    for index in range(len(layers)):
+        check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
+    _check_untied(model)
+    return model
+
+
+def _make_from_hub(source: ModelSource, seed: int, part: str | None, count: int | None) -> LayeredModel:
+    from skyctl.workload.hf import hub_model as hf  # late: it needs transformers
+
+    assert source.path is not None
+    made = hf.make_hub_model(source.path, source.options, seed, part=part, count=count)
+    names, layers = [name for name, _ in made.layers], [layer for _, layer in made.layers]
+    who = f"hf:{source.path.name}"
+    model = LayeredModel(who, names, layers, made.tape, {"loss": made.loss_fn()}, hub=made)
+    _check_untied(model)
+    return model
+
+
+def _named_layers(given: Any, who: str) -> tuple[list[str], list[nn.Module]]:
+    if isinstance(given, nn.Sequential | nn.ModuleList):
+        named = list(given._modules.items())
+    elif isinstance(given, list | tuple):
+        named = [(str(i), layer) for i, layer in enumerate(given)]
+    else:
+        extra = "; a plain nn.Module can't be cut" if isinstance(given, nn.Module) else ""
+        raise WorkloadError(
+            f"{who}: model() must give an nn.Sequential or a list of layers, "
+            f"not {type(given).__name__}{extra}"
+        )
+    if not named:
+        raise WorkloadError(f"{who}: model() gives no layers")
+    names, layers = [], []
+    for index, (name, layer) in enumerate(named):
+        if not isinstance(layer, nn.Module):
+            raise WorkloadError(
+                f"{who}: layer {index} that model() gives must be an nn.Module, not {type(layer).__name__}"
+            )
+        names.append(f"{index}.{type(layer).__name__}" if name.isdigit() else name)
+        layers.append(layer)
+    return names, layers
+
+
+def _check_untied(model: LayeredModel) -> None:
+    """Refuses parameters shared by two layers, which could end up on two machines."""
+    owners: dict[int, tuple[int, str]] = {}
+    for index, layer in enumerate(model.layers):
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            if parameter.numel() == 0:
+                continue
+            key = parameter.untyped_storage()._cdata
+            first, first_name = owners.setdefault(key, (index, name))
+            if first != index:
+                raise WorkloadError(
+                    f"{model.source_name}: {model.label(first)} and {model.label(index)} share a parameter "
+                    f"({first_name} and {name}); every layer must have its own",
+                    hint="untie them, or put both uses into one layer",
+                )

@@ -1,0 +1,60 @@
+"""The losses of workloads that bring none: cross-entropy, and those of ``hf:`` models by their task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the field's name
+
+from skyctl.errors import WorkloadError
+from skyctl.workload.data import Value
+
+IGNORED_TARGET = -100
+"""The target of a token that counts in no loss, as in ``transformers``."""
+
+
+def cross_entropy(outputs: Value, targets: Value) -> Tensor:
+    """The default loss: mean cross-entropy of scores and classes, a scalar.
+
+    Classes are in the last dimension (scores [samples, …, classes], targets [samples, …]) or, as torch has
+    it, in dimension 1. Targets of the scores' own shape are probabilities.
+
+    Raises:
+        WorkloadError: the model or the data gives a tuple of tensors.
+    """
+    if isinstance(outputs, tuple) and len(outputs) == 1:
+        outputs = outputs[0]
+    if isinstance(targets, tuple) and len(targets) == 1:
+        targets = targets[0]
+    if isinstance(outputs, tuple) or isinstance(targets, tuple):
+        raise WorkloadError(
+            "the default loss takes one tensor of scores and one of targets, the model gives a tuple",
+            hint="define loss(outputs, targets) in the file",
+        )
+    if not targets.dtype.is_floating_point and outputs.shape[:-1] == targets.shape:
+        return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
+    return F.cross_entropy(outputs, targets)
+
+
+def loss_for_task(task: str) -> Callable[[Any, Any], Tensor]:
+    """The loss that the library's model computes from ``labels``, for a task of ``HubSettings``."""
+    by_task: dict[str, Callable[[Any, Any], Tensor]] = {
+        "causal": _next_token_loss,
+        "masked": _masked_token_loss,
+        "classes": F.cross_entropy,
+    }
+    return by_task[task]
+
+
+def _next_token_loss(scores: Tensor, ids: Tensor) -> Tensor:
+    """Mean over all tokens but the last of each sample (``ForCausalLMLoss``)."""
+    following = F.pad(ids, (0, 1), value=IGNORED_TARGET)[..., 1:]
+    return _masked_token_loss(scores, following)
+
+
+def _masked_token_loss(scores: Tensor, ids: Tensor) -> Tensor:
+    """Mean over the tokens whose target is not ``IGNORED_TARGET`` (``ForMaskedLMLoss``)."""
+    flat = scores.float().reshape(-1, scores.shape[-1])
+    return F.cross_entropy(flat, ids.reshape(-1), ignore_index=IGNORED_TARGET)

@@ -1,0 +1,268 @@
+"""Shape inference: runs the layers on fake tensors, for shapes and dtypes between layers without memory.
+
+Fake tensors are meta tensors that say they are on a device; so a layer that asks for ``x.device`` or makes a
+tensor of its own works, and attention takes the kernel that a CPU takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import mixed_precision, user_code
+from skyctl.workload.data import BatchExample, Value, tensors_of_value
+from skyctl.workload.layered_model import LayeredModel
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor between two layers.
+
+    Attributes:
+        dtype: its name in torch, as in ``float32``.
+        requires_grad: whether a gradient comes back for it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The tensor's size in bytes."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * int(getattr(torch, self.dtype).itemsize)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class LayerBoundary:
+    """The tensors that pass from one layer to the next."""
+
+    tensors: list[TensorSpec]
+    is_tuple: bool
+
+    def __str__(self) -> str:
+        inside = ", ".join(map(str, self.tensors))
+        return f"({inside})" if self.is_tuple else inside
+
+
+def _parse_boundary(values: Mapping[str, Any], samples: int) -> LayerBoundary:
+    tensors = []
+    for tensor in values["tensors"]:
+        shape = tuple(fixed + each * samples for fixed, each in tensor["shape"])
+        tensors.append(TensorSpec(shape, tensor["dtype"], tensor["requires_grad"]))
+    return LayerBoundary(tensors, values["is_tuple"])
+
+
+def boundary_of(value: Value) -> LayerBoundary:
+    """The boundary that a value passes: its tensors' shapes and dtypes."""
+    specs = [
+        TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad)
+        for t in tensors_of_value(value)
+    ]
+    return LayerBoundary(specs, isinstance(value, tuple))
+
+
+def detach_value(value: Value) -> Value:
+    """The same values without history, as a stage receives them; gradients are required as before."""
+    if isinstance(value, tuple):
+        return tuple(t.detach().requires_grad_(t.requires_grad) for t in value)
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def _quiet_fake_tensors() -> Iterator[None]:
+    """Inside, fake tensors do not log an operation that fails; they raise its error all the same."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+class ShapeInference:
+    """The boundaries of a model by number of samples, each found by one run on fake tensors.
+
+    Args:
+        portable: what ``portable_boundaries`` gave elsewhere; nothing is run then.
+    """
+
+    def __init__(
+        self, model: LayeredModel, example: BatchExample, portable: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        self.model = model
+        self.example = example
+        self._portable = portable
+        self._known: dict[int, list[LayerBoundary]] = {}
+        self._label = f"{model.source_name}: "
+
+    @cached_property
+    def fake_mode(self) -> Any:
+        """The fake tensor mode; loaded on use, for nodes that were given the boundaries do without it."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        return FakeTensorMode(allow_non_fake_inputs=True)
+
+    @cached_property
+    def fake_layers(self) -> list[nn.Module]:
+        """The layers with fake tensors in place of their own."""
+        return [self._fake_layer(index) for index in range(len(self.model.layers))]
+
+    def boundaries(self, samples: int) -> list[LayerBoundary]:
+        """The boundaries for that many samples: ``i`` is before layer ``i``, the last one after the model."""
+        if samples not in self._known and self._portable is not None:
+            self._known[samples] = [_parse_boundary(values, samples) for values in self._portable]
+        elif samples not in self._known:
+            self._run(samples)
+        return self._known[samples]
+
+    def portable_boundaries(self, samples: int) -> list[dict[str, Any]]:
+        """Every boundary as JSON values that hold for any number of samples.
+
+        A dimension is [fixed, each], meaning ``fixed + each * samples``.
+
+        Raises:
+            WorkloadError: a dimension does not grow in proportion to the samples.
+        """
+        runs = [self.boundaries(samples + more) for more in range(3)]
+        found = []
+        for index, (one, two, three) in enumerate(zip(*runs, strict=True)):
+            tensors = []
+            for a, b, c in zip(one.tensors, two.tensors, three.tensors, strict=True):
+                steps = [(y - x, z - y) for x, y, z in zip(a.shape, b.shape, c.shape, strict=True)]
+                if any(first != second for first, second in steps):
+                    raise WorkloadError(
+                        f"{self._label}{self.model.label(index - 1)} gives {a} for {samples} samples but "
+                        f"{c} for {samples + 2}: its shape does not grow in proportion to the samples"
+                    )
+                dims = [[x - each * samples, each] for x, (each, _) in zip(a.shape, steps, strict=True)]
+                tensors.append({**asdict(a), "shape": dims})
+            found.append({"tensors": tensors, "is_tuple": one.is_tuple})
+        return found
+
+    def fake_batch(self, samples: int) -> tuple[Value, Value]:
+        """A batch of fake tensors: (inputs, targets)."""
+        with self.fake_mode:
+            meta_inputs, meta_targets = self.example.make(samples, None)
+            inputs = mixed_precision.cast_value(self._on_cpu(meta_inputs), self.model.dtype)
+            return inputs, self._on_cpu(meta_targets)
+
+    def fake_value(self, boundary: LayerBoundary) -> Value:
+        """Fake tensors as a layer after that boundary receives them."""
+        with self.fake_mode:
+            made = tuple(
+                torch.empty(s.shape, dtype=getattr(torch, s.dtype), requires_grad=s.requires_grad)
+                for s in boundary.tensors
+            )
+        return made if boundary.is_tuple else made[0]
+
+    def check_model(self, samples: int, loss: Callable[[Value, Value], Tensor]) -> None:
+        """Runs every layer and the loss once.
+
+        Raises:
+            WorkloadError: a layer rejects the output of the one before (both named, with the shapes) or gives
+                no tensors, or the loss rejects the outputs.
+        """
+        last = self.fake_value(self.boundaries(samples)[-1])
+        _, targets = self.fake_batch(samples)
+        try:
+            with self.fake_mode, _quiet_fake_tensors():
+                value = loss(last, targets)
+        except WorkloadError as exc:
+            raise WorkloadError(f"{exc.message} (outputs {boundary_of(last)})", hint=exc.hint) from exc
+        except Exception as exc:
+            raise WorkloadError(
+                f"{self._label}the loss does not take outputs {boundary_of(last)} with targets "
+                f"{boundary_of(targets)}: {user_code.describe_exception(exc)}",
+                hint="define loss(outputs, targets) in the file"
+                if "loss" not in self.model.functions
+                else None,
+            ) from exc
+        if not value.requires_grad:
+            raise WorkloadError(f"{self._label}the loss depends on no parameter that can be trained")
+
+    def run_layer(self, index: int, value: Value, boundary: LayerBoundary) -> Value:
+        """Runs layer ``index`` on fake tensors.
+
+        Raises:
+            WorkloadError: the layer fails, or gives no tensors; names the layer and its input.
+        """
+        try:
+            with self.fake_mode, _quiet_fake_tensors(), self._strict():
+                out: Any = self.fake_layers[index](value)
+        except Exception as exc:
+            raise WorkloadError(self._misfit(index, boundary, exc), hint=self._dtype_hint(exc)) from exc
+        if isinstance(out, list):
+            out = tuple(out)
+        parts: Sequence[Any] = out if isinstance(out, tuple) else (out,)
+        if not parts or not all(isinstance(t, Tensor) for t in parts):
+            kinds = ", ".join(type(t).__name__ for t in parts)
+            shown = f"a tuple of {kinds or 'nothing'}" if isinstance(out, tuple) else kinds
+            raise WorkloadError(
+                f"{self._label}{self.model.label(index)} must give a tensor or a tuple of tensors, "
+                f"it gives {shown}"
+            )
+        return out  # type: ignore[no-any-return]
+
+    def _run(self, samples: int) -> None:
+        value, _ = self.fake_batch(samples)
+        found = [boundary_of(value)]
+        for index in range(len(self.model.layers)):
+            value = detach_value(self.run_layer(index, value, found[-1]))
+            found.append(boundary_of(value))
+        self._known[samples] = found
+
+    def _misfit(self, index: int, boundary: LayerBoundary, exc: Exception) -> str:
+        given = "the inputs" if index == 0 else f"what {self.model.label(index - 1)} gives"
+        place = ""
+        if self.model.path is not None:
+            line = user_code.locate_error(exc, self.model.path)
+            place = f" ({line})" if line is not None else ""
+        return (
+            f"{self._label}{self.model.label(index)} does not take {given}, {boundary}: "
+            f"{user_code.describe_exception(exc)}{place}"
+        )
+
+    def _strict(self) -> Any:
+        return nullcontext() if self.model.dtype is None else mixed_precision.SameDtypeMode()  # type: ignore[no-untyped-call]
+
+    def _dtype_hint(self, exc: Exception) -> str | None:
+        if self.model.dtype is None or not re.search("dtype|scalar type", str(exc)):
+            return None
+        return (
+            "with --dtype bfloat16 a layer gets bfloat16: let it make tensors in its input's dtype "
+            "(dtype=x.dtype), or train with --dtype float32"
+        )
+
+    def _fake_layer(self, index: int) -> nn.Module:
+        low = self.model.lowered(index)
+        memo: dict[int, Any] = {}
+        with self.fake_mode:
+            for tensor in self.model.tensors(index):
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                if self.model.dtype is not None and id(tensor) in low:
+                    made = mixed_precision.to_low_precision(tensor, made, self.model.dtype, real=False)
+                elif isinstance(tensor, nn.Parameter):
+                    made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                memo[id(tensor)] = made
+        return self.model.copy(index, memo)
+
+    @staticmethod
+    def _on_cpu(value: Value) -> Value:
+        made = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors_of_value(value))
+        return made if isinstance(value, tuple) else made[0]

@@ -1,0 +1,52 @@
+"""What nodes are sent of a workload: the user's modules, a config, token ids, stored weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skyctl.workload import user_code
+from skyctl.workload.hf import hub_folder as hub
+from skyctl.workload.layered_model import make_model
+from skyctl.workload.workload_spec import WorkloadSpec, resolve_source
+
+if TYPE_CHECKING:
+    from skyctl.workload.hf.stored_weights import StoredWeights
+
+
+def files_to_ship(spec: WorkloadSpec) -> dict[str, bytes]:
+    """The files to send, by relative name; {} for built-in models.
+
+    These are the user's file and the modules in its folder that it imports, or the config of an ``hf:``
+    folder.
+
+    On a node the spec's ``path`` is then ``shipped_path``.
+    """
+    source = resolve_source(spec)
+    if source.path is None:
+        return {}
+    return hub.config_files(source.path) if source.kind == "hf" else user_code.imported_files(source.path)
+
+
+def shipped_path(spec: WorkloadSpec, folder: str) -> str:
+    """The spec's ``path`` on a node that has the shipped files in ``folder``."""
+    source = resolve_source(spec)
+    return folder if source.kind == "hf" or source.path is None else f"{folder}/{source.path.name}"
+
+
+def encode_text(spec: WorkloadSpec, text: bytes | None) -> bytes | None:
+    """A text as it is sent to nodes: as token ids where the folder of ``hf:`` has a tokenizer."""
+    source = resolve_source(spec)
+    if text is None or source.kind != "hf" or source.path is None:
+        return text
+    from skyctl.workload.hf.token_data import tokenize
+
+    return tokenize(source.path, text)
+
+
+def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
+    """The stored weights in the folder of ``hf:``, by layer; None where all start at random."""
+    source = resolve_source(spec)
+    if source.kind != "hf":
+        return None
+    made = make_model(source, spec.seed).hub
+    return made.stored if made is not None else None

@@ -1,0 +1,206 @@
+"""Parses what the user typed as the workload into the spec that launcher and nodes share. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from skyctl.errors import WorkloadError
+from skyctl.workload.hf import hub_folder as hub
+
+DTYPES = ("float32", "bfloat16")
+UNSUPPORTED_DTYPES = {
+    "float16": "its range is so small that losses would have to be scaled; bfloat16 needs no scaling",
+    "float64": "layers that a train.py makes in float64 stay so under --dtype float32",
+}
+DEFAULT_SIZES = {"layers": 8, "hidden": 256, "heads": 8, "context": 128}
+BUILTINS = ("gpt", "bert")
+KINDS = (*BUILTINS, "hf")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where the model comes from.
+
+    Attributes:
+        kind: ``gpt`` or ``bert``, with ``sizes``; ``file``, the user's file ``path``; or ``hf``, the folder
+            ``path`` with ``options``.
+    """
+
+    kind: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    path: Path | None = None
+    options: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def canonical(self) -> str:
+        """A text that is the same for the same model: all its sizes; a file's name without its folder."""
+        if self.kind == "hf":
+            return hub.canonical_options(self.options)
+        if self.path is not None:
+            return self.path.name
+        return f"{self.kind}:" + ",".join(f"{key}={self.sizes[key]}" for key in DEFAULT_SIZES)
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """A workload and how it is trained, in JSON values, the same on the launcher and on the nodes.
+
+    Attributes:
+        source: as typed.
+        path: the user's file or folder, rewritten to the shipped copy on a node; None for built-in models.
+        batch_size: samples per step.
+        learning_rate: None: the model's own default.
+        data_path: the text to train on; None: the standard library's sources. On a node: the shipped copy.
+        random_inputs: train on random inputs with the shapes of the first batch.
+        validated: data is held out for validation: the end of a text, which is then not trained on.
+        example, boundaries: what a batch looks like, and the tensors between layers, as ``Workload.spec``
+            fills them in; a node then needs neither ``data()`` nor a run on fake tensors. None: find out.
+        weights: on a node, the file with the stored values of its layers; None: all start at random.
+    """
+
+    source: str
+    path: str | None = None
+    batch_size: int = 32
+    seed: int = 0
+    dtype: str = "float32"
+    learning_rate: float | None = None
+    data_path: str | None = None
+    random_inputs: bool = False
+    validated: bool = False
+    example: Mapping[str, Any] | None = None
+    boundaries: Sequence[Mapping[str, Any]] | None = None
+    weights: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as values that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkloadSpec:
+        """The spec that ``to_dict`` described; WorkloadError where a key is unknown."""
+        known = cls.__dataclass_fields__
+        for key in values:
+            if key not in known:
+                raise WorkloadError(f"a workload's description has no {key!r}{_suggest(key, list(known))}")
+        return cls(**dict(values))
+
+
+def make_spec(source: str, **options: Any) -> WorkloadSpec:
+    """Makes a checked spec from what was typed; ``options`` are fields of ``WorkloadSpec``.
+
+    Raises:
+        WorkloadError: the source, the dtype, the batch size, the learning rate or the data file is wrong.
+    """
+    parsed = parse_source(source)
+    spec = WorkloadSpec(source=source, path=str(parsed.path) if parsed.path else None, **options)
+    check_options(spec)
+    if spec.data_path is not None:
+        data = Path(spec.data_path).expanduser()
+        if parsed.kind == "file":
+            raise WorkloadError(
+                f"--data {spec.data_path} is for built-in models; {source} brings its own data()",
+                hint="read the file in data(batch_size, seed)",
+            )
+        if not data.is_file():
+            raise WorkloadError(f"--data {spec.data_path}: there is no such file")
+        spec = replace(spec, data_path=str(data.resolve()))
+    return spec
+
+
+def check_options(spec: WorkloadSpec) -> None:
+    """Checks dtype, batch size, learning rate and seed; WorkloadError where one is out of range."""
+    if spec.dtype not in DTYPES:
+        why = f" ({UNSUPPORTED_DTYPES[spec.dtype]})" if spec.dtype in UNSUPPORTED_DTYPES else ""
+        raise WorkloadError(f"dtype {spec.dtype!r} can't be trained in{why}; there is {' and '.join(DTYPES)}")
+    if spec.batch_size < 1:
+        raise WorkloadError(f"a batch needs at least 1 sample, not {spec.batch_size}")
+    if spec.learning_rate is not None and not 0 < spec.learning_rate < float("inf"):
+        raise WorkloadError(f"the learning rate must be a positive number, not {spec.learning_rate}")
+    if spec.seed < 0:
+        raise WorkloadError(f"the seed must not be negative, it is {spec.seed}")
+
+
+def parse_source(text: str) -> ModelSource:
+    """Parses ``gpt:layers=8,…``, ``bert:…``, ``hf:DIR`` or the path of a Python file.
+
+    Raises:
+        WorkloadError: unknown kind, key or value (the nearest known one is named), or no such file.
+    """
+    if not text.strip():
+        raise WorkloadError("the workload is empty", hint="gpt:layers=8,hidden=256 or the path of a train.py")
+    kind, colon, rest = text.partition(":")
+    if (colon or kind in BUILTINS) and kind in KINDS and not Path(text).is_file():
+        if kind == "hf":
+            folder, options = hub.parse_hub_source(text)
+            return ModelSource(kind="hf", path=hub.check_folder(text, folder), options=options)
+        return ModelSource(kind=kind, sizes=_parse_sizes(text, kind, rest))
+    path = Path(text).expanduser()
+    if path.is_dir():
+        raise WorkloadError(f"{text} is a folder; a workload is a python file, or gpt:… or bert:…")
+    if not path.is_file():
+        if colon and re.fullmatch(r"[A-Za-z]\w*", kind) and os.sep not in text:
+            raise WorkloadError(
+                f"unknown kind of model {kind!r}{_suggest(kind, KINDS)}; there are {', '.join(KINDS)}"
+            )
+        raise WorkloadError(
+            f"there is no workload file {text}{_suggest(text, BUILTINS)}",
+            hint="a workload is the path of a python file, or gpt:layers=8,… or bert:layers=8,…",
+        )
+    if path.suffix != ".py":
+        raise WorkloadError(f"{text} is no python file: its name must end in .py")
+    return ModelSource(kind="file", path=path.resolve())
+
+
+def resolve_source(spec: WorkloadSpec) -> ModelSource:
+    """The source of a spec, with the path of the user's file or folder on this machine.
+
+    Raises:
+        WorkloadError: as ``parse_source``.
+    """
+    if spec.path is None:
+        return parse_source(spec.source)
+    path = Path(spec.path)
+    if spec.source.startswith("hf:") and not path.is_file():
+        return ModelSource(
+            "hf", path=hub.check_folder(spec.source, path), options=hub.parse_hub_source(spec.source)[1]
+        )
+    return ModelSource("file", path=path)
+
+
+def _parse_sizes(text: str, kind: str, rest: str) -> dict[str, int]:
+    sizes = dict(DEFAULT_SIZES)
+    seen: set[str] = set()
+    for part in rest.split(",") if rest.strip() else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in DEFAULT_SIZES:
+            raise WorkloadError(
+                f"{text}: {kind} has no {key!r}{_suggest(key, list(DEFAULT_SIZES))}; "
+                f"it has {', '.join(DEFAULT_SIZES)}"
+            )
+        if key in seen:
+            raise WorkloadError(f"{text}: {key!r} is given twice")
+        seen.add(key)
+        if not equals or not re.fullmatch(r"[0-9]{1,9}", value) or int(value) < 1:
+            raise WorkloadError(f"{text}: {key!r} must be a whole number of at least 1, not {value!r}")
+        sizes[key] = int(value)
+    if sizes["hidden"] % sizes["heads"]:
+        raise WorkloadError(
+            f"{text}: hidden ({sizes['hidden']}) must divide by heads ({sizes['heads']})",
+            hint=f"hidden={max(1, round(sizes['hidden'] / sizes['heads'])) * sizes['heads']}",
+        )
+    if kind == "bert" and sizes["context"] < 3:
+        raise WorkloadError(
+            f"{text}: bert needs a context of at least 3: a class token and two halves of text"
+        )
+    return sizes
+
+
+def _suggest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,67 @@
+"""Messages of nodes as records: what is read, and what is refused with node and field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from skyctl.agent.task_events import LogEvent, read_event, to_message
+from skyctl.checkpoint.replicator_events import LayersReplicated, ReplicatorListening
+from skyctl.errors import RunError
+from skyctl.worker.rank_events import CheckpointEvent, StepEvent, WrittenShard
+
+from ..helpers.events import step_event
+
+
+def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(message))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        LogEvent("a line"),
+        step_event(3, grad_norm=1.5, peak_memory_bytes=2**30),
+        CheckpointEvent(20, {0: WrittenShard("ab", 10), 7: WrittenShard("cd", 20)}, 0.5, ("a note",)),
+        CheckpointEvent(20, {}, 0.5, error="the disk is full"),
+        LayersReplicated(20, 1, "b", {3: {"sha256": "ab", "bytes": 10}}, 10, 0.1),
+        ReplicatorListening("192.0.2.1", 4000, (10, 20)),
+    ],
+)
+def test_what_a_node_sends_is_what_the_launcher_reads(event: Any) -> None:
+    assert read_event(type(event), over_the_wire(to_message(event)), "b") == event
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert read_event(LogEvent, {"event": "log", "text": "x", "seq": 7}, "b") == LogEvent("x")
+
+
+@pytest.mark.parametrize(
+    ("cls", "message", "words"),
+    [
+        (LogEvent, {"event": "log"}, "node b sent 'log' with no text"),
+        (LogEvent, {"event": "log", "text": 7}, "node b sent 'log' with text: 7 is no str"),
+        (StepEvent, to_message(step_event(3)) | {"iteration_s": "soon"}, "iteration_s: 'soon' is no number"),
+        (StepEvent, to_message(step_event(3)) | {"step": True}, "step: True is no int"),
+        (
+            CheckpointEvent,
+            {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": []},
+            "layers: .. is no dict",
+        ),
+        (
+            CheckpointEvent,
+            {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": {"0": {"sha256": "ab"}}},
+            "layers: no bytes",
+        ),
+        (
+            CheckpointEvent,
+            {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": {"x": {}}},
+            "layers: 'x' is no number",
+        ),
+    ],
+)
+def test_a_wrong_message_is_refused_with_its_node_and_field(cls: Any, message: Any, words: str) -> None:
+    with pytest.raises(RunError, match=words):
+        read_event(cls, message, "b")

@@ -1,0 +1,61 @@
+"""Keepers that follow others: what ranks write elsewhere is copied here."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from tests.checkpoint.replicator_process import Nodes, put, whole
+
+from skyctl.checkpoint import layout
+
+
+def test_a_follower_takes_what_a_source_goes_on_writing(nodes: Nodes, tmp_path: Path) -> None:
+    one, two = nodes("n1"), nodes("n2")
+    wrote: dict[int, dict[str, str]] = {20: put(one.folder, 20, range(3))}
+    two.ask("follow", peers=[one.address], keep=2)
+    first = two.wait("replicated")
+    assert (first["step"], first["from"]) == (20, "n1")
+    assert first["bytes"] == 300_003
+    for step in range(40, 400, 20):
+        wrote[step] = put(one.folder, step, range(2))
+        wrote[step] |= put(one.folder, step, range(2, 3), rank=1)
+        layout.prune_steps(one.folder, 2)
+        time.sleep(0.01)
+    two.wait("replicated", lambda event: event["step"] == 380 and "2" in event["layers"])
+    held = layout.held_shards(two.folder)
+    assert len(held) == 2, "older ones are pruned"
+    assert sorted(held[380]) == [0, 1, 2]
+    assert whole(two.folder, 380, wrote[380])
+    # copies are not copied on, or two that follow each other would never end
+    one.ask("follow", peers=[two.address], keep=2)
+    put(two.folder, 380, range(5, 6), rank=5)
+    assert list(one.wait("replicated")["layers"]) == ["5"]
+
+
+def test_a_pinned_step_is_taken_to_its_end_before_newer_ones(nodes: Nodes, tmp_path: Path) -> None:
+    one, two = nodes("n1"), nodes("n2")
+    for step in (20, 40, 60):
+        put(one.folder, step, range(2))
+    put(one.folder, 20, range(2, 3), rank=1)
+    two.ask("pin", steps=[20])
+    two.ask("follow", peers=[one.address], keep=2)
+    assert [two.wait("replicated")["step"] for _ in range(2)] == [20, 60]
+    assert sorted(layout.held_shards(two.folder)[20]) == [0, 1, 2]
+
+
+def test_a_peer_that_comes_and_goes(nodes: Nodes, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    two = nodes("n2")
+    two.ask("follow", peers=[{"host": "127.0.0.1", "port": port, "node": "later"}], keep=2)
+    assert "no connection with the checkpoint replicator of later" in two.wait("unreplicated")["error"]
+    one = nodes("n1")
+    put(one.folder, 20, range(1))
+    two.ask("follow", peers=[one.address], keep=2)
+    two.wait("replicated")
+    one.popen.kill()
+    assert "n1" in two.wait("unreplicated")["error"]
+    assert two.ask("follow", peers=[], keep=2)["following"] == []

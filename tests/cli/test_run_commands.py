@@ -1,0 +1,187 @@
+"""``ps``, ``logs``, ``attach``, ``stop`` on what is written down; with nodes: ``faults/test_detached.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from skyctl.files import RunPaths, write_atomic
+from skyctl.records.run_state import NodeSession, RunAttempt, RunState
+from skyctl.supervision.run_journal import timestamp_ms
+from skyctl.supervision.run_lock import acquire_run_lock, this_process
+
+LONG_AGO = "2026-01-02T03:04:05.000+00:00"
+
+
+def skyctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "skyctl", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def make(run_id: str, **more: object) -> RunPaths:
+    """A run's folder with a state."""
+    paths = RunPaths(run_id).create()
+    fields: dict[str, object] = {
+        "run_id": run_id,
+        "created": timestamp_ms(),
+        "written": timestamp_ms(),
+        "workload": "gpt:layers=2",
+        "cluster": "here",
+        "steps": 20,
+        "attempts": (
+            RunAttempt(
+                number=1, began=timestamp_ms(), why="launched", from_step=0, devices=("a/cpu:0", "b/cpu:0")
+            ),
+        ),
+        **more,
+    }
+    write_atomic(paths.state, RunState(**fields).to_json())
+    return paths
+
+
+def test_ps_lists_the_newest_first_and_leaves_old_ones_out() -> None:
+    assert "no run" in skyctl("ps").stdout
+    make("20260102-030405-aaaa", status="done", created=LONG_AGO, written=LONG_AGO, step=20)
+    make("20261121-030405-bbbb", status="failed", detail="rank 0 died", step=7, loss=1.5, iteration_s=0.25)
+    running = make("20261121-040405-cccc", status="running", step=3, checkpoint=2, away=("b",))
+    (running.folder / "supervisor.lock").touch()
+    (RunPaths("20261121-050405-dddd").create()).folder.joinpath("state.json").write_text("{}")
+    with acquire_run_lock(running, attached=True):
+        done = skyctl("ps")
+        assert done.returncode == 0, done.stderr
+        rows = [line.split()[0] for line in done.stdout.splitlines() if "/20" in line]
+        assert rows == ["20261121-040405-cccc", "20261121-030405-bbbb"]
+        assert "20261121-040405-cccc: node b away" in done.stdout
+        assert "20261121-030405-bbbb: rank 0 died" in done.stdout
+        assert "state.json must be of kind" in done.stderr
+        every = json.loads(skyctl("ps", "-a", "--json").stdout)["runs"]
+    assert [(one["run_id"][-4:], one["status"], one["supervised"]) for one in every] == [
+        ("cccc", "running", "alive"),
+        ("bbbb", "failed", "gone"),
+        ("aaaa", "done", "gone"),
+    ]
+    assert (every[1]["loss"], every[1]["iteration_s"], every[0]["checkpoint"]) == (1.5, 0.25, 2)
+    assert "order" not in every[0]
+
+
+def test_ps_says_why_nodes_can_not_be_asked() -> None:
+    session = NodeSession(node="a", session="s-x", cache="/c")
+    make("20261121-040405-cccc", status="running", sessions=(session,), cluster_file="/nowhere/cluster.yaml")
+    done = skyctl("ps")
+    assert done.returncode == 0
+    assert "20261121-040405-cccc: node a did not answer" in done.stdout
+    (one,) = json.loads(skyctl("ps", "--json").stdout)["runs"]
+    assert (one["status"], one["nodes"][0]["node"]) == ("unsupervised", "a")
+    assert "/nowhere/cluster.yaml" in one["nodes"][0]["error"] or "connect" in one["nodes"][0]["error"]
+    assert json.loads(skyctl("ps", "--json", "--offline").stdout)["runs"][0]["nodes"] is None
+
+
+def test_another_machines_run_is_left_to_it() -> None:
+    paths = make("20261121-040405-cccc", status="running")
+    other = this_process(attached=True).model_copy(update={"host": f"not-{socket.gethostname()}"})
+    paths.lock.write_text(other.model_dump_json())
+    assert f"supervised on {other.host}" in skyctl("ps").stdout
+    for command in ("attach", "stop"):
+        done = skyctl(command, "cccc")
+        assert (done.returncode, "error:" in done.stderr) == (1, True)
+        assert other.host in done.stderr
+        assert str(paths.lock) in done.stderr
+
+
+def test_logs_of_a_run_that_has_ended() -> None:
+    paths = make("20261121-040405-cccc", status="stopped")
+    make("20261121-040405-ccdd", status="stopped")
+    paths.log(0).write_text("".join(f"zero {n}\n" for n in range(5)))
+    paths.log(1).write_text("one\n")
+    paths.supervisor_log.write_text("2026-11-21T00:00:00+00:00 phase: training\n")
+    done = skyctl("logs", "cccc", "-n", "2")
+    assert done.stdout == "[0 a] zero 3\n[0 a] zero 4\n[1 b] one\n"
+    assert skyctl("logs", "cccc", "--rank", "1", "-f").stdout == "one\n"
+    assert skyctl("logs", "cccc", "--rank", "b").stdout == "[1 b] one\n"
+    assert "phase: training" in skyctl("logs", "cccc", "--supervisor").stdout
+    lines = json.loads(skyctl("logs", "cccc", "--rank", "1", "--json").stdout)["lines"]
+    assert lines == [{"attempt": 1, "who": "rank 1", "node": "b", "rank": 1, "text": "one"}]
+    several = skyctl("logs", "20261121")
+    assert (several.returncode, "cccc, 20261121-040405-ccdd" in several.stderr) == (2, True)
+    for wrong in (("--rank", "c"), ("--attempt", "4"), ("-f", "--json"), ("--supervisor", "--rank", "0")):
+        done = skyctl("logs", "cccc", *wrong)
+        assert (done.returncode, done.stderr.count("error:")) == (2, 1), wrong
+
+
+def test_what_has_ended_is_said_and_left() -> None:
+    paths = make("20261121-040405-cccc", status="failed", detail="rank 0 died of it")
+    done = skyctl("attach")
+    assert (done.returncode, "rank 0 died of it" in done.stderr) == (1, True)
+    done = skyctl("stop", "cccc", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["runs"] == [
+        {
+            "run_id": paths.run_id,
+            "status": "failed",
+            "already": True,
+            "checkpoint": None,
+            "unreached": {},
+        }
+    ]
+    done = skyctl("stop")
+    assert (done.returncode, "no run is under way" in done.stderr) == (0, True)
+    assert skyctl("stop", "cccc", "--all").returncode == 2
+    assert skyctl("stop", "zzzz").returncode == 2
+
+
+def test_a_stop_needs_a_name_where_several_go_on(tmp_path: Path) -> None:
+    for end in ("cccc", "dddd"):
+        make(f"20261121-040405-{end}", status="running")
+    done = skyctl("stop")
+    assert done.returncode == 2
+    assert "2 runs go on: 20261121-040405-dddd, 20261121-040405-cccc" in done.stderr
+
+
+def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path) -> None:
+    """Its agent ends by itself: the exit code is 4, and the time is said."""
+    (tmp_path / "cluster.yaml").write_text(
+        "name: here\nnodes:\n  - {name: far, host: 127.0.0.1, port: 1, user: nobody}\n"
+    )
+    connect = {"timeout_s": 2.0, "hold_s": 3600.0, "redial_s": 3600.0, "manual_ack": True}
+    paths = make(
+        "20261121-040405-cccc",
+        status="running",
+        sessions=(NodeSession(node="far", session="s-x", cache="/c"),),
+        cluster_file=str(tmp_path / "cluster.yaml"),
+        order={"connect": connect},
+    )
+    done = skyctl("stop", "cccc", "--now")
+    assert done.returncode == 4, done.stderr + done.stdout
+    assert "node far" in done.stderr
+    assert "ends all by itself, at the latest on" in done.stderr
+    kept = json.loads(paths.state.read_text())
+    assert kept["status"] == "stopped"
+    assert [one["node"] for one in kept["sessions"]] == ["far"]
+    again = skyctl("stop", "cccc")
+    assert again.returncode == 4
+
+
+def test_a_run_that_had_not_begun_is_ended_by_attach(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
+    paths = make(
+        "20261121-040405-cccc",
+        status="starting",
+        attempts=(),
+        cluster_file=str(tmp_path / "cluster.yaml"),
+        order={"connect": {}},
+    )
+    done = skyctl("attach")
+    assert done.returncode == 1, done.stderr
+    assert "had no plan yet" in done.stderr
+    assert json.loads(paths.state.read_text())["status"] == "failed"

@@ -1,0 +1,76 @@
+"""``--trace`` where nothing runs, and what was off as it is printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.cli.app import main
+from skyctl.cli.command_output import Output
+from skyctl.cli.show_run import show_deviation
+from skyctl.records.measurement import (
+    Difference,
+    Measurement,
+    Quantiles,
+    ReplicaMeasurement,
+    ReplicaPredicted,
+    StepMeasurement,
+)
+
+
+def test_only_real_runs_can_be_traced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["skyctl", "compare", "gpt:layers=1", "--trace"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "--trace records real runs: it needs --measure" in capsys.readouterr().err
+
+
+def run(*differences: Difference) -> Measurement:
+    planned = ReplicaPredicted(
+        compute_s=1.0, idle_s=0.0, memory_bytes=0.0, forward_s=0.4, backward_s=0.5, optimizer_s=0.1
+    )
+    replica = ReplicaMeasurement(
+        device="n1/cpu:0",
+        compute_s=1.6,
+        transfer_s=0.0,
+        idle_s=0.0,
+        peak_memory_bytes=None,
+        predicted=planned,
+        forward_s=0.6,
+        backward_s=0.75,
+        optimizer_s=0.15,
+    )
+    return Measurement(
+        run_id="r",
+        strategy="even",
+        steps=(StepMeasurement(step=0, loss=1.0, iteration_s=1.6),),
+        iteration_s=Quantiles(median=1.6, p10=1.6, p90=1.6),
+        predicted_iteration_s=1.0,
+        replicas=(replica,),
+        final_loss=1.0,
+        attempts=1,
+        weights=None,
+        differences=differences,
+    )
+
+
+def test_what_was_off(capsys: pytest.CaptureFixture[str]) -> None:
+    show_deviation(
+        Output(),
+        run(
+            Difference(cause="compute", device="n1/cpu:0", predicted_s=1.0, measured_s=1.5, step_s=1.5),
+            Difference(cause="all", predicted_s=1.0, measured_s=1.6, step_s=1.6),
+        ),
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "measured, and how many times the predicted"
+    assert "600 ms 1.50×" in lines[2]
+    assert lines[3].startswith("n1/cpu:0 computes 1.50× as long as predicted (forward 1.50×, backward 1.50×")
+    assert lines[4] == "with all parts as measured a step takes 1.60 s, and 1.60 s was measured"
+
+
+def test_where_nothing_was_off_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    show_deviation(Output(), run())
+    assert capsys.readouterr().out == ""

@@ -1,6 +1,0 @@
-"""Makes ``mutate.py`` and ``samples.py`` importable under importlib mode."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

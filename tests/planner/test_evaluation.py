@@ -1,0 +1,70 @@
+"""A plan played from its record takes what the plan itself predicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.planner.api import plan
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+
+
+def _problem(schedule: str, *, shared: bool) -> Problem:
+    ids = ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
+    layers = [
+        Layer(name=f"l{i}", flops=1e9, state_bytes=1, activation_bytes=1, output_bytes=1e6 * (1 + i % 3))
+        for i in range(9)
+    ]
+    times = {
+        name: LayerTimes(forward_s=[0.01 * speed] * 9, backward_s=[0.02 * speed] * 9, optimizer_s=[0.001] * 9)
+        for name, speed in zip(ids[:2], (1.0, 2.0), strict=True)
+    }
+    return Problem(
+        layers=layers,
+        devices=[Device(id=name, flops_per_s=5e10, memory_bytes=None) for name in ids],
+        times=times,
+        links=[
+            Link(source=x, target=y, latency_s=0.002, bandwidth_bytes_per_s=1e8)
+            for x in ids
+            for y in ids
+            if x != y
+        ],
+        shared=[SharedResource(name="uplink", bandwidth_bytes_per_s=5e7, links=[ids[:2], ids[1:]])]
+        if shared
+        else [],
+        microbatches=6,
+        schedule=schedule,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "gpipe", "1f1b", "eager-1f1b"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_same_step(schedule: str, shared: bool) -> None:
+    made = plan(_problem(schedule, shared=shared), "heuristic")
+    played = simulation_input_of(made).simulate()
+    assert played.iteration_s == pytest.approx(made.predicted.iteration_s)
+    by_device = {replica.device: replica.compute_s for replica in made.predicted.replicas}
+    assert played.compute_s == pytest.approx([by_device[s.replicas[0].device] for s in made.stages])
+
+
+def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
+    made = plan(_problem("1f1b", shared=False), "even")
+    stage = made.stages[0]
+    again = stage.model_copy(update={"replicas": (stage.replicas[0].model_copy(update={"recompute": True}),)})
+    play = simulation_input_of(made)
+    changed = simulation_input_of(made.model_copy(update={"stages": (again, *made.stages[1:])}))
+    assert changed.stages[0].backward_s == pytest.approx(play.stages[0].backward_s + play.stages[0].forward_s)
+    assert changed.stages[1:] == play.stages[1:]
+
+
+def test_overhead_is_told_apart_from_layers() -> None:
+    given = _problem("1f1b", shared=False)
+    more = {"handling_s": 0.001, "neighbour_s": 0.003, "action_s": 0.002}
+    devices = [d.model_copy(update=more) for d in given.devices]
+    made = plan(given.model_copy(update={"devices": tuple(devices)}), "even")
+    play, plain = simulation_input_of(made), simulation_input_of(plan(given, "even"))
+    assert play.stages[0].forward_s == pytest.approx(plain.stages[0].forward_s + 0.003)
+    for stage, times in enumerate(plain.stages):  # a forward is as long as is measured of one
+        alone = play.layer_times(stage)
+        expected = times.forward_s + 0.001, times.backward_s + 0.001
+        assert (alone.forward_s, alone.backward_s) == pytest.approx(expected)

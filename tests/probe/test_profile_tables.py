@@ -1,0 +1,174 @@
+"""A profile as tables and as plain lines."""
+
+import io
+import json
+
+from rich.console import Console
+
+from skyctl.probe.profile_tables import bar, profile_lines, profile_tables
+from skyctl.records.base import parse
+from skyctl.records.profile import (
+    Conditions,
+    DeviceProfile,
+    LayerCosts,
+    LayerTiming,
+    LineProfile,
+    LinkProfile,
+    NodeFailure,
+    NodeProfile,
+    Profile,
+    ShapeProfile,
+    WorkloadProfile,
+)
+
+
+def profile() -> Profile:
+    def node(name: str) -> NodeProfile:
+        return NodeProfile(
+            name=name,
+            hostname=name,
+            platform="Linux",
+            python="3.12.1",
+            torch="2.9.0",
+            cpu_model="A [bold]cpu[/bold]",
+            cpus=0.8,
+            memory_total_bytes=2.0**34,
+            memory_available_bytes=2.0**33,
+            address="192.0.2.1",
+            interface="eth0",
+        )
+
+    costs = [
+        LayerCosts(
+            name=f"block.{i}",
+            signature="b",
+            flops=1e9,
+            state_bytes=1.0,
+            activation_bytes=1.0,
+            output_bytes=1.0,
+            workspace_bytes=0.0,
+        )
+        for i in range(3)
+    ]
+    timing = LayerTiming(
+        signature="b",
+        microbatch_size=2,
+        forward_s=0.01,
+        backward_s=0.02,
+        optimizer_s=0.001,
+        spread=0.04,
+        repeats=9,
+        interval=0.045,
+    )
+    skipped = LayerTiming(signature="b", microbatch_size=2, skipped="needs 5.00 GiB")
+    return Profile(
+        cluster="c",
+        cluster_digest="d",
+        created="2026-01-01T00:00:00+00:00",
+        nodes=[node("n1"), node("n[2]")],
+        devices=[
+            DeviceProfile(
+                id=f"{name}/cpu:0",
+                node=name,
+                name="A cpu",
+                threads=1,
+                slowdown=slowdown,
+                memory_bytes=2.0**33,
+                memory_from="free memory",
+                reserved_bytes=2.0**28,
+                flops_per_s=1e11 / slowdown,
+                timings=[one],
+                conditions=Conditions(wall_s=1.0, share=0.6, notes=("other load",)),
+            )
+            for name, slowdown, one in (("n1", 1.0, timing), ("n[2]", 2.0, skipped))
+        ],
+        links=[
+            LinkProfile(source="n1", target="n[2]", latency_s=0.005, bandwidth_bytes_per_s=1.25e7),
+            LinkProfile(source="n[2]", target="n1", error="no connection"),
+        ],
+        workload=WorkloadProfile(
+            source="train.py",
+            digest="x",
+            batch_size=4,
+            dtype="float32",
+            shapes=[ShapeProfile(microbatch_size=2, microbatches=2, layers=costs)],
+        ),
+        failures=[NodeFailure(node="n3", error="no torch", hint="install it")],
+        lines=[
+            LineProfile(node="n[2]", direction="in", bandwidth_bytes_per_s=2.5e6, peers=["n1", "n3"]),
+        ],
+    )
+
+
+def test_tables_show_every_fact() -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(profile_tables(profile()))
+    text = out.getvalue()
+    for word in (
+        "n1/cpu:0",
+        "n[2]/cpu:0",
+        "slowed 2×",
+        "block.0 ×3",
+        "10 + 20 ±4.5%?",
+        "share",
+        "60%",
+        "! n1/cpu:0: other load",
+        "skipped",
+    ):
+        assert word in text
+    for word in (
+        "Mbit/s, below it ms",
+        "100",
+        "✗ n[2] → n1: no connection",
+        "no torch",
+        "install it",
+        "n[2] in: 20 Mbit/s for all",
+    ):
+        assert word in text
+
+
+def test_plain_lines_show_every_fact() -> None:
+    lines = profile_lines(profile())
+    assert "  note: other load" in lines
+    assert any("±4.5%, spread 4%, 9 repeats, not steady" in line for line in lines)
+    assert "link n1 -> n[2]: 5.00 ms, 100 Mbit/s" in lines
+    assert "link n[2] -> n1: no figures: no connection" in lines
+    together = "20 Mbit/s for all its links together (measured with n1 and n3 at once)"
+    assert f"line n[2] in: {together}" in lines
+    assert "failed n3: no torch (install it)" in lines
+    assert any("skipped: needs 5.00 GiB" in line for line in lines)
+    assert any(line.startswith("  block.0 ×3 × 2: forward 10 ms, backward 20 ms") for line in lines)
+
+
+def plain(whole: Profile) -> Profile:
+    """Without what version 3 brought."""
+    devices = [
+        device.model_copy(
+            update={
+                "conditions": None,
+                "timings": tuple(timing.model_copy(update={"interval": None}) for timing in device.timings),
+            }
+        )
+        for device in whole.devices
+    ]
+    return whole.model_copy(update={"devices": tuple(devices)})
+
+
+def test_a_profile_is_written_in_the_oldest_version_that_can_hold_it() -> None:
+    newest = profile().to_json()
+    assert json.loads(newest)["version"] == 3
+    assert parse(Profile, newest, "it") == profile()
+    whole = plain(profile())
+    text = whole.to_json()
+    assert json.loads(text)["version"] == 2
+    assert parse(Profile, text, "it") == whole
+    without = whole.model_copy(update={"lines": ()}).to_json()
+    assert json.loads(without)["version"] == 1
+    assert parse(Profile, without, "it").lines == ()
+
+
+def test_bars() -> None:
+    assert bar(1.0, 4) == "████"
+    assert bar(0.5, 4) == "██"
+    assert bar(1e-9, 4) == "▏"
+    assert bar(0.0, 4) == ""

@@ -1,0 +1,92 @@
+"""What a run without another supervisor writes down: logs, metrics.jsonl and TensorBoard's events."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skyctl.errors import SkyctlError
+from skyctl.files import RunPaths
+from skyctl.records.run_state import RunState
+from skyctl.run.callbacks import StepProgress
+from skyctl.run.event_sink import RunFolderSink, timestamp_s
+
+
+def progress(step: int, **more: float) -> StepProgress:
+    return StepProgress(
+        step=step, steps=3, loss=2.0 - step, iteration_s=0.5, samples_per_s=8.0, left_s=None, **more
+    )
+
+
+def sink(note: Callable[[str], None]) -> RunFolderSink:
+    paths = RunPaths.new()
+    now = timestamp_s()
+    state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)
+    return RunFolderSink(paths, state, note)
+
+
+def test_a_line_a_step_readable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    notes: list[str] = []
+    written = sink(notes.append)
+    paths = written.paths
+    assert not paths.metrics.exists()
+    written.step(progress(0, learning_rate=0.1))
+    first = {"step": 0, "loss": 2.0, "learning_rate": 0.1, "iteration_s": 0.5, "samples_per_s": 8.0}
+    assert json.loads(paths.metrics.read_text()) == first
+    written.step(progress(1, grad_norm=3.0, validation_loss=1.5))
+    written.close()
+    written.close()
+    lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    assert lines[1]["grad_norm"] == 3.0
+    assert lines[1]["validation_loss"] == 1.5
+    assert notes == ["no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')"]
+    assert not paths.tensorboard.exists()
+
+
+def test_tensorboard_gets_the_same() -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    written = sink(pytest.fail)
+    written.step(progress(0))
+    written.step(progress(1, validation_loss=1.5))
+    (events,) = written.paths.tensorboard.iterdir()
+    found = {
+        (value.tag, event.step)
+        for event in EventFileLoader(str(events)).Load()
+        for value in event.summary.value
+    }
+    assert {("loss", 0), ("loss", 1), ("validation_loss", 1), ("samples_per_s", 1)} <= found
+    assert ("validation_loss", 0) not in found
+    written.close()
+
+
+def test_what_ranks_print_and_die_of_is_in_their_logs() -> None:
+    written = sink(lambda _text: None)
+    assert written.heard("a", "rank-1", {"event": "log", "text": "one\ntwo"})
+    assert written.heard("a", "rank-1", {"event": "error", "traceback": "Traceback: x"})
+    assert written.heard("a", "keeper", {"event": "log", "text": "nobody's"})
+    assert written.paths.log(1).read_text() == "one\ntwo\nTraceback: x\n"
+    written.close()
+
+
+def test_a_file_that_cannot_be_written_is_said() -> None:
+    written = sink(lambda _text: None)
+    written.paths.metrics.mkdir()
+    with pytest.raises(SkyctlError, match=r"cannot write the run's figures to .*metrics\.jsonl"):
+        written.step(progress(0))
+    written.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_said() -> None:
+    written = sink(lambda _text: None)
+    written.paths.metrics.symlink_to("/dev/full")
+    with pytest.raises(SkyctlError, match="No space left on device"):
+        written.step(progress(0))
+    written.close()

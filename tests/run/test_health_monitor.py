@@ -1,0 +1,78 @@
+"""Who is alive, by tables: what was heard of ranks and nodes, and what follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.run.health_monitor import Deadlines, RankHealth, judge_health, silent_ranks
+
+LIMITS = Deadlines()
+
+
+def sign(rank: int, heard_s: float | None = 1.0, **more: object) -> RankHealth:
+    values: dict[str, object] = {
+        "node": f"n{rank}",
+        "name": f"rank {rank}",
+        "phase": "step 3, forward of microbatch 2",
+        "waiting": False,
+        "still_s": 0.1,
+        "started_s": 100.0,
+        "node_heard_s": 0.5,
+    }
+    return RankHealth(number=rank, heard_s=heard_s, **{**values, **more})  # type: ignore[arg-type]
+
+
+def waits(rank: int, still_s: float = 9.0) -> RankHealth:
+    return sign(rank, waiting=True, still_s=still_s)
+
+
+BLACK = {"heard_s": 11.0, "node_heard_s": 11.0}
+
+
+@pytest.mark.parametrize(
+    ("signs", "kind", "ranks"),
+    [
+        ([sign(0), sign(1)], None, ()),
+        # a node that is not heard, and everybody waits: it is lost
+        ([waits(0), sign(1, **BLACK), waits(2)], "lost", (1,)),
+        ([waits(0), sign(1, heard_s=10.5, away=True)], "lost", (1,)),
+        ([waits(0), sign(1, **BLACK), sign(2, **BLACK)], "lost", (1, 2)),
+        # unreachable is not dead: the others get on
+        ([sign(0), sign(1, **BLACK), waits(2)], None, ()),
+        ([waits(0, still_s=0.5), sign(1, **BLACK)], None, ()),
+        # or one of them computes, for as long as it likes
+        ([sign(0, still_s=500.0), sign(1, **BLACK)], None, ()),
+        # not long enough yet
+        ([waits(0), sign(1, heard_s=9.0, node_heard_s=9.0)], None, ()),
+        # nobody at all is heard: it is we who are cut off
+        ([sign(0, **BLACK), sign(1, **BLACK)], None, ()),
+        # its agent answers, and it does not
+        ([waits(0), sign(1, heard_s=10.5), waits(2)], "stalled", (1,)),
+        # a lost node goes before a stalled rank
+        ([waits(0), sign(1, heard_s=10.5), sign(2, **BLACK)], "lost", (2,)),
+        # alone, or while others compute: with more patience
+        ([sign(0, heard_s=30.0)], None, ()),
+        ([sign(0, heard_s=46.0)], "silent", (0,)),
+        ([sign(0), sign(1, heard_s=46.0)], "silent", (1,)),
+        ([sign(0), sign(1, heard_s=400.0, node_heard_s=400.0, away=True)], None, ()),
+        # it imports torch
+        ([sign(0, heard_s=None), waits(1)], None, ()),
+        ([sign(0, heard_s=None, started_s=181.0), waits(1)], "silent", (0,)),
+        # all wait for each other
+        ([waits(0, 61.0), waits(1, 61.0)], "deadlock", (0, 1)),
+        ([waits(0, 61.0), waits(1, 59.0)], None, ()),
+    ],
+)
+def test_what_follows(signs: list[RankHealth], kind: str | None, ranks: tuple[int, ...]) -> None:
+    found = judge_health(signs, LIMITS, 60.0)
+    assert (found.kind if found else None) == kind
+    assert (found.ranks if found else ()) == ranks
+
+
+def test_who_has_not_been_heard_is_named_before_anything_follows() -> None:
+    found = silent_ranks([sign(0), sign(1, heard_s=8.5), sign(2, heard_s=9.0, node_heard_s=9.0)], LIMITS)
+    assert {name: round(quiet_s, 1) for name, (quiet_s, _) in found.items()} == {
+        "rank 1": 8.5,
+        "node n2": 9.0,
+    }
+    assert silent_ranks([sign(0, heard_s=None)], LIMITS) == {}

@@ -1,0 +1,177 @@
+"""Another plan for a run under way: devices left out and put in, as seen, and whether to move."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from skyctl.errors import InfeasibleError
+from skyctl.planner.api import plan
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+from skyctl.run.checkpoints import policy
+from skyctl.run.plan_update import (
+    nodes_in,
+    observed_slowdowns,
+    plan_step_s,
+    replan,
+    same_stages,
+    slow_devices,
+    with_node,
+    with_observed_times,
+    without_nodes,
+    worth_moving,
+)
+from skyctl.worker.rank_events import StepEvent
+
+from ..helpers.events import step_event
+
+NODES = ("a", "b", "c")
+
+
+def problem(*names: str, memory_bytes: float | None = None, layers: int = 6, **more: object) -> Problem:
+    ids = [f"{name}/cpu:0" for name in names]
+    cost = (0.01,) * layers
+    return Problem(
+        layers=tuple(
+            Layer(name=f"l{i}", flops=1e9, state_bytes=1e6, activation_bytes=1e3, output_bytes=1e3)
+            for i in range(layers)
+        ),
+        devices=tuple(Device(id=i, flops_per_s=1e9, memory_bytes=memory_bytes) for i in ids),
+        times={i: LayerTimes(forward_s=cost, backward_s=cost, optimizer_s=(0.0,) * layers) for i in ids},
+        links=tuple(
+            Link(source=s, target=t, latency_s=1e-4, bandwidth_bytes_per_s=1e7)
+            for s, t in itertools.permutations(ids, 2)
+        ),
+        microbatches=4,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_a_lost_node_is_left_out_of_everything() -> None:
+    shared = SharedResource(
+        name="line a",
+        bandwidth_bytes_per_s=1e6,
+        links=(("a/cpu:0", "b/cpu:0"), ("a/cpu:0", "c/cpu:0")),
+    )
+    alone = SharedResource(name="b", bandwidth_bytes_per_s=1e6, links=(("b/cpu:0", "a/cpu:0"),))
+    whole = problem(*NODES, shared=(shared, alone), first_stage=("a/cpu:0", "b/cpu:0"))
+    left = without_nodes(whole, {"b": "gone"})
+    assert [device.id for device in left.devices] == ["a/cpu:0", "c/cpu:0"]
+    assert set(left.times) == {"a/cpu:0", "c/cpu:0"}
+    assert {(link.source, link.target) for link in left.links} == {
+        ("a/cpu:0", "c/cpu:0"),
+        ("c/cpu:0", "a/cpu:0"),
+    }
+    assert [one.links for one in left.shared] == [(("a/cpu:0", "c/cpu:0"),)]
+    assert left.first_stage == ("a/cpu:0",)
+    Problem.model_validate(left.model_dump())
+
+
+def test_a_pin_without_a_device_and_nothing_left_are_infeasible() -> None:
+    pinned = problem(*NODES, last_stage=("b/cpu:0",))
+    with pytest.raises(InfeasibleError, match=r"only b/cpu:0 may hold the last stage \(--pin-last\)"):
+        without_nodes(pinned, {"b": "it went black"})
+    with pytest.raises(InfeasibleError, match="no device is left"):
+        without_nodes(problem("a"), {"a": "it went black"})
+
+
+def test_the_rest_is_planned_by_the_same_strategy() -> None:
+    whole = problem(*NODES)
+    had = plan(whole, "optimal")
+    assert set(nodes_in(had)) == set(NODES)
+    made = replan(had, without_nodes(whole, {"b": ""}))
+    assert set(nodes_in(made)) == {"a", "c"}
+    assert made.strategy == "optimal"
+    assert replan(plan(whole, "even"), without_nodes(whole, {"c": ""})).strategy == "even"
+
+
+def test_what_does_not_fit_any_more_says_what_is_short() -> None:
+    whole = problem(*NODES, memory_bytes=3e6)
+    with pytest.raises(InfeasibleError):
+        replan(plan(whole, "optimal"), without_nodes(whole, {"a": "", "b": ""}))
+
+
+def test_a_node_comes_with_links_as_the_slowest_known() -> None:
+    small = problem("a", "b")
+    other = problem("d")
+    made = with_node(small, other, "d")
+    Problem.model_validate(made.model_dump())
+    new = {(x.source, x.target): x for x in made.links if "d/cpu:0" in (x.source, x.target)}
+    assert set(new) == {(f"{n}/cpu:0", "d/cpu:0") for n in "ab"} | {("d/cpu:0", f"{n}/cpu:0") for n in "ab"}
+    assert {x.bandwidth_bytes_per_s for x in new.values()} == {1e7}
+    back = with_node(without_nodes(problem(*NODES), {"b": ""}), problem(*NODES), "b")
+    assert {device.id for device in back.devices} == {f"{name}/cpu:0" for name in NODES}
+    assert len(back.links) == 6
+    Problem.model_validate(back.model_dump())
+
+
+def test_a_node_comes_with_the_lines_it_shares() -> None:
+    line = SharedResource(
+        name="uplink", bandwidth_bytes_per_s=1e6, links=(("a/cpu:0", "b/cpu:0"), ("a/cpu:0", "c/cpu:0"))
+    )
+    whole = problem(*NODES).model_copy(update={"shared": (line,)})
+    less = without_nodes(whole, {"c": ""})
+    assert less.shared[0].links == line.links[:1]
+    back = with_node(less, whole, "c")
+    assert back.shared == (line,)
+    alone = with_node(without_nodes(whole, {"b": "", "c": ""}), whole, "c")
+    assert alone.shared[0].links == line.links[1:]
+    Problem.model_validate(back.model_dump())
+
+
+def test_what_was_seen_is_a_factor_a_device() -> None:
+    given = problem(*NODES)
+    devices = [d.model_copy(update={"action_s": 0.01}) for d in given.devices]
+    had = plan(given.model_copy(update={"devices": tuple(devices)}), "optimal")
+    play = simulation_input_of(had)
+
+    def events(rank: int, factor: float, steps: int = 8) -> list[StepEvent]:
+        times = play.layer_times(rank)
+        planned_s = play.microbatches * (times.forward_s + times.backward_s)
+        return [step_event(0, forward_s=factor * planned_s)] * steps
+
+    seen = observed_slowdowns(had, [events(0, 1.0), events(1, 2.0), events(2, 1.5, steps=2)])
+    first, second = (stage.replicas[0].device for stage in had.stages[:2])
+    assert seen == pytest.approx({first: 1.0, second: 2.0})
+    assert slow_devices(seen) == [second]
+    slower = with_observed_times(had.problem, seen)
+    assert {d.id: d.action_s for d in slower.devices if d.id in seen} == {first: 0.01, second: 0.02}
+    assert plan_step_s(slower, had) > 1.4 * plan_step_s(had.problem, had)
+    better = replan(had, slower)
+    assert not same_stages(better, had)
+    assert better.predicted.iteration_s < plan_step_s(slower, had)
+
+
+@pytest.mark.parametrize(
+    ("now_s", "then_s", "left", "cost_s", "worth"),
+    [
+        (2.0, 1.0, 100, 30.0, True),
+        (2.0, 1.0, 40, 30.0, False),
+        (1.0, 0.98, 10_000, 30.0, False),
+        (1.0, 2.0, 10_000, 30.0, False),
+        (0.02, 0.01, 1000, 2.0, True),
+    ],
+)
+def test_moving_must_be_worth_it(now_s: float, then_s: float, left: int, cost_s: float, worth: bool) -> None:
+    assert worth_moving(now_s, then_s, left, cost_s) is worth
+
+
+def test_checkpoints_cost_little_and_come_every_five_minutes_at_least() -> None:
+    quick = plan(problem(*NODES), "optimal")
+    step = quick.predicted.iteration_s
+    share = max(s.stop - s.start for s in quick.stages) * (1e6 / 150e6 + 0.01)
+    every = policy.checkpoint_interval(quick, replicas=0)
+    assert share / (every * step) < 0.025
+    assert policy.checkpoint_interval(quick, replicas=2) >= every
+    heavy = problem(*NODES).model_copy(
+        update={
+            "layers": tuple(
+                layer.model_copy(update={"state_bytes": 1e12}) for layer in problem(*NODES).layers
+            )
+        }
+    )
+    assert policy.checkpoint_interval(plan(heavy, "heuristic"), 2) == int(
+        300 / plan(heavy, "heuristic").predicted.iteration_s
+    )

@@ -1,0 +1,254 @@
+"""A run's watching, with scripted tasks: who is named when something goes wrong, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyctl.errors import RunError, SkyctlError
+from skyctl.files import RunPaths
+from skyctl.records.cluster import Node
+from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
+from skyctl.run.health_monitor import FIRST_CAUSE_GRACE_S, Deadlines
+from skyctl.run.rank_group import RankGroup
+from skyctl.run.rank_spec import RankSpec
+
+from ..helpers.events import step_message
+
+QUICK = Deadlines(start_s=0.6, silence_s=0.6, stall_s=0.6, stall_steps=0.0)
+
+
+class Scripted:
+    """A task that says what it is told to; ``sent`` is what the launcher told it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sent: list[dict[str, Any]] = []
+        self.killed = False
+        self.done = False
+        self._events: queue.Queue[dict[str, Any] | SkyctlError | None] = queue.Queue()
+
+    def say(self, *events: dict[str, Any] | SkyctlError | None) -> None:
+        for event in events:
+            self._events.put(event)
+
+    def recv(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        event = self._events.get()
+        if isinstance(event, SkyctlError):
+            raise event
+        return None if event is None else (event, b"")
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def kill(self) -> None:
+        self.killed = True
+        self.say(None)
+
+
+class Stage:
+    """Ranks 0 … n−1, one a node."""
+
+    def __init__(self, ranks: int, steps: int = 2, watcher: RunCallbacks | None = None) -> None:
+        self.tasks = [Scripted(f"rank-{i}") for i in range(ranks)]
+        specs = [RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"steps": steps}) for i in range(ranks)]
+        sessions = {
+            f"n{i}": SimpleNamespace(
+                node=Node(name=f"n{i}", transport="local"),
+                host="127.0.0.1",
+                start_task=self._starter(i),
+                lost=None,
+                silent_s=0.0,
+                disconnected_s=0.0,
+            )
+            for i in range(ranks)
+        }
+        self.paths = RunPaths.new()
+        hooks = RankGroupHooks(message=self._log)
+        self.run = RankGroup(self.paths, specs, sessions, watcher or RunCallbacks(), QUICK, hooks)  # type: ignore[arg-type]
+
+    def _log(self, spec: RankSpec, message: Mapping[str, Any]) -> bool:
+        if message.get("event") == "log":
+            with self.paths.log(spec.rank).open("a") as log:
+                log.write(f"{message['text']}\n")
+        return True
+
+    def _starter(self, rank: int) -> Any:
+        def start(module: str, payload: dict[str, Any], *, name: str) -> Scripted:
+            assert len(payload["secret"]) == 32
+            return self.tasks[rank]
+
+        return start
+
+    def patient(self, limits: Deadlines) -> None:
+        self.run._monitor.deadlines = limits
+        self.run._monitor._stall_s = limits.stall_s
+
+    def ready(self) -> None:
+        for i, task in enumerate(self.tasks):
+            if i + 1 < len(self.tasks):
+                task.say({"event": "listening", "port": 1000 + i, "address": "192.0.2.1"})
+            task.say({"event": "ready"})
+        self.run.start()
+
+    def step(self, step: int, loss: float = 1.0) -> None:
+        for task in self.tasks:
+            task.say(step_message(step, loss=loss))
+
+
+@pytest.fixture
+def stages():
+    made: list[Stage] = []
+
+    def make(*args: Any, **kwargs: Any) -> Stage:
+        made.append(Stage(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for stage in made:
+        stage.run.stop()
+        assert all(task.killed for task in stage.tasks)
+
+
+def test_the_rendezvous_is_relayed_and_all_start_together(stages) -> None:
+    stage = stages(3)
+    stage.ready()
+    assert stage.tasks[1].sent == [
+        {"op": "connect", "host": "192.0.2.1", "port": 1000},
+        {"op": "start"},
+    ]
+    stage.step(0)
+    stage.step(1)
+    for i, task in enumerate(stage.tasks):
+        task.say({"event": "result", "weights": f"/w{i}", "steps": 2})
+    stage.run.watch(0.1)
+    assert [result.weights for result in stage.run.results().values()] == ["/w0", "/w1", "/w2"]
+    assert stage.run.collected.reported == 2
+
+
+def test_a_rank_that_never_speaks_is_named(stages) -> None:
+    stage = stages(2)
+    stage.tasks[0].say({"event": "listening", "port": 1, "address": "192.0.2.1"}, {"event": "ready"})
+    with pytest.raises(RunError, match=r"no sign of life from rank [01] on n[01]/cpu:0"):
+        stage.run.start()
+
+
+def test_the_silent_rank_is_named_and_not_one_that_waits_for_it(stages) -> None:
+    stage = stages(2)
+    stage.ready()
+    stage.run._ranks[0].heard_at += 3600  # rank 0 goes on beating
+    with pytest.raises(RunError, match=r"no sign of life from rank 1 on n1/cpu:0 \(node n1\)"):
+        stage.run.watch(0.0)
+
+
+def test_ranks_that_all_wait_for_each_other_are_all_named(stages) -> None:
+    stage = stages(2)
+    stage.ready()
+    for i, task in enumerate(stage.tasks):
+        task.say({"event": "alive", "phase": f"step 0, forward of microbatch {i}", "waiting": True})
+    stage.patient(Deadlines(silence_s=60, stall_s=0.6, stall_steps=0.0))
+    with pytest.raises(RunError, match="every rank has waited for another") as caught:
+        stage.run.watch(0.0)
+    assert "rank 0 on n0/cpu:0 (node n0) waits in step 0, forward of microbatch 0" in caught.value.message
+
+
+def test_a_rank_that_computes_may_take_its_time(stages) -> None:
+    stage = stages(1, steps=1)
+    stage.ready()
+    rank = stage.run._ranks[0]
+    rank.enter_phase("step 0, forward of microbatch 0")
+    rank.phase_since -= 3600
+    stage.run._check_health()
+
+
+def test_the_first_cause_is_named_and_not_the_neighbour_that_lost_its_peer(stages) -> None:
+    stage = stages(2)
+    stage.ready()
+    lost = {"event": "error", "type": "PeerLostError", "message": "rank 1 is gone", "skyctl": True}
+    stage.tasks[0].say(lost)
+    stage.tasks[1].say(
+        {"event": "log", "text": "about to fail"},
+        {"event": "exit", "returncode": -9, "signal": "SIGKILL", "tail": []},
+    )
+    with pytest.raises(RunError, match=r"rank 1 on n1/cpu:0.*SIGKILL") as caught:
+        stage.run.watch(0.1)
+    assert "about to fail" in caught.value.message
+    assert "about to fail" in Path(str(caught.value.log)).read_text()
+
+
+def test_a_signal_that_is_told_late_goes_before_lost_connections(stages) -> None:
+    """The agent speaks of a dead rank only when nothing that it has started is left."""
+    stage = stages(3)
+    stage.ready()
+    lost = {"event": "error", "type": "PeerLostError", "message": "rank 1 is gone", "skyctl": True}
+    stage.tasks[0].say(lost)
+    stage.tasks[2].say(lost)
+    died = {"event": "exit", "returncode": -4, "signal": "SIGILL", "tail": []}
+    threading.Timer(FIRST_CAUSE_GRACE_S + 1.0, lambda: stage.tasks[1].say(died)).start()
+    with pytest.raises(RunError, match=r"rank 1 on n1/cpu:0.*SIGILL") as caught:
+        stage.run.watch(0.1)
+    assert "skyctl check --limit n1" in str(caught.value.hint)
+
+
+def test_a_connection_that_breaks_between_living_ranks_is_told_soon(stages) -> None:
+    stage = stages(3)
+    stage.ready()
+    lost = {"event": "error", "type": "PeerLostError", "message": "rank 1 is gone", "skyctl": True}
+    stage.tasks[0].say(lost)
+    alive = {"event": "alive", "phase": "step 1", "waiting": False}
+    timer = threading.Timer(0.5, lambda: [task.say(alive) for task in stage.tasks[1:]])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(RunError, match="rank 0 on n0/cpu:0"):
+        stage.run.watch(0.1)
+    assert time.monotonic() - began < FIRST_CAUSE_GRACE_S + 1.0
+
+
+def test_a_message_that_is_no_event_of_ours_is_the_ranks_failure(stages) -> None:
+    stage = stages(1)
+    stage.ready()
+    stage.tasks[0].say({"event": "step", "step": 0})
+    with pytest.raises(RunError, match="node n0 sent 'step' with no iteration_s"):
+        stage.run.watch(0.1)
+    assert stage.run.failure is not None
+    assert stage.run.failure.ranks == (0,)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(stages) -> None:
+    stage = stages(1)
+    stage.ready()
+    stage.step(0, loss=float("nan"))
+    with pytest.raises(RunError, match="loss of step 1 is nan"):
+        stage.run.watch(0.1)
+
+
+def test_ctrl_c_asks_and_loses_no_event(stages) -> None:
+    answers = ["go on", "stop"]
+    seen: list[int] = []
+    watcher = RunCallbacks(step=lambda p: seen.append(p.step), interrupted=lambda: answers.pop(0))
+    stage = stages(1, watcher=watcher)
+    stage.ready()
+    stage.step(0)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def log(_spec: Any, text: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher.log = log
+    stage.tasks[0].say({"event": "log", "text": "first"})
+    stage.step(1)
+    stage.tasks[0].say({"event": "log", "text": "second"})
+    with pytest.raises(KeyboardInterrupt):
+        stage.run.watch(0.1)
+    assert seen == [0, 1]
+    assert answers == []
+    assert signal.getsignal(signal.SIGINT) is handler

@@ -1,0 +1,159 @@
+"""What each rank is told, and plans that do not match the cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.errors import InputError, MismatchError
+from skyctl.records.cluster import Cluster, Node
+from skyctl.records.plan import Certificate, Machine, Plan, Prediction, Replica, ReplicaPrediction, Stage
+from skyctl.records.problem import Device, Layer, Link, Problem
+from skyctl.run.rank_spec import check_plan_fits, rank_specs, used_nodes
+
+
+def make_plan(*devices: str) -> Plan:
+    layers = tuple(
+        Layer(name=f"l{i}", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+        for i in range(len(devices))
+    )
+    problem = Problem(
+        layers=layers,
+        devices=tuple(Device(id=d, flops_per_s=1.0, memory_bytes=None) for d in devices),
+        microbatches=4,
+    )
+    return Plan(
+        strategy="even",
+        problem=problem,
+        stages=tuple(
+            Stage(
+                start=i, stop=i + 1, replicas=(Replica(device=d, microbatches=4, in_flight=len(devices) - i),)
+            )
+            for i, d in enumerate(devices)
+        ),
+        predicted=Prediction(
+            iteration_s=1.0,
+            bottleneck_s=1.0,
+            replicas=tuple(
+                ReplicaPrediction(device=d, compute_s=1.0, idle_s=0.0, memory_bytes=1.0) for d in devices
+            ),
+        ),
+        certificate=Certificate(
+            status="feasible", value_s=1.0, lower_bound_s=None, gap=None, method="even", wall_s=0.0
+        ),
+    )
+
+
+CLUSTER = Cluster(
+    name="c",
+    nodes=(
+        Node(name="a", host="192.0.2.1", threads=2),
+        Node(name="b", transport="local", slowdown=3.0),
+        Node(name="idle", host="192.0.2.3"),
+    ),
+)
+
+
+def test_ranks_know_their_neighbours_and_their_own_paths() -> None:
+    told = {"a": {"path": "/a/train.py"}, "b": {"path": "/b/train.py"}}
+    specs = rank_specs(
+        make_plan("b/cpu:0", "a/cpu:0"),
+        CLUSTER,
+        run_id="r",
+        steps=7,
+        workload=told,
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
+    )
+    assert [(s.rank, s.node, s.device) for s in specs] == [(0, "b", "b/cpu:0"), (1, "a", "a/cpu:0")]
+    first, last = (s.payload for s in specs)
+    assert first["previous"] is None
+    assert first["next"] == {"rank": 1, "host": "192.0.2.1", "device": "cpu:0"}
+    assert last["previous"] == {"rank": 0, "host": "192.0.2.9", "device": "cpu:0"}
+    assert last["next"] is None
+    assert first["workload"]["path"] == "/b/train.py"
+    assert (first["slowdown"], last["threads"]) == (3.0, 2)
+    assert first["layers"] == [0, 1]
+    assert (first["recompute"], first["weights_behind"]) == (False, 0)
+
+
+def test_a_launch_uses_the_threads_that_were_measured() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0")
+    machines = [
+        Machine(device=device, name="x", cpu_model="x", cpus=8.0, threads=4, python="3.11.0", torch="2.6.0")
+        for device in ("a/cpu:0", "b/cpu:0")
+    ]
+    specs = rank_specs(
+        plan.model_copy(update={"machines": tuple(machines)}),
+        CLUSTER,
+        run_id="r",
+        steps=2,
+        workload={"a": {}, "b": {}},
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
+    )
+    assert [s.payload["threads"] for s in specs] == [4, 2], "what cluster.yaml says goes first"
+
+
+def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0", "idle/cpu:0")
+    links = tuple(
+        Link(source=s, target=t, latency_s=0.0, bandwidth_bytes_per_s=1.0, dtype=dtype, sent_share=0.5)
+        for s, t, dtype in (
+            ("b/cpu:0", "a/cpu:0", "int8"),
+            ("a/cpu:0", "b/cpu:0", "bfloat16"),
+            ("idle/cpu:0", "a/cpu:0", "int8"),
+            ("b/cpu:0", "idle/cpu:0", "bfloat16"),  # no neighbours
+        )
+    )
+    specs = rank_specs(
+        plan.model_copy(update={"problem": plan.problem.model_copy(update={"links": links})}),
+        CLUSTER,
+        run_id="r",
+        steps=1,
+        workload={"a": {}, "b": {}, "idle": {}},
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9", "idle": "192.0.2.3"},
+    )
+    first, middle, last = (spec.payload["link_dtypes"] for spec in specs)
+    assert first == {"to_next": "int8", "from_next": "bfloat16", "to_previous": None, "from_previous": None}
+    assert middle == {
+        "to_next": None,
+        "from_next": "int8",
+        "to_previous": "bfloat16",
+        "from_previous": "int8",
+    }
+    assert (last["to_previous"], last["from_previous"], last["to_next"]) == ("int8", None, None)
+
+
+def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0")
+    stage = plan.stages[0].model_copy(
+        update={"replicas": (Replica(device="b/cpu:0", microbatches=4, in_flight=4),)}
+    )
+    with pytest.raises(InputError, match="stage 0 keeps 4 in flight, 1f1b keeps 2"):
+        check_plan_fits(plan.model_copy(update={"stages": (stage, plan.stages[1])}), CLUSTER)
+
+
+def test_weight_gradients_behind_a_schedule_that_has_none_are_refused() -> None:
+    plan = make_plan("b/cpu:0", "a/cpu:0")
+    replica = Replica(device="b/cpu:0", microbatches=4, in_flight=2, weights_behind=1)
+    stage = plan.stages[0].model_copy(update={"replicas": (replica,)})
+    changed = plan.model_copy(update={"stages": (stage, plan.stages[1])})
+    with pytest.raises(InputError, match="stage 0 has its weight gradients 1 microbatches behind"):
+        check_plan_fits(changed, CLUSTER)
+    problem = plan.problem.model_copy(update={"schedule": "zero-bubble"})
+    check_plan_fits(changed.model_copy(update={"problem": problem}), CLUSTER)
+
+
+def test_only_nodes_that_hold_a_stage_are_used() -> None:
+    assert [n.name for n in used_nodes(make_plan("b/cpu:0", "a/cpu:0"), CLUSTER)] == ["a", "b"]
+
+
+def test_a_plan_for_another_cluster_is_refused_by_name() -> None:
+    with pytest.raises(MismatchError, match=r"'elsewhere/cpu:0'.*it has a, b, idle") as caught:
+        check_plan_fits(make_plan("elsewhere/cpu:0"), CLUSTER)
+    assert caught.value.exit_code == 5
+
+
+def test_a_device_the_inventory_does_not_list_is_refused() -> None:
+    cluster = Cluster(name="c", nodes=(Node(name="a", host="h", devices=("cuda:0",)),))
+    with pytest.raises(MismatchError, match="lists cuda:0"):
+        check_plan_fits(make_plan("a/cuda:1"), cluster)
+    check_plan_fits(make_plan("a/cuda:0"), cluster)

@@ -1,0 +1,198 @@
+"""When a run that goes well goes on with another plan: slow nodes, plans on trial, nodes that come back."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyctl.planner.api import plan
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.cluster import Cluster, Node
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.plan_update import nodes_in, replan, with_observed_times, without_nodes
+from skyctl.run.replanner import Replanner
+from skyctl.run.step_metrics import StepCollector
+
+from ..helpers.events import step_event
+
+NODES = ("a", "b", "c")
+CLUSTER = Cluster(name="here", nodes=tuple(Node(name=name, transport="local") for name in NODES))
+STEPS = 10_000
+
+
+def problem() -> Problem:
+    ids = [f"{name}/cpu:0" for name in NODES]
+    cost = (0.1,) * 6
+    return Problem(
+        layers=tuple(
+            Layer(name=f"l{i}", flops=1e9, state_bytes=1e6, activation_bytes=1e3, output_bytes=1e3)
+            for i in range(6)
+        ),
+        devices=tuple(Device(id=i, flops_per_s=1e9, memory_bytes=None) for i in ids),
+        times={i: LayerTimes(forward_s=cost, backward_s=cost, optimizer_s=(0.0,) * 6) for i in ids},
+        links=tuple(
+            Link(source=s, target=t, latency_s=1e-4, bandwidth_bytes_per_s=1e7)
+            for s, t in itertools.permutations(ids, 2)
+        ),
+        microbatches=4,
+    )
+
+
+def collected(made: Plan, factors: dict[str, float], step_s: float, steps: int = 12, first: int = 0) -> Any:
+    """Steps of a plan whose stages took so many times what it predicts."""
+    play = simulation_input_of(made)
+    done = StepCollector(len(made.stages), STEPS, first=first)
+    for rank, stage in enumerate(made.stages):
+        times = play.layer_times(rank)
+        took_s = play.microbatches * (times.forward_s + times.backward_s)
+        took_s *= factors.get(stage.replicas[0].device, 1.0)
+        for step in range(first, first + steps):
+            done.add(rank, step_event(step, iteration_s=step_s, forward_s=took_s))
+    assert len(done.complete()) == steps
+    return done
+
+
+def most_layers(made: Plan) -> str:
+    return max(made.stages, key=lambda stage: stage.stop - stage.start).replicas[0].device
+
+
+class Desk:
+    """A replanner, and what it said."""
+
+    def __init__(self, made: Plan) -> None:
+        self.said: list[str] = []
+        self.sessions: dict[str, Any] = {
+            name: SimpleNamespace(lost=None, disconnected_s=0.0, silent_s=0.0, close=lambda: None)
+            for name in NODES
+        }
+        watcher = RunCallbacks(note=self.said.append, warn=self.said.append)
+        self.replanner = Replanner(CLUSTER, None, self.sessions, None, made, watcher)  # type: ignore[arg-type]
+
+    def look(self, made: Plan, done: Any, lost: dict[str, str] | None = None) -> None:
+        """Until no job is under way."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            self.replanner.update(made, done, STEPS, lost or {})
+            if self.replanner._job is None or self.replanner.decided is not None:
+                return
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def desk() -> Callable[[Plan], Desk]:
+    return Desk
+
+
+def test_a_slow_stage_gets_less(desk: Callable[[Plan], Desk]) -> None:
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    here.replanner.check_stages(made, collected(made, {slow: 1.2}, 5.0), STEPS)
+    here.look(made, collected(made, {}, 5.0))
+    assert here.replanner.decided is None, "within what is usual"
+    here.replanner.check_stages(made, collected(made, {slow: 2.5}, 5.0), STEPS)
+    here.look(made, collected(made, {slow: 2.5}, 5.0))
+    move = here.replanner.decided
+    assert move is not None
+    assert move.why.startswith(f"{slow} takes 2.50 ×")
+    had = next(s.stop - s.start for s in made.stages if s.replicas[0].device == slow)
+    has = [s.stop - s.start for s in move.plan.stages if s.replicas[0].device == slow]
+    assert sum(has) < had
+
+
+def test_only_nodes_of_the_run_get_another_plan(desk: Callable[[Plan], Desk]) -> None:
+    """A plan's problem knows every node that was probed; which of them the run has was its owner's choice."""
+    whole = problem()
+    made = replan(plan(whole, "optimal"), without_nodes(whole, {"c": ""})).model_copy(
+        update={"problem": whole}
+    )
+    slow = most_layers(made)
+    here = desk(made)
+    del here.sessions["c"]
+    done = collected(made, {slow: 2.5}, 5.0)
+    here.replanner.check_stages(made, done, STEPS)
+    here.look(made, done)
+    move = here.replanner.decided
+    assert move is not None
+    assert set(nodes_in(move.plan)) == {"a", "b"}
+    here.replanner.note_lost("b", here.sessions.pop("b"), made)
+    assert here.replanner.decided is None, "it had a node that is lost now"
+
+
+def test_near_the_end_nothing_is_moved(desk: Callable[[Plan], Desk]) -> None:
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    done = collected(made, {slow: 2.5}, 5.0)
+    here.replanner.check_stages(made, done, 22)
+    deadline = time.monotonic() + 60
+    while here.replanner._job is not None and time.monotonic() < deadline:
+        here.replanner.update(made, done, 22, {})
+        time.sleep(0.01)
+    assert here.replanner.decided is None
+    assert here.said == []
+
+
+@pytest.mark.parametrize(("step_s", "back"), [(6.0, True), (3.0, False)])
+def test_a_new_plan_must_be_better_as_measured(
+    desk: Callable[[Plan], Desk], step_s: float, back: bool
+) -> None:
+    made = plan(problem(), "optimal")
+    slow = most_layers(made)
+    here = desk(made)
+    here.replanner.check_stages(made, collected(made, {slow: 2.5}, 5.0), STEPS)
+    here.look(made, collected(made, {slow: 2.5}, 5.0))
+    move, here.replanner.decided = here.replanner.decided, None
+    assert move is not None
+    here.look(move.plan, collected(move.plan, {}, step_s, steps=3, first=12))
+    assert here.replanner.decided is None, "too early"
+    done = collected(move.plan, {}, step_s, steps=8, first=12)
+    here.look(move.plan, done)
+    again = here.replanner.decided
+    assert (again is not None) == back
+    if again is not None:
+        assert again.plan is made
+        assert "back to that" in again.why
+        here.replanner.decided = None
+    here.replanner.check_stages(made, collected(made, {slow: 2.5}, 5.0, first=20), STEPS)
+    here.look(made, collected(made, {slow: 2.5}, 5.0, first=20))
+    assert here.replanner.decided is None, "one try in so many steps"
+
+
+def test_a_lost_node_that_is_heard_again_is_taken_back(desk: Callable[[Plan], Desk]) -> None:
+    first = plan(problem(), "optimal")
+    here = desk(first)
+    session = here.sessions.pop("b")
+    session.disconnected_s = 20.0
+    here.replanner.note_lost("b", session, first)
+    made = replan(first, without_nodes(first.problem, {"b": ""}))
+    done = collected(made, {}, 5.0)
+    here.look(made, done, {"b": "gone"})
+    assert here.replanner.decided is None
+    session.disconnected_s = 0.0
+    here.look(made, done, {"b": "gone"})
+    here.look(made, done, {"b": "gone"})
+    move = here.replanner.decided
+    assert move is not None
+    assert move.why == "node b is back"
+    assert "b" in nodes_in(move.plan)
+    assert here.sessions["b"] is session
+
+
+def test_what_was_asked_for_and_can_not_be_had_is_said(desk: Callable[[Plan], Desk]) -> None:
+    made = plan(problem(), "optimal")
+    here = desk(made)
+    here.replanner.request_nodes(["x"])
+    done = collected(made, {}, 5.0)
+    here.look(made, done)
+    here.look(made, done)
+    assert here.replanner.decided is None
+    assert here.said == ["node x can't be used: the cluster file has no node x"]
+    assert with_observed_times(made.problem, {}) == made.problem

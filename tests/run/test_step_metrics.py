@@ -1,0 +1,32 @@
+"""Steps as ranks tell of them: when one has ended, and what is known of those that have not."""
+
+from __future__ import annotations
+
+from skyctl.run.step_metrics import StepCollector
+
+from ..helpers.events import step_event
+
+
+def test_a_step_has_ended_when_its_validation_has() -> None:
+    collected = StepCollector(ranks=2, steps=3)
+    collected.add(0, step_event(0, learning_rate=None, grad_norm=2.0, validates=True))
+    collected.add(1, step_event(0, learning_rate=0.3, validates=True))
+    collected.add(0, step_event(1))
+    collected.add(1, step_event(1))
+    assert collected.complete() == []
+    collected.validation[0] = 0.7
+    first, second = collected.complete()
+    assert (first.validation_loss, first.learning_rate, first.grad_norm) == (0.7, 0.3, 2.0)
+    assert (second.validation_loss, second.learning_rate, second.grad_norm) == (None, None, None)
+
+
+def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:
+    collected = StepCollector(ranks=3, steps=9)
+    for step in range(6):
+        for rank in (0, 2) if step else (0, 1, 2):
+            collected.add(rank, step_event(step, loss=float(step)))
+    assert [one.step for one in collected.complete()] == [0]
+    assert [(one.step, one.loss) for one in collected.heard(5)] == [(n, float(n)) for n in range(1, 5)]
+    assert [one.step for one in collected.heard(9)] == [1, 2, 3, 4, 5]
+    del collected.by_rank[2][3]
+    assert [one.step for one in collected.heard(9)] == [1, 2]

@@ -1,0 +1,206 @@
+"""Who gets in, with real sockets: the one that knows the secret, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from skyctl.transport.handshake import (
+    MAGIC,
+    MAX_LOGGED_REFUSALS,
+    NONCE_BYTES,
+    AuthenticatedSocket,
+    AuthenticatingListener,
+    AuthenticationError,
+    connect_authenticated,
+    open_listener,
+    recv_exactly,
+)
+
+StartListener = Callable[..., "ListenerThread"]
+SECRET = "a secret of this test"
+HERE = "127.0.0.1"
+
+
+class ListenerThread:
+    """A listener whose ``accept`` runs in a thread of its own."""
+
+    def __init__(self, **options: object) -> None:
+        self.told: list[str] = []
+        options = {"purpose": "test", "log": self.told.append} | options
+        self.gate = AuthenticatingListener(open_listener(HERE), SECRET, **options)  # type: ignore[arg-type]
+        self.port = int(self.gate.port)
+        self.got: list[AuthenticatedSocket | BaseException] = []
+        self._thread = threading.Thread(target=self._admit)
+        self._thread.start()
+
+    def _admit(self) -> None:
+        try:
+            self.got.append(self.gate.accept(30.0))
+        except OSError as exc:
+            self.got.append(exc)
+
+    def enter(self, secret: str = SECRET, purpose: str = "test") -> AuthenticatedSocket:
+        return connect_authenticated(HERE, self.port, secret, purpose=purpose, timeout_s=20.0)
+
+    def result(self) -> AuthenticatedSocket | BaseException:
+        self._thread.join(30)
+        return self.got[0]
+
+    def unauthenticated(self) -> socket.socket:
+        sock = socket.create_connection((HERE, self.port), 20)
+        sock.settimeout(20)
+        return sock
+
+    def close(self) -> None:
+        self.gate.close()
+        self._thread.join(30)
+        for one in self.got:
+            if isinstance(one, AuthenticatedSocket):
+                one.sock.close()
+
+
+@pytest.fixture
+def door() -> Iterator[Callable[..., ListenerThread]]:
+    made: list[ListenerThread] = []
+
+    def make(**options: object) -> ListenerThread:
+        made.append(ListenerThread(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def gets_in(door: ListenerThread) -> None:
+    with closing(door.enter().sock) as sock:
+        admitted = door.result()
+        assert isinstance(admitted, AuthenticatedSocket)
+        admitted.sock.sendall(b"hello")
+        assert recv_exactly(sock, 5) == b"hello"
+
+
+def test_both_ends_have_the_same_fresh_key(door: StartListener) -> None:
+    keys = []
+    for _ in range(2):
+        one = door()
+        with closing((mine := one.enter()).sock):
+            theirs = one.result()
+            assert isinstance(theirs, AuthenticatedSocket)
+            assert mine.key == theirs.key
+            assert SECRET.encode() not in mine.key
+            assert mine.key.hex() not in repr(mine)
+        keys.append(mine.key)
+    assert keys[0] != keys[1]
+
+
+def test_a_wrong_secret_or_purpose_is_found_out_by_the_one_who_enters(
+    door: StartListener,
+) -> None:
+    one = door()
+    with pytest.raises(AuthenticationError, match="does not know the secret"):
+        one.enter(secret="another")
+    with pytest.raises(AuthenticationError):
+        one.enter(purpose="something else")
+    gets_in(one)
+    assert len(one.told) == 2
+    assert "refused an unauthenticated peer, 127.0.0.1:" in one.told[0]
+    assert all(SECRET not in line for line in one.told)
+
+
+def test_a_gate_that_does_not_know_the_secret_learns_nothing_and_lets_nobody_in() -> None:
+    """It can't tell a right proof from a wrong one either: the connector gives none."""
+    with closing(open_listener(HERE)) as listener:
+        heard: list[bytes] = []
+
+        def pretend() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.settimeout(20)
+                recv_exactly(sock, len(MAGIC) + NONCE_BYTES)
+                sock.sendall(bytes(64))
+                heard.append(sock.recv(100))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(AuthenticationError):
+            connect_authenticated(HERE, listener.getsockname()[1], SECRET, purpose="test", timeout_s=20.0)
+        thread.join(20)
+    assert heard == [b""]
+
+
+def test_a_listeners_own_proof_sent_back_does_not_open_it(door: StartListener) -> None:
+    one = door()
+    with one.unauthenticated() as sock:
+        sock.sendall(MAGIC + bytes(NONCE_BYTES))
+        answer = recv_exactly(sock, 64)
+        sock.sendall(answer[32:])
+        assert sock.recv(1) == b""
+    gets_in(one)
+    assert "its proof is wrong" in one.told[0]
+
+
+def test_what_speaks_something_else_is_sent_away_at_its_first_bytes(
+    door: StartListener,
+) -> None:
+    one = door()
+    with one.unauthenticated() as sock:
+        sock.sendall(b"GET")
+        assert sock.recv(1) == b""
+    with one.unauthenticated() as sock:
+        pass
+    gets_in(one)
+    assert ["something else" in line for line in one.told] == [True, False]
+    assert "closed the connection without a proof" in one.told[1]
+
+
+def test_the_silent_are_dropped_in_time(door: StartListener) -> None:
+    one = door(handshake_timeout_s=0.2)
+    with one.unauthenticated() as silent, one.unauthenticated() as slow:
+        slow.sendall(MAGIC[:3])
+        assert silent.recv(1) == b""
+        assert slow.recv(1) == b""
+    assert all("no proof within" in line for line in one.told)
+    gets_in(one)
+
+
+def test_a_crowd_of_unauthenticated_peers_keeps_nobody_out(door: StartListener) -> None:
+    """Far more than may stall at a time: the oldest go, the peer comes through."""
+    one = door(max_pending=4, handshake_timeout_s=60.0)
+    crowd = [one.unauthenticated() for _ in range(MAX_LOGGED_REFUSALS + 10)]
+    try:
+        gets_in(one)
+        assert len(one.gate._pending) <= 4
+        assert len(one.told) == MAX_LOGGED_REFUSALS
+        assert one.told[-1].endswith("further ones are not logged")
+    finally:
+        for sock in crowd:
+            sock.close()
+
+
+def test_closing_a_gate_ends_the_wait_and_cuts_off_those_within(door: StartListener) -> None:
+    one = door()
+    with one.unauthenticated() as sock:
+        sock.sendall(MAGIC + bytes(NONCE_BYTES))
+        recv_exactly(sock, 64)
+        one.gate.close()
+        assert sock.recv(1) == b""
+    assert isinstance(one.result(), ConnectionAbortedError)
+    with pytest.raises(OSError, match="refused"):
+        one.unauthenticated()
+    one.gate.close()
+
+
+def test_a_time_out_counts_the_refused() -> None:
+    gate = AuthenticatingListener(open_listener(HERE), SECRET, purpose="test", log=lambda _line: None)
+    with closing(gate):
+        socket.create_connection((HERE, gate.port), 20).close()
+        with pytest.raises(TimeoutError, match="nobody came; 1 that did not know the secret"):
+            gate.accept(0.3)
+    with pytest.raises(ValueError, match="secret"), closing(open_listener(HERE)) as sock:
+        AuthenticatingListener(sock, "", purpose="test")

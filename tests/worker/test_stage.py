@@ -1,0 +1,129 @@
+"""One stage: forwards, backwards and their gradients, as in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from skyctl.worker.batches import split_batch
+from skyctl.worker.stage import PipelineStage
+from skyctl.workload.shape_inference import TensorSpec
+
+CPU = torch.device("cpu")
+X = TensorSpec((2, 3), "float32", True)
+IDS = TensorSpec((2,), "int64", False)
+
+
+def _stage(
+    layers: list[nn.Module], inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...] | None
+) -> PipelineStage:
+    return PipelineStage(
+        layers,
+        input_specs=lambda _: inputs,
+        input_is_tuple=len(inputs) > 1,
+        output_specs=None if outputs is None else lambda _: outputs,
+        loss_fn=None if outputs is not None else lambda outputs, targets: (outputs - targets).square().mean(),
+    )
+
+
+def test_a_stage_may_change_its_input_in_place() -> None:
+    weights = torch.randn(3, 3)
+    x = torch.randn(2, 3)
+    stage = _stage([nn.ReLU(inplace=True), nn.Linear(3, 3, bias=False)], (X,), (X,))
+    stage.parameters[0].data.copy_(weights)
+    (out,) = stage.forward(0, (x.clone(),))
+    assert stage.in_flight == 1
+    gradient = torch.ones(2, 3)
+    (back,) = stage.backward(0, [gradient])
+    assert stage.in_flight == 0
+    leaf = x.clone().requires_grad_()
+    expected = nn.functional.linear(leaf.relu(), weights)
+    expected.backward(gradient)
+    assert torch.equal(out, expected)
+    assert torch.equal(back, leaf.grad if leaf.grad is not None else torch.empty(0))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_list_is_given_on_as_a_tuple_also_within_a_stage(recompute: bool) -> None:
+    class Both(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return [super().forward(x), x]
+
+    class Sum(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            assert isinstance(given, tuple)
+            out: torch.Tensor = given[0] + given[1]
+            return out
+
+    stage = PipelineStage(
+        [Both(3, 3), Sum()],
+        input_specs=lambda _: (X,),
+        input_is_tuple=False,
+        output_specs=lambda _: (X,),
+        loss_fn=None,
+        recompute=recompute,
+    )
+    assert stage.forward(0, (torch.ones(2, 3),))[0].shape == (2, 3)
+    assert stage.backward(0, [torch.ones(2, 3)])[0].shape == (2, 3)
+
+
+def test_unused_and_integer_inputs() -> None:
+    class Pick(nn.Module):
+        def forward(self, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            return given[0] * given[1].unsqueeze(-1)
+
+    stage = _stage([Pick()], (X, IDS, X), (X,))
+    stage.forward(0, (torch.ones(2, 3), torch.tensor([2, 3]), torch.ones(2, 3)))
+    used, unused = stage.backward(0, [torch.ones(2, 3)])
+    assert used.tolist() == [[2.0] * 3, [3.0] * 3]
+    assert not unused.any()
+
+
+def test_a_first_layer_may_change_the_batch_in_place() -> None:
+    given = TensorSpec((2, 3), "float32", False)
+    layer = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))
+    stage = _stage([layer], (given,), (X,))
+    for microbatch, part in enumerate(split_batch(torch.randn(4, 3), [2, 2], CPU)):
+        stage.forward(microbatch, (part,))
+    for microbatch in range(2):
+        stage.backward(microbatch, [torch.ones(2, 3)])
+    assert layer[1].weight.grad is not None
+
+
+def test_a_gradient_to_be_sent_is_not_added_to() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.linear = nn.Parameter(torch.randn(1, 2, 3)), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shift = self.shift.expand(x.shape[0], -1, -1)
+            out: torch.Tensor = self.linear(x.view(-1, 2, 3) + shift)
+            return out
+
+    one = TensorSpec((1, 2, 3), "float32", True)  # of one sample, so both have the same gradient
+    stage = _stage([Shift()], (one,), (one,))
+    sent = []
+    for microbatch in range(2):
+        stage.forward(microbatch, (torch.randn(1, 2, 3),))
+        (back,) = stage.backward(microbatch, [torch.randn(1, 2, 3)])
+        sent.append((back, back.clone()))
+    for back, was in sent:
+        assert torch.equal(back, was)
+
+
+def test_last_stage_weighs_its_loss_and_frozen_layers_pass_gradients() -> None:
+    frozen = nn.Linear(3, 3)
+    frozen.requires_grad_(False)
+    stage = _stage([frozen], (X,), None)
+    loss = stage.forward_loss(0, (torch.ones(2, 3),), torch.zeros(2, 3), 0.25)
+    full = frozen(torch.ones(2, 3)).square().mean()
+    assert loss.item() == pytest.approx(0.25 * full.item())
+    (back,) = stage.backward(0, None)
+    assert back.shape == (2, 3)
+    assert frozen.weight.grad is None
+    shared = _stage([nn.Linear(3, 3), frozen, frozen], (X,), None)
+    assert len(shared.parameters) == 4

@@ -1,0 +1,25 @@
+"""What a rank reports of an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from skyctl.errors import RunError, WorkloadError
+from skyctl.worker.trainer import with_phase
+
+
+def test_a_cpu_without_memory_is_named_with_what_to_do() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    told = with_phase(caught.value, "step 3", "cpu:0")
+    assert isinstance(told, RunError)
+    assert told.message.startswith("step 3: out of memory on cpu:0: ")
+    assert told.hint is not None
+    assert "more microbatches" in told.hint
+
+
+def test_the_users_own_errors_stay_as_they_are() -> None:
+    theirs = WorkloadError("train.py: data() raised")
+    assert with_phase(theirs, "step 3", "cpu:0") is theirs
+    assert str(with_phase(ValueError("odd"), "step 3", "cpu:0")) == "step 3: ValueError: odd"

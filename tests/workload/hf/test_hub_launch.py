@@ -1,0 +1,124 @@
+"""``skyctl launch hf:DIR`` on two nodes, against the library's own model trained in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.workload.hf import hub_folders
+
+from skyctl.workload.hf import export
+from skyctl.workload.microbatches import microbatch_sizes
+from skyctl.workload.workload import load_workload
+from skyctl.workload.workload_spec import make_spec
+
+STEPS, BATCH, MICROBATCHES, RATE = 4, 6, 4, 3e-3
+
+
+def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "skyctl", *words],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
+    """Llama-like, grouped heads, a tokenizer, stored weights, unequal microbatches (2 2 1 1)."""
+    hub = hub_folders.write(tmp_path / "tiny llama", hub_folders.CONFIGS["llama"])
+    hub_folders.tokenizer(hub)
+    model = hub_folders.uncut(hub)
+    model.save_pretrained(str(hub))
+    (tmp_path / "story.txt").write_text(" ".join(f"w{i * i % 40}" for i in range(500)))
+    (tmp_path / "cluster.yaml").write_text(
+        "nodes:\n  - {name: a, transport: local, threads: 1}\n  - {name: b, transport: local, threads: 1}\n"
+    )
+    sized = ("--batch-size", str(BATCH), "--microbatches", str(MICROBATCHES), "--strategy", "even")
+    training = ("--data", "story.txt", "--learning-rate", str(RATE), "--steps", str(STEPS), "--json")
+    done = skyctl(tmp_path, "launch", f"hf:{hub.name},context=12", *sized, *training)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [r["device"] for r in found["replicas"]] == ["a/cpu:0", "b/cpu:0"]
+    expected = reference(model, hub, tmp_path / "story.txt")
+    assert [step["loss"] for step in found["steps"]] == pytest.approx(expected, rel=1e-5)
+    assert expected[-1] < expected[0]
+    out = tmp_path / "out"
+    assert export.main([found["weights"], f"hf:{hub},context=12", str(out)]) == 0
+    trained = type(model).from_pretrained(str(out), local_files_only=True).state_dict()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def reference(model: torch.nn.Module, hub: Path, text: Path) -> list[float]:
+    """The plain loop on the uncut model, with the library's own loss: losses of every step."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    loaded = load_workload(
+        make_spec(f"hf:{hub},context=12", batch_size=BATCH, data_path=str(text), learning_rate=RATE)
+    )
+    optimizer = loaded.optimizer(model.parameters())
+    split = microbatch_sizes(BATCH, MICROBATCHES)
+    batches = loaded.batches()
+    losses = []
+    for _ in range(STEPS):
+        ids, _ = next(batches)
+        assert isinstance(ids, torch.Tensor)
+        total = 0.0
+        for part in ids.split(split):
+            loss = model(input_ids=part, labels=part).loss * (len(part) / BATCH)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    torch.set_num_threads(threads)
+    return losses
+
+
+def test_a_node_without_the_library_is_named(tmp_path: Path) -> None:
+    """As the launcher is told it by a task there, and what to do about it."""
+    from skyctl.records.cluster import Node
+    from skyctl.remote.remote_task import translate_task_failure
+
+    hub = hub_folders.write(tmp_path / "m", hub_folders.CONFIGS["llama"])
+    told = json.dumps(load_workload(make_spec(f"hf:{hub},context=12", batch_size=2)).spec.to_dict())
+    script = (
+        "import sys, json\n"
+        "sys.modules['transformers'] = None\n"
+        "from skyctl.agent.task_runner import make_error_event\n"
+        "from skyctl.workload.workload import load_workload\n"
+        "from skyctl.workload.workload_spec import WorkloadSpec\n"
+        "try: load_workload(WorkloadSpec.from_dict(json.loads(sys.argv[1])))\n"
+        "except Exception as exc: print(json.dumps(make_error_event(exc)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, told], capture_output=True, text=True, check=True, env=os.environ
+    )
+    found = translate_task_failure(Node(name="oldbox", transport="local"), json.loads(done.stdout))
+    assert found.exit_code == 4
+    assert "node oldbox has no transformers in" in str(found)
+    assert "install transformers there" in str(found)
+    spec = "load_workload(WorkloadSpec.from_dict(json.loads(sys.argv[1])))"
+    alone = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            script.replace(spec, "load_workload(WorkloadSpec(source=sys.argv[1]))"),
+            f"hf:{hub}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    assert "pip install 'skyctl[hf]'" in alone.stdout

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from skyctl.errors import WorkloadError
+from skyctl.workload.shipped_files import files_to_ship
+from skyctl.workload.workload import Workload, load_workload
+from skyctl.workload.workload_spec import make_spec
+
+Make = Callable[..., Workload]
+MODEL = "def model(): return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))\n"
+
+
+def test_plain(user: Make) -> None:
+    workload = user(MODEL)
+    assert workload.names == ["0.Linear", "1.ReLU", "2.Linear"]
+    assert [str(workload.boundary(i, 2)[0]) for i in range(4)] == [
+        "float32[2, 6]", "float32[2, 5]", "float32[2, 5]", "float32[2, 4]",
+    ]  # fmt: skip
+    assert [workload.boundary(i, 2)[0].requires_grad for i in range(4)] == [False, True, True, True]
+    layers = workload.build(0, 3)
+    x, y = next(workload.batches())
+    loss = workload.loss(nn.Sequential(*layers)(x), y)
+    loss.backward()
+    assert isinstance(workload.optimizer(layers[0].parameters()), torch.optim.AdamW)
+    workload.optimizer(layers[1].parameters()).step()
+    assert workload.spec.path is not None
+
+
+def test_own_names_loss_and_optimizer(user: Make) -> None:
+    workload = user(
+        "from collections import OrderedDict\n"
+        "def model(): return nn.Sequential(OrderedDict(first=nn.Linear(6, 3), last=nn.Linear(3, 4)))\n"
+        "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets) * 2\n"
+        "def optimizer(parameters): return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)\n",
+        learning_rate=0.125,
+    )
+    assert workload.names == ["first", "last"]
+    made = workload.optimizer(workload.build(0, 1)[0].parameters())
+    assert isinstance(made, torch.optim.SGD)
+    assert made.param_groups[0]["lr"] == 0.125
+    scores, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    assert workload.loss(scores, targets).item() == pytest.approx(
+        2 * nn.functional.cross_entropy(scores, targets).item()
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("", ["defines no model()"]),
+        ("model = 3", ["model must be a function"]),
+        ("def model(): return 1 / 0", ["line 9", "ZeroDivisionError", "model()"]),
+        ("x = 1\n1 / 0", ["line 10", "ZeroDivisionError", "importing"]),
+        ("def model(:", ["line 9", "SyntaxError"]),
+        ("import helpers_that_are_not_there", ["line 9", "helpers_that_are_not_there", "beside the file"]),
+        ("raise SystemExit(3)", ["ended the program"]),
+        ("def model(): return []", ["gives no layers"]),
+        ("def model(): return nn.Sequential()", ["gives no layers"]),
+        ("def model(): return nn.Linear(6, 4)", ["nn.Sequential or a list", "Linear"]),
+        ("def model(): return [nn.Linear(6, 4), 3]", ["layer 1", "int"]),
+        (
+            "def model(): return [nn.Linear(6, 5), nn.Linear(4, 4)]",
+            ["layer 1 (Linear) does not take what layer 0 (Linear) gives", "float32[8, 5]", "[4, 4]"],
+        ),
+        (
+            "def model(): return [nn.Linear(7, 4)]",
+            ["layer 0 (Linear) does not take the inputs", "float32[8, 6]"],
+        ),
+        (
+            "class Bad(nn.Module):\n    def forward(self, x): pass\ndef model(): return [Bad()]",
+            ["layer 0 (Bad)", "NoneType"],
+        ),
+        ("def model(): return [nn.Linear(6, 4).requires_grad_(False)]", ["no parameter that can be trained"]),
+        ("def model(): return [nn.LazyLinear(4)]", ["layer 0", "lazy"]),
+        (
+            "def model():\n    l = nn.Linear(6, 6)\n    return [l, nn.ReLU(), l, nn.Linear(6, 4)]",
+            ["layer 0 (Linear) and layer 2 (Linear) share", "weight"],
+        ),
+        (
+            "def loss(outputs, targets): return outputs\ndef model(): return [nn.Linear(6, 4)]",
+            ["loss() must give one number", "[8, 4]"],
+        ),
+        (
+            "def loss(outputs, targets): raise KeyError('why')\ndef model(): return [nn.Linear(6, 4)]",
+            ["line 9", "loss()", "KeyError", "why"],
+        ),
+    ],
+)
+def test_bad_files(user: Make, body: str, words: list[str]) -> None:
+    with pytest.raises(WorkloadError) as error:
+        user(body)
+    for word in words:
+        assert word in str(error.value), str(error.value)
+    assert error.value.exit_code == 2
+    assert len(str(error.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("", ["no data()", "--random-inputs"]),
+        ("def data(batch_size, seed): return 1 / 0", ["ZeroDivisionError", "data()"]),
+        ("def data(batch_size, seed): return []", ["no batch of 8 samples"]),
+        ("def data(batch_size, seed): yield torch.zeros(8, 6)", ["(inputs, targets)", "Tensor"]),
+        ("def data(batch_size, seed): yield [[1], torch.zeros(8)]", ["inputs must be a tensor", "int"]),
+        ("def data(batch_size, seed): yield torch.zeros(8, 6), torch.zeros(7)", ["dimension 0", "[7]"]),
+        ("def data(batch_size, seed): yield torch.zeros(9, 6), torch.zeros(9)", ["9 samples", "8"]),
+        ("def data(batch_size, seed): yield torch.zeros(8, 6), torch.zeros(8, 7, 7)", ["loss", "[8, 7, 7]"]),
+    ],
+)
+def test_bad_data(user: Make, data: str, words: list[str]) -> None:
+    with pytest.raises(WorkloadError) as error:
+        user(MODEL, data=data)
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+def test_shape_that_changes(user: Make) -> None:
+    workload = user(
+        MODEL,
+        data="def data(batch_size, seed):\n  for n in (6, 7): yield torch.zeros(8, n), torch.zeros(8).long()",
+    )
+    batches = workload.batches()
+    next(batches)
+    with pytest.raises(WorkloadError, match=r"float32\[7\].*step 1.*float32\[6\]"):
+        next(batches)
+
+
+def test_epochs_and_slices(user: Make) -> None:
+    workload = user(MODEL, seed=2)
+    stream = workload.batches()
+    seen = [next(stream) for _ in range(5)]
+    generator = torch.Generator().manual_seed(3000)
+    assert torch.equal(seen[3][0], torch.randn(8, 6, generator=generator))  # the second epoch: seed 3
+    assert torch.equal(next(workload.batches(4))[0], seen[4][0])
+    inputs, targets = next(workload.batches(1, 2, 5))
+    assert torch.equal(inputs, seen[1][0][2:5])
+    assert torch.equal(targets, seen[1][1][2:5])
+
+
+def test_global_shuffling_is_alike(user: Make) -> None:
+    data = (
+        "import random\n"
+        "def data(batch_size, seed):\n"
+        "    while True: yield torch.rand(batch_size, 6) * random.random(), torch.zeros(batch_size).long()\n"
+    )
+    workload = user(MODEL, data=data)
+    stream = workload.batches()
+    first = [next(stream)[0] for _ in range(2)]
+    torch.manual_seed(5)
+    again = workload.batches()
+    for batch in first:
+        torch.rand(3)
+        assert torch.equal(next(again)[0], batch)
+
+
+def test_ranges_and_partial_batches(user: Make) -> None:
+    data = (
+        "def data(batch_size, seed, start, stop):\n"
+        "    for size in (8, 8, 3):\n"
+        "        x = torch.arange(8.)[:size][start:stop, None].expand(-1, 6) + 100 * seed\n"
+        "        yield x, torch.zeros(len(x)).long()\n"
+    )
+    workload = user(MODEL, data=data)
+    stream = workload.batches(0, 4, 8)
+    found = [next(stream)[0] for _ in range(3)]
+    assert found[0][:, 0].tolist() == [4, 5, 6, 7]
+    assert found[2][:, 0].tolist() == [104, 105, 106, 107]
+
+
+def test_random_inputs(user: Make) -> None:
+    workload = user(MODEL, random_inputs=True)
+    inputs, targets = next(workload.batches())
+    assert inputs.shape == (8, 6)
+    assert set(targets.tolist()) <= set(range(4))
+    example = "def example(batch_size): return torch.zeros(batch_size, 6), torch.arange(batch_size) % 4\n"
+    workload = user(MODEL + example, data="", random_inputs=True)
+    assert set(next(workload.batches())[1].tolist()) <= set(range(4))
+    with pytest.raises(WorkloadError, match="neither data"):
+        user(MODEL, data="", random_inputs=True)
+
+
+def test_node_without_the_data(user: Make) -> None:
+    """A stage in the middle never calls data(): the shapes travel with the spec."""
+    workload = user(MODEL)
+    assert workload.spec.path is not None
+    path = Path(workload.spec.path)
+    path.write_text(path.read_text().replace("for i in", "assert False\n    for i in"))
+    there = load_workload(workload.spec)
+    assert there.boundary(1, 3) == workload.boundary(1, 3)
+    assert there.is_tuple(1) is False
+    there.build(1, 2)
+
+
+def test_tuples(user: Make) -> None:
+    workload = user(
+        "class Split(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x @ self.w, torch.arange(x.shape[0], device=x.device), x\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.w = nn.Parameter(torch.randn(6, 4) * 0.5)\n"
+        "class Join(nn.Module):\n"
+        "    def forward(self, xs): return xs[0] + xs[1][:, None] + xs[2].sum()\n"
+        "def model(): return [Split(), Join()]\n"
+    )
+    specs = workload.boundary(1, 3)
+    assert workload.is_tuple(1)
+    assert [(s.shape, s.dtype, s.requires_grad) for s in specs] == [
+        ((3, 4), "float32", True),
+        ((3,), "int64", False),
+        ((3, 6), "float32", False),
+    ]
+
+
+def test_helpers_do_not_mix(user: Make, tmp_path: Path) -> None:
+    """Two train.py with a helpers.py each, one that hides a standard module, imports inside functions."""
+    made = []
+    for size in (3, 5):
+        folder = tmp_path / f"project {size}; $(touch x) 'q' \"d\""
+        (folder / "parts").mkdir(parents=True)
+        (folder / "helpers.py").write_text(f"import queue\nSIZE = {size}\nassert queue.MINE == {size}\n")
+        (folder / "queue.py").write_text(f"MINE = {size}\n")
+        (folder / "parts" / "__init__.py").write_text("from .inner import make\n")
+        (folder / "parts" / "inner.py").write_text(
+            "from torch import nn\ndef make():\n    from helpers import SIZE\n    return nn.Linear(6, SIZE)\n"
+        )
+        (folder / "late.py").write_text(f"WIDTH = {size}\n")
+        body = (
+            "import importlib, helpers, parts\n"
+            "class Late(nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__(); self.l = nn.Linear(helpers.SIZE, 4)\n"
+            "    def forward(self, x):\n"
+            "        import late\n"
+            "        return self.l(x) + late.WIDTH\n"
+            "def model():\n"
+            "    assert importlib.import_module('late').WIDTH == helpers.SIZE\n"
+            "    return [parts.make(), Late()]\n"
+        )
+        made.append((size, folder, user(body, folder=folder)))
+    for size, folder, workload in made:
+        assert workload.boundary(1, 1)[0].shape == (1, size)
+        layers = workload.build(0, 2)
+        assert layers[1](layers[0](torch.zeros(2, 6))).shape == (2, 4)
+        assert sorted(files_to_ship(workload.spec)) == [
+            "helpers.py", "late.py", "parts/__init__.py", "parts/inner.py", "queue.py", "train.py",
+        ]  # fmt: skip
+        assert not list(folder.rglob("__pycache__"))
+    import queue
+
+    assert hasattr(queue, "SimpleQueue")
+    assert not {"helpers", "late", "parts", "parts.inner"} & set(sys.modules)
+    assert not any(str(tmp_path) in entry for entry in sys.path)
+    assert made[0][2].digest != made[1][2].digest
+
+
+def test_shipped_copy_works(user: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "home of it"
+    folder.mkdir()
+    (folder / "unused.py").write_text("")
+    (folder / "net.py").write_text("from torch import nn\ndef make(): return [nn.Linear(6, 4)]\n")
+    workload = user("import net\nmodel = net.make\n", folder=folder)
+    files = files_to_ship(workload.spec)
+    assert sorted(files) == ["net.py", "train.py"]
+    copy = tmp_path / "node's cache"
+    copy.mkdir()
+    for name, content in files.items():
+        (copy / name).write_bytes(content)
+    there = load_workload(replace(workload.spec, path=str(copy / "train.py")))
+    assert there.digest == workload.digest
+    assert torch.equal(there.build(0, 1)[0].weight, workload.build(0, 1)[0].weight)
+    assert files_to_ship(make_spec("gpt")) == {}
+
+
+def test_bad_helper(user: Make, tmp_path: Path) -> None:
+    (tmp_path / "helper_a.py").write_text("x = 1\n\nx.nothing\n")
+    with pytest.raises(WorkloadError, match=r"helper_a\.py, line 3: .*AttributeError"):
+        user("import helper_a\n")
+    assert "helper_a" not in sys.modules
+
+
+def test_data_for_files_is_refused(user: Make, tmp_path: Path) -> None:
+    workload = user(MODEL)
+    with pytest.raises(WorkloadError, match="built-in models"):
+        make_spec(str(workload.spec.path), data_path=str(workload.spec.path))
+
+
+def test_importing_imports_no_torch() -> None:
+    """spec, split and corpus are for the command line too."""
+    names = ", ".join(
+        f"skyctl.workload.{name}" for name in ("workload_spec", "microbatches", "corpus", "user_code")
+    )
+    code = f"import sys, {names}; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 0
+
+
+def test_a_virtual_environment_beside_the_file_is_not_the_users(tmp_path: Path) -> None:
+    """The README's way: train.py in the checkout, whose .venv holds the very torch that runs."""
+    package = tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "installed"
+    (package / "part").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "part" / "__init__.py").write_text("TIMES = []\n")
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom torch import nn\nimport installed.part\ninstalled.part.TIMES.append(1)\n"
+        "def model(): return [nn.Linear(6, 4)]\n"
+        "def data(batch_size, seed):\n"
+        "    import installed.part\n"
+        "    assert installed.part.TIMES\n"
+        "    yield torch.zeros(batch_size, 6), torch.zeros(batch_size, dtype=torch.long)\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(package.parent)!r}); import installed.part as part\n"
+        "from skyctl.workload.workload import load_workload\n"
+        "from skyctl.workload.workload_spec import make_spec\n"
+        "workload = load_workload(make_spec('train.py', batch_size=4))\n"
+        "assert sys.modules['installed.part'] is part and part.TIMES\n"
+        "print(workload.names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['0.Linear']"
+
+
+def test_complex_weights_have_an_optimizer_by_default(user: Make) -> None:
+    body = (
+        "class Wave(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))\n"
+        "    def forward(self, x): return (x.to(self.weight.dtype) @ self.weight).abs()\n"
+        "def model(): return [Wave()]\n"
+    )
+    workload = user(body)
+    layer = workload.build(0, 1)[0]
+    before = layer.weight.detach().clone()
+    optimizer = workload.optimizer(layer.parameters())
+    inputs, targets = next(workload.batches())
+    workload.loss(layer(inputs), targets).backward()
+    optimizer.step()
+    assert not torch.equal(layer.weight, before)

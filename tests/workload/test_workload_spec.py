@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import microbatches
+from skyctl.workload.corpus import LIMIT_BYTES, default_corpus, read_corpus
+from skyctl.workload.workload_spec import WorkloadSpec, make_spec, parse_source
+
+
+def test_sizes_and_defaults() -> None:
+    source = parse_source("gpt:layers=3,hidden=64,heads=4,context=32")
+    assert source.kind == "gpt"
+    assert dict(source.sizes) == {"layers": 3, "hidden": 64, "heads": 4, "context": 32}
+    assert parse_source("bert").canonical == "bert:layers=8,hidden=256,heads=8,context=128"
+    assert parse_source("gpt: heads=4 , layers=2").canonical == "gpt:layers=2,hidden=256,heads=4,context=128"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpt:layer=8", ["'layer'", "'layers'"]),
+        ("gpt:layers=8,layers=9", ["'layers'", "twice"]),
+        ("gpt:layers", ["'layers'", "whole number"]),
+        ("gpt:layers=eight", ["'layers'", "'eight'"]),
+        ("gpt:layers=0", ["'layers'", "'0'"]),
+        ("gpt:vocab=3", ["'vocab'"]),
+        ("gpt:hidden=100,heads=8", ["hidden (100)", "heads (8)"]),
+        ("bert:context=2", ["context"]),
+        ("gtp:layers=8", ["'gtp'", "'gpt'"]),
+        ("hf:model", ["hf:model", "no folder"]),
+        ("nowhere.py", ["nowhere.py", "no workload file"]),
+        ("  ", ["empty"]),
+    ],
+)
+def test_bad_sources(text: str, words: list[str]) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_source(text)
+    for word in words:
+        assert word in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="is a folder"):
+        parse_source(str(tmp_path))
+    (tmp_path / "train.txt").write_text("")
+    with pytest.raises(WorkloadError, match=r"must end in \.py"):
+        parse_source(str(tmp_path / "train.txt"))
+    odd = tmp_path / "a b; $(echo) 'q'" / "gpt:x.py"
+    odd.parent.mkdir()
+    odd.write_text("")
+    assert parse_source(str(odd)).path == odd.resolve()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "float16"}, "losses would have to be scaled"),
+        ({"dtype": "int3"}, "int3"),
+        ({"batch_size": 0}, "at least 1 sample"),
+        ({"learning_rate": -1.0}, "learning rate"),
+        ({"learning_rate": float("nan")}, "learning rate"),
+        ({"seed": -1}, "seed"),
+        ({"data_path": "no.txt"}, "no such file"),
+    ],
+)
+def test_bad_options(options: dict[str, object], words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        make_spec("gpt", **options)
+
+
+def test_spec_is_json() -> None:
+    spec = make_spec("gpt:layers=2", batch_size=4, seed=3)
+    assert WorkloadSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    with pytest.raises(WorkloadError, match=r"'batchsize'.*'batch_size'"):
+        WorkloadSpec.from_dict({"source": "gpt", "batchsize": 3})
+
+
+def test_split() -> None:
+    assert microbatches.microbatch_sizes(10, 4) == [3, 3, 2, 2]
+    assert microbatches.microbatch_sizes(4, 4) == [1, 1, 1, 1]
+    with pytest.raises(WorkloadError, match=r"5 microbatches.*has 4"):
+        microbatches.microbatch_sizes(4, 5)
+    with pytest.raises(WorkloadError):
+        microbatches.microbatch_sizes(4, 0)
+
+
+def test_corpus(tmp_path: Path) -> None:
+    text = default_corpus()
+    assert len(text) == LIMIT_BYTES
+    assert b"def " in text
+    default_corpus.cache_clear()
+    assert default_corpus() == text
+    (tmp_path / "a.txt").write_bytes(b"hello")
+    assert read_corpus(str(tmp_path / "a.txt")) == b"hello"
+    with pytest.raises(WorkloadError, match="can't be read"):
+        read_corpus(str(tmp_path / "b.txt"))
