@@ -23,7 +23,7 @@ from typing import Any
 from probes.duration import Lowest
 from runs.labs import Bench
 
-from skyctl.control.paper.published_setup import slowdown_factors
+from skyctl.paper.paper_experiment import slowdown_factors
 
 SIZES = "hidden=32,heads=4,context=32"
 BATCH, MICROBATCHES = 16, 8

@@ -22,12 +22,10 @@ from typing import Any
 from runs.labs import Bench
 from tables.page import machine, markdown, replaced
 
-from skyctl.compare.paper.paper_plot import plot_paper
-from skyctl.compare.paper.paper_result import PaperResult
-from skyctl.compare.paper.paper_tables import PaperTable, paper_tables
-from skyctl.control.paper.paper_experiment import LIMIT_S as DEFAULT_S
-from skyctl.control.paper.paper_experiment import published_heuristic, run_experiment
-from skyctl.control.paper.published_setup import slowdown_factors
+from skyctl.paper.paper_experiment import LIMIT_S as DEFAULT_S
+from skyctl.paper.paper_experiment import published_heuristic, run_experiment, slowdown_factors
+from skyctl.paper.paper_report import PaperTable, paper_tables, plot_paper
+from skyctl.paper.paper_result import PaperResult
 from skyctl.records.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]

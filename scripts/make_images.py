@@ -21,8 +21,7 @@ from rich.text import Text
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from browser import browser
 
-from skyctl.compare.comparison import Comparison
-from skyctl.compare.comparison_table import comparison_table
+from skyctl.compare.comparison import Comparison, comparison_table
 from skyctl.files import read_record
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

@@ -1,4 +1,4 @@
-"""Sky Computing's two-stage heuristic (``skyctl.control.paper.two_stage_heuristic``) as a baseline."""
+"""Sky Computing's two-stage heuristic (``skyctl.paper.two_stage_heuristic``) as a baseline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from baselines.common import (
     layer_bytes,
     whole_s,
 )
-from skyctl.control.paper import two_stage_heuristic
 from skyctl.errors import UndecidedError
+from skyctl.paper import two_stage_heuristic
 from skyctl.records.problem import Problem
 
 

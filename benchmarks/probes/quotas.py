@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any
 
 from runs.labs import Bench, lab
+from tests.lab import fault_injection
 
-from skyctl.lab import fault_injection
 from skyctl.lab.lab_state import LabState
 
 QUOTAS = {"n1": 0.6, "n2": 0.4, "n3": 0.3, "n4": 0.2, "n5": 0.1}

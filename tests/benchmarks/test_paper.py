@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import paper as benchmark
 import pytest
 from tables.page import replaced
 
-from skyctl.compare.paper.paper_plot import plot_paper
-from skyctl.compare.paper.paper_result import PaperResult
-from skyctl.compare.paper.paper_tables import REPRODUCIBLE_TABLES, describe_paper, paper_tables
-from skyctl.control.paper.published_setup import SIZES
+import paper as benchmark
+from skyctl.paper.paper_experiment import SIZES
+from skyctl.paper.paper_report import REPRODUCIBLE_TABLES, describe_paper, paper_tables, plot_paper
+from skyctl.paper.paper_result import PaperResult
 
 LIMIT_S = "0.5"
 """For each plan that is not proved: what it finds is compared with room."""

@@ -6,7 +6,7 @@ import pytest
 
 from skyctl.cli.app import main
 from skyctl.cli.command_output import Output
-from skyctl.cli.show_run import show_deviation
+from skyctl.cli.run_display import show_deviation
 from skyctl.records.measurement import (
     Difference,
     Measurement,

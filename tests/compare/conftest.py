@@ -10,8 +10,13 @@ from types import ModuleType
 import pytest
 
 from skyctl.compare.outcome import StrategyOutcome
-from skyctl.compare.quantiles import quantiles
-from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted, StepMeasurement
+from skyctl.records.measurement import (
+    Measurement,
+    ReplicaMeasurement,
+    ReplicaPredicted,
+    StepMeasurement,
+    quantiles,
+)
 from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage, Unused
 from skyctl.records.problem import Device, Layer, Problem
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from skyctl.compare.comparison_table import ProgressTable, comparison_lines, comparison_table
+from skyctl.compare.comparison import ProgressTable, comparison_lines, comparison_table
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 
 

@@ -8,9 +8,14 @@ from dataclasses import replace
 import pytest
 
 from skyctl.compare.deviation import DEVIATION_COLUMNS, describe_deviation, deviation_rows, find_differences
-from skyctl.compare.quantiles import quantiles
 from skyctl.records.base import parse
-from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted, StepMeasurement
+from skyctl.records.measurement import (
+    Measurement,
+    ReplicaMeasurement,
+    ReplicaPredicted,
+    StepMeasurement,
+    quantiles,
+)
 from skyctl.run.step_metrics import predicted_time_parts
 from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyctl.compare.quantiles import median, quantile, quantiles
+from skyctl.records.measurement import median, quantile, quantiles
 
 TIMES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 

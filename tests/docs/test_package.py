@@ -67,8 +67,8 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
     assert "skyctl/py.typed" in names
     assert "skyctl/cli/app.py" in names
-    for template in ("charts/templates/charts.html", "charts/templates/charts.css",
-                     "report/templates/report.html", "report/templates/report.css"):  # fmt: skip
+    for template in ("templates/charts.html", "templates/charts.css",
+                     "templates/report.html", "templates/report.css"):  # fmt: skip
         assert f"skyctl/compare/{template}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if not name.startswith(("skyctl/", "skyctl-"))]

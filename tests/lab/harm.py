@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from skyctl.lab import cgroup_quotas, fault_injection, prerequisites
+from tests.lab import fault_injection
+
+from skyctl.lab import cgroup_quotas, prerequisites
 from skyctl.lab.lab_setup import is_listening
 from skyctl.lab.lab_state import LabState
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.lab import fault_injection
 
 from skyctl.errors import InputError, SkyctlError
 from skyctl.inventory.cluster_file import read_cluster
-from skyctl.lab import fault_injection, traffic_shaping
+from skyctl.lab import traffic_shaping
 from skyctl.lab.lab_setup import status, up
 from skyctl.lab.lab_spec import LabSpec
 from skyctl.lab.lab_state import is_running, load_state

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.lab import fault_injection
 
-from skyctl.lab import fault_injection
 from skyctl.lab.lab_state import LabState
 from skyctl.lab.prerequisites import make_torch_only_venv
 

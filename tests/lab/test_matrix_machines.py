@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab import fault_injection
 
-from skyctl.lab import fault_injection, traffic_shaping
+from skyctl.lab import traffic_shaping
 from skyctl.lab.lab_state import host_key
 from skyctl.lab.prerequisites import make_torch_only_venv
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.lab import fault_injection
 
 from skyctl.inventory.cluster_file import read_cluster
-from skyctl.lab import fault_injection
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_sessions

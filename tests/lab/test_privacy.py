@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.lab import fault_injection
 
-from skyctl.lab import fault_injection
 from skyctl.lab.lab_state import LabState
 
 from . import clusters

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
+from tests.lab import fault_injection
 
-from skyctl.lab import fault_injection
 from skyctl.lab.lab_state import LabState
 
 NAMES = [f"n{number:02d}" for number in range(1, 17)]

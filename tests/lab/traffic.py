@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from skyctl.lab import fault_injection
+from tests.lab import fault_injection
+
 from skyctl.lab.lab_state import LabState
 
 _SINK = """

@@ -13,9 +13,8 @@ from tests.planner.planner_problems import layer, problem
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner import stage_memory
 from skyctl.planner.api import plan, verify
-from skyctl.planner.candidate import StageExecution
 from skyctl.planner.cost_model import CostModel, StageAssignment
-from skyctl.planner.evaluation import step_s
+from skyctl.planner.evaluation import StageExecution, step_s
 from skyctl.planner.explanation.advice import advise
 from skyctl.planner.explanation.plan_reasons import describe_choices
 from skyctl.planner.pipeline_depth import choose_execution, refine_execution

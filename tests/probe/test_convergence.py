@@ -1,7 +1,6 @@
 """Which layers' times are known well enough."""
 
-from skyctl.probe.convergence import unconverged
-from skyctl.records.profile import LayerTiming
+from skyctl.records.profile import LayerTiming, unconverged
 
 
 def timing(name: str, seconds: float | None, interval: float | None, size: int = 1) -> LayerTiming:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from skyctl.compare.quantiles import quantiles
-from skyctl.records.measurement import Measurement, ReplicaMeasurement, ReplicaPredicted, StepMeasurement
+from skyctl.records.measurement import (
+    Measurement,
+    ReplicaMeasurement,
+    ReplicaPredicted,
+    StepMeasurement,
+    quantiles,
+)
 from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.step_metrics import (
     EARLY_STEPS,

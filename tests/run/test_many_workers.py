@@ -8,7 +8,7 @@ import pytest
 
 from skyctl.cli.options import DefaultedWorkloadOptions
 from skyctl.control.node_sessions import connect_nodes, require_all
-from skyctl.control.paper.published_setup import slowdown_factors
+from skyctl.paper.paper_experiment import slowdown_factors
 from skyctl.planner.api import plan
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.problem import Device, Layer, Problem

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.workload.microbatches import microbatch_sizes
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
-from skyctl.workload.recipe import Recipe
+from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from skyctl.checkpoint import safetensors
-from skyctl.workload.microbatches import microbatch_sizes
+from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 

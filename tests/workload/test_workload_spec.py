@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import microbatches
-from skyctl.workload.corpus import LIMIT_BYTES, default_corpus, read_corpus
+from skyctl.workload import recipe
+from skyctl.workload.shipped_files import LIMIT_BYTES, default_corpus, read_corpus
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, parse_source
 
 
@@ -81,12 +81,12 @@ def test_spec_is_json() -> None:
 
 
 def test_split() -> None:
-    assert microbatches.microbatch_sizes(10, 4) == [3, 3, 2, 2]
-    assert microbatches.microbatch_sizes(4, 4) == [1, 1, 1, 1]
+    assert recipe.microbatch_sizes(10, 4) == [3, 3, 2, 2]
+    assert recipe.microbatch_sizes(4, 4) == [1, 1, 1, 1]
     with pytest.raises(WorkloadError, match=r"5 microbatches.*has 4"):
-        microbatches.microbatch_sizes(4, 5)
+        recipe.microbatch_sizes(4, 5)
     with pytest.raises(WorkloadError):
-        microbatches.microbatch_sizes(4, 0)
+        recipe.microbatch_sizes(4, 0)
 
 
 def test_corpus(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from skyctl.setup.node.environment_store import free_bytes
 from skyctl.transport.handshake import (
     AuthenticatingListener,
     AuthenticationError,
@@ -163,8 +164,8 @@ def _host_facts(cache: Path) -> dict[str, Any]:
         "memory_limited": limits.memory is not None,
         "nofile": _open_files_limit(),
         "shm_bytes": _filesystem_bytes("/dev/shm"),  # noqa: S108
-        "cache": {"path": str(cache), "free_bytes": _free_bytes(cache)},
-        "tmp": {"path": tempfile.gettempdir(), "free_bytes": _free_bytes(Path(tempfile.gettempdir()))},
+        "cache": {"path": str(cache), "free_bytes": free_bytes(cache)},
+        "tmp": {"path": tempfile.gettempdir(), "free_bytes": free_bytes(Path(tempfile.gettempdir()))},
     }
 
 
@@ -185,16 +186,6 @@ def _filesystem_bytes(path: str) -> int | None:
     except OSError:
         return None
     return found.f_frsize * found.f_blocks
-
-
-def _free_bytes(path: Path) -> int | None:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_frsize * found.f_bavail
 
 
 class _Listener:

@@ -65,7 +65,7 @@ def _watch(out: Output, run: ObservedRun, *, yes: bool) -> int | None:
     Returns:
         An exit code; None where the run has ended, or lost its supervisor, and is to be observed again.
     """
-    from skyctl.cli.show_run import show_outcome
+    from skyctl.cli.run_display import show_outcome
     from skyctl.supervision.run_status import observe_run
 
     name = run.paths.run_id
@@ -85,8 +85,7 @@ def _watch(out: Output, run: ObservedRun, *, yes: bool) -> int | None:
 
 def _take_over(out: Output, lock: RunLock, *, yes: bool) -> int:
     """Supervises the run from here on, until it ends or is detached from."""
-    from skyctl.cli.run_display import detachable_callbacks
-    from skyctl.cli.show_run import show_outcome
+    from skyctl.cli.run_display import detachable_callbacks, show_outcome
     from skyctl.supervision.background_supervisor import hand_over
     from skyctl.supervision.resume import take_over
 
@@ -102,7 +101,7 @@ def _take_over(out: Output, lock: RunLock, *, yes: bool) -> int:
 
 def _show_ended(out: Output, run: ObservedRun) -> int:
     """Shows how a run has ended. Raises RunError where it failed."""
-    from skyctl.cli.show_run import show_run
+    from skyctl.cli.run_display import show_run
     from skyctl.files import read_record
     from skyctl.records.measurement import Measurement
 

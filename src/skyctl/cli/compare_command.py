@@ -31,9 +31,9 @@ from skyctl.errors import InputError, SkyctlError
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.compare.outcome import StrategyOutcome
-    from skyctl.compare.paper.paper_result import PaperResult
     from skyctl.compare.sweeps import ComparisonSweep
     from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.paper.paper_result import PaperResult
     from skyctl.records.profile import Profile
 
 PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbose", "yes")
@@ -151,8 +151,7 @@ def compare(
         raise InputError(
             "give a workload, or --paper", hint="skyctl compare gpt:layers=8,hidden=256,heads=8,context=128"
         )
-    from skyctl.cli.reproduce import describe_reproduction
-    from skyctl.cli.show_comparison import show_comparison
+    from skyctl.cli.show_comparison import describe_reproduction, show_comparison
     from skyctl.control.report_builder import build_report
 
     options.check()
@@ -238,9 +237,9 @@ def _compare_paper(out: Output, context: typer.Context, folder: Path | None, tim
         InputError: an option that would do nothing was given.
     """
     _refuse_others(context)
-    from skyctl.compare.paper.paper_tables import describe_paper, paper_tables
-    from skyctl.control.paper.paper_experiment import LIMIT_S, run_experiment
     from skyctl.files import make_private, write_atomic
+    from skyctl.paper.paper_experiment import LIMIT_S, run_experiment
+    from skyctl.paper.paper_report import describe_paper, paper_tables
 
     with out.progress("paper") as progress:
         limit_s = time_limit_s if is_given(context, "time_limit") else LIMIT_S
@@ -263,7 +262,7 @@ def _compare_paper(out: Output, context: typer.Context, folder: Path | None, tim
 
 def _plot_paper(out: Output, paper: PaperResult, place: Path) -> dict[str, str]:
     """The picture's path; without matplotlib none, and a note: the tables have all figures."""
-    from skyctl.compare.paper.paper_plot import plot_paper
+    from skyctl.paper.paper_report import plot_paper
 
     try:
         return {"plot": str(plot_paper(paper, place / "paper.png"))}

@@ -40,9 +40,8 @@ def demo(
     They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
     box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.
     """
-    from skyctl.cli.reproduce import describe_reproduction
     from skyctl.cli.run_display import measure_with_progress
-    from skyctl.cli.show_comparison import show_comparison
+    from skyctl.cli.show_comparison import describe_reproduction, show_comparison
     from skyctl.cli.show_plan import show_plan
     from skyctl.cli.show_profile import show_profile
     from skyctl.control.node_sessions import connect_nodes, require_all

@@ -176,7 +176,7 @@ def _train(
     options: LaunchOptions,
 ) -> None:
     """Connects to the nodes, begins a run, and supervises it until it ends or is detached from."""
-    from skyctl.cli.show_run import show_outcome
+    from skyctl.cli.run_display import show_outcome
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.supervision.run_handle import new_run
     from skyctl.supervision.run_settings import saved_settings
@@ -211,7 +211,7 @@ def _train(
 
 def _resume_run(out: Output, run_id: str, options: LaunchOptions) -> None:
     """Goes on with a run that has ended, from its newest checkpoint."""
-    from skyctl.cli.show_run import show_outcome
+    from skyctl.cli.run_display import show_outcome
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.supervision.resume import prepare_resume
     from skyctl.supervision.run_handle import resumed_run

@@ -14,7 +14,7 @@ from skyctl.cli.options import ClusterOptions, ConnectionOptions, DryRunOption
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
-    from skyctl.setup.setup_report import NodeOutcome, SetupReport
+    from skyctl.setup.fleet import NodeOutcome, SetupReport
 
 _STATES = {
     "fine": "left alone",

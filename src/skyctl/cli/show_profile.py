@@ -24,8 +24,8 @@ def show_profile(out: Output, profile: Profile) -> None:
 
 def warn_unsteady_times(out: Output, profile: Profile) -> None:
     """Says of which devices little is known: times that did not settle, or another load beside the probe."""
-    from skyctl.probe.convergence import unconverged
     from skyctl.probe.profile_tables import condition_notes
+    from skyctl.records.profile import unconverged
 
     for device in profile.devices:
         rough = unconverged(device.timings)

@@ -1,21 +1,36 @@
-"""A comparison as a whole: its document (``comparison.json``), its best row, its verdict in a sentence."""
+"""A comparison as a whole: ``comparison.json``, its best row, its verdict, and its table while it goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
+from rich.markup import escape
+from rich.table import Table
 
-from skyctl.compare.number_format import format_ratio, format_seconds
-from skyctl.compare.outcome import BASELINE, PROVED_GAP, ComparisonRow
+from skyctl.compare.number_format import (
+    UNKNOWN,
+    format_gap,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    format_seconds_range,
+)
+from skyctl.compare.outcome import BASELINE, PROVED_GAP, ComparisonRow, StrategyOutcome
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.records.base import FileRecord, Seq, since
+from skyctl.records.measurement import median
 
 LEAST_REPORTED_GAIN = 0.005
 """Below this part a plan is not called faster."""
 MEASUREMENT_NOISE = 0.02
 """Measured steps that differ by less are taken for equal."""
+
+
+_STYLES = {"running": "bold", "waiting": "dim", "no plan": "dim", "failed": "red"}
 
 
 class Comparison(FileRecord):
@@ -90,3 +105,167 @@ def _why_nothing(compared: Sequence[ComparisonRow], base: ComparisonRow) -> str:
 def _step_times(row: ComparisonRow) -> str:
     text = f"{format_seconds(row.predicted_s)} a step, predicted"
     return text + (f"; {format_seconds(row.measured.median)} measured" if row.measured else "")
+
+
+def comparison_table(compared: Sequence[ComparisonRow]) -> Table:
+    """For a terminal. What was not measured has no column; the best row is bold.
+
+    The layers' column is the one that wraps: 80 columns hold all of it.
+    """
+    measured = any(row.measured for row in compared)
+    # Two lines a heading, and the spread below the median: so that all of it fits into 80 columns.
+    out = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
+    out.add_column("strategy", no_wrap=True)
+    out.add_column("layers per device", overflow="fold", ratio=1, min_width=14)
+    for heading in _headings(measured):
+        out.add_column("\n".join(heading), justify="right", no_wrap=True)
+    best = pick_best_row(compared)
+    for row in compared:
+        name = escape(row.strategy)
+        if not row.planned:
+            dashes = [UNKNOWN] * len(_headings(measured))
+            out.add_row(f"[dim]{name}[/]", f"[yellow]{escape(row.why_no_plan)}[/]", *dashes)
+            continue
+        layers = escape(row.layers) + (f"\n[yellow]{escape(row.error)}[/]" if row.error else "")
+        unused = f"\n[dim]unused: {escape(', '.join(row.unused))}[/]" if row.unused else ""
+        cells = map("\n".join, _cells(row, measured))
+        out.add_row(name, layers + unused, *cells, style="bold" if row is best else None)
+    return out
+
+
+def comparison_lines(compared: Sequence[ComparisonRow]) -> list[str]:
+    """For a pipe: one line a strategy, columns two blanks apart, the layers (or why there are none) last."""
+    measured = any(row.measured for row in compared)
+    lines = [("strategy", *map(" ".join, _headings(measured)), "layers per device")]
+    for row in compared:
+        unused = [f"unused: {', '.join(row.unused)}"] if row.unused else []
+        layers = [row.layers, *unused, *([row.error] if row.error else [])]
+        last = "; ".join(layers) if row.planned else row.why_no_plan
+        lines.append((row.strategy, *map(" ".join, _cells(row, measured)), " ".join(last.split())))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
+    return [
+        "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:-1], widths[1:]), line[-1]))
+        for line in lines
+    ]
+
+
+def _headings(measured: bool) -> list[tuple[str, ...]]:
+    """The columns' headings, each in one or two lines."""
+    headings: list[tuple[str, ...]] = [("predicted", "step"), ("over", "even"), ("above", "bound")]
+    if measured:
+        headings += [("measured", "step"), ("over", "even"), ("predicted", "off by"), ("loss",)]
+    return headings
+
+
+def _cells(row: ComparisonRow, measured: bool) -> list[list[str]]:
+    """A row's figures under the headings, each in one or two lines."""
+    cells = [[format_seconds(row.predicted_s)], [format_ratio(row.predicted_speedup)], [format_gap(row.gap)]]
+    if measured:
+        took = row.measured
+        cells += [
+            [format_seconds(took.median), format_seconds_range(took.p10, took.p90)] if took else [UNKNOWN],
+            [format_ratio(row.measured_speedup)],
+            [format_percent(row.prediction_error)],
+            [format_number(row.final_loss)],
+        ]
+    return cells
+
+
+@dataclass
+class StrategyProgress:
+    """How far a strategy's run is. ``took_s``: its steps so far, the first of which is warm-up.
+
+    ``phase``: what it does before and after its steps.
+    """
+
+    strategy: str
+    predicted_s: float | None
+    steps: int
+    state: Literal["waiting", "running", "done", "failed", "no plan"]
+    phase: str = ""
+    losses: list[float] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
+
+    @property
+    def step_s(self) -> float | None:
+        """The median step so far, in seconds."""
+        settled = self.took_s[1:] or self.took_s
+        return median(settled) if settled else None
+
+    def __str__(self) -> str:
+        done = len(self.took_s)
+        if self.state == "running" and done and not self.phase:
+            full = round(10 * min(1.0, done / max(1, self.steps)))
+            return f"{'█' * full}{'░' * (10 - full)} step {done} of {self.steps}"
+        if self.state == "done":
+            return f"done, {done} step{'' if done == 1 else 's'}"
+        return self.phase or self.state
+
+
+class ProgressTable:
+    """A comparison whose runs are still going on: a line a strategy, to be drawn again and again."""
+
+    def __init__(self, outcomes: Sequence[StrategyOutcome], steps: int) -> None:
+        self._lines = {
+            o.strategy: StrategyProgress(
+                o.strategy,
+                o.plan.predicted.iteration_s if o.plan is not None else None,
+                steps,
+                "waiting" if o.plan is not None else "no plan",
+            )
+            for o in outcomes
+        }
+
+    def show_phase(self, strategy: str, text: str) -> None:
+        """Takes in what a strategy's run does before or after its steps."""
+        line = self._lines[strategy]
+        line.state, line.phase = "running", text
+
+    def add_step(self, strategy: str, loss: float, took_s: float) -> None:
+        """Takes in a step that has ended."""
+        line = self._lines[strategy]
+        line.state, line.phase = "running", ""
+        line.losses.append(loss)
+        line.took_s.append(took_s)
+
+    def end_run(self, outcome: StrategyOutcome) -> None:
+        """Takes in what came of a strategy; one that shares another's run gets that one's figures."""
+        line = self._lines[outcome.strategy]
+        line.phase = ""
+        if outcome.measurement is not None:
+            line.state = "done"
+            line.losses = [step.loss for step in outcome.measurement.steps]
+            line.took_s = [step.iteration_s for step in outcome.measurement.steps]
+        elif outcome.plan is not None:
+            line.state = "failed"
+
+    def table(self) -> Table:
+        """All strategies as they are now, for a terminal."""
+        out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        out.add_column("strategy", no_wrap=True)
+        out.add_column("state", no_wrap=True, min_width=24)
+        for heading in ("loss", "s/step", "predicted", "gain"):
+            out.add_column(heading, justify="right", no_wrap=True)
+        for line in self._lines.values():
+            cells = escape(line.strategy), escape(str(line)), *self._figures(line)
+            out.add_row(*cells, style=_STYLES.get(line.state))
+        return out
+
+    def ended_line(self, strategy: str) -> str:
+        """A strategy's line for a pipe, once its run has ended."""
+        line = self._lines[strategy]
+        if line.state != "done":
+            return f"{strategy}: {line}"
+        loss, took, predicted, gain = self._figures(line)
+        figures = f"loss {loss} · {took} a step, predicted {predicted} · {gain}"
+        return f"{strategy}: done, {len(line.took_s)} steps · {figures}"
+
+    def _figures(self, line: StrategyProgress) -> tuple[str, str, str, str]:
+        """The last loss, the step, its prediction, and the gain over even (in brackets what is predicted)."""
+        base, gain = self._lines.get(BASELINE), UNKNOWN
+        if base is not None and base.step_s and line.step_s:
+            gain = format_ratio(base.step_s / line.step_s)
+        elif base is not None and base.predicted_s and line.predicted_s:
+            gain = f"({format_ratio(base.predicted_s / line.predicted_s)})"
+        loss = format_number(line.losses[-1] if line.losses else None)
+        return loss, format_seconds(line.step_s), format_seconds(line.predicted_s), gain

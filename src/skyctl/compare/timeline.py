@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from skyctl.compare.quantiles import median
+from skyctl.records.measurement import median
 from skyctl.schedule.simulation_input import SimulationInput, find_waits
 
 

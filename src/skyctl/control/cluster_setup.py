@@ -14,9 +14,8 @@ from skyctl.inventory.environment_registry import read_environments
 from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.setup.fleet import ReportNodeProgress, each_node
+from skyctl.setup.fleet import NodeOutcome, ReportNodeProgress, SetupReport, each_node, failed_outcome
 from skyctl.setup.installer import NodeInstaller, SetupJob, current_environment, remove_environments
-from skyctl.setup.setup_report import NodeOutcome, SetupReport, failed_outcome
 from skyctl.setup.wheels import WheelFetcher
 
 

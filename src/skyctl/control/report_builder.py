@@ -14,7 +14,6 @@ from skyctl import __version__
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.chart import MatrixCell, MatrixChart
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
-from skyctl.compare.quantiles import median
 from skyctl.compare.report_data import (
     ComparisonReport,
     DeviceSpeed,
@@ -36,6 +35,7 @@ from skyctl.probe.link_matrix import (
 )
 from skyctl.probe.profile_tables import condition_notes
 from skyctl.records.cluster import Cluster
+from skyctl.records.measurement import median
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.records.profile import DeviceProfile, Profile

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import cast, get_args
 
 from skyctl.errors import InputError
-from skyctl.planner.candidate import SearchResult, read_placement
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.evaluation import least_execution
+from skyctl.planner.evaluation import SearchResult, least_execution, read_placement
 from skyctl.planner.heuristic.balance import even_placement
 from skyctl.planner.pipeline_depth import ACCEPTED_SLOWDOWN, add_slack, choose_execution, refine_execution
 from skyctl.planner.plan_record import make_certificate, make_plan, make_prediction, require_allowed

@@ -11,21 +11,25 @@ recomputes where it would not fit otherwise.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, pairwise, product
 
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner.bottleneck.least_bottleneck import least_bottleneck
-from skyctl.planner.candidate import NO_EXECUTION, SearchResult
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.evaluation import bottleneck_s, least_execution
+from skyctl.planner.evaluation import (
+    NO_EXECUTION,
+    SearchResult,
+    bottleneck_s,
+    least_execution,
+    step_lower_bound_s,
+)
 from skyctl.planner.explanation.infeasibility import raise_infeasible
 from skyctl.planner.heuristic.balance import balance_layers
 from skyctl.planner.heuristic.heuristic_plan import heuristic_placement
 from skyctl.planner.iteration import relaxation
 from skyctl.planner.iteration.least_iteration import BestFirstSearch, least_iteration
-from skyctl.planner.local_search import first_improvement, neighbours
 from skyctl.planner.pipeline_depth import choose_execution
 from skyctl.planner.stage_memory import kept_bytes
 from skyctl.records.problem import LayerTimes, Link, Problem
@@ -48,6 +52,10 @@ _NOT_FOUND = (
     "and it is not proved that there is none"
 )
 _SMALLER = "smaller microbatches, or a device with more memory"
+
+
+BETTER = 1e-9
+"""Relative: what counts as an improvement."""
 
 
 def search_optimal(model: CostModel, time_limit_s: float) -> SearchResult:
@@ -308,3 +316,64 @@ def _split_stages(model: CostModel, placement: Placement) -> list[Placement]:
             last = StageAssignment(device, p, q - size), StageAssignment(other, q - size, q)
             out += [(*placement[:s], *both, *placement[s + 1 :]) for both in (first, last)]
     return out
+
+
+def first_improvement(
+    model: CostModel,
+    placement: Placement,
+    value_s: float,
+    candidates: Callable[[Placement], Iterable[Placement]],
+    is_over: Callable[[], bool],
+) -> tuple[Placement, float]:
+    """Goes to the first candidate that is better, again and again: (plan, objective in seconds).
+
+    Args:
+        candidates: the plans next to a plan, those to be tried first in front.
+        is_over: whether to stop; asked before each candidate.
+    """
+    improved = True
+    while improved:
+        improved = False
+        for other in candidates(placement):
+            if is_over():
+                return placement, value_s
+            if not model.is_allowed(other):
+                continue
+            if model.by_iteration and step_lower_bound_s(model, other) >= value_s:
+                continue
+            other_s = choose_execution(model, other)[0]
+            if other_s < value_s * (1 - BETTER):
+                placement, value_s, improved = other, other_s, True
+                break
+    return placement, value_s
+
+
+def neighbours(placement: Placement) -> Iterator[Placement]:
+    """Layers handed from any stage to any other (those between shift), and two devices exchanged."""
+    count = len(placement)
+    for size in (1, 2, 4, 8):
+        for i in range(count):
+            if placement[i].stop - placement[i].start <= size:
+                continue
+            for j in range(count):
+                if i != j:
+                    yield _hand_layers(placement, i, j, size)
+    for i in range(count):
+        for j in range(i + 1, count):
+            other = list(placement)
+            other[i] = placement[i]._replace(device=placement[j].device)
+            other[j] = placement[j]._replace(device=placement[i].device)
+            yield tuple(other)
+
+
+def _hand_layers(placement: Placement, giver: int, taker: int, size: int) -> Placement:
+    shift = -size if giver < taker else size
+    low, high = min(giver, taker), max(giver, taker)
+    return tuple(
+        StageAssignment(
+            d,
+            p + shift if low < s <= high else p,
+            q + shift if low <= s < high else q,
+        )
+        for s, (d, p, q) in enumerate(placement)
+    )

@@ -17,9 +17,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from skyctl.planner.candidate import StageExecution
 from skyctl.planner.cost_model import CostModel, Placement
-from skyctl.planner.evaluation import bottleneck_s, least_execution, most_that_fits, objective_s, step_s
+from skyctl.planner.evaluation import (
+    StageExecution,
+    bottleneck_s,
+    least_execution,
+    most_that_fits,
+    objective_s,
+    step_s,
+)
 from skyctl.records.problem import Problem
 
 T = TypeVar("T")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from skyctl.errors import InfeasibleError
 from skyctl.planner import stage_memory
-from skyctl.planner.candidate import StageExecution
 from skyctl.planner.cost_model import CostModel, Placement
-from skyctl.planner.evaluation import bottleneck_s, simulate_step
+from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
 from skyctl.planner.explanation.unused_devices import explain_unused
 from skyctl.records.plan import (
     Certificate,

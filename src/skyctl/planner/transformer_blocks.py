@@ -13,8 +13,8 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from skyctl.errors import InputError
-from skyctl.planner.candidate import read_placement
 from skyctl.planner.cost_model import CostModel, StageAssignment
+from skyctl.planner.evaluation import read_placement
 from skyctl.planner.plan_record import make_certificate, make_prediction
 from skyctl.records.plan import Plan, Stage, WholeBlocksProof
 from skyctl.records.problem import Layer, LayerTimes, Problem

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int]) -> list[ShapeProfile]:
     """The workload's layers at the larger microbatch size of each choice."""
     from skyctl.workload.costs import count_layer_costs
-    from skyctl.workload.microbatches import microbatch_sizes
+    from skyctl.workload.recipe import microbatch_sizes
 
     by_size: dict[int, tuple[LayerCosts, ...]] = {}
     shapes = []

@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from skyctl import __version__
-from skyctl.probe.convergence import unconverged
 from skyctl.probe.device_probes import DeviceProbe
-from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile, ShapeProfile
+from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile, ShapeProfile, unconverged
 
 TIMINGS_MAX_AGE_S = 30 * 86400.0
 LINKS_MAX_AGE_S = 86400.0

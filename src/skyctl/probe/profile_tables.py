@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skyctl.probe.convergence import unconverged
 from skyctl.probe.layer_shapes import layer_names
 from skyctl.probe.link_matrix import (
     LEGEND,
@@ -20,7 +19,7 @@ from skyctl.probe.link_matrix import (
     summarize_links,
 )
 from skyctl.records.base import GIB
-from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile
+from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile, unconverged
 
 BAR_CHARS = 12
 

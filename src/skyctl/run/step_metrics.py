@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median
 
 from skyctl.compare.deviation import describe_deviation, find_differences
-from skyctl.compare.quantiles import quantiles
 from skyctl.records.measurement import (
     Measurement,
     ReplicaMeasurement,
     ReplicaPredicted,
     StepMeasurement,
     ValidationMeasurement,
+    quantiles,
 )
 from skyctl.records.plan import Plan
 from skyctl.run.callbacks import RunCallbacks, StepProgress

@@ -1,17 +1,17 @@
-"""Something done on many nodes at once, each with its own end; and one task there, followed to its end."""
+"""Setup on many nodes at once, each with its own outcome; and one task there, followed to its end."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from skyctl.errors import SkyctlError, UnfitError
+from skyctl.records.base import Bytes, Name, Record, Seconds, Seq
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import translate_task_failure
 from skyctl.remote.task_group import TaskGroup
-from skyctl.setup.setup_report import NodeOutcome, failed_outcome
 
 SETUP_TASK_MODULE = "skyctl.setup.node.setup_task"
 
@@ -27,6 +27,45 @@ _FINISHED_LABELS = {
     "lacking": "looked at",
     "nothing": "looked at",
 }
+
+
+Status = Literal["fine", "ready", "made", "lacking", "removed", "nothing", "failed"]
+"""fine: lacks nothing; ready: set up already; made: set up now; lacking: it would be (``--dry-run``);
+removed; nothing: there was nothing to remove; failed."""
+
+
+class NodeOutcome(Record):
+    """One node. ``python``: the one used there from now on; ``lacks``: what it lacked, in words."""
+
+    node: Name
+    status: Status
+    python: str | None = None
+    torch: str | None = None
+    lacks: Seq[str] = ()
+    environment: str | None = None
+    size_bytes: Bytes | None = None
+    took_s: Seconds | None = None
+    pushed: bool = False
+    note: str | None = None
+    error: str | None = None
+    hint: str | None = None
+
+
+class SetupReport(Record):
+    """All nodes, in inventory order."""
+
+    cluster: Name
+    ok: bool
+    torch: Name
+    requirements: Seq[str]
+    nodes: Seq[NodeOutcome]
+
+
+def failed_outcome(node: str, error: SkyctlError, **more: object) -> NodeOutcome:
+    """A node that could not be set up, or not be rid of it."""
+    return NodeOutcome.model_validate(
+        {"node": node, "status": "failed", "error": error.message, "hint": error.hint, **more}
+    )
 
 
 def each_node(

@@ -15,9 +15,8 @@ from skyctl.errors import UnfitError
 from skyctl.inventory.environment_registry import register_environment
 from skyctl.records.cluster import Node, PreparedEnvironment
 from skyctl.remote.agent_session import Session
-from skyctl.setup.fleet import run_setup_task
+from skyctl.setup.fleet import NodeOutcome, Status, run_setup_task
 from skyctl.setup.node.environment_builder import BuildOrder, is_url_reachable
-from skyctl.setup.setup_report import NodeOutcome, Status
 from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget, pip_wheel
 from skyctl.setup.workload_requirements import Requirements, merge_requirements
 

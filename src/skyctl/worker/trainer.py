@@ -36,9 +36,8 @@ from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S, NeighbourConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
-from skyctl.workload.microbatches import microbatch_sizes
 from skyctl.workload.mixed_precision import master_of
-from skyctl.workload.recipe import Recipe
+from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 

@@ -1,4 +1,4 @@
-"""How a run trains, as opposed to what: clipping, learning rate schedule, validation. No torch here."""
+"""How a run trains, as opposed to what: microbatches, clipping, learning rate, validation. No torch here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skyctl.errors import InputError
+from skyctl.errors import InputError, WorkloadError
 
 LR_SCHEDULES = ("constant", "linear", "cosine")
 VALIDATE_BATCHES = 4
@@ -93,3 +93,22 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
         """The recipe that ``to_dict`` described; {} means the defaults."""
         return cls(**dict(values))
+
+
+def microbatch_sizes(batch: int, microbatches: int) -> list[int]:
+    """Samples of each microbatch: larger ones first, differing by at most one.
+
+    Raises:
+        WorkloadError: there are more microbatches than samples, or either is below one.
+    """
+    if batch < 1 or microbatches < 1:
+        raise WorkloadError(
+            f"a batch and its microbatches are at least 1: {batch} samples, {microbatches} microbatches"
+        )
+    if microbatches > batch:
+        raise WorkloadError(
+            f"{microbatches} microbatches need at least {microbatches} samples, the batch has {batch}",
+            hint=f"--microbatches {batch} or fewer, or a larger --batch-size",
+        )
+    base, more = divmod(batch, microbatches)
+    return [base + 1] * more + [base] * (microbatches - more)

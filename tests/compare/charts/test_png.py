@@ -12,8 +12,7 @@ import pytest
 
 from skyctl.compare.charts.chart import ChartGroup
 from skyctl.compare.charts.matplotlib_canvas import device_names, shortened
-from skyctl.compare.charts.picture_files import picture_files
-from skyctl.compare.charts.png import STYLE, colours, write_png
+from skyctl.compare.charts.png import STYLE, colours, picture_files, write_png
 from skyctl.compare.charts.timeline_charts import plot_trace
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.timeline import simulated_timeline
@@ -118,7 +117,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_importing_draws_in_no_matplotlib() -> None:
-    code = "import sys, skyctl.compare.charts.png, skyctl.compare.comparison_table;"
+    code = "import sys, skyctl.compare.charts.png, skyctl.compare.comparison;"
     code += "sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

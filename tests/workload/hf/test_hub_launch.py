@@ -13,7 +13,7 @@ import torch
 from tests.workload.hf import hub_folders
 
 from skyctl.workload.hf import export
-from skyctl.workload.microbatches import microbatch_sizes
+from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
 

@@ -10,8 +10,12 @@ from typing import Any
 
 from skyctl.errors import InventoryError
 from skyctl.inventory.cluster_template import NewNode
-from skyctl.inventory.foreign.ansible_files import AnsibleYamlLoader, VaultValue
-from skyctl.inventory.foreign.ansible_groups import AnsibleInventory, ImportNotes
+from skyctl.inventory.foreign.ansible_files import (
+    AnsibleInventory,
+    AnsibleYamlLoader,
+    ImportNotes,
+    VaultValue,
+)
 from skyctl.inventory.yaml_document import load_yaml
 
 _FIELD_VARIABLES = {

@@ -11,7 +11,7 @@ from skyctl.errors import InputError, InventoryError
 from skyctl.files import read_text
 from skyctl.inventory.cluster_template import NewNode
 from skyctl.inventory.foreign import ansible, ansible_files
-from skyctl.inventory.foreign.ansible_groups import ImportNotes
+from skyctl.inventory.foreign.ansible_files import ImportNotes
 
 # Hostfiles: of DeepSpeed and Open MPI (``host slots=4``), of MPICH and Intel MPI (``host:4``).
 

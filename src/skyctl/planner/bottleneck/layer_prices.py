@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from skyctl.planner.bottleneck.reach_table import Floats, Ints, ReachTable
-from skyctl.planner.candidate import BoundKind
+from skyctl.planner.evaluation import BoundKind
 from skyctl.planner.solver import fractional_prices, position_prices, range_prices
 from skyctl.records.plan import Witness
 

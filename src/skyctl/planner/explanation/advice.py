@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Literal
 
 from skyctl.errors import SkyctlError
-from skyctl.planner.candidate import read_placement
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
+from skyctl.planner.evaluation import read_placement
 from skyctl.planner.explanation.plan_reasons import stage_views
 from skyctl.planner.explanation.what_if import (
     ChangeKind,
@@ -28,8 +28,7 @@ from skyctl.planner.explanation.what_if import (
     with_more_memory,
     without_device,
 )
-from skyctl.planner.local_search import first_improvement, neighbours
-from skyctl.planner.optimal_search import good_placement
+from skyctl.planner.optimal_search import first_improvement, good_placement, neighbours
 from skyctl.planner.pipeline_depth import choose_execution
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.plan import Plan

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Literal
 
 from skyctl.planner import stage_memory
-from skyctl.planner.candidate import read_placement
 from skyctl.planner.cost_model import CostModel
-from skyctl.planner.evaluation import least_execution, simulate_step, stage_works_s
+from skyctl.planner.evaluation import least_execution, read_placement, simulate_step, stage_works_s
 from skyctl.records.plan import Plan, Stage
 
 BUSY = 0.95

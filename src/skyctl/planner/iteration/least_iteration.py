@@ -14,9 +14,8 @@ import time
 import numpy as np
 
 from skyctl.planner.bottleneck.least_bottleneck import least_bottleneck
-from skyctl.planner.candidate import NO_EXECUTION, SearchResult, StageExecution
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.evaluation import step_lower_bound_s
+from skyctl.planner.evaluation import NO_EXECUTION, SearchResult, StageExecution, step_lower_bound_s
 from skyctl.planner.heuristic.simulated_annealing import improve_until
 from skyctl.planner.iteration import relaxation, round_trip_bound
 from skyctl.planner.iteration.relaxation import Array, Relaxation, least_spans_s

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.compare.report.page import render_report
+from skyctl.compare.report_page import render_report
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALLEST_PX = 9

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from skyctl.compare.paper.closed_forms import (
+from skyctl.paper.paper_result import (
     SlowdownFactors,
     max_balanced_chain_saving,
     max_pipeline_saving,

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from skyctl.compare.outcome import StrategyOutcome
-from skyctl.compare.report.page import render_report
+from skyctl.compare.report_page import render_report
 from skyctl.planner.api import plan
 from skyctl.records.problem import Device, Layer, Problem
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-import skyctl.compare.charts
 from skyctl.compare.charts.chart import ChartBar, ChartCurve, ChartLane, LineChart, ValueAxis
 from skyctl.compare.charts.curve_charts import SWEEP_TITLES, loss_charts, strategy_legend, sweep_chart
 from skyctl.compare.charts.device_charts import device_speed_chart
@@ -34,14 +33,21 @@ from skyctl.compare.number_format import (
     format_seconds,
 )
 from skyctl.compare.outcome import BASELINE, ComparisonRow
-from skyctl.compare.report.certificates import describe_certificate
-from skyctl.compare.report_data import ComparisonReport
+from skyctl.compare.report_data import ComparisonReport, VerifiedPlan
 from skyctl.compare.sweeps import ComparisonSweep, describe_sweep, sweep_table
 from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
 
-TEMPLATES = [Path(skyctl.compare.charts.__file__).parent / "templates", Path(__file__).parent / "templates"]
+TEMPLATES = Path(__file__).parent / "templates"
 _UNIT = re.compile(r"(\d) (%|s|ms|µs|[KMGT]?i?B)(?!\w)")
 """A figure and its unit, which no line break may part."""
+
+
+STRATEGY_TEXTS = {
+    "even": "the same number of layers for every device, in the order of the cluster file",
+    "heuristic": "layers by memory, levelled by speed, then improved by local search",
+    "optimal": "an exact search with bounds, which stops when nothing better is left or its time is over",
+}
 
 
 def render_report(report: ComparisonReport) -> str:
@@ -237,3 +243,70 @@ def _sweep(sweep: ComparisonSweep) -> dict[str, Any]:
         "rows": rows,
         "chosen": next((i for i, one in enumerate(sweep.points) if one.value == sweep.chosen), -1),
     }
+
+
+class CertificateText(NamedTuple):
+    """``facts``: (name, value) each. ``verified``: what ``verify`` found, where it was asked."""
+
+    strategy: str
+    status: str
+    claim: str
+    facts: tuple[tuple[str, str], ...]
+    proved: bool
+    verified: VerifiedPlan | None
+
+
+def describe_certificate(report: ComparisonReport, row: ComparisonRow) -> CertificateText:
+    """What is claimed of the plan in that row, and how sure that is."""
+    plan = report.plan(row.strategy)
+    sure = plan.certificate
+    how = STRATEGY_TEXTS.get(row.strategy, "as assigned")
+    return CertificateText(
+        row.strategy,
+        _status(row, plan),
+        _claim(row, plan),
+        (
+            ("plan", f"{row.strategy}.plan.json: {how}"),
+            ("method", f"{sure.method}, in {format_seconds(sure.wall_s)}"),
+        ),
+        row.proved,
+        report.verified.get(row.strategy),
+    )
+
+
+def _status(row: ComparisonRow, plan: Plan) -> str:
+    if plan.certificate.status == "optimal":
+        return "proved optimal"
+    if plan.certificate.status == "bounded":
+        return f"within {format_percent(row.gap, sign=False)} of the best"
+    return "claims no bound of its own"
+
+
+def _claim(row: ComparisonRow, plan: Plan) -> str:
+    problem, sure = plan.problem, plan.certificate
+    what = (
+        f"{_count(len(problem.layers), 'layer')} on {_count(len(problem.devices), 'device')}, "
+        f"{_count(problem.microbatches, 'microbatch', 'microbatches')}, schedule {problem.schedule}"
+    )
+    goal = "a step" if problem.objective == "iteration" else "a microbatch on the slowest stage"
+    if sure.status == "optimal":
+        return (
+            f"For {what}: no cut of the layers and no choice or order of the devices takes less than "
+            f"{format_seconds(sure.lower_bound_s)} {goal} by the model of time; this plan takes just that."
+        )
+    if sure.lower_bound_s is not None:
+        return (
+            f"For {what}: nothing can take less than {format_seconds(sure.lower_bound_s)} {goal}; this plan "
+            f"takes {format_seconds(sure.value_s)}. What lies between was not searched to its end in the "
+            "time given."
+        )
+    if row.bound_s is not None:
+        above = f"takes {format_seconds(sure.value_s)}, {format_percent(row.gap, sign=False)} above it"
+        where = "is at that bound, so it is as good as any" if row.proved else above
+        proved = f"the bound that optimal proved, {format_seconds(row.bound_s)} {goal}, holds for it too"
+        return f"For {what}: {proved}; it {where}."
+    return f"For {what}: {format_seconds(sure.value_s)} {goal}; nothing is claimed about others."
+
+
+def _count(count: int, one: str, several: str | None = None) -> str:
+    return f"{count} {one if count == 1 else several or one + 's'}"

@@ -8,20 +8,18 @@ import random
 
 import pytest
 
-from skyctl.control.paper.paper_experiment import (
-    least_sum_s,
-    max_range_flops,
-    published_heuristic,
-    run_experiment,
-)
-from skyctl.control.paper.published_setup import (
+from skyctl.errors import UndecidedError
+from skyctl.paper.paper_experiment import (
     allocator_factors,
     bert_layers,
+    least_sum_s,
+    max_range_flops,
     paper_problem,
+    published_heuristic,
+    run_experiment,
     slowdown_factors,
 )
-from skyctl.control.paper.two_stage_heuristic import two_stage_cuts
-from skyctl.errors import UndecidedError
+from skyctl.paper.two_stage_heuristic import two_stage_cuts
 from skyctl.planner.api import assigned, plan
 from skyctl.records.problem import Device, Layer, Problem
 

@@ -5,28 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from skyctl.compare.paper.closed_forms import SlowdownFactors
-from skyctl.compare.paper.paper_result import (
+import numpy as np
+import numpy.typing as npt
+
+from skyctl.paper.paper_result import (
     Execution,
     MemoryLimitRow,
     PaperCase,
     PaperEntry,
     PaperResult,
     PaperStrategy,
+    SlowdownFactors,
 )
-from skyctl.control.paper.published_setup import (
-    BATCH,
-    LARGEST,
-    SIZES,
-    allocator_factors,
-    paper_problem,
-    slowdown_factors,
-)
-from skyctl.control.paper.two_stage_heuristic import two_stage_cuts
+from skyctl.paper.two_stage_heuristic import two_stage_cuts
 from skyctl.planner.api import assigned, plan
 from skyctl.records.plan import Certificate, Plan
-from skyctl.records.problem import Problem
+from skyctl.records.problem import Device, Layer, Problem
 
 EXECUTIONS: tuple[Execution, ...] = ("chain", "chain-sum", "steady", "step")
 LIMIT_S = 2.0
@@ -41,6 +37,93 @@ MEMORY_SCALES: tuple[float | None, ...] = (0.125, 0.25, 0.5, 1.0, None)
 EXACT = 1e-9
 Assignment = list[tuple[str, int, int]]
 CertifiedPlan = tuple[Plan, Certificate]
+
+
+STATE_BYTES = 8.0
+"""A parameter and its gradient in float32; SGD keeps nothing more."""
+
+FLOPS_PER_S = 5e12
+"""Of a worker that is not slowed down: about half of what a P100 can at most."""
+
+CARD_BYTES = (16_280 - 500) * 2.0**20
+"""A 16 GB card's memory less what the published code leaves free."""
+
+SIZES = tuple((nodes, encoders) for nodes in (16, 32, 64) for encoders in (40, 80, 160))
+LARGEST = (64, 160)
+
+_SLOWDOWN_SEED, _TOLD_SEED = 35, 32
+
+
+HIDDEN, HEADS, TOKENS, BATCH = 1024, 16, 128, 32
+
+VOCABULARY, CLASSES = 30522, 3
+
+
+def slowdown_factors(nodes: int) -> list[float]:
+    """How many times as long each worker takes: whole numbers from 2 to 7."""
+    drawn: npt.NDArray[Any] = np.random.default_rng(_SLOWDOWN_SEED).integers(low=1, high=7, size=nodes)
+    return [1.0 + float(s) for s in drawn[1:]]
+
+
+def allocator_factors(nodes: int) -> list[float]:
+    """The factors that the published allocator is told, from [1, 2)."""
+    drawn: npt.NDArray[Any] = np.random.default_rng(_TOLD_SEED).random(nodes)
+    return [1.0 + float(x) for x in drawn[1:]]
+
+
+def paper_devices(nodes: int, memory_scale: float | None = 1.0) -> tuple[Device, ...]:
+    """The workers, in the order of their ranks. ``memory_scale``: of a card (None: without limit)."""
+    return tuple(
+        Device(
+            id=f"n{rank}/cuda:0",
+            flops_per_s=FLOPS_PER_S / factor,
+            memory_bytes=None if memory_scale is None else memory_scale * CARD_BYTES,
+        )
+        for rank, factor in enumerate(slowdown_factors(nodes), start=1)
+    )
+
+
+def bert_layers(encoders: int, samples: int = BATCH) -> tuple[Layer, ...]:
+    """3 · encoders + 3 layers, for microbatches of ``samples``. Backward takes twice the forward.
+
+    Activations: what autograd keeps of each layer in float32, a layer's input counted with it.
+    """
+    h, t = HIDDEN, TOKENS
+    scores = HEADS * t / h  # attention's t × t numbers a head, in units of t × h
+    tensor = 4.0 * samples * t * h
+    # name, forward flops a sample, parameters, kept tensors of t × h numbers
+    attention = ("attention", 8.0 * t * h**2 + 4.0 * t**2 * h, 4.0 * h**2, 7.0 + 2.0 * scores)
+    body = ("body", 8.0 * t * h**2, 4.0 * h**2, 9.0)
+    tail = ("tail", 8.0 * t * h**2, 4.0 * h**2, 7.0)
+    parts = [("embedding", 10.0 * t * h, float((VOCABULARY + 512) * h), 3.0)]
+    for i in range(encoders):
+        parts += [(f"encoder.{i}.{part[0]}", *part[1:]) for part in (attention, body, tail)]
+    parts += [("pooler", 2.0 * h**2, float(h**2), 3.0 / t)]
+    parts += [("classifier", 2.0 * CLASSES * h, float(CLASSES * h), 1.0 / t)]
+    return tuple(
+        Layer(
+            name=name,
+            flops=3.0 * samples * flops,
+            state_bytes=STATE_BYTES * parameters,
+            activation_bytes=kept * tensor,
+            output_bytes=tensor,
+        )
+        for name, flops, parameters, kept in parts
+    )
+
+
+def paper_problem(
+    nodes: int, encoders: int, execution: Execution, memory_scale: float | None = 1.0
+) -> Problem:
+    """What the planner is asked for one size and one way to run it."""
+    chained = execution in ("chain", "chain-sum")
+    return Problem(
+        layers=bert_layers(encoders, BATCH if chained else 1),
+        devices=paper_devices(nodes, memory_scale),
+        microbatches=1 if chained else BATCH,
+        schedule="sequential" if chained else "1f1b",
+        objective="bottleneck" if execution in ("chain", "steady") else "iteration",
+    )
 
 
 def run_experiment(

@@ -1,1 +1,0 @@
-"""Sky Computing's experiment (Zhu, Li and You 2022, arXiv 2202.11836); `compare --paper`."""
