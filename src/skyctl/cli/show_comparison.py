@@ -128,7 +128,8 @@ def _write_plans(outcomes: list[StrategyOutcome], place: Path) -> dict[str, str]
 
 def _plot(out: Output, report: ComparisonReport, place: Path) -> dict[str, str]:
     """Writes the pictures; without matplotlib there is a note, and the figures are in the table."""
-    from skyctl.compare.charts.png import picture_files, write_png
+    from skyctl.compare.charts.picture_files import picture_files
+    from skyctl.compare.charts.png import write_png
 
     files = {}
     try:

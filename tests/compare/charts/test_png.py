@@ -12,7 +12,8 @@ import pytest
 
 from skyctl.compare.charts.chart import ChartGroup
 from skyctl.compare.charts.matplotlib_canvas import device_names, shortened
-from skyctl.compare.charts.png import STYLE, colours, picture_files, write_png
+from skyctl.compare.charts.picture_files import picture_files
+from skyctl.compare.charts.png import STYLE, colours, write_png
 from skyctl.compare.charts.timeline_charts import plot_trace
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.timeline import simulated_timeline

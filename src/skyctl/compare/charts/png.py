@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +26,6 @@ from skyctl.compare.charts.chart import (
     TextPart,
     UprightLine,
 )
-from skyctl.compare.charts.curve_charts import loss_charts, strategy_legend, sweep_chart
-from skyctl.compare.charts.device_charts import device_speed_chart
-from skyctl.compare.charts.step_charts import bound_chart, prediction_chart, share_charts, step_time_chart
-from skyctl.compare.charts.timeline_charts import timeline_charts
-from skyctl.compare.report_data import ComparisonReport
 
 STYLE = Path(__file__).parents[1] / "templates" / "charts.css"
 # All lengths are in pixels of a page that is 1000 pixels wide, counted from its upper left corner.
@@ -335,39 +329,3 @@ def _bar_look(look: str, *, outlined: bool) -> dict[str, Any]:
     if look == "hatched":
         return {"facecolors": "white", "hatch": "////", "edgecolor": colours()["hatch-line"], "linewidth": 0}
     return {"facecolors": colours()[look], "edgecolors": "white" if outlined else "none", "linewidth": 0.3}
-
-
-class PictureFile(NamedTuple):
-    """``name``: under which ``comparison.json`` has its path."""
-
-    name: str
-    file: str
-    groups: tuple[ChartGroup, ...]
-
-
-def picture_files(report: ComparisonReport) -> list[PictureFile]:
-    """One a subject, in the report's order; none of what there are no figures for."""
-    failures = tuple(f"{row.strategy}: {row.error}" for row in report.rows if row.error)
-    steps = replace(step_time_chart(report), notes=failures)
-    found = [PictureFile("plot", "comparison.png", (_single(steps), share_charts(report)))]
-    if report.devices:
-        found.append(PictureFile("cluster", "cluster.png", (_single(device_speed_chart(report)),)))
-    if report.links is not None and len(report.links.names) > 1:
-        found.append(PictureFile("links", "links.png", (_single(report.links),)))
-    if any(one.simulated is not None for one in report.steps.values()):
-        found.append(PictureFile("steps", "steps.png", (timeline_charts(report),)))
-    if bound := bound_chart(report):
-        found.append(PictureFile("bound", "bound.png", (_single(bound),)))
-    if report.measured:
-        found.append(PictureFile("prediction", "prediction.png", (_single(prediction_chart(report)),)))
-        found.append(PictureFile("losses", "losses.png", (loss_charts(report),)))
-    for sweep in report.sweeps:
-        legend = strategy_legend(sweep.strategies, sweep.strategies)
-        chart = sweep_chart(sweep)
-        groups = (_single(chart, legend),) if chart is not None else ()
-        found.append(PictureFile(f"{sweep.kind} sweep", f"sweep-{sweep.kind}.png", groups))
-    return found
-
-
-def _single(chart: Chart, legend: tuple[LegendEntry, ...] = ()) -> ChartGroup:
-    return ChartGroup(((chart,),), legend)

@@ -1,0 +1,49 @@
+"""Which pictures are written to a comparison's folder, and what is drawn in each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from skyctl.compare.charts.chart import Chart, ChartGroup, LegendEntry
+from skyctl.compare.charts.curve_charts import loss_charts, strategy_legend, sweep_chart
+from skyctl.compare.charts.device_charts import device_speed_chart
+from skyctl.compare.charts.step_charts import bound_chart, prediction_chart, share_charts, step_time_chart
+from skyctl.compare.charts.timeline_charts import timeline_charts
+from skyctl.compare.report_data import ComparisonReport
+
+
+class PictureFile(NamedTuple):
+    """``name``: under which ``comparison.json`` has its path."""
+
+    name: str
+    file: str
+    groups: tuple[ChartGroup, ...]
+
+
+def picture_files(report: ComparisonReport) -> list[PictureFile]:
+    """One a subject, in the report's order; none of what there are no figures for."""
+    failures = tuple(f"{row.strategy}: {row.error}" for row in report.rows if row.error)
+    steps = replace(step_time_chart(report), notes=failures)
+    found = [PictureFile("plot", "comparison.png", (_single(steps), share_charts(report)))]
+    if report.devices:
+        found.append(PictureFile("cluster", "cluster.png", (_single(device_speed_chart(report)),)))
+    if report.links is not None and len(report.links.names) > 1:
+        found.append(PictureFile("links", "links.png", (_single(report.links),)))
+    if any(one.simulated is not None for one in report.steps.values()):
+        found.append(PictureFile("steps", "steps.png", (timeline_charts(report),)))
+    if bound := bound_chart(report):
+        found.append(PictureFile("bound", "bound.png", (_single(bound),)))
+    if report.measured:
+        found.append(PictureFile("prediction", "prediction.png", (_single(prediction_chart(report)),)))
+        found.append(PictureFile("losses", "losses.png", (loss_charts(report),)))
+    for sweep in report.sweeps:
+        legend = strategy_legend(sweep.strategies, sweep.strategies)
+        chart = sweep_chart(sweep)
+        groups = (_single(chart, legend),) if chart is not None else ()
+        found.append(PictureFile(f"{sweep.kind} sweep", f"sweep-{sweep.kind}.png", groups))
+    return found
+
+
+def _single(chart: Chart, legend: tuple[LegendEntry, ...] = ()) -> ChartGroup:
+    return ChartGroup(((chart,),), legend)
