@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyctl.errors import InputError
-from skyctl.inventory.cluster_file import match_nodes, select_nodes
+from skyctl.inventory.node_patterns import match_nodes, select_nodes
 from skyctl.records.cluster import Cluster, Node
 
 CLUSTER = Cluster(

@@ -120,7 +120,7 @@ def select_node_names(cluster: Cluster, pattern: str | None) -> list[str] | None
     """The names of the nodes that a pattern matches (names, globs, groups); None without a pattern."""
     if pattern is None:
         return None
-    from skyctl.inventory.cluster_file import select_nodes
+    from skyctl.inventory.node_patterns import select_nodes
 
     return [node.name for node in select_nodes(cluster, pattern).nodes]
 

@@ -127,8 +127,9 @@ class ClusterOptions:
         Raises:
             InputError: no such file, a fault in it, or a limit that matches nothing.
         """
-        from skyctl.inventory.cluster_file import cluster_path, read_cluster, select_nodes
+        from skyctl.inventory.cluster_file import cluster_path, read_cluster
         from skyctl.inventory.environment_registry import with_prepared_environments
+        from skyctl.inventory.node_patterns import select_nodes
 
         path = cluster_path(self.cluster)
         whole = read_cluster(path)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyctl.errors import InputError, RecordError
-from skyctl.inventory.cluster_file import read_cluster, select_nodes
+from skyctl.inventory.cluster_file import read_cluster
 from skyctl.inventory.environment_registry import with_prepared_environments
+from skyctl.inventory.node_patterns import select_nodes
 from skyctl.records.cluster import Cluster
 from skyctl.records.run_state import RunState
 from skyctl.remote.base import ConnectOptions
