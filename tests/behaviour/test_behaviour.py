@@ -10,6 +10,7 @@ def nothing_differs(lines: list[str]) -> None:
     assert not lines, "\n" + "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["planner", "help", "commands"])
 def test_some_of_it_is_as_recorded(part: str) -> None:
     nothing_differs(record.compare(part, fast=True))

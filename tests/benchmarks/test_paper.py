@@ -48,6 +48,7 @@ def _cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPRODUCIBLE_TABLES)
 def test_the_document_has_these_figures(made: tuple[PaperResult, str, Path], name: str) -> None:
     ours, theirs = _cells(benchmark.texts(made[0])[name]), _documented(name)

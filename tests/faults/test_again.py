@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 
 def timings(device: dict, *, settled: bool = True) -> dict[str, float]:
     """Forward seconds by layer; of those that a second probe takes over (docs/probing.md), or of all."""
@@ -13,6 +15,7 @@ def timings(device: dict, *, settled: bool = True) -> dict[str, float]:
     return {row["signature"]: row["forward_s"] for row in rows}
 
 
+@pytest.mark.slow
 def test_a_second_probe_takes_over_and_a_quick_one_compares(planned) -> None:
     probe = ("probe", "train.py", "--batch-size", "8", "--microbatches", "4")
     first = planned.run(*probe, "--refresh", "--json")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 
+
+@pytest.mark.slow
 def test_it_refuses_with_a_table_and_goes_on_only_where_told(planned, complains: Callable[..., None]) -> None:
     path = planned.folder / "plan.json"
     document = json.loads(path.read_text())

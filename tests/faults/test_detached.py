@@ -121,6 +121,7 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
     assert (again.returncode, "had ended" in again.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_is_followed_without_a_gap(here: Any) -> None:
     steps = ("plan.json", "--steps", "150", "--ignore-changes")
     losses = losses_of(here.run("launch", *steps, "--json", code=0))
@@ -141,6 +142,7 @@ def test_a_killed_launcher_is_followed_without_a_gap(here: Any) -> None:
     assert left_of_state(here.state) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--now",)])
 def test_a_killed_launcher_and_then_stop(here: Any, more: tuple[str, ...]) -> None:
     run = here.launch(*LONG).wait_for(3)
@@ -152,6 +154,7 @@ def test_a_killed_launcher_and_then_stop(here: Any, more: tuple[str, ...]) -> No
     assert of(here, run)["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any) -> None:
     steps = ("plan.json", "--steps", "60", "--ignore-changes", "--checkpoint-every", "5")
     losses = losses_of(here.run("launch", *steps, "--json", code=0))
@@ -175,6 +178,7 @@ def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any) -> N
     assert left_of_state(here.state) == []
 
 
+@pytest.mark.slow
 def test_the_terminal_is_closed(here: Any) -> None:
     run = here.launch(*LONG, terminal=True).wait_for(3)
     run.child.hang_up()
@@ -206,6 +210,7 @@ def test_ctrl_c_at_a_terminal_asks(here: Any) -> None:
     assert left_of_state(here.state) == []
 
 
+@pytest.mark.slow
 def test_many_ctrl_c_leave_nothing(here: Any) -> None:
     run = here.launch(*LONG).wait_for(3)
     for _ in range(12):
@@ -217,6 +222,7 @@ def test_many_ctrl_c_leave_nothing(here: Any) -> None:
     assert left_of_state(here.state) == []
 
 
+@pytest.mark.slow
 def test_the_background_is_told_to_end_and_another_takes_over(here: Any) -> None:
     run = in_background(here)
     os.kill(run.state["supervisor"]["pid"], signal.SIGTERM)

@@ -28,6 +28,7 @@ def broken(here: Here, tmp_path, monkeypatch: pytest.MonkeyPatch):
     return breaks
 
 
+@pytest.mark.slow
 def test_bfloat16_is_trained_in_with_the_instructions_that_work(here: Here, broken) -> None:
     broken("AVX512_CORE_BF16")
     done = here.run("check", "--json", code=0)
@@ -42,6 +43,7 @@ def test_bfloat16_is_trained_in_with_the_instructions_that_work(here: Here, brok
     assert [node["max_cpu_isa"] for node in profile["nodes"]] == ["AVX512_CORE_BF16"] * 2
 
 
+@pytest.mark.slow
 def test_where_nothing_helps_bfloat16_is_refused(here: Here, broken) -> None:
     broken("nothing")
     done = here.run("check", code=0)

@@ -39,6 +39,7 @@ def both(probed):
     return probed
 
 
+@pytest.mark.slow
 def test_a_profile_through_tls_says_so_and_takes_nothing_over(both) -> None:
     profile = json.loads((both.folder / "tls.json").read_text())
     assert profile["encrypted"]

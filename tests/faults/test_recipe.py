@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 GPT = "gpt:layers=1,hidden=16,heads=2,context=16"
 
 
+@pytest.mark.slow
 def test_a_bfloat16_run_with_clipping_schedule_and_validation(here) -> None:
     options = ("--batch-size", "8", "--microbatches", "4", "--strategy", "even", "--dtype", "bfloat16")
     recipe = ("--clip-norm", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "1", "--validate-every", "2")

@@ -66,6 +66,7 @@ def test_a_plan_for_another_workload(planned, complains: Callable[..., None]) ->
     complains(planned.run("launch", "plan.json"), 5, "train.py", "plan again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGILL"])
 def test_a_rank_that_is_killed_is_named(planned, complains: Callable[..., None], name: str) -> None:
     planned.fault.write_text(name)
@@ -92,6 +93,7 @@ def test_an_interrupt_stops_everything(planned, signum: signal.Signals, code: in
     assert left_of_state(planned.state) == []
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_a_full_disk_in_the_runs_folder(planned, complains: Callable[..., None]) -> None:
     """A real full disk: a tiny file system, so this needs root."""
@@ -107,6 +109,7 @@ def test_a_full_disk_in_the_runs_folder(planned, complains: Callable[..., None])
     assert left_of_state(planned.state) == []
 
 
+@pytest.mark.slow
 def test_names_with_blanks_and_metacharacters(tmp_path: Path, here) -> None:
     odd = tmp_path / 'a b\'; echo "$(touch pwned)" &'
     here.folder.rename(odd)

@@ -15,12 +15,12 @@ NOTING = """
 import json, os
 from pathlib import Path
 import skyctl.remote.credentials as made
-note, real = Path(os.environ.pop("NOTE")), made.credentials
+note, real = Path(os.environ.pop("NOTE")), made.make_credentials
 def noted(**how):
     got = real(**how)
     note.write_text(json.dumps(got))
     return got
-made.credentials = noted
+made.make_credentials = noted
 from skyctl.cli.app import main
 main()
 """

@@ -60,6 +60,7 @@ def launch(three, *words: str) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_nothing_happens_and_nothing_is_left(three, losses: list[float]) -> None:
     run = launch(three, "--keep-here").wait_for(STEPS - 1)
     run.end()
@@ -111,6 +112,7 @@ def test_a_rank_is_stopped(three, losses: list[float]) -> None:
     assert left_of_state(three.state) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losses: list[float]) -> None:
     run = launch(three).wait_for(13)
     run.child.interrupt()
@@ -150,6 +152,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
     assert "has ended well" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     fault = three.folder / "fault"
     three.train(CRASHING.format(fault=str(fault)))
@@ -172,6 +175,7 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     assert left_of_state(three.state) == []
 
 
+@pytest.mark.slow
 def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
     """Two nodes whose memory holds the model only together: one is lost."""
     plan = json.loads((three.folder / "plan.json").read_text())

@@ -141,6 +141,7 @@ def as_yaml(document: Any) -> bytes:
         return mutate.text_of(document)
 
 
+@pytest.mark.slow
 def test_inventories(tmp_path: Path) -> None:
     def write(rng: random.Random) -> bytes:
         if rng.random() < 0.3:
@@ -155,6 +156,7 @@ def test_inventories(tmp_path: Path) -> None:
     each("inventory", tmp_path, ".yaml", write, act)
 
 
+@pytest.mark.slow
 def test_problems(tmp_path: Path) -> None:
     originals = [samples.problem(), samples.repeated(), samples.problem(2)]
 
@@ -172,6 +174,7 @@ def test_problems(tmp_path: Path) -> None:
     each("problem", tmp_path, ".json", write, act)
 
 
+@pytest.mark.slow
 def test_plans(tmp_path: Path) -> None:
     originals = samples.plans()
 
@@ -181,6 +184,7 @@ def test_plans(tmp_path: Path) -> None:
     each("plan", tmp_path, ".json", write, lambda path, _: check("verify", str(path), "--json"))
 
 
+@pytest.mark.slow
 def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from skyctl.control.training_request import TrainingRequest
 

@@ -72,6 +72,7 @@ def _write(file: Path) -> None:
     file.write_text(str(QUOTA_US))
 
 
+@pytest.mark.slow
 def test_the_stretch_is_the_quotas(burst: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE, *burst], capture_output=True, text=True, timeout=120, check=True

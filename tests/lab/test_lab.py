@@ -114,6 +114,7 @@ def test_links_carry_what_they_should_both_ways(lab, traffic):
     assert traffic.bytes_per_s(state, "free", "n100") == pytest.approx(6.25e6, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("carrier", ["user", "netem"])
 def test_sites_are_as_far_apart_as_they_should_be(lab, traffic, carrier):
     if carrier == "netem" and not has_netem():
@@ -146,6 +147,7 @@ def has_netem() -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_launcher_reaches_every_site_without_the_switch(lab):
     spec = {
         "nodes": [{"name": "a", "cpus": 1.0, "site": "a"}, {"name": "b", "cpus": 1.0, "site": "b"}],
@@ -161,6 +163,7 @@ def test_the_launcher_reaches_every_site_without_the_switch(lab):
         assert time.monotonic() - begin < 1.0  # less than the latency alone, which is one way
 
 
+@pytest.mark.slow
 def test_two_labs_side_by_side(lab, ssh):
     one, two = lab(TWO, name="one"), lab(TWO, name="two")
     assert one.subnet != two.subnet
@@ -248,6 +251,7 @@ def test_bad_interpreters_are_refused_before_anything_is_made(lab):
     assert leftovers("nopython") == []
 
 
+@pytest.mark.slow
 def test_one_nodes_environment_holds_torch_alone(lab, ssh, tmp_path):
     from skyctl.lab.prerequisites import make_torch_only_venv
 
@@ -284,6 +288,7 @@ def test_a_making_that_is_killed_can_be_taken_down(lab, after_s):
     assert leftovers(name) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [1, 2, 3])
 def test_a_making_that_is_killed_while_it_writes_can_be_taken_down(lab, write):
     name = f"killed-writing-{write}"

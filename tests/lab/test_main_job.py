@@ -51,6 +51,7 @@ def losses(path: Path) -> list[float]:
     return [step["loss"] for step in json.loads(path.read_text())["steps"]]
 
 
+@pytest.mark.slow
 def test_check_finds_every_node_and_pair_well(cluster: Cluster) -> None:
     done = cluster.run("check", "--json")
     assert json.loads(done.stdout)["ok"]
@@ -66,6 +67,7 @@ def test_even_is_beaten(compared: Path) -> None:
     assert (compared / "comparison.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_device(cluster: Cluster, compared: Path) -> None:
     layers = json.loads((compared / "even.plan.json").read_text())["stages"][-1]["stop"]
     plan, measured = cluster.folder / "one.plan.json", cluster.folder / "one.json"
@@ -76,6 +78,7 @@ def test_losses_are_those_of_one_device(cluster: Cluster, compared: Path) -> Non
         assert losses(compared / f"{strategy}.measurement.json") == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing_on_any_node(cluster: Cluster, compared: Path) -> None:
     run = runs.launch(cluster, str(compared / "even.plan.json"), "--steps", "500").wait_for(1)
     run.child.interrupt()
@@ -83,6 +86,7 @@ def test_an_interrupt_leaves_nothing_on_any_node(cluster: Cluster, compared: Pat
     assert cluster.settled(checkpoints=False) == {}
 
 
+@pytest.mark.slow
 def test_a_worker_killed_on_its_node_is_named(cluster: Cluster, compared: Path) -> None:
     words = ("--steps", "500", "--max-restarts", "0")
     run = runs.launch(cluster, str(compared / "even.plan.json"), *words).wait_for(1)

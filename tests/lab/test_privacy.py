@@ -269,6 +269,7 @@ def known() -> bytes:
     return as_bytes(torch.arange(WIDTH, dtype=torch.float32) * 0.731 + 0.123)
 
 
+@pytest.mark.slow
 def test_in_the_clear_activations_pass_and_private_data_do_not(cluster: Cluster) -> None:
     wire = cluster.train("clear")
     n1, n2 = (cluster.lab.node(name).address for name in ("n1", "n2"))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 from tests.lab import fault_injection
 
@@ -21,6 +22,7 @@ WORKLOAD = ("gpt:layers=2,hidden=64,heads=4,context=32", "--batch-size", "16", "
 PROBE = "skyctl.probe.node.probe_task"
 
 
+@pytest.mark.slow
 def test_twelve_of_sixteen_are_profiled_and_four_named(lab: Callable[..., LabState], tmp_path: Path) -> None:
     state = lab({"nodes": [{"name": name, "cpus": 0.12} for name in NAMES]}, name="sixteen")
     cluster = broken(state, tmp_path)

@@ -37,6 +37,7 @@ def a_problem(factors: list[float]) -> Problem:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="local nodes are forked on Linux only")
 def test_sixteen_workers_train_what_one_device_trains() -> None:
     factors = slowdown_factors(WORKERS + 1)

@@ -69,6 +69,7 @@ def test_made_used_and_removed(site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert site.setup("--remove")["a"]["status"] == "nothing"
 
 
+@pytest.mark.slow
 def test_two_nodes_that_share_a_home(site, index) -> None:
     site.torch()
     bare = site.bare("bare")
@@ -106,6 +107,7 @@ def test_what_a_workload_requires(site, index, wheel: Callable[..., Path]) -> No
     assert site.setup("one/train.py", "--index-url", index.url)["a"]["status"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_requirement_that_does_not_exist(site, index) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"), here={})
@@ -189,6 +191,7 @@ def test_a_password_of_the_index_is_nowhere(site, index) -> None:
                 assert b"s3cr3t" not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_half_way(site, index, number: signal.Signals) -> None:
     site.torch()
@@ -209,6 +212,7 @@ def test_interrupted_half_way(site, index, number: signal.Signals) -> None:
     assert site.setup("--index-url", index.url)["a"]["status"] == "made"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_while_wheels_are_fetched(site, index, number: signal.Signals) -> None:
     site.torch()
@@ -239,6 +243,7 @@ def test_what_a_kill_left_is_swept_up(site) -> None:
     assert [path.name for path in site.environments] == ["mine"]
 
 
+@pytest.mark.slow
 def test_an_environment_in_use_stays(site) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))
@@ -256,6 +261,7 @@ def test_an_environment_in_use_stays(site) -> None:
     assert site.setup("--remove")["a"]["status"] == "removed"
 
 
+@pytest.mark.slow
 def test_a_broken_environment_is_made_again(site) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))
@@ -266,6 +272,7 @@ def test_a_broken_environment_is_made_again(site) -> None:
     assert run_in(found["a"]["python"], "import torch; print(torch.__version__)") == f"{TORCH}+stub"
 
 
+@pytest.mark.slow
 def test_a_launcher_that_has_changed_its_name(site) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))
@@ -294,6 +301,7 @@ def test_the_cluster_file_wins(site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "set up by skyctl" in ticks["python"]["found"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a small disk")
 @pytest.mark.parametrize("pushed", [True, False])
 def test_a_full_disk(site, index, pushed: bool) -> None:

@@ -80,6 +80,7 @@ def resuming(outcome: Any, folder: Path, step: int = AT) -> dict[str, Any]:
     return {"step": step, "folder": str(folder), "layers": layers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_checkpoint_of_four_goes_on_on_any_number(
     schedule: str, workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
@@ -191,7 +192,10 @@ def test_the_newest_are_kept_and_the_time_is_in_no_step(
             parts = event["compute_s"] + event["transfer_s"] + event["idle_s"]
             assert parts == pytest.approx(event["iteration_s"])
     for events in outcome.checkpoints.values():
-        assert all(event["wall_s"] > 0 and "error" not in event and not event["notes"] for event in events)
+        for event in events:
+            assert event["wall_s"] > 0
+            assert "error" not in event
+            assert "notes" not in event
     for path in folder.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
