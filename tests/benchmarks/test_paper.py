@@ -64,6 +64,7 @@ def _percent(cell: str) -> float:
     return float(cell.removesuffix("%").strip())
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_document_says(made: tuple[PaperResult, str, Path]) -> None:
     paper, shown, folder = made
     assert [(c.nodes, c.encoders) for c in paper.cases[::4]] == list(SIZES)

@@ -13,7 +13,7 @@ import pytest
 
 from skyctl.compare.report_page import render_report
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SMALLEST_PX = 9
 CONTRAST = """(() => {
   const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);

@@ -48,6 +48,7 @@ def test_a_profile_through_tls_says_so_and_takes_nothing_over(both) -> None:
     assert all(link["bandwidth_bytes_per_s"] > 0 for link in profile["links"])
 
 
+@pytest.mark.slow
 def test_each_is_planned_with_its_own_and_run_so(both, tmp_path: Path) -> None:
     words = ("plan", "train.py", *SIZES, "--strategy", "even")
     for flags, name in ((("--encrypt",), "tls.plan.json"), ((), "clear.plan.json")):

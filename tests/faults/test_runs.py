@@ -75,6 +75,7 @@ def test_a_rank_that_is_killed_is_named(planned, complains: Callable[..., None],
     assert left_of_state(planned.state) == []
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable[..., None]) -> None:
     planned.fault.write_text("raise")
     done = planned.run("launch", "plan.json", *STEPS)

@@ -90,6 +90,7 @@ def test_a_rank_is_killed(three, losses: list[float]) -> None:
     assert left_of_state(three.state) == []
 
 
+@pytest.mark.slow
 def test_an_agent_is_killed_and_its_node_left_out(three, losses: list[float]) -> None:
     run = launch(three).wait_for(13)
     os.kill(run.agent("c"), signal.SIGKILL)

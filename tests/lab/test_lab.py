@@ -100,6 +100,7 @@ def test_memory_is_limited(lab):
     assert status(state)["faults"] == []
 
 
+@pytest.mark.slow
 def test_links_carry_what_they_should_both_ways(lab, traffic):
     nodes = [
         {"name": "free", "cpus": 1.0},

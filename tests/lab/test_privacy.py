@@ -277,6 +277,7 @@ def test_in_the_clear_activations_pass_and_private_data_do_not(cluster: Cluster)
     assert [pattern for pattern in cluster.secrets() if wire.holds(pattern)] == []
 
 
+@pytest.mark.slow
 def test_encrypted_nothing_can_be_read(cluster: Cluster) -> None:
     wire = cluster.train("encrypted", "--encrypt")
     n1, n2 = (cluster.lab.node(name).address for name in ("n1", "n2"))

@@ -37,6 +37,7 @@ def test_optimal_equals_brute_force(seed):
     assert verify(given, found).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["eager-1f1b", "zero-bubble"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_claimed_holds_where_depths_are_chosen_too(seed, schedule):

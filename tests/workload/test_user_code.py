@@ -295,9 +295,9 @@ def test_data_for_files_is_refused(user: Make, tmp_path: Path) -> None:
 
 
 def test_importing_imports_no_torch() -> None:
-    """spec, split and corpus are for the command line too."""
+    """spec, recipe and corpus are for the command line too."""
     names = ", ".join(
-        f"skyctl.workload.{name}" for name in ("workload_spec", "microbatches", "corpus", "user_code")
+        f"skyctl.workload.{name}" for name in ("workload_spec", "recipe", "corpus", "user_code")
     )
     code = f"import sys, {names}; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], check=False)

@@ -7,7 +7,7 @@ import pytest
 
 from skyctl.errors import WorkloadError
 from skyctl.workload import recipe
-from skyctl.workload.shipped_files import LIMIT_BYTES, default_corpus, read_corpus
+from skyctl.workload.corpus import LIMIT_BYTES, default_corpus, read_corpus
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, parse_source
 
 

@@ -14,14 +14,9 @@ from skyctl.errors import MismatchError, WorkloadError
 from skyctl.files import home, make_private
 from skyctl.records.plan import WorkloadRef
 from skyctl.remote.agent_session import Session
+from skyctl.workload.corpus import default_corpus
 from skyctl.workload.recipe import Recipe
-from skyctl.workload.shipped_files import (
-    default_corpus,
-    encode_text,
-    files_to_ship,
-    find_stored_weights,
-    shipped_path,
-)
+from skyctl.workload.shipped_files import encode_text, files_to_ship, find_stored_weights, shipped_path
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from skyctl.errors import WorkloadError
 from skyctl.workload import builtin, mixed_precision, user_code
+from skyctl.workload.corpus import read_corpus
 from skyctl.workload.data import (
     Batch,
     BatchExample,
@@ -34,7 +35,7 @@ from skyctl.workload.hf import hub_folder as hub
 from skyctl.workload.layered_model import LayeredModel, make_model
 from skyctl.workload.loss_functions import cross_entropy
 from skyctl.workload.shape_inference import ShapeInference, TensorSpec
-from skyctl.workload.shipped_files import files_to_ship, read_corpus
+from skyctl.workload.shipped_files import files_to_ship
 from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source
 
 if TYPE_CHECKING:
