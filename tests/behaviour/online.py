@@ -220,6 +220,8 @@ def _certain(found: dict[str, Any]) -> dict[str, Any]:
     for key in ("stages", "unused", "predicted", "certificate"):
         if key in document:
             document[key] = "…"
+    if "schedule" in document.get("problem", {}):
+        document["problem"]["schedule"] = "…"
     for row in document.get("rows", []):
         for key, value in row.items():
             if key != "strategy":
