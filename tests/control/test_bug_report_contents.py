@@ -20,7 +20,10 @@ CLUSTER = """\
 name: adas-clinic
 defaults: {user: lovelace}
 nodes:
-  - {name: tower, host: tower.clinic.example.org, identity_file: ~/.ssh/id_clinic, env: {DB_URL: "db9pw"}}
+  - name: tower
+    host: tower.clinic.example.org
+    identity_file: ~/.ssh/id_clinic
+    env: {DB_URL: "db9pw", PIN: "48151623"}
   - {name: attic, host: 203.0.113.77, proxy_jump: "eve@bastion.clinic.example.org:2222", python: /srv/ml/py}
   - {name: b, host: fe80::12ab:34cd, user: charles}
 groups: {wards: [tower]}
@@ -55,6 +58,7 @@ PLANTED = (
     ),
     *(
         "aa:bb:cc",
+        "48151623",
         "plan-b",
         "0123456789abcdef0123",
         "planted-in-the-environment",
@@ -89,7 +93,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BugReport:
     event = {"event": "facts", "hostname": "adas-own-laptop.fritz", "rank": 0}
     paths.events.write_text(json.dumps(event) + '\n{"half a li')
     paths.supervisor_log.write_text(
-        "2026-11-22 phase: dialling oldnode at tower.clinic.example.org, which is adas-own-laptop\n"
+        "2026-11-22 phase: dialling oldnode at tower.clinic.example.org, adas-own-laptop, PIN 48151623\n"
     )
     return collect_bug_report(tmp_path / "cluster.yaml", None)
 
@@ -107,7 +111,7 @@ def test_what_is_needed_is_in_it(report: BugReport) -> None:
     assert list(report.files)[:3] == ["ABOUT.txt", "versions.json", "cluster.json"]
     cluster = json.loads(report.files["cluster.json"])
     assert [node["name"] for node in cluster["nodes"]] == ["node1", "node2", "node3"]
-    assert cluster["nodes"][0]["env"] == {"DB_URL": "[removed]"}
+    assert cluster["nodes"][0]["env"] == {"DB_URL": "[removed]", "PIN": "[removed]"}
     assert cluster["groups"] == {"group1": ["node1"]}
     state = json.loads(report.files["run/state.json"])
     assert (state["status"], state["step"], state["detail"]) == ("failed", 4, "node node2 was lost")

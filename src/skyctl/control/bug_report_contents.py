@@ -147,6 +147,10 @@ def collect_versions() -> dict[str, Any]:
     }
 
 
+LEAST_DIGITS = 6
+"""A number of a variable's value is looked for in all texts if it has at least so many digits."""
+
+
 def _know_this_machine(redactor: Redactor) -> None:
     home = str(Path.home())
     redactor.know_as(home if len(home) > 1 else "", "~")
@@ -165,8 +169,8 @@ def _know_cluster(redactor: Redactor, cluster: Cluster) -> None:
     nodes = cluster.nodes
     for node in nodes:
         for value in node.env.values():
-            # A thread count is no secret, and would be replaced in every figure.
-            redactor.know_as(value if not value.isdigit() else "", "[removed]")
+            # Elsewhere a short number is no secret (a thread count), and would be replaced in every figure.
+            redactor.know_as("" if value.isdigit() and len(value) < LEAST_DIGITS else value, "[removed]")
     redactor.know("node", [node.name for node in nodes])
     redactor.know("host", [node.host for node in nodes])
     redactor.know("user", [node.user for node in nodes if node.user != "root"])

@@ -46,6 +46,7 @@ _SIX = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?:%\w+
 _PATH = re.compile(r"(?<![\w.~\]>)/-])(?:~/|/(?!(?:" + _SYSTEM + r")(?:/|\b)))[^\s\"'`,:;()<>|]+")
 _OWN = re.compile(r"/((?:site-packages|dist-packages|lib/python3\.\d+|src/skyctl)/.+)")
 """The part of an installed package's path that is kept: tracebacks need it."""
+_REMOVED = "[removed]"
 _TIME = re.compile(r"^\d{1,2}:\d{2}:\d{2}$")
 
 
@@ -82,19 +83,24 @@ class Redactor:
         return _PATH.sub(_redact_path, text)
 
     def value(self, value: Any) -> Any:
-        """A JSON value with all its texts and keys redacted; the values of secrets' names are removed."""
+        """A JSON value with all its texts and keys redacted.
+
+        Texts that go by a secret's name are removed; of variables (``env``) only the names are kept.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         if isinstance(value, dict):
-            return {
-                self.text(key): "[removed]"
-                if isinstance(item, str) and names_a_secret(key)
-                else self.value(item)
-                for key, item in value.items()
-            }
+            return {self.text(key): self._member(key, item) for key, item in value.items()}
         return value
+
+    def _member(self, key: str, item: Any) -> Any:
+        if key == "env" and isinstance(item, dict):
+            return {self.text(name): _REMOVED for name in item}
+        if names_a_secret(key) and isinstance(item, str):
+            return _REMOVED
+        return self.value(item)
 
     def _next(self, kind: str) -> str:
         self._counts[kind] = self._counts.get(kind, 0) + 1
