@@ -17,6 +17,8 @@ from skyctl.errors import SkyctlError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What JSON need not escape, but would control a terminal that the document is looked at in."""
 MIN_CELL_WIDTH = 10
 """Characters left of a shortened cell, at least."""
 
@@ -134,7 +136,8 @@ class Output:
         self.has_document = True
         with self._piped(self._stdout):
             # A lone surrogate (a file name that is no UTF-8) must not break the document.
-            print(text.encode("utf-8", "replace").decode(), file=self._stdout, flush=True)
+            text = text.encode("utf-8", "replace").decode()
+            print(_CONTROL_IN_JSON.sub(_escaped, text), file=self._stdout, flush=True)
 
     def note(self, text: str) -> None:
         """Prints something by the way on stderr; not with ``-q``."""
@@ -218,6 +221,10 @@ class Output:
             # Nobody reads stderr any more: the work goes on, its result may still be wanted.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def _table_width(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:

@@ -27,6 +27,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from skyctl.cli.command_output import Output, ReaderGoneError
+from skyctl.cli.progress_display import strip_control
 from skyctl.errors import InputError, NodeError, SkyctlError
 
 
@@ -215,7 +216,7 @@ def confirm(out: Output, question: str, *, yes: bool, otherwise: bool = False) -
     if not is_interactive():
         return otherwise
     out.pause()
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{strip_control(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -224,5 +225,5 @@ def ask(out: Output, question: str, default: str, *, yes: bool) -> str:
     if yes or not is_interactive():
         return default
     out.pause()
-    print(f"{question} ", end="", file=sys.stderr, flush=True)
+    print(f"{strip_control(question)} ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() or default

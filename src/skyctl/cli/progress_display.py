@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -20,22 +20,35 @@ LINK_ROWS = ("links", "lines", "uplinks")
 RESERVED_LINES = 3
 """Lines of the terminal kept free: the live line, and the cursor's."""
 
-# Text from a node is shown to a person: it must not control their terminal.
+# Text from a node is shown to a person: it must neither control their terminal nor turn a line's direction.
+_STRING_END = r"(?:\x07|\x1b\\|\x9c|\Z)"
 _CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, the screen
+    rf"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*{_STRING_END}"  # OSC, DCS, …: title, clipboard
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def strip_control(text: str) -> str:
-    """``text`` without terminal control sequences; line breaks and tabs stay."""
+    """``text`` without terminal control sequences and bidirectional controls; line breaks and tabs stay."""
     return _CONTROL.sub("", text)
 
 
 def make_console(stream: TextIO, *, markup: bool = False) -> Console:
-    """A rich console on ``stream`` that colours nothing by itself."""
-    from rich.console import Console
+    """A rich console on ``stream`` that colours nothing by itself and prints no control of others."""
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
 
-    return Console(file=stream, highlight=False, markup=markup, emoji=False)
+    class CleaningConsole(Console):
+        """What is drawn may hold names and messages of nodes: each of its segments is cleaned."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else strip_control(text), style, control)
+
+    return CleaningConsole(file=stream, highlight=False, markup=markup, emoji=False)
 
 
 def _escape(text: str) -> str:
@@ -51,7 +64,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, title: str, *, show: bool, stream: TextIO) -> None:
-        self.title = title
+        self.title = strip_control(title)
         self.show = show
         self.stream = stream
         self._rich: Progress | None = None
