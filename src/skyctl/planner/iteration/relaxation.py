@@ -34,8 +34,10 @@ INF = float("inf")
 def relaxation_fits(model: CostModel, left_s: float) -> bool:
     """Whether the tables can be computed well within ``left_s`` seconds."""
     n = model.devices
+    if n > MAX_DEVICES:
+        return False
     cells = n * max(1, n - 1) * 2.0 ** max(0, n - 2) * model.layers**2
-    return n <= MAX_DEVICES and cells <= max(FEW_CELLS, min(MAX_CELLS, CELLS_PER_S * left_s))
+    return cells <= max(FEW_CELLS, min(MAX_CELLS, CELLS_PER_S * left_s))
 
 
 class Relaxation:
