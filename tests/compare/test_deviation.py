@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from skyctl.compare.deviation import DEVIATION_COLUMNS, describe_deviation, deviation_rows, find_differences
+from skyctl.errors import RecordError
 from skyctl.records.base import parse
 from skyctl.records.measurement import (
     Measurement,
@@ -213,3 +216,20 @@ def test_what_shares_a_line_is_not_played_as_if_it_were_alone() -> None:
     assert any(one.cause == "message" for one in run(real).differences)
     done = run(real, planned_as=planned)
     assert all(one.cause != "message" for one in done.differences)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("replicas", [], "'n3/cpu:0'"),
+        ("differences", [{"cause": "compute", "device": "n9/cpu:0"}], "'n9/cpu:0'"),
+        ("differences", [{"cause": "compute"}], "None"),
+        ("differences", [{"cause": "overhead", "device": "n3/cpu:0"}], "last"),
+    ],
+)
+def test_a_file_whose_differences_nobody_measured_is_refused(key: str, value: list[Any], said: str) -> None:
+    """It comes from a run's folder, which another version, a full disk or a hand may have changed."""
+    document = json.loads(run(slowed(2, 1.5)).to_json())
+    document[key] = [{**entry, "predicted_s": 1.0, "measured_s": 2.0, "step_s": 2.0} for entry in value]
+    with pytest.raises(RecordError, match=said):
+        parse(Measurement, json.dumps(document), "measurement.json")

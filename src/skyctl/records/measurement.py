@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from pydantic import model_validator
+
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 
 
@@ -101,6 +103,18 @@ class Measurement(FileRecord):
     validation: Seq[ValidationMeasurement] = since(2, ())
     trace: str | None = since(2, None)
     differences: Seq[Difference] = since(2, ())
+
+    @model_validator(mode="after")
+    def _explains_its_replicas(self) -> Measurement:
+        measured = {replica.device for replica in self.replicas}
+        for cause in self.differences:
+            named = {"all": (), "message": (cause.device, cause.target)}.get(cause.cause, (cause.device,))
+            for device in named:
+                if device not in measured:
+                    raise ValueError(f"a difference names {device!r}, of which nothing was measured")
+        if self.differences and self.differences[-1].cause != "all":
+            raise ValueError("the last of the differences must be that of all causes together")
+        return self
 
 
 def quantile(values: Iterable[float], share: float) -> float:
