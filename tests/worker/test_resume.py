@@ -273,7 +273,7 @@ def test_a_shard_of_another_run_is_refused(
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        ("torch.optim.LBFGS(parameters)", "LBFGS keeps one state over all parameters"),
+        ("torch.optim.LBFGS(parameters)", "LBFGS's step() needs closure"),
         ("Counting(parameters, lr=0.1)", "Counting keeps state that is not of one parameter ('count')"),
     ],
 )

@@ -53,6 +53,16 @@ def test_own_names_loss_and_optimizer(user: Make) -> None:
     )
 
 
+def test_an_optimizer_that_computes_the_loss_anew_is_refused(user: Make) -> None:
+    workload = user(
+        "def model(): return [nn.Linear(6, 4)]\n"
+        "def optimizer(parameters): return torch.optim.LBFGS(parameters)\n"
+    )
+    with pytest.raises(WorkloadError, match=r"LBFGS's step\(\) needs closure") as refused:
+        workload.optimizer(nn.Linear(6, 4).parameters())
+    assert "AdamW" in str(refused.value.hint)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -7,6 +7,7 @@ last one for the loss.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -209,6 +210,7 @@ class Workload:
         if not isinstance(made, torch.optim.Optimizer):
             name = self.model.source_name
             raise WorkloadError(f"{name}: optimizer() must give a torch optimizer, not {type(made).__name__}")
+        _require_step_without_closure(made, self.model.source_name)
         if self._spec.learning_rate is not None:
             for group in made.param_groups:
                 group["lr"] = self._spec.learning_rate
@@ -356,6 +358,17 @@ def _digest_workload(source: ModelSource, spec: WorkloadSpec) -> str:
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
+
+
+def _require_step_without_closure(optimizer: torch.optim.Optimizer, source_name: str) -> None:
+    """Raises WorkloadError for an optimizer that computes the loss anew within a step, as LBFGS does."""
+    needed = [p.name for p in inspect.signature(optimizer.step).parameters.values() if p.default is p.empty]
+    if needed:
+        raise WorkloadError(
+            f"{source_name}: {type(optimizer).__name__}'s step() needs {', '.join(needed)}: it computes "
+            "the loss several times a step, and no stage of a pipeline can do that alone",
+            hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
+        )
 
 
 def _describe_shapes(kinds: list[tuple[tuple[int, ...], str]]) -> str:
