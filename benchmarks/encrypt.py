@@ -27,7 +27,7 @@ import torch  # noqa: E402 — the filter must come first
 from runs.driver import worker_driver  # noqa: E402
 
 from skyctl.probe.node import message_overhead  # noqa: E402
-from skyctl.remote.credentials import make_certificate, make_credentials  # noqa: E402
+from skyctl.remote.credentials import make_credentials, make_tls_certificate  # noqa: E402
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
 from skyctl.workload.workload import load_workload  # noqa: E402
@@ -127,7 +127,7 @@ def in_turn(
 def main() -> None:
     """Measures and prints."""
     torch.set_num_threads(1)
-    told = make_certificate()
+    told = make_tls_certificate()
     case: dict[str, Any] = in_turn(
         lambda: pair_figures(None), lambda: pair_figures(TlsIdentity.from_credentials(told))
     )

@@ -247,10 +247,6 @@ class RunPaths:
             raise _cannot("make", self.newest_logs, exc) from exc
         return self
 
-    def next_attempt(self) -> RunPaths:
-        """The same run's next attempt, its folder made."""
-        return RunPaths(self.run_id, self.attempt + 1).create()
-
     def keep_plan(self, text: str) -> None:
         """Writes the attempt's plan, and it as the run's newest."""
         write_atomic(self.plan, text)

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoint.replicator_process import PATIENCE_S, Nodes, put, whole
 
 from skyctl.checkpoint import layout
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 
 
 def test_list_verify_prune_pin_forget(nodes: Nodes, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_list_verify_prune_pin_forget(nodes: Nodes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_one_pulls_from_another(encrypted: bool, nodes: Nodes, tmp_path: Path) -> None:
-    tls = make_certificate() if encrypted else None
+    tls = make_tls_certificate() if encrypted else None
     one, two = nodes("n1", tls=tls), nodes("n2", tls=tls)
     shas = put(one.folder, 60, range(4), size=3_000_000)
     wanted = {**shas, "9": "0" * 64, "1": "0" * 64}

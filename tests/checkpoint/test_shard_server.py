@@ -23,7 +23,7 @@ from skyctl.checkpoint.shard_client import (
 )
 from skyctl.checkpoint.shard_server import handshake_purpose
 from skyctl.errors import RecordError, SkyctlError
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.handshake import connect_authenticated
 from skyctl.transport.tls_identity import TlsIdentity
 
@@ -53,7 +53,7 @@ def test_strangers_get_nothing_and_keep_nobody_out(nodes: Nodes, tmp_path: Path)
 
 
 def test_under_tls_another_certificate_and_none_are_refused(nodes: Nodes, tmp_path: Path) -> None:
-    right, wrong = make_certificate(), make_certificate()
+    right, wrong = make_tls_certificate(), make_tls_certificate()
     node = nodes("n1", tls=right)
     shas = put(node.folder, 60, range(1))
     where = ReplicatorAddress("127.0.0.1", node.port)

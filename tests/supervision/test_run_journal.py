@@ -185,7 +185,7 @@ def test_a_step_done_again_replaces_what_came_after(tmp_path: Path) -> None:
     ledger = RunJournal.create(paths, state(paths), lambda _: None)
     for step in range(5):
         ledger.step(progress(step))
-    second = paths.next_attempt()
+    second = RunPaths(paths.run_id, 2).create()
     ledger.begin(second, "{}")
     attempts = (
         *ledger.state.attempts,

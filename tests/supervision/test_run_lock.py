@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
 from skyctl.supervision.run_lock import (
     acquire_run_lock,
     end_supervisor,
-    process_start_ticks,
     supervisor_status,
     this_process,
 )

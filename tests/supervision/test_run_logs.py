@@ -74,7 +74,7 @@ def test_logs_over_attempts() -> None:
         (0, "a", "zero"),
         (1, "b", "one"),
     ]
-    second = paths.next_attempt()
+    second = RunPaths(paths.run_id, 2).create()
     second.log(0).write_text("again\n")
     logs.update(state(second, ("a/cpu:0", "b/cpu:0"), ("b/cpu:0",)))
     assert [(line.attempt, line.rank, line.node, line.text) for line in logs.lines()] == [

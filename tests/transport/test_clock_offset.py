@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport import clock_offset
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 @pytest.fixture(params=["gloo", "tls"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[PeerConnection, PeerConnection]]:
     """Both ends of one pair, in this process."""
-    identity = TlsIdentity.from_credentials(make_certificate()) if request.param == "tls" else None
+    identity = TlsIdentity.from_credentials(make_tls_certificate()) if request.param == "tls" else None
     first, second = (PeerConnection(f"rank {n}", 30.0, secret="s", identity=identity) for n in (1, 0))
     port = first.listen("127.0.0.1")
     accepting = threading.Thread(target=first.accept, args=(30.0,))

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.host_staging import BlockingCopyStreams, HostStaging, StreamEvent, make_copy_streams
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
@@ -267,7 +267,7 @@ pair.close(graceful=True)
 """
 
 
-@pytest.mark.parametrize("tls", [None, make_certificate()], ids=["gloo", "tls"])
+@pytest.mark.parametrize("tls", [None, make_tls_certificate()], ids=["gloo", "tls"])
 def test_a_pair_whose_tensors_are_on_a_device(tls: dict[str, str] | None) -> None:
     pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
     port = pair.listen("127.0.0.1")

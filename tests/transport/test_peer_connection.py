@@ -16,7 +16,7 @@ import torch
 
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerLostError
@@ -41,7 +41,7 @@ Tls = dict[str, str] | None
 @pytest.fixture(scope="module", params=["gloo", "tls"])
 def tls(request: pytest.FixtureRequest) -> Tls:
     """Every test that takes this runs both ways."""
-    return make_certificate() if request.param == "tls" else None
+    return make_tls_certificate() if request.param == "tls" else None
 
 
 @pytest.fixture(scope="module")
@@ -312,9 +312,9 @@ def test_closing_ends_the_wait_for_a_peer() -> None:
 def test_another_certificate_does_not_get_in() -> None:
     """The secret alone is not enough where the run is encrypted."""
     pair = PeerConnection(
-        "rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(make_certificate())
+        "rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(make_tls_certificate())
     )
-    process = _start(pair.listen("127.0.0.1"), "s", make_certificate(), timeout_s=5.0)
+    process = _start(pair.listen("127.0.0.1"), "s", make_tls_certificate(), timeout_s=5.0)
     try:
         with pytest.raises(RunError, match="no connection with rank 1"):
             pair.accept(10.0)
@@ -328,7 +328,7 @@ def test_another_certificate_does_not_get_in() -> None:
 
 def test_one_end_in_the_clear_does_not_get_in() -> None:
     pair = PeerConnection(
-        "rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(make_certificate())
+        "rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(make_tls_certificate())
     )
     process = _start(pair.listen("127.0.0.1"), "s", None, timeout_s=2.0)
     try:

@@ -29,7 +29,7 @@ VERIFY_BLOB_BYTES = 64 << 20
 
 
 def default_cache_root() -> Path:
-    """Where this user's cache is; made by ``Store``."""
+    """Where this user's cache is; made by ``NodeCache``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if base.startswith("/") else Path("~/.cache").expanduser()
     return root / "skyctl"

@@ -60,6 +60,12 @@ def process_entry(pid: int) -> ProcessEntry | None:
     return ProcessEntry(int(fields[1]), fields[0].decode(), int(fields[19]))
 
 
+def process_start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where there is none, or it has ended."""
+    row = process_entry(pid)
+    return row.start if row is not None and row.state not in "ZX" else None
+
+
 def process_table() -> dict[int, ProcessEntry]:
     """Every process that can be seen."""
     try:

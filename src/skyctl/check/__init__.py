@@ -1,1 +1,1 @@
-"""Preflight of every node and pair; ``node.py`` is the part that runs on the nodes."""
+"""Preflight of every node and pair; ``check_task.py`` is the part that runs on the nodes."""

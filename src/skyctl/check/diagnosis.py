@@ -30,7 +30,7 @@ NO_DISK_BYTES = 64 << 20
 LOW_MEMORY_BYTES = 512 << 20
 LOW_CLOCK_S = 2.0
 SETUP_FOLDER = "/skyctl/env/"
-"""What the path of an environment holds that ``skyctl setup`` has made (``setup/node/places.py``)."""
+"""What the path of an environment of ``skyctl setup`` holds (``setup/node/environment_store.py``)."""
 VPN_INTERFACE = re.compile(r"^(tailscale|wg|zt|utun|tun|nebula|netbird|wt)\w*$")
 """Interfaces that are most likely a VPN's: Tailscale, WireGuard, ZeroTier, OpenVPN, Nebula, NetBird."""
 

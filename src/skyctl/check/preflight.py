@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 _PINGS = 5
 _NODES_AT_ONCE = 32
-_PEERS_AT_ONCE = 32  # as node.py tries them
+_PEERS_AT_ONCE = 32  # as check_task.py tries them
 
 CheckProgress = Callable[[str, float, float], None]
 """Called with what is going on, and how much of how much is done."""

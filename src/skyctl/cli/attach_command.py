@@ -15,7 +15,7 @@ from skyctl.errors import RunError, SkyctlError
 if TYPE_CHECKING:
     from skyctl.run.callbacks import RunCallbacks
     from skyctl.supervision.run_lock import RunLock
-    from skyctl.supervision.run_status import ObservedRun
+    from skyctl.supervision.run_status import InspectedRun
 
 POLL_S = 0.25
 SUPERVISOR_CHECK_INTERVAL_S = 2.0
@@ -35,7 +35,7 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
     stops it. SIGTERM and a closed terminal detach.
     """
     from skyctl.supervision.run_lock import acquire_run_lock
-    from skyctl.supervision.run_status import observe_run, refuse_other_machine, resolve_run
+    from skyctl.supervision.run_status import inspect_run, refuse_other_machine, resolve_run
 
     observed = resolve_run(run)
     refuse_other_machine(observed)
@@ -50,23 +50,23 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
             try:
                 lock = acquire_run_lock(observed.paths, attached=True)
             except SkyctlError:
-                if observe_run(name).supervisor_state != "alive":
+                if inspect_run(name).supervisor_state != "alive":
                     raise
                 # Another process was quicker; that one can be watched.
             else:
                 return _take_over(out, lock, yes=yes)
-        observed = observe_run(name)
+        observed = inspect_run(name)
     return _show_ended(out, observed)
 
 
-def _watch(out: Output, run: ObservedRun, *, yes: bool) -> int | None:
+def _watch(out: Output, run: InspectedRun, *, yes: bool) -> int | None:
     """Shows a run that another process supervises.
 
     Returns:
         An exit code; None where the run has ended, or lost its supervisor, and is to be observed again.
     """
     from skyctl.cli.run_display import show_outcome
-    from skyctl.supervision.run_status import observe_run
+    from skyctl.supervision.run_status import inspect_run
 
     name = run.paths.run_id
     outcome = RunView(out, run, yes=yes).watch()
@@ -74,7 +74,7 @@ def _watch(out: Output, run: ObservedRun, *, yes: bool) -> int | None:
         show_outcome(out, name, None)
         return 0
     if outcome == "stopped":
-        status = observe_run(name).state.status
+        status = inspect_run(name).state.status
         out.note(f"run {name} is {status}")
         out.json({"run_id": name, "status": status})
         return 130
@@ -99,7 +99,7 @@ def _take_over(out: Output, lock: RunLock, *, yes: bool) -> int:
     return 0
 
 
-def _show_ended(out: Output, run: ObservedRun) -> int:
+def _show_ended(out: Output, run: InspectedRun) -> int:
     """Shows how a run has ended. Raises RunError where it failed."""
     from skyctl.cli.run_display import show_run
     from skyctl.files import read_record
@@ -121,7 +121,7 @@ def _show_ended(out: Output, run: ObservedRun) -> int:
 class RunView:
     """A run that another process supervises, shown from its files as if it ran here."""
 
-    def __init__(self, out: Output, run: ObservedRun, *, yes: bool) -> None:
+    def __init__(self, out: Output, run: InspectedRun, *, yes: bool) -> None:
         from skyctl.supervision.run_logs import FileTail, LogFollower, MetricsFollower
 
         self._out, self._run, self._yes = out, run, yes
@@ -171,7 +171,7 @@ class RunView:
     def _until_over(self, callbacks: RunCallbacks) -> ViewOutcome:
         """Shows what is new until the run ends or has no supervisor any more."""
         from skyctl.supervision.run_logs import read_state
-        from skyctl.supervision.run_status import observe_run
+        from skyctl.supervision.run_status import inspect_run
 
         looked_at = time.monotonic()
         while True:
@@ -179,7 +179,7 @@ class RunView:
             self._show(callbacks)
             if time.monotonic() - looked_at >= SUPERVISOR_CHECK_INTERVAL_S:
                 looked_at = time.monotonic()
-                now = observe_run(self._run.paths.run_id)
+                now = inspect_run(self._run.paths.run_id)
                 if now.supervisor_state == "gone":
                     self._show(callbacks)
                     return "ended" if now.ended else "alone"

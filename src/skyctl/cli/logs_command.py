@@ -17,7 +17,7 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.supervision.run_logs import LogFollower, RankLogLine
-    from skyctl.supervision.run_status import ObservedRun
+    from skyctl.supervision.run_status import InspectedRun
 
 POLL_S = 0.25
 SUPERVISOR_CHECK_INTERVAL_S = 10.0
@@ -80,7 +80,7 @@ def logs(
     out.json({"run_id": observed.paths.run_id, "lines": [_line_document(line) for line in shown]})
 
 
-def _show_supervisor_log(out: Output, run: ObservedRun, last: int | None, *, follow: bool) -> None:
+def _show_supervisor_log(out: Output, run: InspectedRun, last: int | None, *, follow: bool) -> None:
     """What the run's supervisor said; with ``follow`` until the run ends."""
     from skyctl.supervision.run_logs import FileTail
 
@@ -117,11 +117,11 @@ def _line_document(line: RankLogLine) -> dict[str, Any]:
     }
 
 
-def _follow(out: Output, run: ObservedRun, show_more: Callable[[], object]) -> None:
+def _follow(out: Output, run: InspectedRun, show_more: Callable[[], object]) -> None:
     """Calls ``show_more`` until the run has ended; warns where it loses its supervisor."""
     from skyctl.records.run_state import ENDED
     from skyctl.supervision.run_logs import read_state
-    from skyctl.supervision.run_status import observe_run
+    from skyctl.supervision.run_status import inspect_run
 
     warned_status = ""
     checked_at = float("-inf")
@@ -132,7 +132,7 @@ def _follow(out: Output, run: ObservedRun, show_more: Callable[[], object]) -> N
             return
         if time.monotonic() - checked_at > SUPERVISOR_CHECK_INTERVAL_S:
             checked_at = time.monotonic()
-            now = observe_run(run.paths.run_id)
+            now = inspect_run(run.paths.run_id)
             if now.supervisor_state == "gone" and not now.ended and warned_status != now.status:
                 out.warn(
                     f"run {run.paths.run_id} has no supervisor: what its ranks print stays on the nodes "

@@ -10,7 +10,7 @@ from skyctl.cli.command_output import Output, format_count
 from skyctl.cli.command_runner import command
 
 if TYPE_CHECKING:
-    from skyctl.supervision.run_status import ObservedRun
+    from skyctl.supervision.run_status import InspectedRun
 
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Ask no node, not even about runs without a supervisor.")
@@ -67,7 +67,7 @@ def ps(
     out.json({"runs": [describe_run(run) for run in runs]})
 
 
-def _row(run: ObservedRun, age: str) -> tuple[object, ...]:
+def _row(run: InspectedRun, age: str) -> tuple[object, ...]:
     """The cells of a run in the table that ``ps`` prints."""
     state = run.state
     return (
@@ -84,7 +84,7 @@ def _row(run: ObservedRun, age: str) -> tuple[object, ...]:
     )
 
 
-def describe_run(run: ObservedRun) -> dict[str, Any]:
+def describe_run(run: InspectedRun) -> dict[str, Any]:
     """A run as JSON: its state, without what only supervisors need, and what was observed."""
     state = run.state.model_dump(mode="json", exclude={"order", "kind", "version", "sessions"})
     looks = (

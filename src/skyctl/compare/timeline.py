@@ -32,8 +32,8 @@ def align_clocks(readings: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Ra
     """A clock for each rank: what neighbours found out about each other, chained.
 
     Args:
-        readings: by rank, what ``transport.clocks`` gave for the rank before it: ``start`` and ``end``, each
-            with ``at_s``, ``offset_s`` and ``error_s``; empty on the first rank.
+        readings: by rank, what ``measure_clock_offset`` gave for the rank before it: ``start`` and ``end``,
+            each with ``at_s``, ``offset_s`` and ``error_s``; empty on the first rank.
     """
     out: list[RankClock] = []
     for rank, known in enumerate(readings):

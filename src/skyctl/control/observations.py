@@ -191,7 +191,7 @@ def gather_observations(profile: Profile, others: Iterable[Profile]) -> Profile:
 
 
 def merge_observations(observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """Each once, the newest ``KEPT`` of the same kind, in the order of their dates."""
+    """Each once, the newest ``MOST_KEPT`` of the same kind, in the order of their dates."""
     kinds: dict[tuple[object, ...], list[Observation]] = {}
     once = {_identity(one): one for one in observations}
     for one in sorted(once.values(), key=lambda o: o.seen):

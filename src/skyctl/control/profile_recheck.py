@@ -57,7 +57,7 @@ def request_of_profile(profile: Profile) -> tuple[TrainingRequest, Workload] | t
 
 
 def most_microbatches(profile: Profile) -> int | None:
-    """Of the sizes measured the smallest microbatch, which is the quickest to time."""
+    """The largest number of microbatches that was measured: then each is smallest, and quickest to time."""
     shapes = profile.workload.shapes if profile.workload is not None else ()
     return max((shape.microbatches for shape in shapes), default=None)
 

@@ -242,7 +242,7 @@ def _discrete_memory(device: str, info: Any) -> dict[str, Any]:
 
 
 _FREE_BEFORE_BYTES: dict[str, int] = {}
-"""By device: free bytes before this process made its context (see ``note_free``)."""
+"""By device: free bytes before this process made its context (see ``note_free_memory``)."""
 
 
 def note_free_memory(device: str) -> None:

@@ -66,7 +66,7 @@ SlotsAs = Literal["cuda", "threads", "ignore"]
 class NewNode:
     """A node to be written. ``host`` None and not ``local``: a bare alias.
 
-    ``slots``: what a hostfile says of it, which may mean GPUs or processes: see ``with_slots``.
+    ``slots``: what a hostfile says of it, which may mean GPUs or processes: see ``apply_slots``.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Used for cluster.yaml and for lab.yaml::
 
-    document = load("lab.yaml")
+    document = load_yaml("lab.yaml")
     top = document.mapping((), {"nodes", "sites"}, "lab.yaml")
     raise document.error(("nodes", 0, "rate_mbit"), "rate_mbit of node 'n1' must be more than 0")
 """
@@ -160,7 +160,7 @@ def load_yaml(
 
 
 def parse_yaml(text: str, path: str, loader_class: type[yaml.SafeLoader] = yaml.SafeLoader) -> YamlDocument:
-    """As ``load``, from text; ``path`` is what errors call it."""
+    """As ``load_yaml``, from text; ``path`` is what errors call it."""
     try:
         loader = loader_class(text)
     except yaml.YAMLError as exc:  # a character that YAML forbids

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import InputError, SkyctlError
 from skyctl.files import lab_folder, make_private, write_atomic
 from skyctl.lab import cgroup_quotas, lab_state, prerequisites, traffic_shaping
-from skyctl.lab import lab_state as states
 from skyctl.lab.lab_spec import LabSpec
 from skyctl.lab.lab_state import LabProcess, LabState, NodeState
 from skyctl.lab.teardown import down
@@ -55,8 +55,8 @@ def up(
         SkyctlError: the system refused something; everything made is taken down again.
     """
     programs = prerequisites.check_machine()
-    state = _plan(spec, folder, states.check_name(name), source, pythons or {})
-    known = states.load_state(name)
+    state = _plan(spec, folder, lab_state.check_name(name), source, pythons or {})
+    known = lab_state.load_state(name)
     if known is not None:
         faults = status(known)["faults"]
         if _is_same_lab(known, state) and not faults:
@@ -70,7 +70,7 @@ def up(
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     try:
-        states.save_state(state)
+        lab_state.save_state(state)
         return _make(state, programs, carrier)
     except BaseException:
         with contextlib.suppress(SkyctlError):
@@ -109,7 +109,7 @@ def _plan(
         )
     return LabState(
         name=name,
-        token=states.token_of(name),
+        token=lab_state.token_of(name),
         source=os.path.realpath(source) if source is not None else None,
         folder=os.path.abspath(folder) if folder is not None else str(lab_folder(name)),  # noqa: PTH100
         state_folder=str(lab_folder(name)),
@@ -129,7 +129,7 @@ def _make(state: LabState, programs: dict[str, str], carrier: str) -> LabState:
     state = state.model_copy(
         update={"cgroups": tuple(str(f) for f in cgroup_quotas.lab_cgroups(layout, state.token))}
     )
-    states.save_state(state)
+    lab_state.save_state(state)
     made = []
     for number, wanted in enumerate(state.spec.nodes):
         folders = cgroup_quotas.make_node_cgroups(layout, state.token, number, wanted.memory_gib)
@@ -139,7 +139,7 @@ def _make(state: LabState, programs: dict[str, str], carrier: str) -> LabState:
     # The quota comes last: a node of 10% would take long to get up.
     for node, wanted in zip(state.nodes, state.spec.nodes, strict=True):
         cgroup_quotas.set_quota(node.cgroups, wanted.cpus, state.spec.cpu_slice_ms)
-    return states.save_state(state.model_copy(update={"stage": "up"}))
+    return lab_state.save_state(state.model_copy(update={"stage": "up"}))
 
 
 def _start_nodes(state: LabState, subnet: int, sshd: str) -> LabState:
@@ -155,7 +155,7 @@ def _start_nodes(state: LabState, subnet: int, sshd: str) -> LabState:
             node.model_copy(update={"process": _process(pid)})
             for node, pid in zip(state.nodes, pids, strict=True)
         ]
-        state = states.save_state(state.model_copy(update={"nodes": tuple(nodes)}))
+        state = lab_state.save_state(state.model_copy(update={"nodes": tuple(nodes)}))
         _connect_node(state, subnet, pids)
         for child, node in zip(children, state.nodes, strict=True):
             _read_answer(child, node.name)
@@ -166,7 +166,7 @@ def _start_nodes(state: LabState, subnet: int, sshd: str) -> LabState:
 
 
 def _spawn(module: str, config: dict[str, Any], token: str, log: Path) -> subprocess.Popen[bytes]:
-    environment = {"PATH": os.environ.get("PATH", os.defpath), states.TAG: token}
+    environment = {"PATH": os.environ.get("PATH", os.defpath), lab_state.TAG: token}
     make_private(log.parent)
     with log.open("ab") as errors:
         child = subprocess.Popen(
@@ -202,7 +202,7 @@ def _read_answer(child: subprocess.Popen[bytes], who: str) -> dict[str, Any]:
 
 
 def _process(pid: int) -> LabProcess:
-    return LabProcess(pid=pid, started=states.process_start_ticks(pid) or 0)
+    return LabProcess(pid=pid, started=process_start_ticks(pid) or 0)
 
 
 def _start_network(
@@ -224,7 +224,7 @@ def _start_network(
         _release(child)
     changes = {"fabric": _process(answer["pid"]), "switch": answer["switch"]}
     subnet = f"10.{answer['subnet']}.0.0/16"
-    return answer, states.save_state(state.model_copy(update={**changes, "subnet": subnet}))
+    return answer, lab_state.save_state(state.model_copy(update={**changes, "subnet": subnet}))
 
 
 def _mount_plan(state: LabState, subnet: int) -> LabState:
@@ -311,7 +311,7 @@ def _connect_node(state: LabState, subnet: int, pids: list[int]) -> None:
 
 def is_listening(node: NodeState) -> bool:
     """Whether something listens on the node's port 22 (its sshd)."""
-    if node.process is None or not states.is_running(node.process):
+    if node.process is None or not lab_state.is_running(node.process):
         return False
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{node.process.pid}/net/tcp").read_text(encoding="utf-8").splitlines()[1:]
@@ -323,7 +323,7 @@ def _await_sshd(state: LabState) -> None:
     deadline = time.monotonic() + START_S
     for node in state.nodes:
         while not is_listening(node):
-            if not states.is_running(node.process) or time.monotonic() > deadline:
+            if not lab_state.is_running(node.process) or time.monotonic() > deadline:
                 log = state.node_folder(node.name) / "console.log"
                 said = log.read_text(encoding="utf-8", errors="replace").strip()
                 raise SkyctlError(f"lab: the sshd of {node.name} did not come up: {said[-300:]}")
@@ -340,7 +340,7 @@ def status(state: LabState) -> dict[str, Any]:
     faults = [] if state.stage == "up" else ["its making was cut short"]
     nodes = []
     for node, spec in zip(state.nodes, state.spec.nodes, strict=True):
-        alive, sshd = states.is_running(node.process), is_listening(node)
+        alive, sshd = lab_state.is_running(node.process), is_listening(node)
         if not alive:
             faults.append(f"node {node.name} is gone")
         elif not sshd:
@@ -359,12 +359,12 @@ def status(state: LabState) -> dict[str, Any]:
                 "memory_bytes": cgroup_quotas.used_memory_bytes(node.cgroups),
             }
         )
-    if not states.is_running(state.fabric):
+    if not lab_state.is_running(state.fabric):
         faults.append("its network is gone")
     switch = {
         "kind": state.switch,
-        "alive": states.is_running(state.fabric),
-        "cpu_s": states.cpu_seconds(state.fabric),
+        "alive": lab_state.is_running(state.fabric),
+        "cpu_s": lab_state.cpu_seconds(state.fabric),
     }
     return {
         "name": state.name,

@@ -24,6 +24,7 @@ from typing import Literal
 import yaml
 from pydantic import Field
 
+from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import InputError
 from skyctl.files import home, lab_folder, read_text, write_atomic
 from skyctl.lab.lab_spec import NAME, LabSpec
@@ -174,16 +175,6 @@ def free_name(source: str | Path) -> str:
         number += 1
         name = f"{stem}-{number}"
     return name
-
-
-def process_start_ticks(pid: int) -> int | None:
-    """A process's start time in clock ticks since boot; None where it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def is_running(process: LabProcess | None) -> bool:

@@ -9,10 +9,10 @@ import signal
 import time
 from pathlib import Path
 
+from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import SkyctlError
 from skyctl.files import lab_folder, unfinished_writes
 from skyctl.lab import cgroup_quotas, lab_state, traffic_shaping
-from skyctl.lab import lab_state as states
 from skyctl.lab.lab_state import LabState
 
 _WITHIN_S = 15.0
@@ -27,11 +27,11 @@ def down(name: str) -> bool:
     Raises:
         SkyctlError: something of it could not be removed; the message says what.
     """
-    states.check_name(name)
+    lab_state.check_name(name)
     there = leftovers(name)
     with contextlib.suppress(SkyctlError):  # a state file that can't be read must not keep a lab up
-        state = states.load_state(name)
-        there += [] if state is None else [str(states.state_file(name))]
+        state = lab_state.load_state(name)
+        there += [] if state is None else [str(lab_state.state_file(name))]
         _stop(name, state)
         _remove_files(name, state)
         left = leftovers(name)
@@ -46,11 +46,11 @@ def down(name: str) -> bool:
 
 
 def _stop(name: str, state: LabState | None) -> None:
-    token = states.token_of(name)
+    token = lab_state.token_of(name)
     recorded = [node.process for node in state.nodes] + [state.fabric] if state else []
     deadline = time.monotonic() + _WITHIN_S
     while True:
-        pids = {process.pid for process in recorded if process is not None and states.is_running(process)}
+        pids = {process.pid for process in recorded if process is not None and lab_state.is_running(process)}
         pids |= set(_tagged(token)) | set(_confined(token))
         for pid in pids - {os.getpid()}:
             with contextlib.suppress(ProcessLookupError):
@@ -70,20 +70,20 @@ def _stop(name: str, state: LabState | None) -> None:
 
 def _tagged(token: str) -> list[int]:
     """Processes that carry the token in the environment they were started with."""
-    wanted = f"{states.TAG}={token}".encode()
+    wanted = f"{lab_state.TAG}={token}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
-    return [pid for pid in found if states.process_start_ticks(pid) is not None]
+    return [pid for pid in found if process_start_ticks(pid) is not None]
 
 
 def _confined(token: str) -> list[int]:
     """Processes in the lab's cgroups."""
     pids = [pid for folder in _cgroups(token) for pid in cgroup_quotas.list_processes(folder)]
-    return [pid for pid in pids if states.process_start_ticks(pid) is not None]
+    return [pid for pid in pids if process_start_ticks(pid) is not None]
 
 
 def _cgroups(token: str) -> list[Path]:
@@ -141,7 +141,7 @@ def _mounts() -> list[str]:
 
 def leftovers(name: str) -> list[str]:
     """Whatever there is of a lab of that name, in words; empty after ``down``."""
-    token = states.token_of(name)
+    token = lab_state.token_of(name)
     own = lab_folder(name)
     left = [f"process {pid}" for pid in sorted({*_tagged(token), *_confined(token)})]
     left += [f"interface {interface}" for interface in _interfaces(token)]

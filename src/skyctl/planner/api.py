@@ -66,7 +66,11 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     elif strategy == "heuristic":
         from skyctl.planner.optimal_search import good_placement
 
-        result = _unproved(model, good_placement(model), "allocate by memory, level, local search")
+        result = _unproved(
+            model,
+            good_placement(model),
+            "beam search" if not model.by_iteration else "balanced cuts, simulated annealing",
+        )
     elif strategy == "optimal":
         from skyctl.planner.optimal_search import search_optimal, search_recompute
 

@@ -1,4 +1,4 @@
-"""What a candidate plan is, and what it costs: simulated, and bounded from below in closed form."""
+"""How a placement is executed, what a search returns, and what a plan costs: simulated, or bounded below."""
 
 from __future__ import annotations
 

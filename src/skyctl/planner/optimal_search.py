@@ -11,7 +11,7 @@ recomputes where it would not fit otherwise.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count, pairwise, product
 
@@ -23,20 +23,20 @@ from skyctl.planner.evaluation import (
     SearchResult,
     bottleneck_s,
     least_execution,
-    step_lower_bound_s,
 )
 from skyctl.planner.explanation.infeasibility import raise_infeasible
 from skyctl.planner.heuristic.balance import balance_layers
 from skyctl.planner.heuristic.heuristic_plan import heuristic_placement
 from skyctl.planner.iteration import relaxation
 from skyctl.planner.iteration.least_iteration import BestFirstSearch, least_iteration
+from skyctl.planner.local_search import first_improvement, neighbours
 from skyctl.planner.pipeline_depth import choose_execution
 from skyctl.planner.stage_memory import kept_bytes
 from skyctl.records.problem import LayerTimes, Link, Problem
 
-START_UP_TO = 2_000
+MAX_CELLS_FOR_HEURISTIC_START = 2_000
 """Devices × layers up to which ``bottleneck`` starts from the heuristic's plan; for more it finds its own."""
-COMPARE_UP_TO = 200_000
+MAX_CELLS_TO_COMPARE = 200_000
 """Up to this, what is not proved is compared with the heuristic's plan; beyond, that takes seconds."""
 PROVED = 1e-9
 """Relative, how near the relaxation's bound a plan's value is when it counts as proved."""
@@ -45,17 +45,13 @@ RELAXATION_S = 1.0
 """Seconds that the tables of a bound with deferred weight gradients may take."""
 RELAXED_SHARE, RELAXED_SHARE_ROOMY = 0.4, 0.8
 """Share of the time for the relaxation; the second where its plan seems to fit without recomputing."""
-LOOKED_AT = 3000
+MAX_DESCENT_CANDIDATES = 3000
 """Candidates that a descent without a deadline looks at."""
 _NOT_FOUND = (
     "no plan that fits in memory was found, with stages recomputing or not, "
     "and it is not proved that there is none"
 )
 _SMALLER = "smaller microbatches, or a device with more memory"
-
-
-BETTER = 1e-9
-"""Relative: what counts as an improvement."""
 
 
 def search_optimal(model: CostModel, time_limit_s: float) -> SearchResult:
@@ -89,9 +85,9 @@ def _heuristic_start(model: CostModel) -> Placement | None:
 
 def _search_bottleneck(model: CostModel, deadline: float) -> SearchResult | None:
     size = model.devices * model.layers
-    start = _heuristic_start(model) if size <= START_UP_TO else None
+    start = _heuristic_start(model) if size <= MAX_CELLS_FOR_HEURISTIC_START else None
     best, bound, proved, method, witness = least_bottleneck(model, start, deadline)
-    if size > START_UP_TO and not proved and (best is None or size <= COMPARE_UP_TO):
+    if size > MAX_CELLS_FOR_HEURISTIC_START and not proved and (best is None or size <= MAX_CELLS_TO_COMPARE):
         plans = [plan for plan in (best, _heuristic_start(model)) if plan is not None]
         best = min(plans, key=lambda plan: bottleneck_s(model, plan), default=None)
     if best is None:
@@ -182,7 +178,7 @@ def good_recompute_placement(model: CostModel) -> Placement:
         return first
     starts = [first, *_ordinary_placements(model.problem, heuristic_placement)]
     looked = count()
-    return _descend(model, _allowed(model, starts), lambda: next(looked) >= LOOKED_AT)
+    return _descend(model, _allowed(model, starts), lambda: next(looked) >= MAX_DESCENT_CANDIDATES)
 
 
 def search_recompute(model: CostModel, time_limit_s: float) -> SearchResult:
@@ -316,64 +312,3 @@ def _split_stages(model: CostModel, placement: Placement) -> list[Placement]:
             last = StageAssignment(device, p, q - size), StageAssignment(other, q - size, q)
             out += [(*placement[:s], *both, *placement[s + 1 :]) for both in (first, last)]
     return out
-
-
-def first_improvement(
-    model: CostModel,
-    placement: Placement,
-    value_s: float,
-    candidates: Callable[[Placement], Iterable[Placement]],
-    is_over: Callable[[], bool],
-) -> tuple[Placement, float]:
-    """Goes to the first candidate that is better, again and again: (plan, objective in seconds).
-
-    Args:
-        candidates: the plans next to a plan, those to be tried first in front.
-        is_over: whether to stop; asked before each candidate.
-    """
-    improved = True
-    while improved:
-        improved = False
-        for other in candidates(placement):
-            if is_over():
-                return placement, value_s
-            if not model.is_allowed(other):
-                continue
-            if model.by_iteration and step_lower_bound_s(model, other) >= value_s:
-                continue
-            other_s = choose_execution(model, other)[0]
-            if other_s < value_s * (1 - BETTER):
-                placement, value_s, improved = other, other_s, True
-                break
-    return placement, value_s
-
-
-def neighbours(placement: Placement) -> Iterator[Placement]:
-    """Layers handed from any stage to any other (those between shift), and two devices exchanged."""
-    count = len(placement)
-    for size in (1, 2, 4, 8):
-        for i in range(count):
-            if placement[i].stop - placement[i].start <= size:
-                continue
-            for j in range(count):
-                if i != j:
-                    yield _hand_layers(placement, i, j, size)
-    for i in range(count):
-        for j in range(i + 1, count):
-            other = list(placement)
-            other[i] = placement[i]._replace(device=placement[j].device)
-            other[j] = placement[j]._replace(device=placement[i].device)
-            yield tuple(other)
-
-
-def _hand_layers(placement: Placement, giver: int, taker: int, size: int) -> Placement:
-    shift = -size if giver < taker else size
-    low, high = min(giver, taker), max(giver, taker)
-    return tuple(
-        StageAssignment(
-            d,
-            p + shift if low < s <= high else p,
-            q + shift if low <= s < high else q,
-        )
-        for s, (d, p, q) in enumerate(placement)
-    )

@@ -39,7 +39,7 @@ from skyctl.records.profile import (
     UplinkProfile,
     WorkloadProfile,
 )
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.remote.peer_addresses import find_peer_address_outcomes
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def measure_cluster(
     launcher = LauncherUse()
     try:
         specs = {} if workload is None else _probe_specs(cluster, workload, node_specs or {})
-        payload = partial(task_payload, cluster, specs, make_certificate() if options.encrypt else None)
+        payload = partial(task_payload, cluster, specs, make_tls_certificate() if options.encrypt else None)
         start_processes(probes, cluster, sessions, payload, on_progress)
         both = None if workload is None or spec is None else (workload, spec)
         shapes = shape_profiles(*both, microbatch_choices) if both else []  # while nodes import torch

@@ -75,7 +75,7 @@ def joint_rate(flows: Sequence[ReceivedFlow], settle_s: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class HubOrder:
+class HubRequest:
     """Flows of one hub with its peers. ``message_bytes``: by peer, of what it is sent and what comes back."""
 
     hub: str
@@ -111,7 +111,7 @@ class FlowPlayer:
             if member.node.name in addresses:
                 self.members.setdefault(member.node.name, member)
         self.silent: set[str] = set()
-        self._orders: dict[str, HubOrder] = {}
+        self._requests: dict[str, HubRequest] = {}
         self._secrets: dict[FlowEnds, str] = {}
         self._hold = False
         self._asked: list[str] = []
@@ -122,43 +122,43 @@ class FlowPlayer:
         """The first of those nodes that can't take part any more."""
         return next((name for name in names if name in self.silent or name in self._fleet.failures), None)
 
-    def play(self, orders: Sequence[HubOrder], *, hold: bool = False) -> Answers:
+    def play(self, requests: Sequence[HubRequest], *, hold: bool = False) -> Answers:
         """Starts the hubs, then their peers; returns when all have answered or are too late.
 
         Args:
-            orders: without a node in common.
+            requests: without a node in common.
             hold: no hub's flows begin before all hubs are ready.
         """
-        self._orders = {order.hub: order for order in orders}
-        self._secrets = {(o.hub, peer): secrets.token_hex(16) for o in orders for peer in o.message_bytes}
+        self._requests = {request.hub: request for request in requests}
+        self._secrets = {(o.hub, peer): secrets.token_hex(16) for o in requests for peer in o.message_bytes}
         self._hold, self._asked, self._ready, self._answers = hold, [], set(), {}
-        for order in orders:
+        for request in requests:
             role = {"role": "hub", "hold": True} if hold else {"role": "hub"}
-            self._send(order.hub, order, role, list(order.message_bytes))
-        self._wait(list(self._orders))
+            self._send(request.hub, request, role, list(request.message_bytes))
+        self._wait(list(self._requests))
         self._wait([name for name in self._asked if name not in self._answers])
-        for order in orders:
-            for name in (order.hub, *order.message_bytes):
+        for request in requests:
+            for name in (request.hub, *request.message_bytes):
                 self._answers.setdefault(name, "no answer in time")
         return self._answers
 
-    def _send(self, name: str, order: HubOrder, role: dict[str, Any], others: Sequence[str]) -> None:
+    def _send(self, name: str, request: HubRequest, role: dict[str, Any], others: Sequence[str]) -> None:
         member = self.members[name]
-        member.phase = order.phase
+        member.phase = request.phase
         pairs = []
         for other in others:
-            peer = other if name == order.hub else name
-            sent, received = order.message_bytes[peer]
+            peer = other if name == request.hub else name
+            sent, received = request.message_bytes[peer]
             pairs.append(
                 {
                     "peer": other,
-                    "secret": self._secrets[order.hub, peer],
+                    "secret": self._secrets[request.hub, peer],
                     "messages": self.sizes.messages,
-                    "send_bytes": sent if name == order.hub else received,
-                    "receive_bytes": received if name == order.hub else sent,
+                    "send_bytes": sent if name == request.hub else received,
+                    "receive_bytes": received if name == request.hub else sent,
                 }
             )
-        message = {"op": "line", "hub": order.hub, "address": self._addresses[name], "pairs": pairs}
+        message = {"op": "line", "hub": request.hub, "address": self._addresses[name], "pairs": pairs}
         self._fleet.send(member, message | self._timeouts | role)
 
     def _wait(self, names: Sequence[str]) -> None:
@@ -168,21 +168,21 @@ class FlowPlayer:
 
     def _hear(self, member: DeviceProbe, event: dict[str, Any]) -> None:
         name, hub = member.node.name, str(event.get("hub"))
-        order = self._orders.get(hub)
-        if order is None or member is not self.members[name] or name not in (hub, *order.message_bytes):
+        request = self._requests.get(hub)
+        if request is None or member is not self.members[name] or name not in (hub, *request.message_bytes):
             return  # of an earlier round
         kind = event.get("event")
         if kind == "line":
             self._answers[name] = str(event["error"]) if "error" in event else event["arrivals"]
         elif kind == "line-listening":
-            for peer, port in zip(order.message_bytes, event["ports"], strict=True):
-                self._send(peer, order, {"role": "peer", "host": event["address"], "port": port}, [hub])
+            for peer, port in zip(request.message_bytes, event["ports"], strict=True):
+                self._send(peer, request, {"role": "peer", "host": event["address"], "port": port}, [hub])
                 self._asked.append(peer)
         elif kind == "line-ready":
             self._ready.add(hub)
-            gave_up = self._answers.keys() & self._orders.keys()  # a hub that waits has not answered
-            if self._ready == set(self._orders) and not gave_up:
-                for other in self._orders:
+            gave_up = self._answers.keys() & self._requests.keys()  # a hub that waits has not answered
+            if self._ready == set(self._requests) and not gave_up:
+                for other in self._requests:
                     self._fleet.send(self.members[other], {"op": "go"})
 
 

@@ -23,7 +23,7 @@ from skyctl.probe.concurrent_flows import (
     FlowEnds,
     FlowPlayer,
     FlowSizes,
-    HubOrder,
+    HubRequest,
     ReceivedFlow,
     arrivals_of,
     joint_rate,
@@ -178,14 +178,14 @@ def triple_settle_s(links: LinkTable, triple: HubTriple) -> float:
     return NODE_SIZES.settle_for(max(links[one].latency_s or 0.0 for one in ends))
 
 
-def _hub_order(links: LinkTable, triple: HubTriple) -> HubOrder:
+def _hub_order(links: LinkTable, triple: HubTriple) -> HubRequest:
     settle_s = triple_settle_s(links, triple)
 
     def message_bytes(source: str, target: str) -> int:
         return NODE_SIZES.message_bytes(_rate(links, (source, target)), settle_s)
 
     both = {p: (message_bytes(triple.hub, p), message_bytes(p, triple.hub)) for p in triple.peers}
-    return HubOrder(triple.hub, both, f"the line of {triple.hub}")
+    return HubRequest(triple.hub, both, f"the line of {triple.hub}")
 
 
 def _shared_lines(links: LinkTable, triple: HubTriple, answers: Answers) -> list[LineProfile] | str:
@@ -338,7 +338,7 @@ def _flows_rate(player: FlowPlayer, links: LinkTable, flows: Sequence[FlowEnds])
         return f"node {gone} answers no more"
     settle_s = player.sizes.settle_for(max(links[ends].latency_s or 0.0 for ends in flows))
     sizes = {ends: player.sizes.message_bytes(_rate(links, ends), settle_s) for ends in flows}
-    orders = [HubOrder(a, {b: (sizes[a, b], 1)}, f"the uplink between {a} and {b}") for a, b in flows]
+    orders = [HubRequest(a, {b: (sizes[a, b], 1)}, f"the uplink between {a} and {b}") for a, b in flows]
     arrivals = arrivals_of(player.play(orders, hold=True), names)
     if isinstance(arrivals, str):
         return arrivals

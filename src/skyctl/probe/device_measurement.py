@@ -30,8 +30,8 @@ FAILED_SHARE = -1.0
 UNFINISHED_SHARE = 0.99
 """The largest share of a node that has not ended."""
 MORE, LONGER, OF_START = 1.5, 0.3, 0.2
-"""Times the budget, or such a part of the slowest device's first pass, or of all the time since the start: so
-long at most is measured what counts. Slow devices repeat less often, and to start takes them longest."""
+"""How long at most what counts is measured: times the budget, or a share of the slowest device's first pass,
+or of the time since the start. Slow devices repeat less often, and starting takes them longest."""
 
 PayloadMaker = Callable[[str, "str | None"], dict[str, Any]]
 """``task_payload`` of a cluster, by node and device; no device: the node's first."""

@@ -24,7 +24,7 @@ SILENCE_S = 45.0
 
 
 class TaskLike(Protocol):
-    """What is used of ``remote.session.Task``."""
+    """What is used of ``remote.remote_task.RemoteTask``."""
 
     def send(self, message: dict[str, Any], body: bytes = b"") -> None:
         """Sends a message to the task."""
@@ -37,7 +37,7 @@ class TaskLike(Protocol):
 
 
 class SessionLike(Protocol):
-    """What is used of ``remote.session.Session``."""
+    """What is used of ``remote.agent_session.Session``."""
 
     @property
     def node(self) -> Node:

@@ -1,7 +1,8 @@
 """Links of all pairs of nodes in rounds of disjoint pairs, over the processes that measured the layers.
 
 Pairs of one round that cross the same uplink disturb each other. So nodes are put into sites by what was
-measured, and for every two sites one pair is measured alone (``sites.fill_in`` corrects the others by it).
+measured, and for every two sites one pair is measured alone (``site_clustering.estimate_links`` corrects the
+others by it).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ LARGEST = 1e300
 MOST_MICROBATCHES = 100_000
 """A step is played microbatch by microbatch: with more, planning takes minutes, whatever its time limit."""
 MOST_WINDOW = 1_000_000
-NAMED = 12
-"""So many of the devices there are are listed where one is named that is not."""
+MOST_LISTED = 12
+"""How many devices an error lists when a name matches none of them."""
 
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
@@ -176,9 +176,10 @@ def _split_fits(device: str, times: LayerTimes, layers: int) -> None:
 def _need(device: str, known: set[str], where: str) -> None:
     if device not in known:
         there = sorted(known)
-        more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+        more = f" and {len(there) - MOST_LISTED} more" if len(there) > MOST_LISTED else ""
         raise ValueError(
-            f"{where} names device {device!r}, which is not in devices: {', '.join(there[:NAMED])}{more}"
+            f"{where} names device {device!r}, which is not in devices: "
+            f"{', '.join(there[:MOST_LISTED])}{more}"
         )
 
 

@@ -11,10 +11,10 @@ from pydantic import Field
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
 
 HANDLING_NEIGHBOURS = 4 / 3
-"""Of each of three stages in a row, on average."""
+"""Neighbours of a stage in a chain of three, on average: two links of two ends each."""
 
 CONVERGED_INTERVAL = 0.03
-"""The interval, relative to the mean, that a probe measures until."""
+"""Relative 95% interval above which a layer is shown as not known well enough."""
 
 
 class NodeProfile(Record):

@@ -62,7 +62,7 @@ class RunState(FileRecord):
     """``state.json`` of a run's folder.
 
     ``workload``: its source; ``cluster_file``: the inventory, read again by whoever takes the run over.
-    ``order``: what beside the plan is needed to go on (``control``'s own, JSON values only, no secrets).
+    ``order``: what else is needed to go on (``supervision.run_settings``; JSON values, no secrets).
     ``step``: steps that every rank has finished; ``checkpoint``: the newest complete one's.
     ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason.
     """

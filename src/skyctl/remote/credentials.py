@@ -12,10 +12,10 @@ SECRET_BYTES = 16
 def make_credentials(*, encrypt: bool) -> dict[str, Any]:
     """``secret``, without which nobody joins; to encrypt also ``tls``: a certificate and its key (PEM)."""
     made: dict[str, Any] = {"secret": secrets.token_hex(SECRET_BYTES)}
-    return made | {"tls": make_certificate()} if encrypt else made
+    return made | {"tls": make_tls_certificate()} if encrypt else made
 
 
-def make_certificate() -> dict[str, str]:
+def make_tls_certificate() -> dict[str, str]:
     """A key (ECDSA over P-256) and a certificate that it has signed itself.
 
     It is compared as a whole and forgotten with its run, so its dates mean nothing and allow for any clock.

@@ -40,7 +40,7 @@ def find_peer_addresses(sessions: Mapping[str, Session]) -> dict[str, str]:
 
 
 def find_peer_address_outcomes(sessions: Mapping[str, Session]) -> dict[str, str | SkyctlError]:
-    """As ``peer_addresses``, an address or an error per node."""
+    """As ``find_peer_addresses``, an address or an error per node."""
     one_machine = _are_one_machine(sessions.values())
     outcomes: dict[str, str | SkyctlError] = {}
     asked: list[str] = []

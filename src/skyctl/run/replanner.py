@@ -56,7 +56,7 @@ TRIAL_STEPS = 5
 
 @dataclass(frozen=True)
 class PlanChange:
-    """Another plan, and why. ``gain``: for the user."""
+    """A plan to go on with, and why, in words for the user."""
 
     plan: Plan
     why: str

@@ -13,10 +13,10 @@ from skyctl.errors import SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.remote.agent_session import Session
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.remote.peer_addresses import find_peer_address_outcomes
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorOrder
+from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
 from skyctl.run.checkpoints.policy import RetentionPolicy
 from skyctl.run.checkpoints.replicator_group import ReplicatorEnded, ReplicatorGroup, ReplicatorNews
 from skyctl.run.event_sink import EventSink
@@ -122,7 +122,7 @@ class RunContext:
                 self.sessions,
                 self.sink.heard,
                 self._on_replicator_news,
-                make_certificate(),
+                make_tls_certificate(),
             )
         self._nodes_asked = set(self.sessions)
         self._replicators.start(self.addresses(needed))
@@ -176,7 +176,7 @@ class RunContext:
         if self._mirror is None:
             self._mirror = CheckpointMirror(self.sink.paths, self.options.keep, self.callbacks.warn)
         sources = {layer: self.sessions[node] for layer, node in node_of_layer.items()}
-        self._mirror.take(MirrorOrder(step, self.sink.paths.attempt, sources, sha256s))
+        self._mirror.take(MirrorRequest(step, self.sink.paths.attempt, sources, sha256s))
 
     def drop(self, name: str) -> None:
         """A node is lost: nothing is asked of it any more."""

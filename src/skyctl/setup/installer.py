@@ -16,7 +16,7 @@ from skyctl.inventory.environment_registry import register_environment
 from skyctl.records.cluster import Node, PreparedEnvironment
 from skyctl.remote.agent_session import Session
 from skyctl.setup.fleet import NodeOutcome, Status, run_setup_task
-from skyctl.setup.node.environment_builder import BuildOrder, is_url_reachable
+from skyctl.setup.node.environment_builder import BuildRequest, is_url_reachable
 from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget, pip_wheel
 from skyctl.setup.workload_requirements import Requirements, merge_requirements
 
@@ -62,7 +62,7 @@ class SetupJob:
 
 
 def missing_requirements(found: Mapping[str, Any], torch: str) -> tuple[str, ...]:
-    """What a Python lacks, in words, from what ``looking.look`` found of it; nothing where it is fit.
+    """What a Python lacks, in words, from what ``inspect_python`` found of it; nothing where it is fit.
 
     As ``launch`` and ``check`` see it, a torch of the same first two numbers will do.
     """
@@ -259,7 +259,7 @@ class NodeInstaller:
             pushed[path.name] = self._session.push(path, _sha256(path), keep=False)
 
     def _ask_make(self, wheels: Mapping[str, str] | None, need_bytes: int | None) -> dict[str, Any]:
-        order = BuildOrder(
+        order = BuildRequest(
             name=self._name(),
             torch=self._job.torch,
             requirements=list(self._requirements),

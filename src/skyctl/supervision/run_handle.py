@@ -62,7 +62,7 @@ class RunHandle:
         if self.left:
             return
         self.left = True
-        with ignore_interrupts():  # else Ctrl-C would close those that are not let go yet
+        with ignore_interrupts():  # else Ctrl-C would close those that are not detached yet
             for session in self.sessions.values():
                 with suppress(SkyctlError, ValueError):
                     session.detach()

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import InputError, RecordError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.run_state import Supervisor
@@ -37,15 +38,6 @@ def this_process(*, attached: bool) -> Supervisor:
         started=process_start_ticks(pid) or 0,
         attached=attached,
     )
-
-
-def process_start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where there is none, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
 
 
 def supervisor_status(paths: RunPaths) -> tuple[SupervisorStatus, Supervisor | None]:

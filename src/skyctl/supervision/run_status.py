@@ -30,7 +30,7 @@ class NodeProcesses:
 
 
 @dataclass(frozen=True)
-class ObservedRun:
+class InspectedRun:
     """A run and its supervisor. ``looks``: what its nodes say of it, where they were asked."""
 
     paths: RunPaths
@@ -81,7 +81,7 @@ def describe_nodes(looks: Sequence[NodeProcesses]) -> str:
     return "; ".join(parts) or "it had no session on any node"
 
 
-def resolve_run(folder_or_id: str | None) -> ObservedRun:
+def resolve_run(folder_or_id: str | None) -> InspectedRun:
     """The run that the user named by id or folder; None: the newest that has a state.
 
     Raises:
@@ -90,12 +90,12 @@ def resolve_run(folder_or_id: str | None) -> ObservedRun:
     if folder_or_id is None:
         for run_id in reversed(run_ids()):
             if RunPaths(run_id).state.is_file():
-                return observe_run(run_id)
+                return inspect_run(run_id)
         raise InputError("there is no run yet", hint="start one: skyctl launch PLAN")
-    return observe_run(run_folder(folder_or_id).name)
+    return inspect_run(run_folder(folder_or_id).name)
 
 
-def observe_run(run_id: str) -> ObservedRun:
+def inspect_run(run_id: str) -> InspectedRun:
     """The run of exactly that id; InputError where it has no state that can be read."""
     paths = RunPaths(run_id)
     if not paths.state.is_file():
@@ -109,10 +109,10 @@ def observe_run(run_id: str) -> ObservedRun:
         # It may have ended between the two looks.
         state = read_record(RunState, paths.state)
     number = state.attempts[-1].number if state.attempts else 1
-    return ObservedRun(RunPaths(run_id, number), state, how, who)
+    return InspectedRun(RunPaths(run_id, number), state, how, who)
 
 
-def list_runs(*, every: bool) -> tuple[list[ObservedRun], list[str]]:
+def list_runs(*, every: bool) -> tuple[list[InspectedRun], list[str]]:
     """The runs, newest first, and complaints about those that can't be read.
 
     Args:
@@ -123,7 +123,7 @@ def list_runs(*, every: bool) -> tuple[list[ObservedRun], list[str]]:
         if not RunPaths(run_id).state.exists():
             continue
         try:
-            one = observe_run(run_id)
+            one = inspect_run(run_id)
         except InputError as exc:
             faults.append(exc.message)
             continue
@@ -132,7 +132,7 @@ def list_runs(*, every: bool) -> tuple[list[ObservedRun], list[str]]:
     return found, faults
 
 
-def with_node_processes(runs: Iterable[ObservedRun], limit: int = 8) -> list[ObservedRun]:
+def with_node_processes(runs: Iterable[InspectedRun], limit: int = 8) -> list[InspectedRun]:
     """The same runs; those without a supervisor with what their nodes say. Takes a few seconds in all."""
     runs = list(runs)
     wanted = [run for run in runs if not run.ended and run.supervisor_state == "gone"]
@@ -145,7 +145,7 @@ def with_node_processes(runs: Iterable[ObservedRun], limit: int = 8) -> list[Obs
     return [replace(run, looks=found.get(run.paths.run_id)) for run in runs]
 
 
-def _node_processes(run: ObservedRun) -> tuple[NodeProcesses, ...]:
+def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
     from skyctl.remote.session_factory import connect_node, open_sessions
     from skyctl.supervision.run_settings import cluster_of, connect_of
 
@@ -203,7 +203,7 @@ def age_text(seconds: float) -> str:
     return f"{int(seconds / 86_400)} d"
 
 
-def refuse_other_machine(run: ObservedRun) -> None:
+def refuse_other_machine(run: InspectedRun) -> None:
     """Raises UndecidedError where another machine's supervisor can't be looked at from here."""
     if run.supervisor_state == "elsewhere" and run.supervisor is not None:
         raise UndecidedError(

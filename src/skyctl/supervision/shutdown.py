@@ -14,7 +14,7 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.operator_requests import StopRequest, leave_request, take_requests
 from skyctl.supervision.run_handle import RunHandle, taken_over_run
 from skyctl.supervision.run_lock import acquire_run_lock, end_supervisor
-from skyctl.supervision.run_status import ObservedRun, observe_run
+from skyctl.supervision.run_status import InspectedRun, inspect_run
 
 REQUEST_TAKEN_S = 20.0
 """A supervisor that has not taken up a request by then does not answer."""
@@ -43,7 +43,7 @@ class StopResult:
     unreached: dict[str, str] = field(default_factory=dict)
 
 
-def stop_run(run: ObservedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> StopResult:
+def stop_run(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> StopResult:
     """Ends the run and waits until no node that answers has anything left of it.
 
     Args:
@@ -56,13 +56,13 @@ def stop_run(run: ObservedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> 
         return StopResult(run.paths.run_id, run.state.status, run.state.checkpoint, already=True)
     if run.supervisor_state == "alive":
         _stop_by_supervisor(run, callbacks, checkpoint=checkpoint)
-        run = observe_run(run.paths.run_id)
+        run = inspect_run(run.paths.run_id)
         if run.ended and not run.state.sessions:
             return StopResult(run.paths.run_id, run.state.status, run.state.checkpoint)
     return _stop_from_here(run, callbacks, checkpoint=checkpoint)
 
 
-def _stop_by_supervisor(run: ObservedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> None:
+def _stop_by_supervisor(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> None:
     """Returns when the run has ended, or has no supervisor any more."""
     paths = run.paths
     request = leave_request(paths, StopRequest(checkpoint))
@@ -71,7 +71,7 @@ def _stop_by_supervisor(run: ObservedRun, callbacks: RunCallbacks, *, checkpoint
         taken_by = time.monotonic() + REQUEST_TAKEN_S
         ended_by = taken_by + max(RUN_ENDED_S, RUN_ENDED_STEPS * (run.state.iteration_s or 0.0))
         while time.monotonic() < ended_by:
-            now = observe_run(paths.run_id)
+            now = inspect_run(paths.run_id)
             if now.supervisor_state != "alive":
                 return
             if time.monotonic() > taken_by and request.exists():
@@ -91,7 +91,7 @@ def _stop_by_supervisor(run: ObservedRun, callbacks: RunCallbacks, *, checkpoint
         request.unlink(missing_ok=True)
 
 
-def _stop_from_here(run: ObservedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> StopResult:
+def _stop_from_here(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> StopResult:
     written = run.state.written
     with acquire_run_lock(run.paths, attached=True, wait_s=KILL_S) as lock:
         take_requests(run.paths)  # they were for the supervisor that is gone
@@ -164,8 +164,8 @@ def refuse_unreached(stopped: list[StopResult]) -> None:
 
 
 def choose_runs(
-    names: list[str], find: Callable[[str | None], ObservedRun], running: list[ObservedRun], *, every: bool
-) -> list[ObservedRun]:
+    names: list[str], find: Callable[[str | None], InspectedRun], running: list[InspectedRun], *, every: bool
+) -> list[InspectedRun]:
     """The runs to be ended: those named, all that go on, or the one that goes on.
 
     Raises:

@@ -13,7 +13,7 @@ else. Unauthenticated peers are dropped one by one, with a log line each; of tho
 kept, and the oldest goes first, so that they can't keep the right peer out.
 
 Whoever can change what passes on the wire can take over a connection after its proof: against that there is
-only TLS (``identity``).
+only TLS (``tls_identity``).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def connect_authenticated(
     """Connects to a listener and authenticates; tries again while nobody listens or the connection breaks.
 
     Raises:
-        ImpostorError: something else listens there.
+        AuthenticationError: something else listens there.
         OSError: no connection within ``timeout_s``; TimeoutError says why where that is known.
     """
     deadline = time.monotonic() + timeout_s
@@ -117,7 +117,7 @@ def authenticate(sock: socket.socket, secret: str, *, purpose: str, timeout_s: f
     """The connector's side, on a connected socket. It is left blocking, and open where this raises.
 
     Raises:
-        ImpostorError: the other end's proof is wrong.
+        AuthenticationError: the other end's proof is wrong.
         OSError: the connection broke, or the other end was silent for ``timeout_s``.
     """
     if sock.getsockname() == sock.getpeername():
@@ -141,7 +141,7 @@ class AuthenticatingListener:
     """The listening side. ``accept`` in one thread; ``close`` in any.
 
     Args:
-        sock: listens already (``listening``); this owns it from now on.
+        sock: listens already (``open_listener``); this owns it from now on.
         purpose: what the connection is for; both ends must say the same.
         max_pending: how many connections may be unauthenticated at a time.
         handshake_timeout_s: how long each of them may take.

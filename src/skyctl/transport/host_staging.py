@@ -6,7 +6,7 @@ asked for; a thread waits for the copy and then starts the transfer. A receive i
 has come, and what is queued afterwards on the consumer's stream waits, on the device, for that copy.
 All sends of such a pair go through the thread, headers too: messages of one tag must keep their order.
 
-``Cuda`` is the one place that touches CUDA; the tests put streams made of threads in its place.
+``CudaCopyStreams`` is the one place that touches CUDA; the tests put streams made of threads in its place.
 """
 
 from __future__ import annotations

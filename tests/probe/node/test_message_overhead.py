@@ -8,7 +8,7 @@ from torch import Tensor
 from skyctl.errors import RunError
 from skyctl.probe.node import message_overhead
 from skyctl.probe.node.message_overhead import measure_message_overhead
-from skyctl.remote.credentials import make_certificate
+from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.tls_identity import TlsIdentity
 
 
@@ -20,7 +20,7 @@ def test_a_quota_stretches_what_the_whole_process_takes() -> None:
     assert under.byte_s >= 0
 
 
-@pytest.mark.parametrize("identity", [None, TlsIdentity.from_credentials(make_certificate())])
+@pytest.mark.parametrize("identity", [None, TlsIdentity.from_credentials(make_tls_certificate())])
 def test_nothing_is_left_running(identity: TlsIdentity | None) -> None:
     before = threading.active_count()
     assert measure_message_overhead(None, identity).stage_s > 0

@@ -52,7 +52,7 @@ class ValueAxis:
         return [(value / self.factor, f"{value:.{digits}f}") for value in values]
 
     def tick_percents(self) -> list[tuple[float, str]]:
-        """The same, with the place in per cent in the place of the value."""
+        """Of each tick its place in per cent, and the number as it is written."""
         return [(self.percent(value), text) for value, text in self.ticks()]
 
 
@@ -119,7 +119,7 @@ class ChartBar:
 
 
 @dataclass(frozen=True)
-class UprightLine:
+class VerticalLine:
     """A line across the lane, such as the end of a step."""
 
     kind: ClassVar[str] = "upright"
@@ -130,7 +130,7 @@ class UprightLine:
 
 
 @dataclass(frozen=True)
-class LevelLine:
+class HorizontalLine:
     """A line along the axis, such as a whisker's."""
 
     kind: ClassVar[str] = "level"
@@ -163,13 +163,13 @@ class BarNumber:
     look: str
 
 
-Mark = ChartBar | UprightLine | LevelLine | ChartDot | BarNumber
+Mark = ChartBar | VerticalLine | HorizontalLine | ChartDot | BarNumber
 
 
 def whisker(low: float, high: float, y: float, half: float, look: str = "whisker") -> tuple[Mark, ...]:
     """A spread: a level line between two short upright ones, ``half`` pixels to each side."""
-    ends = (UprightLine(end, y - half, y + half, look) for end in (low, high))
-    return (LevelLine(low, high, y, look), *ends)
+    ends = (VerticalLine(end, y - half, y + half, look) for end in (low, high))
+    return (HorizontalLine(low, high, y, look), *ends)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from skyctl.compare.charts.chart import (
     ChartDot,
     ChartGroup,
     ChartLane,
+    HorizontalLine,
     LaneChart,
     LegendEntry,
-    LevelLine,
     LineChart,
     Mark,
     MatrixChart,
     TextPart,
-    UprightLine,
+    VerticalLine,
 )
 
 STYLE = Path(__file__).parents[1] / "templates" / "charts.css"
@@ -126,9 +126,9 @@ class _Page:
             if entry.shape == "swatch":
                 mark = ChartBar(0, 20, -5, 10, entry.look)
             elif entry.shape == "upright":
-                mark = UprightLine(10, -6, 6, entry.look)
+                mark = VerticalLine(10, -6, 6, entry.look)
             elif entry.shape == "line":
-                mark = LevelLine(0, 20, 0, entry.look)
+                mark = HorizontalLine(0, 20, 0, entry.look)
             else:
                 mark = ChartDot(10, 0, 5, entry.look)
             self._draw_mark(mark, _Frame(x, y))
@@ -201,7 +201,7 @@ class _Page:
     def _draw_marks(self, marks: Sequence[Mark], frame: _Frame, chart: LaneChart) -> None:
         """Grid lines, then bars, those of one look together as there may be thousands; then other marks."""
         for value, _ in () if chart.dense else chart.axis.ticks()[1:]:
-            self._draw_mark(UprightLine(value, 0, chart.lane_height, "grid"), frame)
+            self._draw_mark(VerticalLine(value, 0, chart.lane_height, "grid"), frame)
         bars: dict[tuple[float, float, str], list[tuple[float, float]]] = {}
         for mark in marks:
             if isinstance(mark, ChartBar):
@@ -222,10 +222,10 @@ class _Page:
         colour = colours()[mark.look]
         # Grid lines are under the bars, other lines over them.
         line = {"color": colour, "linewidth": 1.2, "zorder": 0.5 if mark.look == "grid" else 2}
-        if isinstance(mark, UprightLine):
+        if isinstance(mark, VerticalLine):
             ends = [frame.y(mark.top), frame.y(mark.bottom)]
             self.axes.plot([frame.x(mark.at)] * 2, ends, linestyle=DASHES.get(mark.look, "-"), **line)
-        elif isinstance(mark, LevelLine):
+        elif isinstance(mark, HorizontalLine):
             self.axes.plot([frame.x(mark.start), frame.x(mark.end)], [frame.y(mark.y)] * 2, **line)
         elif isinstance(mark, ChartDot):
             fill = colours()["paper"] if mark.look == "ring" else colour
@@ -238,7 +238,7 @@ class _Page:
     def _draw_axis(self, chart: LaneChart, left: float, right: float) -> None:
         for value, text in chart.axis.ticks():
             x = left + (right - left) * chart.axis.percent(value) / 100
-            self._draw_mark(UprightLine(0, 0, 5, "idle"), _Frame(x, self.y))
+            self._draw_mark(VerticalLine(0, 0, 5, "idle"), _Frame(x, self.y))
             self.write(x, self.y + 14, text, ha="center", **_muted())
         self.write(right, self.y + 30, chart.axis.label, ha="right", **_muted())
         self.y += 42
@@ -248,7 +248,7 @@ class _Page:
         left, right, top = x + 46, x + width - 8, self.y + 18
         for value, text in chart.y_ticks:
             y = top + CURVES_HEIGHT * chart.y_percent(value) / 100
-            self._draw_mark(LevelLine(0, right - left, 0, "grid"), _Frame(left, y))
+            self._draw_mark(HorizontalLine(0, right - left, 0, "grid"), _Frame(left, y))
             self.write(left - 10, y, text, ha="right", **_muted())
         for curve in sorted(chart.curves, key=lambda one: -one.width):
             self._draw_curve(chart, curve, left, right - left, top)

@@ -9,14 +9,14 @@ from skyctl.compare.charts.chart import (
     ChartDot,
     ChartGroup,
     ChartLane,
+    HorizontalLine,
     LaneChart,
     LanePanel,
     LegendEntry,
-    LevelLine,
     Mark,
     TextPart,
-    UprightLine,
     ValueAxis,
+    VerticalLine,
     seconds_axis,
     whisker,
 )
@@ -68,7 +68,7 @@ def _step_lane(row: ComparisonRow, bound_s: float | None) -> ChartLane:
         marks += whisker(took.p10, took.p90, 24.5, 3.5)
         label += f", measured {format_seconds(took.median)}"
     if bound_s is not None:
-        marks.append(UprightLine(bound_s, 0, 34, "bound"))
+        marks.append(VerticalLine(bound_s, 0, 34, "bound"))
     return ChartLane(
         row.strategy,
         tuple(marks),
@@ -126,9 +126,9 @@ def _share_lane(report: ComparisonReport, row: ComparisonRow, share: DeviceShare
         tooltip = f"computed {format_seconds(measured_s)} of a step as measured"
         tooltip = f"{share.label}: {tooltip}, predicted {format_seconds(busy_s)}"
         marks.append(ChartBar(0, measured_s, 24, 6, "measured", tooltip))
-    marks.append(UprightLine(step_s, -3, 37, "end"))
+    marks.append(VerticalLine(step_s, -3, 37, "end"))
     if row.measured:
-        marks.append(UprightLine(row.measured.median, -3, 37, "end seen"))
+        marks.append(VerticalLine(row.measured.median, -3, 37, "end seen"))
     count = share.stop - share.start
     return ChartLane(
         share.label,
@@ -156,7 +156,7 @@ def _layer_marks(share: DeviceShare, plan: Plan, busy_s: float, top: int, height
         tooltip = f"{layer.name} on {share.label}: {format_seconds(cost_s)} of a step"
         bars.append(ChartBar(at_s, part_s, top, height, "predicted", tooltip))
         if at_s:
-            borders.append(UprightLine(at_s, top, top + height, "cut"))
+            borders.append(VerticalLine(at_s, top, top + height, "cut"))
         at_s += part_s
     return [*bars, *borders]
 
@@ -238,7 +238,7 @@ def _prediction_lane(
 ) -> ChartLane:
     tooltip = f"{what}: predicted {format_seconds(predicted_s)}, measured {format_seconds(measured_s)}"
     marks = (
-        LevelLine(0, axis.end, 11, "grid"),
+        HorizontalLine(0, axis.end, 11, "grid"),
         *spread,
         ChartDot(predicted_s, 11, 7, "ring", tooltip),
         ChartDot(measured_s, 11, 4, "measured", tooltip),
@@ -289,7 +289,7 @@ def _bound_lane(row: ComparisonRow, bound_s: float, value_s: float, name: str) -
     if value_s > bound_s * (1 + 1e-9):
         tooltip = f"above the bound: {format_seconds(value_s - bound_s)}"
         marks.append(ChartBar(bound_s, value_s - bound_s, 6, 16, "hatched", tooltip))
-    marks.append(UprightLine(value_s, 2, 26, "end"))
+    marks.append(VerticalLine(value_s, 2, 26, "end"))
     above = "at the bound" if row.proved else f"{format_percent(row.gap, sign=False)} above"
     label = f"{name}: {format_seconds(value_s)}, {above}"
     return ChartLane(name, tuple(marks), label, value=format_seconds(value_s), details=(above,))

@@ -15,8 +15,8 @@ from skyctl.compare.charts.chart import (
     LegendEntry,
     Mark,
     TextPart,
-    UprightLine,
     ValueAxis,
+    VerticalLine,
     seconds_axis,
 )
 from skyctl.compare.charts.png import write_png
@@ -121,7 +121,7 @@ def _panel(
         own = [s for s in spans if s.stage == stage and s.seconds > SHORTEST_SHARE * axis.end]
         busy_s = sum(span.seconds for span in own if span.kind not in (IDLE, TRANSFER, "S"))
         marks = _merged_bars(own, height) if merged else _numbered_bars(own, axis)
-        end = UprightLine(length_s, -1, height + 1, "end")
+        end = VerticalLine(length_s, -1, height + 1, "end")
         label = f"{device}: computes {format_seconds(busy_s)} of the step"
         lanes.append(ChartLane(device, (*marks, end), label))
     return LanePanel(tuple(lanes), heading, merged)

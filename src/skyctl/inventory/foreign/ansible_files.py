@@ -1,4 +1,4 @@
-"""An Ansible inventory in INI form: sections of hosts, variables (``:vars``) and groups (``:children``)."""
+"""Ansible inventories (INI, YAML, and the JSON of ``ansible-inventory --list``) as ``AnsibleInventory``."""
 
 from __future__ import annotations
 

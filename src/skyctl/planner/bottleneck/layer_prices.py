@@ -86,7 +86,7 @@ class LayerPrices:
             self.known.append(prefix)
 
     def far(self, limit_s: float, in_flight: int | None = None) -> Ints:
-        """``Reach.far``, with the least number in flight where none is given."""
+        """``ReachTable.far``, with the least number in flight where none is given."""
         if self._time is None or self._time[0] != limit_s:
             starts = np.arange(self.reach.layers + 1)
             self._time = (limit_s, self.reach.time_far(limit_s * (1 + 1e-10), starts)[self.reach.timing])

@@ -32,7 +32,7 @@ class LayerRun(NamedTuple):
 
 
 class StageEdge(NamedTuple):
-    """A stage from node ``source`` to node ``target``; ``least`` layers at least. Nodes: see ``Edges``."""
+    """A stage from node ``source`` to node ``target``; ``least`` layers at least (nodes: ``StageEdges``)."""
 
     source: int
     target: int
@@ -139,7 +139,7 @@ class StageEdges:
         return count * _holds(reach, start, stop, math.inf)
 
     def lengths(self, limit_s: float) -> Ints:
-        """[class, edge]: the most layers within the limit, ``NONE`` where there are none."""
+        """[class, edge]: the most layers within the limit, ``NO_EDGE`` where there are none."""
         run, reach = self.run, self.reach
         p = run.period
         columns = []

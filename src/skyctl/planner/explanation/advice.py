@@ -28,7 +28,8 @@ from skyctl.planner.explanation.what_if import (
     with_more_memory,
     without_device,
 )
-from skyctl.planner.optimal_search import first_improvement, good_placement, neighbours
+from skyctl.planner.local_search import first_improvement, neighbours
+from skyctl.planner.optimal_search import good_placement
 from skyctl.planner.pipeline_depth import choose_execution
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.plan import Plan

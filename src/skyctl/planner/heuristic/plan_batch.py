@@ -304,7 +304,7 @@ class PlanBatch:
         return out
 
     def _own_s(self, f: Array, b: Array, beyond: Array, in_flight: Array, trip: Array) -> Array:
-        """``evaluate.own_s``; for 1F1B with ``_add_turns``."""
+        """``evaluation.least_span_s``; for 1F1B with ``_add_turns``."""
         m = self.model.microbatches
         before = in_flight - 1
         wait = beyond - before * f

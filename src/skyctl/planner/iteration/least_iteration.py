@@ -217,7 +217,7 @@ EXACT_SHARE = 0.7
 def least_iteration(model: CostModel, start: Placement | None, deadline: float) -> SearchResult | None:
     """The best plan and its bound. ``start``: a plan to begin with.
 
-    None: no plan was found; raises nothing. ``Found`` with no pieces: proved that there is none.
+    None: no plan was found; raises nothing. An empty placement: proved that no plan fits.
     """
     if start is None:
         start, proved, method = _any_plan(model, deadline)
@@ -267,7 +267,7 @@ def _tightened(model: CostModel, result: SearchResult, deadline: float) -> Searc
             low, result.value_s, deadline
         ) * (1 - BOUND_MARGIN)
     if by_trip > low:
-        bounds.append((by_trip, "; bound: trips of a microbatch"))
+        bounds.append((by_trip, "; bound: round trips of a microbatch"))
     bound, words = max(bounds, key=lambda entry: entry[0])
     witness = slowest.witness if bound == by_stage else None
     method = result.method + words

@@ -2,7 +2,7 @@
 
 Each method answers whether a plan exists below a limit: no (proved), yes, or not known. None imports the
 planner's own search, model or evaluation; what is shared with them is the contract itself: the records,
-``schedule.actions`` (orders, numbers in flight) and ``schedule.simulate``.
+``schedule.actions`` (orders, numbers in flight) and ``schedule.simulation``.
 """
 
 from __future__ import annotations

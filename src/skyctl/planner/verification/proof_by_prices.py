@@ -179,8 +179,8 @@ class _LayerPriceSearch:
 #
 # The best π, u and v are a linear program. v need not grow with k, so a range counts only in the farthest
 # place where it fits, and only if no longer one fits as far. With the sums of prices up to each boundary as
-# unknowns its rows have four entries at most, which an interior-point method needs (``interior.py``). Where
-# memory does not depend on the place, all places are alike, and this is the best that ``prices`` could find.
+# unknowns its rows have four entries at most, as an interior-point method needs (``convex_solvers``). Where
+# memory does not depend on the place, all places are alike, and prices of layers alone could find no more.
 
 MAX_STAGE_PRICE_CELLS = 3e7
 """Device kinds × layers²."""

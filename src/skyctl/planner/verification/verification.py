@@ -1,7 +1,7 @@
-"""Re-checks a plan and its certificate from the records alone (the bound's proof is in ``proofs.py``).
+"""Re-checks a plan and its certificate from the records alone (the bound's proof is in ``lower_bound.py``).
 
-Shared with the planner is the contract itself: the records, ``schedule.actions``, ``schedule.simulate``, and
-how bytes are written for people. Times, memory and bounds are added up anew (``facts.py``).
+Shared with the planner is the contract itself: the records, ``schedule.actions``, ``schedule.simulation``,
+and how bytes are written for people. Times, memory and bounds are added up anew (``problem_data.py``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, SimulatedSte
 
 
 class CheckedStage(NamedTuple):
-    """Layers [start, stop) on a device (its index in the problem), with that many microbatches in flight,
-    weight gradients that many behind, and recomputing or not."""
+    """Layers [start, stop) on a device (its index in the problem), and how they are executed.
+
+    Microbatches in flight, by how many microbatches weight gradients are deferred, whether it recomputes.
+    """
 
     device: int
     start: int

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from skyctl.probe.node.load_counters import drain_burst
 from skyctl.probe.node.repetition_timer import RepetitionTimer, collect_samples
 from skyctl.probe.node.samples import Sample, estimate
+from skyctl.probe.node.wall_cpu_ratio import drain_burst
 
 WIDTH = 512
 CPU_TOKENS = 256

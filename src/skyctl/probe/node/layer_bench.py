@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from skyctl.probe.node.call_overhead import CallOverhead
 from skyctl.probe.node.layer_windows import DistinctLayer
-from skyctl.probe.node.load_counters import drain_burst
 from skyctl.probe.node.samples import TARGET_INTERVAL, ClockScale, LayerKey, timing_figures
+from skyctl.probe.node.wall_cpu_ratio import drain_burst
 from skyctl.probe.node.window_bench import OPTIMIZER_SHARE, LayerBudget, WindowBench
 
 MIN_TOTAL_S = 1.0

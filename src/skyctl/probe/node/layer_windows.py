@@ -53,7 +53,7 @@ def choose_windows(
 def _window_around(
     kinds: Sequence[int], first: int, needs: Sequence[float], alone: Collection[int], room_bytes: float
 ) -> LayerWindow:
-    """From that layer on, and at the model's end also before it, as far as the room goes."""
+    """The largest window from ``first`` on that fits ``room_bytes``; at the model's end also before it."""
     start, stop, sum_bytes = first, first + 1, needs[kinds[first]]
     most_bytes = 0.0 if kinds[first] in alone else min(MOST_WINDOW_BYTES, room_bytes)
     after = range(first + 1, min(len(kinds), first + MOST_LAYERS))

@@ -209,7 +209,7 @@ def _stage_ports(
 
 
 def _loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerConnection]:
-    """Both ends of one, with a secret of their own: others may be logged in on this node."""
+    """Two ends connected over loopback, with a secret of their own: others may be logged in on this node."""
     secret = secrets.token_hex(16)
     first, second = (PeerConnection("itself", TIMEOUT_S, secret=secret, identity=identity) for _ in range(2))
     return first, second

@@ -19,8 +19,8 @@ from typing import Protocol
 import torch
 
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.probe.node.load_counters import WallCpuRatio, thread_schedstat
 from skyctl.probe.node.samples import MIN_REPEATS, Sample, converged
+from skyctl.probe.node.wall_cpu_ratio import WallCpuRatio, thread_schedstat
 
 MAX_SAMPLES = 4000
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 MIN_REPEATS = 3
 CONVERGED_INTERVAL = 0.03
-"""Enough is measured when the mean's 95% interval is within this fraction of it."""
+"""Relative 95% interval within which a layer's mean is told as known (``TARGET_INTERVAL`` is aimed at)."""
 
 BLOCK_S = 0.02
 """Short repetitions are judged in blocks of about this much time, longer ones singly."""
@@ -93,7 +93,7 @@ def relative_interval(means: Sequence[float]) -> float:
 
 
 def converged(samples: Sequence[Sample], cpu: bool) -> bool:
-    """Whether the mean of the blocks is known within ``STEADY_INTERVAL``."""
+    """Whether the mean of the blocks is known within ``CONVERGED_INTERVAL``."""
     return sample_interval(samples, cpu) <= CONVERGED_INTERVAL
 
 

@@ -19,7 +19,7 @@ MIRROR_CLOSE_S = 20.0
 
 
 @dataclass(frozen=True)
-class MirrorOrder:
+class MirrorRequest:
     """A step to copy; by layer, the session of a node that has it, and the file's SHA-256."""
 
     step: int
@@ -33,14 +33,14 @@ class CheckpointMirror:
 
     def __init__(self, paths: RunPaths, keep: int, warn: Callable[[str], None]) -> None:
         self._paths, self._keep, self._warn = paths, keep, warn
-        self._orders: queue.SimpleQueue[MirrorOrder | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[MirrorRequest | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="copies checkpoints", daemon=True)
         self._thread.start()
 
-    def take(self, order: MirrorOrder) -> None:
+    def take(self, request: MirrorRequest) -> None:
         """Has that step copied, unless a newer one comes first."""
-        self._orders.put(order)
+        self._orders.put(request)
 
     def close(self) -> None:
         """Lets the copy under way come to its end, for a while."""
@@ -51,32 +51,32 @@ class CheckpointMirror:
     def _work(self) -> None:
         ending = False
         while not ending:
-            order = self._orders.get()
+            request = self._orders.get()
             while not self._orders.empty():
                 later = self._orders.get()
                 ending = ending or later is None
-                order = later or order
-            if order is None:
+                request = later or request
+            if request is None:
                 return
             try:
-                self._copy(order)
+                self._copy(request)
             except SkyctlError as exc:
-                self._warn(f"the checkpoint of step {order.step} was not copied here: {exc.message}")
+                self._warn(f"the checkpoint of step {request.step} was not copied here: {exc.message}")
 
-    def _copy(self, order: MirrorOrder) -> None:
+    def _copy(self, request: MirrorRequest) -> None:
         folder = make_private(self._paths.checkpoints)
-        layout.make_step_folder(folder, order.step)
-        for layer, session in order.where.items():
+        layout.make_step_folder(folder, request.step)
+        for layer, session in request.where.items():
             if self._over.is_set():
                 return
             there = run_folder_on_node(session, self._paths.run_id)
-            local = layout.layer_path(folder, order.step, layer)
-            session.fetch(str(layout.layer_path(there, order.step, layer)), local)
+            local = layout.layer_path(folder, request.step, layer)
+            session.fetch(str(layout.layer_path(there, request.step, layer)), local)
             local.chmod(0o600)
-            sha256 = order.sha256s[layer]
+            sha256 = request.sha256s[layer]
             if file_digest(local) != sha256:
                 local.unlink(missing_ok=True)
-                raise SkyctlError(f"{local.name} of step {order.step} was written anew while it was copied")
+                raise SkyctlError(f"{local.name} of step {request.step} was written anew while it was copied")
             file = FileDigest(local.stat().st_size, sha256)
-            layout.write_copy_manifest(folder, order.step, layer, file, order.attempt, self._paths.run_id)
+            layout.write_copy_manifest(folder, request.step, layer, file, request.attempt, self._paths.run_id)
         layout.retain_steps(folder, layout.list_steps(folder)[-max(2, self._keep) :])

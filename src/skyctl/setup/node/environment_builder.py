@@ -36,7 +36,7 @@ class NoMatchingPackageError(Exception):
 
 
 @dataclass(frozen=True)
-class BuildOrder:
+class BuildRequest:
     """What to make.
 
     Attributes:
@@ -61,25 +61,26 @@ class BuildOrder:
     need_bytes: int | None
 
 
-def build_environment(order: BuildOrder, say: environment_store.ReportProgress) -> dict[str, Any]:
+def build_environment(request: BuildRequest, say: environment_store.ReportProgress) -> dict[str, Any]:
     """Makes the environment, unless it is there.
 
     Returns:
         ``{"path", "python", "made", "torch", "size_bytes"}``.
 
     Raises:
-        OfflineError, UnmatchedError: see there; nothing is left.
+        IndexUnreachableError: no package index answers; nothing is left.
+        NoMatchingPackageError: no index has a version that fits; nothing is left.
         UnfitError: something is missing on the node, or what was installed does not work; nothing is left.
     """
     with environment_store.lock_environments(say) as folder:
         environment_store.remove_unfinished(folder)
-        path = folder / order.name
+        path = folder / request.name
         if environment_store.read_marker(path) is not None:
             found = environment_inspection.inspect_python(
-                str(_python_path(path)), order.requirements, order.pip
+                str(_python_path(path)), request.requirements, request.pip
             )
             if not _inspection_fault(found):
-                environment_store.add_owner(path, order.owner)
+                environment_store.add_owner(path, request.owner)
                 return _build_result(path, found, made=False)
             if pids := environment_store.processes_using(path):
                 running = ", ".join(map(str, pids[:10]))
@@ -88,37 +89,41 @@ def build_environment(order: BuildOrder, say: environment_store.ReportProgress) 
                 )
             environment_store.delete_environment(path)
         try:
-            found = _build_in_place(path, order, say)
+            found = _build_in_place(path, request, say)
         except OSError as exc:
             if exc.errno in (28, 122):  # ENOSPC, EDQUOT
-                raise _disk_full_error(path, order, environment_store.free_bytes(folder)) from exc
+                raise _disk_full_error(path, request, environment_store.free_bytes(folder)) from exc
             raise
         return _build_result(path, found, made=True)
 
 
-def _build_in_place(path: Path, order: BuildOrder, say: environment_store.ReportProgress) -> dict[str, Any]:
+def _build_in_place(
+    path: Path, request: BuildRequest, say: environment_store.ReportProgress
+) -> dict[str, Any]:
     free = environment_store.free_bytes(path)
-    if order.need_bytes is not None and free is not None and free < order.need_bytes:
-        raise _disk_full_error(path, order, free)
+    if request.need_bytes is not None and free is not None and free < request.need_bytes:
+        raise _disk_full_error(path, request, free)
     temporary = path / ".tmp"
     try:
         path.mkdir(mode=0o700)
         say("making a virtual environment", 0.05)
-        _create_venv(path, order, free)
+        _create_venv(path, request, free)
         temporary.mkdir()
-        _pip_install(path, temporary, order, free, say)
+        _pip_install(path, temporary, request, free, say)
         say("trying it", 0.9)
-        found = environment_inspection.inspect_python(str(_python_path(path)), order.requirements, order.pip)
+        found = environment_inspection.inspect_python(
+            str(_python_path(path)), request.requirements, request.pip
+        )
         if faults := _inspection_fault(found):
             raise UnfitError(
-                f"torch {order.torch} was installed, but it does not work: {faults}",
+                f"torch {request.torch} was installed, but it does not work: {faults}",
                 node=UNNAMED_NODE,
                 hint="does this torch support its system? --index-url takes another build",
             )
         shutil.rmtree(temporary)
-        marker = {"format": 1, "torch": found["torch"], "requirements": list(order.requirements)}
+        marker = {"format": 1, "torch": found["torch"], "requirements": list(request.requirements)}
         marker |= {"base": sys.executable, "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        environment_store.write_marker(path, {**marker, "owners": [order.owner]})
+        environment_store.write_marker(path, {**marker, "owners": [request.owner]})
     except BaseException:
         _discard_unfinished(path)
         raise
@@ -154,7 +159,7 @@ def _inspection_fault(found: Mapping[str, Any]) -> str | None:
     return f"{', '.join(found['missing'])} is not in it" if found["missing"] else None
 
 
-def _create_venv(path: Path, order: BuildOrder, free: int | None) -> None:
+def _create_venv(path: Path, request: BuildRequest, free: int | None) -> None:
     """``--without-pip``: pip is run from its wheel, so ``ensurepip`` need not be there."""
     done = subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(path)],
@@ -169,7 +174,7 @@ def _create_venv(path: Path, order: BuildOrder, free: int | None) -> None:
         return
     said = (done.stderr + done.stdout).strip()
     if pip_runner.PipResult(1, tuple(said.splitlines())).disk_full:
-        raise _disk_full_error(path, order, free)
+        raise _disk_full_error(path, request, free)
     version = ".".join(map(str, sys.version_info[:2]))
     why = "has no module venv" if "No module named" in said else "can't make a virtual environment"
     last = said.splitlines()[-1][:300] if said else f"status {done.returncode}"
@@ -182,35 +187,41 @@ def _create_venv(path: Path, order: BuildOrder, free: int | None) -> None:
 
 
 def _pip_install(
-    path: Path, temporary: Path, order: BuildOrder, free: int | None, say: environment_store.ReportProgress
+    path: Path,
+    temporary: Path,
+    request: BuildRequest,
+    free: int | None,
+    say: environment_store.ReportProgress,
 ) -> None:
     wanted = temporary / "requirements.txt"
-    offline = order.wheels is not None
-    options = [] if offline else order.options
+    offline = request.wheels is not None
+    options = [] if offline else request.options
     # With hashes, pip wants one for everything: then the workload's own line for torch is the one.
-    pinned = any(re.match(r"torch\b.*--hash", line) for line in order.requirements)
-    torch = [] if pinned else [f"torch=={order.torch}"]
-    wanted.write_text("\n".join([*options, *torch, *order.requirements, ""]))
+    pinned = any(re.match(r"torch\b.*--hash", line) for line in request.requirements)
+    torch = [] if pinned else [f"torch=={request.torch}"]
+    wanted.write_text("\n".join([*options, *torch, *request.requirements, ""]))
     argv = [
         str(_python_path(path)),
-        f"{order.pip}/pip",
+        f"{request.pip}/pip",
         "--retries",
         str(pip_runner.RETRIES),
         "--timeout",
         str(pip_runner.TIMEOUT_S),
     ]
     argv += ["install", "--no-cache-dir", "-r", str(wanted)]
-    if order.wheels is not None:
-        argv += ["--no-index", "--find-links", str(_link_pushed_wheels(temporary, order.wheels))]
-    elif order.cpu_index is not None and is_url_reachable(order.cpu_index):
-        argv += ["--extra-index-url", order.cpu_index]
+    if request.wheels is not None:
+        argv += ["--no-index", "--find-links", str(_link_pushed_wheels(temporary, request.wheels))]
+    elif request.cpu_index is not None and is_url_reachable(request.cpu_index):
+        argv += ["--extra-index-url", request.cpu_index]
     done = pip_runner.run_pip(
-        argv, pip_runner.pip_environment(temporary, order.index, offline=offline), _pip_progress_reporter(say)
+        argv,
+        pip_runner.pip_environment(temporary, request.index, offline=offline),
+        _pip_progress_reporter(say),
     )
     if done.status == 0:
         return
     if done.disk_full:
-        raise _disk_full_error(path, order, free)
+        raise _disk_full_error(path, request, free)
     if not offline and done.offline is not None:
         raise IndexUnreachableError(done.offline.strip()[:300])
     if done.unmatched is not None:
@@ -257,8 +268,8 @@ def is_url_reachable(url: str) -> bool:
         return False
 
 
-def _disk_full_error(path: Path, order: BuildOrder, free: int | None) -> UnfitError:
-    need = f"{_mib(order.need_bytes)} are needed" if order.need_bytes is not None else "more is needed"
+def _disk_full_error(path: Path, request: BuildRequest, free: int | None) -> UnfitError:
+    need = f"{_mib(request.need_bytes)} are needed" if request.need_bytes is not None else "more is needed"
     had = f"it had {_mib(free)} free" if free is not None else "it is full"
     return UnfitError(
         f"there is no room for an environment with torch in {path.parent}: {had}, {need}",

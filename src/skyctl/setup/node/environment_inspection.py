@@ -1,6 +1,6 @@
 """What a Python on the node has: torch, and what a workload requires.
 
-``look`` asks that Python itself, in a process of its own, so that a torch that crashes takes nothing along::
+``inspect_python`` asks that Python itself, in another process: a torch that crashes takes nothing along::
 
     PYTHON -P -m skyctl.setup.node.environment_inspection
     ({"requirements", "pip"} on stdin → one JSON line on stdout)

@@ -43,7 +43,7 @@ def environments_root() -> Path:
 
 @contextlib.contextmanager
 def lock_environments(say: ReportProgress) -> Iterator[Path]:
-    """Waits until nobody else makes or removes an environment here; gives ``root()``, which is there then.
+    """Waits until nobody else makes or removes an environment here; gives their folder, which is there then.
 
     Taken for the whole of a change, so that what is half made while one holds it is nobody's any more. Where
     nothing is left at the end, the folder goes too.

@@ -3,9 +3,9 @@
 Payload ``{"op": …}``:
 
 - ``facts`` → Python, a pip to run, accelerators, room on the disk, the tags of wheels that fit;
-- ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → ``looking.look``, and
-  ``had``: the requirements that an environment of ours was made with;
-- ``make``: ``making.Order``'s fields → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
+- ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → ``inspect_python``'s findings,
+  and ``had``: the requirements that an environment of ours was made with;
+- ``make``: ``BuildRequest``'s fields → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
 - ``remove``: ``owners``, ``keep`` → what was removed.
 
 On the way it sends ``{"event": "progress", "what", "share"}``.
@@ -46,9 +46,9 @@ def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
         return environment_builder.release_environments(payload["owners"], payload.get("keep"), say)
     if op != "make":
         raise UnfitError(f"this setup knows no {op!r}", node=environment_builder.UNNAMED_NODE)
-    fields = {name: payload[name] for name in environment_builder.BuildOrder.__dataclass_fields__}
+    fields = {name: payload[name] for name in environment_builder.BuildRequest.__dataclass_fields__}
     try:
-        return environment_builder.build_environment(environment_builder.BuildOrder(**fields), say)
+        return environment_builder.build_environment(environment_builder.BuildRequest(**fields), say)
     except environment_builder.IndexUnreachableError as exc:
         return {"offline": str(exc)}
     except environment_builder.NoMatchingPackageError as exc:

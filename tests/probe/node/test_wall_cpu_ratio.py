@@ -5,8 +5,8 @@ import time
 import pytest
 
 from skyctl.probe.node import load_counters
-from skyctl.probe.node.load_counters import CpuSlice, WallCpuRatio, thread_schedstat
 from skyctl.probe.node.repetition_timer import RepetitionTimer
+from skyctl.probe.node.wall_cpu_ratio import CpuSlice, WallCpuRatio, thread_schedstat
 
 
 def test_time_at_a_disk_is_left_out() -> None:
