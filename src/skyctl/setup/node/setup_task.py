@@ -3,7 +3,7 @@
 Payload ``{"op": …}``:
 
 - ``facts`` → Python, a pip to run, accelerators, room on the disk, the tags of wheels that fit;
-- ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → ``inspect_python``'s findings,
+- ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → what it finds there,
   and ``had``: the requirements that an environment of ours was made with;
 - ``make``: ``BuildRequest``'s fields → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
 - ``remove``: ``owners``, ``keep`` → what was removed.
