@@ -24,7 +24,7 @@ WAYS = ("black", "off")
 def strike(cluster: Any, way: str) -> None:
     """The node is lost from here on."""
     if way == "black":
-        lab.harm().inside.cut_off(cluster.lab, LOST)
+        lab.of_tests("lab.fault_injection").disconnect(cluster.lab, LOST)
     else:
         lab.harm().switch_off(cluster.lab, LOST)
 
@@ -32,7 +32,7 @@ def strike(cluster: Any, way: str) -> None:
 def undo(cluster: Any, way: str) -> None:
     """It answers again."""
     if way == "black":
-        lab.harm().inside.rejoin(cluster.lab, LOST)
+        lab.of_tests("lab.fault_injection").reconnect(cluster.lab, LOST)
     else:
         lab.harm().switch_on(cluster.lab, LOST)
 
