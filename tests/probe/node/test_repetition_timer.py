@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 import pytest
 
 from skyctl.device import device_timer
-from skyctl.probe.node import load_counters, repetition_timer
+from skyctl.probe.node import repetition_timer, wall_cpu_ratio
 from skyctl.probe.node.repetition_timer import RepetitionTimer, collect_samples
 from skyctl.probe.node.samples import (
     ENOUGH_BLOCKS,
@@ -43,10 +43,10 @@ def metered(samples: list[Sample], threads: int = 1, quota_cpus: float | None = 
 
 def test_a_quota_stretches_all_layers_alike() -> None:
     short, long = throttled(0.001, 1000), throttled(0.025, 40)
-    load_counters = metered([*short, *long]).wall_cpu_ratio()
-    assert load_counters == pytest.approx(5.0, rel=0.02)
+    wall_cpu_ratio = metered([*short, *long]).wall_cpu_ratio()
+    assert wall_cpu_ratio == pytest.approx(5.0, rel=0.02)
     for samples, cpu_s in ((short, 0.001), (long, 0.025)):
-        found = estimate(samples, load_counters)
+        found = estimate(samples, wall_cpu_ratio)
         assert found.forward_s + found.backward_s == pytest.approx(5 * cpu_s, rel=0.02)
         assert found.forward_s == pytest.approx(found.backward_s / 2, rel=0.02)
         assert found.spread == pytest.approx(0.0, abs=1e-9)
@@ -165,7 +165,7 @@ def test_what_lies_between_repetitions_counts_for_the_stretch_alone(monkeypatch:
 
     monkeypatch.setattr(device_timer.time, "perf_counter", lambda: now["wall"])
     monkeypatch.setattr(device_timer.time, "thread_time", lambda: now["cpu"])
-    monkeypatch.setattr(load_counters, "thread_schedstat", lambda: None)
+    monkeypatch.setattr(wall_cpu_ratio, "thread_schedstat", lambda: None)
     timer = RepetitionTimer("cpu")
     first = timer.sample(Steps())
     work(0.6, 0.2)
@@ -198,7 +198,7 @@ def test_what_other_threads_take_of_a_quota_is_not_taken_for_a_smaller_quota(
     monkeypatch.setattr(device_timer.time, "perf_counter", lambda: now["wall"])
     monkeypatch.setattr(device_timer.time, "thread_time", lambda: now["thread"])
     monkeypatch.setattr(device_timer.time, "process_time", lambda: now["process"])
-    monkeypatch.setattr(load_counters, "thread_schedstat", lambda: None)
+    monkeypatch.setattr(wall_cpu_ratio, "thread_schedstat", lambda: None)
     timer = RepetitionTimer("cpu", quota_cpus=0.1, period_s=0.01)
     timer.sample(Steps())
     assert timer.wall_cpu_ratio() == pytest.approx(10.0)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from skyctl.probe.node import load_counters
+from skyctl.probe.node import wall_cpu_ratio
 from skyctl.probe.node.repetition_timer import RepetitionTimer
 from skyctl.probe.node.wall_cpu_ratio import CpuSlice, WallCpuRatio, thread_schedstat
 
@@ -46,7 +46,7 @@ def test_sleep_is_told_from_waiting_for_a_processor() -> None:
 
 
 def test_a_saved_up_burst_is_not_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_counters, "thread_schedstat", lambda: None)
+    monkeypatch.setattr(wall_cpu_ratio, "thread_schedstat", lambda: None)
     timer = RepetitionTimer("cpu", quota_cpus=0.25)
     timer.wall_s, timer.cpu_s = 1.0, 0.6
     assert timer.wall_cpu_ratio() == 4.0
