@@ -28,7 +28,6 @@ from skyctl.probe.node.layer_windows import DistinctLayer
 from skyctl.probe.node.window_bench import WindowBench
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
-layer_bench.MIN_PERIODS = 8
 gpt = load_workload(make_spec("gpt:layers=2,hidden=16,heads=2,context=8", batch_size=4, random_inputs=True))
 found = collect_facts()
 time.sleep(0.6)  # saves up
