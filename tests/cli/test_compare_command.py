@@ -65,6 +65,7 @@ def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
     return folder / "out", json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.slow
 def test_the_document_names_all_that_was_written(compared: tuple[Path, dict[str, Any], str]) -> None:
     out, document, _ = compared
     assert document["version"] == 2

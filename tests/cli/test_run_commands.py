@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from skyctl.files import RunPaths, write_atomic
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_journal import timestamp_ms
@@ -99,6 +101,7 @@ def test_another_machines_run_is_left_to_it() -> None:
         assert str(paths.lock) in done.stderr
 
 
+@pytest.mark.slow
 def test_logs_of_a_run_that_has_ended() -> None:
     paths = make("20261121-040405-cccc", status="stopped")
     make("20261121-040405-ccdd", status="stopped")
@@ -148,6 +151,7 @@ def test_a_stop_needs_a_name_where_several_go_on(tmp_path: Path) -> None:
     assert "2 runs go on: 20261121-040405-dddd, 20261121-040405-cccc" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path) -> None:
     """Its agent ends by itself: the exit code is 4, and the time is said."""
     (tmp_path / "cluster.yaml").write_text(
@@ -172,6 +176,7 @@ def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path) -> None:
     assert again.returncode == 4
 
 
+@pytest.mark.slow
 def test_a_run_that_had_not_begun_is_ended_by_attach(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
     paths = make(

@@ -53,6 +53,7 @@ def test_where_nothing_helps_bfloat16_is_refused(here: Here, broken) -> None:
     assert "can't compute in bfloat16: a trial died by SIGILL" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_probe_that_dies_by_a_signal_says_which(here: Here) -> None:
     here.fault.write_text("SIGILL")
     done = here.run("probe", "train.py", *SIZES, code=4)

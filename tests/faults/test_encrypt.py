@@ -62,6 +62,7 @@ def test_each_is_planned_with_its_own_and_run_so(both, tmp_path: Path) -> None:
     assert launched(both, tmp_path / "note", "clear.plan.json", "--encrypt") == "secret tls; noted"
 
 
+@pytest.mark.slow
 def test_a_profile_of_the_other_kind_is_refused_by_name(both) -> None:
     clear = sorted((both.state / "profiles" / "here").iterdir())
     names = {json.loads(path.read_text()).get("encrypted", False): str(path) for path in clear}

@@ -48,6 +48,7 @@ def test_an_unreadable_key_file(here, complains: Callable[..., None]) -> None:
     complains(here.run("probe"), 2, "/nonexistent/key")
 
 
+@pytest.mark.slow
 def test_a_host_that_refuses(here, complains: Callable[..., None]) -> None:
     (here.folder / "cluster.yaml").write_text("nodes:\n  - {name: a, host: 127.0.0.1, port: 1}\n")
     complains(here.run("probe"), 4, "a", "127.0.0.1", "refused")
@@ -58,6 +59,7 @@ def test_a_host_without_a_name(here, complains: Callable[..., None]) -> None:
     complains(here.run("probe"), 4, "no-such-host.invalid")
 
 
+@pytest.mark.slow
 def test_a_node_without_python(here, complains: Callable[..., None]) -> None:
     (here.folder / "cluster.yaml").write_text(
         "nodes:\n  - {name: a, transport: local, python: /nonexistent/python3}\n"
@@ -91,6 +93,7 @@ def test_a_fault_in_the_workload(
     assert not (here.state / "profiles").exists()
 
 
+@pytest.mark.slow
 def test_more_microbatches_than_samples(here, complains: Callable[..., None]) -> None:
     done = here.run("probe", "train.py", "--batch-size", "4", "--microbatches", "8")
     complains(done, 2, "--microbatches 8", "--batch-size 4")
@@ -137,6 +140,7 @@ def test_pins_hold_offline_too(here) -> None:
     assert json.loads(done.stdout)["stages"][0]["replicas"][0]["device"] == "n1/cpu:0"
 
 
+@pytest.mark.slow
 def test_a_dry_run_connects_to_nobody(here) -> None:
     done = here.run("probe", "train.py", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
@@ -147,6 +151,7 @@ def test_a_dry_run_connects_to_nobody(here) -> None:
     assert not here.state.exists()
 
 
+@pytest.mark.slow
 def test_no_profile_yet(here, complains: Callable[..., None]) -> None:
     complains(here.run("plan", "train.py"), 2, "no profile yet", "skyctl probe train.py")
 
@@ -170,6 +175,7 @@ def test_help_imports_nothing_heavy(here) -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+@pytest.mark.slow
 def test_paths_are_left_alone(here, tmp_path: Path) -> None:
     """A command that fails leaves nothing but what was there."""
     before = sorted(p.name for p in here.folder.iterdir())

@@ -86,6 +86,7 @@ def test_an_exception_in_a_rank_is_shown_and_logged(planned, complains: Callable
     assert left_of_state(planned.state) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_stops_everything(planned, signum: signal.Signals, code: int) -> None:
     run = planned.launch("plan.json", *STEPS).wait_for(1)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ..helpers.processes import until
 
 NOTING = """
@@ -74,6 +76,7 @@ def test_a_runs_secrets_are_in_no_argument_environment_or_file(probed, tmp_path:
     assert all(mark.decode() not in done.stdout + done.stderr for mark in secret)
 
 
+@pytest.mark.slow
 def test_state_is_for_its_user_alone(probed) -> None:
     """No file of it can be read by others: it is closed to them, or a folder above it is."""
     done = probed.run("launch", "plan.json", "--steps", "2")

@@ -84,6 +84,7 @@ def test_two_nodes_that_share_a_home(site, index) -> None:
     assert not (site.data / "skyctl").exists()
 
 
+@pytest.mark.slow
 def test_what_a_workload_requires(site, index, wheel: Callable[..., Path]) -> None:
     site.torch()
     wheel(site.wheels, "tinylib", "1.2", {"tinylib.py": b"x = 1\n"})
@@ -228,6 +229,7 @@ def test_interrupted_while_wheels_are_fetched(site, index, number: signal.Signal
     assert list(site.state.glob("wheels-*")) == []
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_is_swept_up(site) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))
@@ -340,6 +342,7 @@ def test_options_that_make_no_sense(site, words: tuple[str, ...]) -> None:
     assert done.stderr.count("error:") == 1
 
 
+@pytest.mark.slow
 def test_plain_lines_when_piped(site) -> None:
     site.torch()
     site.cluster(a=site.bare("bare"))
