@@ -1,4 +1,4 @@
-# make install | demo | test | test-all | matrix | behaviour | check | docs | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean.
+# make install | demo | test | test-all | matrix | attack | chaos | behaviour | check | docs | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean.
 # Each does its own set-up; needs Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest
 # (test, test-all, matrix), to skyctl (demo) or to the benchmark (bench-planner, -runtime, -probing, soak); WORKERS=0: one test at a time (for --pdb).
 # All paths are relative: the folder's own name may hold blanks.
@@ -10,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-all matrix behaviour check docs format bench bench-planner bench-runtime bench-probing soak clean
+.PHONY: help install demo test test-all matrix attack chaos behaviour check docs format bench bench-planner bench-runtime bench-probing soak clean
 
 help:
 	@echo "make install        .venv with skyctl in it"
@@ -18,6 +18,8 @@ help:
 	@echo "make test           the tests, 12 minutes at most; without root the lab tests are left out"
 	@echo "make test-all       those that take long as well (what CI runs): half an hour"
 	@echo "make matrix         the fault matrix over real SSH (docs/faults.md): about 25 minutes, needs root"
+	@echo "make attack         strangers, a man in the middle, lying nodes, other users (docs/security.md); needs root"
+	@echo "make chaos          100 runs with faults drawn at random (docs/faults.md); goes on where it stopped; needs root"
 	@echo "make behaviour      everything that was recorded of what commands do, compared: about 20 minutes"
 	@echo "make check          linters, types, import contracts, links in the documents"
 	@echo "make docs           the documents as a site: site/index.html"
@@ -42,15 +44,23 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
-	@bash scripts/run_tests.sh $(BIN)/python "not matrix and not recorded and not slow" $(ARGS)
+	@bash scripts/run_tests.sh $(BIN)/python "not matrix and not recorded and not attack and not slow" $(ARGS)
 
 test-all: $(STAMP)
 	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
-	@bash scripts/run_tests.sh $(BIN)/python "not matrix and not recorded" $(ARGS)
+	@bash scripts/run_tests.sh $(BIN)/python "not matrix and not recorded and not attack" $(ARGS)
 
 # The fault matrix over real SSH: about 25 minutes, as root.
 matrix: $(STAMP)
 	$(BIN)/python -m pytest -m matrix $(ARGS)
+
+# The adversary's suite: what stands in tests/attack, the long tests included. As root.
+attack: $(STAMP)
+	$(BIN)/python -m pytest tests/attack $(ARGS)
+
+# Seeded runs, each with faults drawn at random; its record is kept, so that it goes on where it was stopped. As root.
+chaos: $(STAMP)
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 # Whether skyctl still does what was recorded before its rooms were named anew, run by run: about 20 minutes.
 behaviour: $(STAMP)
