@@ -80,14 +80,14 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
     _, read_s = _best(restore)
     _tell("restore", size, read_s)
     wanted = {i: (file.sha256, 0) for i, file in files.items()}
-    server = ShardServer(folder, run_id="bench", secret="bench", address="127.0.0.1")
+    server = ShardServer(folder, run_id="bench", node="here", secret="bench", address="127.0.0.1")
     try:
 
         def pull() -> object:
             copies = folder / "copies"
             layout.remove_run_folder(copies)
             with ShardClient(
-                ReplicatorAddress("127.0.0.1", server.port), ReplicatorCredentials("bench", "bench")
+                ReplicatorAddress("127.0.0.1", server.port, "here"), ReplicatorCredentials("bench", "bench")
             ) as peer:
                 return fetch_shards(peer, copies, 1, wanted, "bench")
 

@@ -1,4 +1,4 @@
-"""What TLS costs: Gloo and TLS side by side on loopback, one JSON line.
+"""What TLS costs: messages in the clear and through TLS side by side on loopback, one JSON line.
 
 Each figure is the median of some turns, the two ways taken in turn in one run, so that a machine that changes
 its speed changes both. ``cpu_ms_per_mb``: CPU time of both ends together for a megabyte (10^6 bytes) one way,
@@ -27,7 +27,7 @@ import torch  # noqa: E402 — the filter must come first
 from runs.driver import worker_driver  # noqa: E402
 
 from skyctl.probe.node import message_overhead  # noqa: E402
-from skyctl.remote.credentials import make_credentials, make_tls_certificate  # noqa: E402
+from skyctl.remote.credentials import make_tls_certificate  # noqa: E402
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
 from skyctl.workload.workload import load_workload  # noqa: E402
@@ -103,7 +103,7 @@ def step_s(driver: Any, pool: Any, layers: int, *, encrypt: bool) -> tuple[float
         MICROBATCHES,
         "eager-1f1b",
         STEPS,
-        **make_credentials(encrypt=encrypt),
+        tls=make_tls_certificate() if encrypt else None,
     )
     outcome = pool.run(payloads)
     assert not outcome.errors, outcome.errors
@@ -111,12 +111,12 @@ def step_s(driver: Any, pool: Any, layers: int, *, encrypt: bool) -> tuple[float
 
 
 def in_turn(
-    plain: Callable[[], dict[str, float]], encrypted: Callable[[], dict[str, float]]
+    clear: Callable[[], dict[str, float]], encrypted: Callable[[], dict[str, float]]
 ) -> dict[str, dict[str, float]]:
     """Medians of both, taken in turn."""
-    found: dict[str, list[dict[str, float]]] = {"gloo": [], "tls": []}
+    found: dict[str, list[dict[str, float]]] = {"clear": [], "tls": []}
     for _ in range(TURNS):
-        found["gloo"].append(plain())
+        found["clear"].append(clear())
         found["tls"].append(encrypted())
     return {
         name: {key: float(f"{median(one[key] for one in rows):.4g}") for key in rows[0]}
@@ -143,7 +143,7 @@ def main() -> None:
                 ]
             finally:
                 pool.close()
-        case["gloo"]["step_s"], case["tls"]["step_s"] = (
+        case["clear"]["step_s"], case["tls"]["step_s"] = (
             float(f"{median(pair[way][0] for pair in runs):.4g}") for way in (0, 1)
         )
         case["same_losses"] = all(pair[0][1] == pair[1][1] for pair in runs)

@@ -61,6 +61,7 @@ class Node:
         self.port = 0
         self._printed: str | None = None
         self._payload = {"run_id": "r", "folder": str(folder), "secret": SECRET, "poll_s": 0.05, **payload}
+        self._payload.setdefault("node", name)
 
     def start(self) -> None:
         """Returns once it listens."""

@@ -56,7 +56,7 @@ def test_under_tls_another_certificate_and_none_are_refused(nodes: Nodes, tmp_pa
     right, wrong = make_tls_certificate(), make_tls_certificate()
     node = nodes("n1", tls=right)
     shas = put(node.folder, 60, range(1))
-    where = ReplicatorAddress("127.0.0.1", node.port)
+    where = ReplicatorAddress("127.0.0.1", node.port, "n1")
     with ShardClient(where, credentials(identity=TlsIdentity.from_credentials(right))) as peer:
         assert peer.list()[60][0].sha256 == shas["0"]
     with pytest.raises(ReplicatorUnreachableError):
@@ -82,7 +82,7 @@ def test_mutated_frames_end_their_connection_and_no_more(nodes: Nodes, tmp_path:
     for _ in range(1000):
         if sock is None:
             sock = connect_authenticated(
-                "127.0.0.1", node.port, SECRET, purpose=handshake_purpose("r"), timeout_s=10
+                "127.0.0.1", node.port, SECRET, purpose=handshake_purpose("r", "n1"), timeout_s=10
             ).sock
             sock.settimeout(PATIENCE_S)
         frame = bytearray(encode_frame(chance.choice(asked)))
@@ -98,7 +98,7 @@ def test_mutated_frames_end_their_connection_and_no_more(nodes: Nodes, tmp_path:
                 sock = None
     if sock is not None:
         sock.close()
-    with ShardClient(ReplicatorAddress("127.0.0.1", node.port), credentials()) as peer:
+    with ShardClient(ReplicatorAddress("127.0.0.1", node.port, "n1"), credentials()) as peer:
         assert {str(n): file.sha256 for n, file in peer.list()[60].items()} == shas
 
 
@@ -137,12 +137,12 @@ def test_a_peer_that_lies_ends_in_our_own_errors(tmp_path: Path) -> None:
                     got.sendall(answer)
 
     gate = AuthenticatingListener(
-        open_listener("127.0.0.1"), SECRET, purpose=handshake_purpose("r"), log=lambda _line: None
+        open_listener("127.0.0.1"), SECRET, purpose=handshake_purpose("r", "n1"), log=lambda _line: None
     )
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        where, seen = ReplicatorAddress("127.0.0.1", gate.port), set()
+        where, seen = ReplicatorAddress("127.0.0.1", gate.port, "n1"), set()
         for number in range(300):
             with ShardClient(where, credentials()) as peer:
                 try:

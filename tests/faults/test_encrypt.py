@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 import skyctl.remote.credentials as made
 note, real = Path(os.environ.pop("NOTE")), made.make_credentials
-def noted(**how):
-    got = real(**how)
-    note.write_text(" ".join(got))
+def noted(*ranks, **how):
+    got = real(*ranks, **how)
+    note.write_text(" ".join(got[0]))
     return got
 made.make_credentials = noted
 from skyctl.cli.app import main
@@ -57,9 +57,9 @@ def test_each_is_planned_with_its_own_and_run_so(both, tmp_path: Path) -> None:
     plans = {n: json.loads((both.folder / f"{n}.plan.json").read_text()) for n in ("tls", "clear")}
     assert plans["tls"]["encrypted"]
     assert "encrypted" not in plans["clear"]
-    assert launched(both, tmp_path / "note", "tls.plan.json") == "secret tls"
-    assert launched(both, tmp_path / "note", "clear.plan.json") == "secret"
-    assert launched(both, tmp_path / "note", "clear.plan.json", "--encrypt") == "secret tls; noted"
+    assert launched(both, tmp_path / "note", "tls.plan.json") == "secrets tls"
+    assert launched(both, tmp_path / "note", "clear.plan.json") == "secrets"
+    assert launched(both, tmp_path / "note", "clear.plan.json", "--encrypt") == "secrets tls; noted"
 
 
 @pytest.mark.slow

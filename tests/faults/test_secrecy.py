@@ -18,8 +18,8 @@ import json, os
 from pathlib import Path
 import skyctl.remote.credentials as made
 note, real = Path(os.environ.pop("NOTE")), made.make_credentials
-def noted(**how):
-    got = real(**how)
+def noted(*ranks, **how):
+    got = real(*ranks, **how)
     note.write_text(json.dumps(got))
     return got
 made.make_credentials = noted
@@ -28,10 +28,11 @@ main()
 """
 
 
-def marks(note: dict[str, Any]) -> list[bytes]:
-    """What must be nowhere: the secret, and each line of the key."""
-    lines = note["tls"]["key"].splitlines()[1:-1]
-    return [note["secret"].encode(), *(line.encode() for line in lines)]
+def marks(note: list[dict[str, Any]]) -> list[bytes]:
+    """What must be nowhere: the secrets, and each line of the key."""
+    lines = note[0]["tls"]["key"].splitlines()[1:-1]
+    secrets = [secret for rank in note for secret in rank["secrets"].values()]
+    return [text.encode() for text in (*secrets, *lines)]
 
 
 def processes(name: str) -> Iterator[tuple[int, bytes]]:

@@ -84,7 +84,7 @@ class Stage:
 
     def _starter(self, rank: int) -> Any:
         def start(module: str, payload: dict[str, Any], *, name: str) -> Scripted:
-            assert len(payload["secret"]) == 32
+            assert all(len(payload["secrets"][side]) == 32 for side in ("previous", "next"))
             return self.tasks[rank]
 
         return start

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 
+from skyctl.transport import handshake
 from skyctl.transport.handshake import (
+    HELLO_BYTES,
     MAGIC,
     MAX_LOGGED_REFUSALS,
+    MAX_STRANGERS,
+    MAX_STRANGERS_PER_ADDRESS,
     NONCE_BYTES,
     AuthenticatedSocket,
     AuthenticatingListener,
@@ -21,6 +26,7 @@ from skyctl.transport.handshake import (
     recv_exactly,
 )
 
+NOTHING = bytes(64)
 StartListener = Callable[..., "ListenerThread"]
 SECRET = "a secret of this test"
 HERE = "127.0.0.1"
@@ -51,8 +57,8 @@ class ListenerThread:
         self._thread.join(30)
         return self.got[0]
 
-    def unauthenticated(self) -> socket.socket:
-        sock = socket.create_connection((HERE, self.port), 20)
+    def unauthenticated(self, source: str = HERE) -> socket.socket:
+        sock = socket.create_connection((HERE, self.port), 20, (source, 0))
         sock.settimeout(20)
         return sock
 
@@ -62,6 +68,11 @@ class ListenerThread:
         for one in self.got:
             if isinstance(one, AuthenticatedSocket):
                 one.sock.close()
+
+
+def hello(nonce: bytes = bytes(NONCE_BYTES)) -> bytes:
+    """A right one: only who knows the secret can make it."""
+    return MAGIC + nonce + handshake._make_proof(SECRET, "test", "hello", nonce)
 
 
 @pytest.fixture
@@ -122,8 +133,8 @@ def test_a_gate_that_does_not_know_the_secret_learns_nothing_and_lets_nobody_in(
             sock, _ = listener.accept()
             with sock:
                 sock.settimeout(20)
-                recv_exactly(sock, len(MAGIC) + NONCE_BYTES)
-                sock.sendall(bytes(64))
+                recv_exactly(sock, HELLO_BYTES)
+                sock.sendall(NOTHING)
                 heard.append(sock.recv(100))
 
         thread = threading.Thread(target=pretend)
@@ -137,7 +148,7 @@ def test_a_gate_that_does_not_know_the_secret_learns_nothing_and_lets_nobody_in(
 def test_a_listeners_own_proof_sent_back_does_not_open_it(door: StartListener) -> None:
     one = door()
     with one.unauthenticated() as sock:
-        sock.sendall(MAGIC + bytes(NONCE_BYTES))
+        sock.sendall(hello())
         answer = recv_exactly(sock, 64)
         sock.sendall(answer[32:])
         assert sock.recv(1) == b""
@@ -169,24 +180,67 @@ def test_the_silent_are_dropped_in_time(door: StartListener) -> None:
     gets_in(one)
 
 
-def test_a_crowd_of_unauthenticated_peers_keeps_nobody_out(door: StartListener) -> None:
-    """Far more than may stall at a time: the oldest go, the peer comes through."""
-    one = door(max_pending=4, handshake_timeout_s=60.0)
-    crowd = [one.unauthenticated() for _ in range(MAX_LOGGED_REFUSALS + 10)]
-    try:
-        gets_in(one)
-        assert len(one.gate._pending) <= 4
-        assert len(one.told) == MAX_LOGGED_REFUSALS
-        assert one.told[-1].endswith("further ones are not logged")
-    finally:
-        for sock in crowd:
-            sock.close()
+def test_a_wrong_hello_learns_nothing_and_a_right_one_serves_once(door: StartListener) -> None:
+    one = door()
+    with one.unauthenticated() as guessing, one.unauthenticated() as first, one.unauthenticated() as again:
+        guessing.sendall(MAGIC + bytes(NONCE_BYTES + 32))
+        assert recv_exactly(guessing, 64) == NOTHING
+        assert guessing.recv(1) == b""
+        first.sendall(hello())
+        assert recv_exactly(first, 64) != NOTHING
+        again.sendall(hello())  # as heard on the wire
+        assert again.recv(64) == b""
+    gets_in(one)
+    assert ["does not know the secret" in line for line in one.told] == [True, False, False]
+    assert "another's before" in one.told[1]
+
+
+def test_a_crowd_between_hello_and_proof_keeps_nobody_out(door: StartListener) -> None:
+    """As many as come within a long round trip: who has said hello stays."""
+    one = door(handshake_timeout_s=60.0)
+    crowd: list[socket.socket] = []
+    with closing(one.unauthenticated()) as sock:
+        mine = bytes(NONCE_BYTES)
+        sock.sendall(hello(mine))
+        answer = recv_exactly(sock, 64)
+        try:
+            crowd += [
+                one.unauthenticated() for _ in range(MAX_STRANGERS_PER_ADDRESS + MAX_LOGGED_REFUSALS + 9)
+            ]
+            sock.sendall(handshake._make_proof(SECRET, "test", "connector", mine + answer[:NONCE_BYTES]))
+            assert recv_exactly(sock, 1) == b"\1"
+            assert isinstance(one.result(), AuthenticatedSocket)
+            assert len(one.gate._pending) <= MAX_STRANGERS_PER_ADDRESS
+            assert len(one.told) == MAX_LOGGED_REFUSALS
+            assert one.told[-1].endswith("further ones are not logged")
+        finally:
+            for stranger in crowd:
+                stranger.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is this machine on Linux alone")
+def test_a_crowd_from_elsewhere_keeps_not_even_the_slow_out(door: StartListener) -> None:
+    """Each address has so many connections, and no more; in all there is room for several such crowds."""
+    one = door(handshake_timeout_s=60.0)
+    crowd: list[socket.socket] = []
+    with closing(one.unauthenticated()) as slow:
+        try:
+            for last in range(2, 2 + MAX_STRANGERS // MAX_STRANGERS_PER_ADDRESS - 1):
+                crowd += [
+                    one.unauthenticated(f"127.0.0.{last}") for _ in range(MAX_STRANGERS_PER_ADDRESS + 9)
+                ]
+            slow.sendall(hello())
+            assert recv_exactly(slow, 64) != NOTHING
+        finally:
+            for stranger in crowd:
+                stranger.close()
+    gets_in(one)
 
 
 def test_closing_a_gate_ends_the_wait_and_cuts_off_those_within(door: StartListener) -> None:
     one = door()
     with one.unauthenticated() as sock:
-        sock.sendall(MAGIC + bytes(NONCE_BYTES))
+        sock.sendall(hello())
         recv_exactly(sock, 64)
         one.gate.close()
         assert sock.recv(1) == b""

@@ -267,7 +267,7 @@ pair.close(graceful=True)
 """
 
 
-@pytest.mark.parametrize("tls", [None, make_tls_certificate()], ids=["gloo", "tls"])
+@pytest.mark.parametrize("tls", [None, make_tls_certificate()], ids=["clear", "tls"])
 def test_a_pair_whose_tensors_are_on_a_device(tls: dict[str, str] | None) -> None:
     pair = PeerConnection("rank 1", 30.0, secret="s", identity=TlsIdentity.from_credentials(tls))
     port = pair.listen("127.0.0.1")
@@ -280,7 +280,7 @@ def test_a_pair_whose_tensors_are_on_a_device(tls: dict[str, str] | None) -> Non
         process.stdin.flush()
         pair.accept(30.0)
         device = Lazy()
-        staging = pair._start_staging(device)
+        staging = pair._start_staging(pair._transport, device)
         staging.stages = lambda tensor: tensor.is_floating_point()
         answers = [torch.empty(1000) for _ in range(20)]
         works = [pair.recv(answer, FIRST_TAG) for answer in answers]

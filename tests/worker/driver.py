@@ -179,7 +179,7 @@ def payloads(
     return [
         {
             "run_id": "test",
-            "secret": "test",
+            "secrets": {"previous": f"test {stage - 1}", "next": f"test {stage}"},
             "rank": stage,
             "stage": stage,
             "stages": stages,

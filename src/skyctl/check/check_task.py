@@ -35,7 +35,6 @@ from skyctl.transport.handshake import (
 
 PURPOSE = "check"
 _CONNECTIONS_AT_ONCE = 32
-_MOST_PEERS = 256
 _FOREVER_S = 86400.0
 
 
@@ -193,7 +192,7 @@ class _Listener:
 
     def __init__(self, address: str, secret: str) -> None:
         self._gate = AuthenticatingListener(
-            open_listener(address), secret, purpose=PURPOSE, max_pending=_MOST_PEERS, log=lambda _: None
+            open_listener(address), secret, purpose=PURPOSE, log=lambda _: None
         )
         self.port = self._gate.port
         threading.Thread(target=self._answer, daemon=True).start()

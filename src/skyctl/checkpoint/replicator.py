@@ -1,8 +1,8 @@
 """The task that replicates a node's checkpoints of a run: ``main(payload, channel)``. Needs no torch.
 
-Payload: ``run_id``; ``folder``, the run's on this node (``layout``); ``secret``, shared by the run's
-replicators; ``address`` to listen on (None: this machine's own on the route to ``towards``, over
-``interface``); ``tls``, ``{"cert", "key"}`` or None; ``poll_s``, see ``POLL_S``.
+Payload: ``run_id``; ``node``, this one's name; ``folder``, the run's on this node (``layout``); ``secret``,
+shared by the run's replicators; ``address`` to listen on (None: this machine's own on the route to
+``towards``, over ``interface``); ``tls``, ``{"cert", "key"}`` or None; ``poll_s``, see ``POLL_S``.
 
 ::
 
@@ -80,6 +80,7 @@ class CheckpointReplicator:
         self._server = ShardServer(
             self._folder,
             run_id=self._credentials.run_id,
+            node=str(payload["node"]),
             secret=self._credentials.secret,
             address=payload.get("address")
             or local_address_towards(str(payload.get("towards") or "127.0.0.1"), payload.get("interface")),
@@ -243,7 +244,7 @@ def _answer_unknown(message: Message) -> Message:
 
 def _parse_address(values: Mapping[str, Any]) -> ReplicatorAddress:
     return ReplicatorAddress(
-        str(values["host"]), layout.parse_natural(values["port"], 65536), str(values.get("node") or "")
+        str(values["host"]), layout.parse_natural(values["port"], 65536), str(values["node"])
     )
 
 

@@ -41,16 +41,15 @@ class ShardMissingError(SkyctlError):
 
 @dataclass(frozen=True)
 class ReplicatorAddress:
-    """Where a replicator listens; ``node`` is its node's name, for errors."""
+    """Where a replicator listens, and of which node it is: that one, and no other, is connected to."""
 
     host: str
     port: int
-    node: str = ""
+    node: str
 
     def __str__(self) -> str:
         """The replicator as errors name it."""
-        address = f"{self.host}:{self.port}"
-        return f"the checkpoint replicator {f'of {self.node} ({address})' if self.node else f'at {address}'}"
+        return f"the checkpoint replicator of {self.node} ({self.host}:{self.port})"
 
 
 @dataclass(frozen=True)
@@ -78,17 +77,18 @@ class ShardClient:
         self._address = address
         self.closed = False
         try:
-            self._sock: socket.socket = connect_authenticated(
+            admitted = connect_authenticated(
                 address.host,
                 address.port,
                 credentials.secret,
-                purpose=handshake_purpose(credentials.run_id),
+                purpose=handshake_purpose(credentials.run_id, address.node),
                 timeout_s=timeout_s,
-            ).sock
+            )
+            self._sock: socket.socket = admitted.sock
             try:
                 if credentials.identity is not None:
                     self._sock = credentials.identity.wrap(
-                        self._sock, server=False, timeout_s=HANDSHAKE_TIMEOUT_S
+                        admitted, server=False, timeout_s=HANDSHAKE_TIMEOUT_S
                     )
                 self._sock.settimeout(ANSWER_TIMEOUT_S)
                 self._file = self._sock.makefile("rwb", buffering=0)

@@ -24,7 +24,13 @@ from typing import Any, BinaryIO
 from skyctl.agent.frames import CHUNK_BYTES, FrameError, read_frame, write_frame
 from skyctl.checkpoint import layout
 from skyctl.errors import SkyctlError
-from skyctl.transport.handshake import AuthenticatingListener, log_to_stderr, open_listener, os_error_reason
+from skyctl.transport.handshake import (
+    AuthenticatedSocket,
+    AuthenticatingListener,
+    log_to_stderr,
+    open_listener,
+    os_error_reason,
+)
 from skyctl.transport.tls_identity import TlsIdentity
 
 MAX_CONNECTIONS = 64
@@ -35,9 +41,9 @@ HANDSHAKE_TIMEOUT_S = 10.0
 _ACCEPT_TIMEOUT_S = 3600.0
 
 
-def handshake_purpose(run_id: str) -> str:
-    """The purpose that both ends of a connection name in the handshake (``transport.handshake``)."""
-    return f"checkpoint replicator {run_id}"
+def handshake_purpose(run_id: str, node: str) -> str:
+    """What both ends prove that they mean (``transport.handshake``): the run, and the node that serves."""
+    return f"checkpoint replicator {run_id} of {node}"
 
 
 class ShardServer:
@@ -52,6 +58,7 @@ class ShardServer:
         folder: Path,
         *,
         run_id: str,
+        node: str,
         secret: str,
         address: str,
         identity: TlsIdentity | None = None,
@@ -64,7 +71,7 @@ class ShardServer:
             raise SkyctlError(
                 f"the checkpoint replicator can't listen on {address}: {os_error_reason(exc)}"
             ) from exc
-        self._gate = AuthenticatingListener(sock, secret, purpose=handshake_purpose(run_id), log=tell)
+        self._gate = AuthenticatingListener(sock, secret, purpose=handshake_purpose(run_id, node), log=tell)
         self.address, self.port = address, int(self._gate.port)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -85,7 +92,7 @@ class ShardServer:
     def _admit(self) -> None:
         while not self._closed:
             try:
-                sock = self._gate.accept(_ACCEPT_TIMEOUT_S).sock
+                admitted = self._gate.accept(_ACCEPT_TIMEOUT_S)
             except TimeoutError:
                 continue
             except (OSError, ValueError):
@@ -93,19 +100,20 @@ class ShardServer:
             with self._lock:
                 full = len(self._open) >= MAX_CONNECTIONS or self._closed
                 if not full:
-                    self._open.add(sock)
+                    self._open.add(admitted.sock)
             if full:
-                sock.close()
+                admitted.sock.close()
             else:
                 threading.Thread(
-                    target=self._serve, args=(sock,), daemon=True, name="shard server: serves"
+                    target=self._serve, args=(admitted,), daemon=True, name="shard server: serves"
                 ).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, admitted: AuthenticatedSocket) -> None:
+        sock = admitted.sock
         current: socket.socket = sock
         try:
             if self._identity is not None:
-                current = self._identity.wrap(sock, server=True, timeout_s=HANDSHAKE_TIMEOUT_S)
+                current = self._identity.wrap(admitted, server=True, timeout_s=HANDSHAKE_TIMEOUT_S)
                 with self._lock:
                     self._open.discard(sock)
                     self._open.add(current)

@@ -9,10 +9,15 @@ from typing import Any
 SECRET_BYTES = 16
 
 
-def make_credentials(*, encrypt: bool) -> dict[str, Any]:
-    """``secret``, without which nobody joins; to encrypt also ``tls``: a certificate and its key (PEM)."""
-    made: dict[str, Any] = {"secret": secrets.token_hex(SECRET_BYTES)}
-    return made | {"tls": make_tls_certificate()} if encrypt else made
+def make_credentials(ranks: int, *, encrypt: bool) -> list[dict[str, Any]]:
+    """What each rank of a pipeline is told, in rank order.
+
+    ``secrets``: by side (``previous``, ``next``) what it shares with that neighbour in this attempt, and with
+    nobody else. To encrypt also ``tls``: a certificate and its key (PEM), the same for all.
+    """
+    pairs = [secrets.token_hex(SECRET_BYTES) for _ in range(ranks + 1)]
+    shared = {"tls": make_tls_certificate()} if encrypt else {}
+    return [{"secrets": {"previous": pairs[i], "next": pairs[i + 1]}, **shared} for i in range(ranks)]
 
 
 def make_tls_certificate() -> dict[str, str]:

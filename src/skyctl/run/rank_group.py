@@ -95,9 +95,9 @@ class RankGroup:
         """
         self._callbacks.phase(f"starting {len(self.specs)} ranks")
         self._monitor.begin()
-        shared = make_credentials(encrypt=self._encrypt)  # over the sessions only: not in argv, logs or files
-        for spec in self.specs:
-            payload = {**spec.payload, **shared}
+        told = make_credentials(len(self.specs), encrypt=self._encrypt)  # over the sessions only
+        for spec, credentials in zip(self.specs, told, strict=True):
+            payload = {**spec.payload, **credentials}
             task = self._sessions[spec.node].start_task(RANK_MODULE, payload, name=rank_task_name(spec.rank))
             self._ranks.append(RankState(spec, task))
             self._tasks.follow(spec.rank, task)

@@ -2,22 +2,26 @@
 
 ::
 
-    connector → listener    magic, a fresh nonce
+    connector → listener    magic, a fresh nonce, HMAC-SHA256(secret, purpose, "hello", nonce)
     listener → connector    a fresh nonce, HMAC-SHA256(secret, purpose, "listener", both nonces)
     connector → listener    HMAC-SHA256(secret, purpose, "connector", both nonces)
     listener → connector    welcome
 
 The secret itself never crosses the wire, and a proof serves for these two nonces, this purpose and this role
 alone. Before the listener has the connector's proof it reads nothing else, and it tells nothing to anybody
-else. Unauthenticated peers are dropped one by one, with a log line each; of those that stall only so many are
-kept, and the oldest goes first, so that they can't keep the right peer out.
+else: not even its nonce to somebody whose hello is wrong or was seen before.
+
+Strangers are refused one by one. Of those that stall only so many are kept, in all and of one address; then
+the oldest goes that has not said hello. The right peer says it with its first packet, so a crowd of them does
+not keep it out, however far away it is.
 
 Whoever can change what passes on the wire can take over a connection after its proof: against that there is
-only TLS (``tls_identity``).
+only TLS (``tls_identity``), which is bound to the proof.
 """
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import selectors
@@ -29,15 +33,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-MAGIC = b"skyctl\0\1"
+MAGIC = b"skyctl\0\2"
 NONCE_BYTES = PROOF_BYTES = 32
 WELCOME = b"\1"
 LISTEN_BACKLOG = 128
-MAX_UNAUTHENTICATED_PEERS = 16
+HELLO_BYTES = len(MAGIC) + NONCE_BYTES + PROOF_BYTES
+MAX_STRANGERS = 256
+"""Connections at a time that have not said hello."""
+MAX_STRANGERS_PER_ADDRESS = 64
 HANDSHAKE_TIMEOUT_S = 10.0
 """For a connector's half of the handshake."""
 MAX_LOGGED_REFUSALS = 20
 """Refused peers that get a log line each; a flood of them must not fill the log."""
+_NO_ANSWER = bytes(NONCE_BYTES + PROOF_BYTES)
+"""No proof of anything: from it a peer of another run learns at once that it is at the wrong door."""
 _RETRY_INTERVAL_S = 0.1
 _EXPIRY_INTERVAL_S = 1.0
 
@@ -125,7 +134,7 @@ def authenticate(sock: socket.socket, secret: str, *, purpose: str, timeout_s: f
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.settimeout(timeout_s)
     mine = os.urandom(NONCE_BYTES)
-    sock.sendall(MAGIC + mine)
+    sock.sendall(MAGIC + mine + _make_proof(secret, purpose, "hello", mine))
     nonces = mine + recv_exactly(sock, NONCE_BYTES)
     theirs = recv_exactly(sock, PROOF_BYTES)
     if not hmac.compare_digest(theirs, _make_proof(secret, purpose, "listener", nonces)):
@@ -143,8 +152,7 @@ class AuthenticatingListener:
     Args:
         sock: listens already (``open_listener``); this owns it from now on.
         purpose: what the connection is for; both ends must say the same.
-        max_pending: how many connections may be unauthenticated at a time.
-        handshake_timeout_s: how long each of them may take.
+        handshake_timeout_s: how long each connection may take to authenticate itself.
         log: gets a line for each one that is refused.
     """
 
@@ -154,19 +162,19 @@ class AuthenticatingListener:
         secret: str,
         *,
         purpose: str,
-        max_pending: int = MAX_UNAUTHENTICATED_PEERS,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         log: LogLine = log_to_stderr,
     ) -> None:
         if not secret:
             raise ValueError("a listener needs a secret")
         self._secret, self._purpose = secret, purpose
-        self._max_pending, self._handshake_timeout_s, self._log = max_pending, handshake_timeout_s, log
+        self._handshake_timeout_s, self._log = handshake_timeout_s, log
         self.refused_count = 0
         self._sock = sock
         sock.setblocking(False)
         self.address, self.port = sock.getsockname()[:2]
         self._pending: list[_UnauthenticatedPeer] = []
+        self._hellos: set[bytes] = set()  # their nonces
         self._closed = False
         self._accepting = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -217,21 +225,31 @@ class AuthenticatingListener:
     def _accept_pending(self) -> None:
         try:
             sock, where = self._sock.accept()
-        except OSError:  # it was gone already; the listener is closed; or no descriptor is left
-            time.sleep(_RETRY_INTERVAL_S)
+        except OSError as exc:  # it was gone already, or the listener is closed
+            strangers = self._strangers()
+            if exc.errno in (errno.EMFILE, errno.ENFILE) and strangers:
+                self._refuse(strangers[0], "it was the oldest stranger when no file descriptor was left")
+            else:
+                time.sleep(_RETRY_INTERVAL_S)
             return
-        while len(self._pending) >= self._max_pending:
-            self._refuse(self._pending[0], "it was the oldest of too many that had not authenticated")
+        strangers = self._strangers()
+        same = [peer for peer in strangers if peer.address == where[0]]
+        if len(same) >= MAX_STRANGERS_PER_ADDRESS:
+            self._refuse(same[0], "it was the oldest of too many from its address that had not said hello")
+        elif len(strangers) >= MAX_STRANGERS:
+            self._refuse(strangers[0], "it was the oldest of too many that had not said hello")
         sock.setblocking(False)
-        peer = _UnauthenticatedPeer(
-            sock, f"{where[0]}:{where[1]}", time.monotonic() + self._handshake_timeout_s
-        )
+        peer = _UnauthenticatedPeer(sock, where[0], where[1], time.monotonic() + self._handshake_timeout_s)
         self._pending.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
 
+    def _strangers(self) -> list[_UnauthenticatedPeer]:
+        """Those that have not said hello, oldest first."""
+        return [peer for peer in self._pending if not peer.nonces]
+
     def _read_from(self, peer: _UnauthenticatedPeer) -> AuthenticatedSocket | None:
         """Its next bytes, never more than the handshake expects now."""
-        wanted = PROOF_BYTES if peer.nonces else len(MAGIC) + NONCE_BYTES
+        wanted = PROOF_BYTES if peer.nonces else HELLO_BYTES
         try:
             data = peer.sock.recv(wanted - len(peer.received))
             peer.received += data
@@ -240,20 +258,31 @@ class AuthenticatingListener:
             elif not peer.nonces and not (peer.received.startswith(MAGIC) or MAGIC.startswith(peer.received)):
                 self._refuse(peer, "it speaks something else")
             elif len(peer.received) == wanted:
-                return self._answer(peer)
+                if peer.nonces:
+                    return self._check_proof(peer)
+                self._answer_hello(peer)
         except BlockingIOError:
             pass
         except OSError as exc:
             self._refuse(peer, os_error_reason(exc))
         return None
 
-    def _answer(self, peer: _UnauthenticatedPeer) -> AuthenticatedSocket | None:
-        if not peer.nonces:
-            peer.nonces = bytes(peer.received[len(MAGIC) :]) + os.urandom(NONCE_BYTES)
+    def _answer_hello(self, peer: _UnauthenticatedPeer) -> None:
+        theirs = bytes(peer.received[len(MAGIC) : len(MAGIC) + NONCE_BYTES])
+        expected = _make_proof(self._secret, self._purpose, "hello", theirs)
+        if not hmac.compare_digest(peer.received[-PROOF_BYTES:], expected):
+            peer.sock.send(_NO_ANSWER)
+            self._refuse(peer, "it does not know the secret")
+        elif theirs in self._hellos:
+            self._refuse(peer, "its hello was another's before")
+        else:
+            self._hellos.add(theirs)
+            peer.nonces = theirs + os.urandom(NONCE_BYTES)
             peer.received.clear()
             proof = _make_proof(self._secret, self._purpose, "listener", peer.nonces)
             peer.sock.send(peer.nonces[NONCE_BYTES:] + proof)  # fits any socket's buffer
-            return None
+
+    def _check_proof(self, peer: _UnauthenticatedPeer) -> AuthenticatedSocket | None:
         expected = _make_proof(self._secret, self._purpose, "connector", peer.nonces)
         if not hmac.compare_digest(peer.received, expected):
             self._refuse(peer, "its proof is wrong")
@@ -277,17 +306,17 @@ class AuthenticatingListener:
         self.refused_count += 1
         if self.refused_count <= MAX_LOGGED_REFUSALS:
             more = "; further ones are not logged" if self.refused_count == MAX_LOGGED_REFUSALS else ""
-            self._log(
-                f"refused an unauthenticated peer, {peer.where} on {self.address}:{self.port}: {why}{more}"
-            )
+            where = f"{peer.address}:{peer.port} on {self.address}:{self.port}"
+            self._log(f"refused an unauthenticated peer, {where}: {why}{more}")
 
 
 @dataclass(eq=False)
 class _UnauthenticatedPeer:
-    """A connection in the middle of its handshake. ``nonces``: both, once its own has arrived."""
+    """A connection in the middle of its handshake. ``nonces``: both, once it has said hello."""
 
     sock: socket.socket
-    where: str
+    address: str
+    port: int
     deadline: float
     received: bytearray = field(default_factory=bytearray)
     nonces: bytes = b""

@@ -1,10 +1,8 @@
 """Point-to-point between two ranks, and nothing wider: only ranks that a plan makes neighbours ever connect.
 
-One side listens on a port bound beforehand, and both prove the run's secret before anything else is said
-(``handshake``). The connection is then a ``ProcessGroupGloo`` of two, built directly, whose ends find each
-other over the authenticated socket (``peer_store``); Gloo's own connection is authenticated once more, since
-its port is open to anybody. Or, given a TLS identity, the first socket becomes TLS and carries everything
-(``tls_group``).
+One side listens on a port bound beforehand, and both prove the pair's secret before anything else is said
+(``handshake``). That one connection then carries everything, as it is (``socket_transport``) or, given a TLS
+identity, encrypted (``tls_transport``); nothing listens from then on.
 
 A payload moves once its receiver is ready, so receives are best posted ahead. Tensors on the CPU are read and
 written in place; those of another device go through host memory (``host_staging``), or over NCCL where both
@@ -15,8 +13,6 @@ A peer that is gone shows as ``PeerLostError``, one that is silent too long as `
 
 from __future__ import annotations
 
-import hmac
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +20,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
@@ -38,17 +33,18 @@ from skyctl.transport.handshake import (
     os_error_reason,
 )
 from skyctl.transport.host_staging import CopyStreams, HostStaging, make_copy_streams
+from skyctl.transport.message_transport import MessageTransport
 from skyctl.transport.nccl_communicators import NcclCommunicators, is_nccl_usable
 from skyctl.transport.peer_store import PeerStore
+from skyctl.transport.socket_transport import SocketTransport
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerLostError, translate_transfer_error
 
 Tensor = torch.Tensor
-_c10d: Any = dist  # what follows is not in torch's type stubs
 
 PING_TAG = 1
 CLOSE_TAG = 2
-PROOF_TAG = 4
+STORE_TAG = 4
 FIRST_TAG = 16
 """Smaller tags are the connection's own (3: ``clock_offset``)."""
 SETUP_TIMEOUT_S = 60.0
@@ -73,7 +69,7 @@ class PeerConnection:
     Args:
         peer: what to call the other end in an error, such as ``rank 2``.
         timeout_s: how long one transfer may take, waiting for the peer included.
-        secret: what the two ends must share; it never leaves them.
+        secret: what these two ends share, and nobody else; it never leaves them.
         device: where this end's tensors are, to choose NCCL where both are CUDA (None: CPU).
         identity: both ends' TLS certificate; None: nothing is encrypted.
         log: gets a line for each unauthenticated peer that was refused.
@@ -95,8 +91,7 @@ class PeerConnection:
         self._secret, self._identity, self._log = secret, identity, log
         self._device = device or torch.device("cpu")
         self._listener: AuthenticatingListener | None = None
-        self._sock: socket.socket | None = None
-        self._group: Any = None
+        self._transport: MessageTransport | None = None
         self._nccl: NcclCommunicators | None = None
         self._staging: HostStaging | None = None
         self._address = ""
@@ -197,25 +192,19 @@ class PeerConnection:
         if self._staging is not None:
             self._staging.close(finish=graceful)
             self._staging = None
-        group, self._group = self._group, None
-        if group is not None:
-            word, heard = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-            with suppress(RuntimeError):
-                answer = group.recv([heard], 1 - self._rank, CLOSE_TAG)
-                if graceful:
-                    limit = timedelta(seconds=min(self.timeout_s, 60.0))
-                    group.send([word], 1 - self._rank, CLOSE_TAG).wait(limit)
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            if graceful:
+                word, heard = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+                limit = timedelta(seconds=min(self.timeout_s, 60.0))
+                with suppress(RuntimeError):
+                    answer = transport.recv(heard, CLOSE_TAG)
+                    transport.send(word, CLOSE_TAG).wait(limit)
                     answer.wait(limit)
-                else:
-                    answer.wait(timedelta(milliseconds=1))  # its time-out ends every wait still under way
-            if self._identity is not None:
-                group.close()
+            transport.close()
         if self._nccl is not None:
             self._nccl.close()
         self._nccl = None
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
 
     def translate_error(self, exc: RuntimeError, waited_s: float) -> RunError:
         """The transport's error as skyctl's, with the peer named."""
@@ -223,26 +212,20 @@ class PeerConnection:
 
     def _join(self, rank: int, admitted: AuthenticatedSocket, limit_s: float) -> None:
         """From an authenticated socket to a connection that carries tensors."""
-        self._rank, self._sock = rank, admitted.sock
+        self._rank = rank
         if self._identity is not None:
-            from skyctl.transport.tls_group import (
-                TlsProcessGroup,  # a Python without ssl can still train in the clear
+            from skyctl.transport.tls_transport import (
+                TlsTransport,  # a Python without ssl can still train in the clear
             )
 
-            wrapped = self._identity.wrap(admitted.sock, server=rank == 0, timeout_s=limit_s)
-            self._group = TlsProcessGroup(wrapped, self.peer)
+            wrapped = self._identity.wrap(admitted, server=rank == 0, timeout_s=limit_s)
+            self._transport = TlsTransport(wrapped, self.peer)
             return
-        limit = timedelta(seconds=limit_s)
-        store = PeerStore(admitted.sock, limit_s)
-        options = _c10d.ProcessGroupGloo._Options()
-        options._timeout = limit
-        options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=self._address)]
-        group = _c10d.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, 2, options)
-        _authenticate_gloo(group, rank, admitted.key, limit)
-        self._group = group
+        self._transport = SocketTransport(admitted.sock, self.peer)
+        store = PeerStore(self._transport, STORE_TAG, limit_s)
         if is_nccl_usable(store, rank, self._device):
             self._nccl = NcclCommunicators(
-                _c10d.PrefixStore("nccl", store), rank, self._device, limit, self._nccl_error
+                store, rank, self._device, timedelta(seconds=limit_s), self._nccl_error
             )
 
     def _nccl_error(self, exc: RuntimeError) -> RunError:
@@ -261,60 +244,35 @@ class PeerConnection:
         )
 
     def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
-        group, staging = self._group, self._staging
-        if group is None:
+        transport, staging = self._transport, self._staging
+        if transport is None:
             raise PeerLostError(f"the connection to {self.peer} is closed")
         if staging is None and tensor.device.type != "cpu":
-            staging = self._start_staging(make_copy_streams(tensor.device))
+            staging = self._start_staging(transport, make_copy_streams(tensor.device))
         try:
             if staging is not None and (sending or staging.stages(tensor)):
-                return _GlooWork(self, (staging.send if sending else staging.recv)(tensor, tag), tensor)
-            post = group.send if sending else group.recv
-            return _GlooWork(self, post([tensor], 1 - self._rank, tag), tensor)
+                return _TranslatedWork(self, (staging.send if sending else staging.recv)(tensor, tag))
+            return _TranslatedWork(self, (transport.send if sending else transport.recv)(tensor, tag))
         except RuntimeError as exc:
             raise self.translate_error(exc, 0.0) from exc
 
-    def _start_staging(self, streams: CopyStreams) -> HostStaging:
+    def _start_staging(self, transport: MessageTransport, streams: CopyStreams) -> HostStaging:
         """From now on a thread does the sends, and tensors of a device go through buffers in host memory."""
-        group, peer = self._group, 1 - self._rank
-        self._staging = HostStaging(
-            streams,
-            lambda tensor, tag: group.send([tensor], peer, tag),
-            lambda tensor, tag: group.recv([tensor], peer, tag),
-            self.peer,
-        )
+        self._staging = HostStaging(streams, transport.send, transport.recv, self.peer)
         return self._staging
 
 
-def _authenticate_gloo(group: Any, rank: int, key: bytes, limit: timedelta) -> None:
-    """Checks that Gloo's own connection is between the two that hold this key; RuntimeError where it is not.
+class _TranslatedWork:
+    """A transfer whose errors are skyctl's and name the peer."""
 
-    Gloo accepts whoever connects: anybody quicker than the peer would be taken for it.
-    """
-    proofs = [hmac.digest(key, role, "sha256") for role in (b"gloo listener", b"gloo connector")]
-    heard = bytearray(len(proofs[0]))
-    mine = torch.frombuffer(bytearray(proofs[rank]), dtype=torch.uint8)
-    answer = group.recv([torch.frombuffer(heard, dtype=torch.uint8)], 1 - rank, PROOF_TAG)
-    group.send([mine], 1 - rank, PROOF_TAG).wait(limit)
-    answer.wait(limit)
-    if not hmac.compare_digest(heard, proofs[1 - rank]):
-        raise RuntimeError("an unauthenticated peer was quicker to Gloo's port than the right one")
+    __slots__ = ("_connection", "_work")
 
-
-class _GlooWork:
-    """A Gloo transfer; it holds its tensor for as long as it exists itself."""
-
-    __slots__ = ("_connection", "_tensor", "_work")
-
-    def __init__(self, connection: PeerConnection, work: Any, tensor: Tensor) -> None:
-        self._connection, self._work, self._tensor = connection, work, tensor
+    def __init__(self, connection: PeerConnection, work: Any) -> None:
+        self._connection, self._work = connection, work
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if self._work is None:
-            return
         limit = self._connection._limit if timeout_s is None else timedelta(seconds=timeout_s)
         try:
             self._work.wait(limit)
         except RuntimeError as exc:
             raise self._connection.translate_error(exc, limit.total_seconds()) from exc
-        self._work = None  # Gloo's would wait for ever if it were asked again

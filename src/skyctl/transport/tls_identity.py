@@ -2,6 +2,10 @@
 
 The launcher makes it and sends it over its sessions; here it is held in memory. Both ends of a connection
 must present this very certificate: nobody else can be either end, whatever an authority may have signed.
+
+The certificate is the run's, not a rank's. So both ends also prove, through TLS, that they hold the key of
+the proof before (``handshake``), which is this connection's alone: whoever stands between several pairs can't
+join the beginning of one to the end of another.
 """
 
 from __future__ import annotations
@@ -9,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyctl.errors import RunError
+from skyctl.transport.handshake import AuthenticatedSocket, recv_exactly
 
 if TYPE_CHECKING:
     import ssl
@@ -35,23 +39,27 @@ class TlsIdentity:
         """From what the launcher sent (``{"cert", "key"}``); None where it sent none."""
         return cls(tls["cert"], tls["key"]) if tls else None
 
-    def wrap(self, sock: socket.socket, *, server: bool, timeout_s: float) -> ssl.SSLSocket:
-        """TLS 1.3 on a connected socket, both ends having shown this certificate. Left blocking.
+    def wrap(self, admitted: AuthenticatedSocket, *, server: bool, timeout_s: float) -> ssl.SSLSocket:
+        """TLS 1.3 on a connection, both ends having shown this certificate and its key. Left blocking.
 
         Raises:
             RunError: this Python has no TLS 1.3.
-            OSError: the other end shows another certificate, breaks off, or is silent.
+            OSError: the other end shows another certificate or key, breaks off, or is silent.
         """
         context = self._context(server=server)
-        sock.settimeout(timeout_s)
-        wrapped = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+        admitted.sock.settimeout(timeout_s)
+        wrapped = context.wrap_socket(admitted.sock, server_side=server, do_handshake_on_connect=False)
         try:
             wrapped.do_handshake()
             _check_same_certificate(wrapped, self.certificate)
-            if server:  # the connecting end hears only by this that its certificate was taken
-                wrapped.sendall(b"\1")
-            elif wrapped.recv(1) != b"\1":
-                raise ConnectionResetError("the other end closed the connection")
+            roles = (b"tls server", b"tls client") if server else (b"tls client", b"tls server")
+            mine, theirs = (hmac.digest(admitted.key, role, "sha256") for role in roles)
+            if server:
+                wrapped.sendall(mine)
+            if not hmac.compare_digest(recv_exactly(wrapped, len(theirs)), theirs):
+                raise ConnectionError("what speaks TLS there is not the one that proved itself before")
+            if not server:  # by the server's proof it knows that its certificate was taken
+                wrapped.sendall(mine)
         except BaseException:
             wrapped.close()
             raise

@@ -18,10 +18,10 @@ The events, and what their figures mean, are in ``rank_events``.
 Rank 0 decides on an early end: told to stop, it marks the last activation of the step under way, or of the
 next one, and every rank ends after that same step; other ranks need not be told.
 
-The payload has the fields of ``run.rank_spec`` and: ``secret``, shared by the run's ranks, without which
-nobody joins; ``tls`` (``{"cert", "key"}``, PEM): traffic between ranks is encrypted; ``timeout_s``
-(default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with this rank's
-trace, on its own clock (``trace_recorder``).
+The payload has the fields of ``run.rank_spec`` and: ``secrets``, by side what it shares with that neighbour
+alone, without which nobody joins; ``tls`` (``{"cert", "key"}``, PEM): traffic between ranks is encrypted;
+``timeout_s`` (default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with
+this rank's trace, on its own clock (``trace_recorder``).
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class NeighbourConnections:
             PeerConnection(
                 f"rank {peer['rank']} ({peer['host']})",
                 float(self._payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S),
-                secret=str(self._payload["secret"]),
+                secret=str(self._payload["secrets"][side]),
                 device=self._device,
                 identity=TlsIdentity.from_credentials(self._payload.get("tls")),
             )

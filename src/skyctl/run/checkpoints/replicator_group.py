@@ -112,6 +112,7 @@ class ReplicatorGroup:
             session = self._sessions[name]
             payload = {
                 "run_id": self.run_id,
+                "node": name,
                 "folder": str(run_folder_on_node(session, self.run_id)),
                 "secret": self._secret,
                 "address": addresses[name],
