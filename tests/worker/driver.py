@@ -111,8 +111,12 @@ class Pool:
         self,
         payloads: list[Event],
         on_event: Callable[[Pool, int, Event], None] = lambda _pool, _rank, _event: None,
+        route: Callable[[int, str, int], tuple[str, int]] = lambda _rank, host, port: (host, port),
     ) -> Outcome:
-        """Plays the launcher until every rank has ended."""
+        """Plays the launcher until every rank has ended.
+
+        ``route``: where the next rank is led that is to reach this one at that host and port.
+        """
         outcome = Outcome()
         for rank, payload in enumerate(payloads):
             self.processes[rank].send({"payload": payload})
@@ -123,9 +127,8 @@ class Pool:
             outcome.order.append((rank, event))
             kind = event["event"]
             if kind == "listening":
-                self.processes[rank + 1].send(
-                    {"op": "connect", "host": event["address"], "port": event["port"]}
-                )
+                host, port = route(rank, event["address"], event["port"])
+                self.processes[rank + 1].send({"op": "connect", "host": host, "port": port})
             elif kind == "ready":
                 ready.add(rank)
                 if len(ready) == len(payloads):

@@ -30,6 +30,8 @@ from skyctl.agent.task_process import TaskProcess
 
 KILL_TIMEOUT_S = 5.0
 EXIT_AFTER_RESULT_S = 10.0
+MOST_OPEN_FILES = 1 << 16
+"""No more is asked for where a node allows more: there are programs that close every number they may have."""
 
 
 class NodeAgent:
@@ -323,9 +325,23 @@ def describe_node(folder: SessionFolder, cache: Path) -> Message:
     }
 
 
+def raise_open_files_limit() -> None:
+    """Takes what the node allows (its hard limit), for all tasks: strangers' connections cost descriptors."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ImportError, OSError, ValueError):
+        pass
+
+
 def run_agent(config: Message, package: Path, cache: Path) -> int:
     """Runs the agent on this process's standard input and output; the exit status."""
     process_tree.become_subreaper()
+    raise_open_files_limit()
     out_fd = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr

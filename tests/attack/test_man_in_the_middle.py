@@ -1,0 +1,203 @@
+"""Somebody on the path: what he does ends a run with the pair named, or changes nothing.
+
+In the clear he may change activations after the proof (docs/security.md says so), but he can't reorder the
+pipeline or use a proof twice. Through TLS he can do nothing at all but delay and cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from tests.attack import middle
+from tests.worker import driver
+
+from skyctl.errors import RunError
+from skyctl.remote.credentials import make_credentials, make_tls_certificate
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
+from skyctl.transport.tls_identity import TlsIdentity
+
+Workloads = Callable[..., dict[str, Any]]
+Ends = tuple[PeerConnection, PeerConnection]
+both_ways = pytest.mark.parametrize("encrypt", [False, True], ids=["clear", "tls"])
+
+
+class Neighbours:
+    """The connections of four ranks: ``pairs[i]`` is where rank i listens and rank i + 1 connects."""
+
+    def __init__(self, encrypt: bool) -> None:
+        told = make_credentials(4, encrypt=encrypt)
+        identity = TlsIdentity.from_credentials(told[0].get("tls"))
+
+        def end(rank: int, side: str) -> PeerConnection:
+            other = f"rank {rank + (1 if side == 'next' else -1)}"
+            return PeerConnection(
+                other, 10.0, secret=told[rank]["secrets"][side], identity=identity, log=lambda _line: None
+            )
+
+        self.pairs: list[Ends] = [(end(i, "next"), end(i + 1, "previous")) for i in range(3)]
+
+    def meet(self, listening: int, connecting: int, door: middle.Middle, limit_s: float = 4.0) -> list[Any]:
+        """What came of both ends where the connector of one pair is led to the listener of another."""
+        listener, connector = self.pairs[listening][0], self.pairs[connecting][1]
+        host, port = door.between("127.0.0.1", listener.listen("127.0.0.1"))
+        with ThreadPoolExecutor(2) as pool:
+            ends = [
+                pool.submit(listener.accept, limit_s),
+                pool.submit(connector.connect, host, port, "127.0.0.1", limit_s),
+            ]
+            return [end.exception() for end in ends]
+
+    def close(self) -> None:
+        for pair in self.pairs:
+            for end in pair:
+                end.close()
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Callable[[bool], Neighbours]]:
+    with ExitStack() as stack:
+
+        def make(encrypt: bool) -> Neighbours:
+            made = Neighbours(encrypt)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def between() -> Iterator[Callable[..., Any]]:
+    """Makes somebody in the middle, who is gone afterwards."""
+    with ExitStack() as stack:
+
+        def make(kind: type[middle.Middle] = middle.Middle, *how: Any) -> middle.Middle:
+            made = kind(*how)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@both_ways
+def test_unread_connections_can_t_reorder_the_pipeline(
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], encrypt: bool
+) -> None:
+    """0→2→1→3: the listener of rank 0 is given to rank 2, and so on."""
+    made = pipeline(encrypt)
+    for listening, connecting in ((0, 1), (1, 2), (2, 0)):
+        found = made.meet(listening, connecting, between(), limit_s=0.5)
+        assert all(isinstance(error, RunError) for error in found), found
+        assert "another program, or another run's rank" in str(found[1].hint)
+
+
+def test_through_tls_two_pairs_can_t_be_crossed_after_their_proofs(
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any]
+) -> None:
+    """One certificate serves every rank; the key of the proof serves this pair alone."""
+    made, crossing = pipeline(True), between(middle.Crossing)
+    with ThreadPoolExecutor(2) as pool:
+        met = [pool.submit(made.meet, i, i, crossing) for i in (0, 2)]
+        found = [error for one in met for error in one.result()]
+    assert all(isinstance(error, RunError) for error in found), found
+    assert "proved itself before" in " ".join(str(error) for error in found)
+
+
+@both_ways
+@pytest.mark.parametrize("after", [3, 71, 103])
+def test_a_handshake_that_is_cut_is_tried_again(
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], encrypt: bool, after: int
+) -> None:
+    """Within the hello and within the proof: once cut, it is whole the next time."""
+    made, times = pipeline(encrypt), []
+
+    def cut_once(towards: bool, before: int, data: bytes) -> bytes:
+        if towards and before + len(data) > after and not times:
+            times.append(time.monotonic())
+            raise middle.Cut(data[: after - before])
+        return data
+
+    assert made.meet(1, 1, between(middle.Middle, cut_once), limit_s=10.0) == [None, None]
+    assert len(times) == 1
+
+
+def test_a_hello_heard_on_the_wire_opens_nothing(
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any]
+) -> None:
+    made = pipeline(False)
+
+    def twice(towards: bool, before: int, data: bytes) -> bytes:
+        return data + data if towards and not before else data
+
+    found = made.meet(1, 1, between(middle.Middle, twice), limit_s=0.5)
+    assert all(isinstance(error, RunError) for error in found), found
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [middle.flipping(6000), middle.dropping(6000), middle.replaying(6000), middle.cutting(6000)],
+    ids=["one bit changed", "a piece dropped", "what was said, once more", "cut"],
+)
+def test_through_tls_nothing_is_changed_unnoticed(
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], alter: middle.Alter
+) -> None:
+    """What arrives is what was sent, up to where it ends with the peer named."""
+    made = pipeline(True)
+    assert made.meet(1, 1, between(middle.Middle, alter)) == [None, None]
+    listener, connector = made.pairs[1]
+    sent = [torch.full((500,), float(number)) for number in range(20)]
+    heard = [torch.zeros(500) for _ in sent]
+    receives = [listener.recv(tensor, FIRST_TAG) for tensor in heard]
+    sends = [connector.send(tensor, FIRST_TAG) for tensor in sent]
+    whole = 0
+    while _ended(receives[whole]) is None:
+        assert torch.equal(heard[whole], sent[whole])
+        whole += 1
+    assert 0 < whole < len(sent)
+    assert "rank 2" in str(_ended(receives[whole]))
+    assert "rank 1" in str(next(error for error in map(_ended, sends) if error is not None))
+
+
+def _ended(transfer: Work) -> RunError | None:
+    """How it ended; None: well."""
+    try:
+        transfer.wait(10.0)
+    except RunError as error:
+        return error
+    return None
+
+
+def payloads(workload: Workloads, encrypt: bool, steps: int = 3) -> list[dict[str, Any]]:
+    tls = make_tls_certificate() if encrypt else None
+    return driver.payloads(workload(), [0, 2, 4, 5, 7], 4, "1f1b", steps, tls=tls)
+
+
+@pytest.mark.attack
+@both_ways
+def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
+    ranks: Any, workload: Workloads, between: Callable[..., Any], encrypt: bool
+) -> None:
+    door = between(middle.Middle, middle.delaying(1, 0.004))
+
+    def route(rank: int, host: str, port: int) -> tuple[str, int]:
+        return door.between(host, port) if rank == 1 else (host, port)
+
+    calm = ranks.run(payloads(workload, False))
+    assert not calm.errors, calm.errors
+    late = ranks.run(payloads(workload, encrypt), route=route)
+    assert not late.errors, late.errors
+    assert late.losses == calm.losses
+
+    def cut(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            door.close()
+
+    ended = ranks.run(payloads(workload, encrypt, 1000), cut, route)
+    assert set(ended.errors) == {0, 1, 2, 3}
+    assert {error["type"] for error in ended.errors.values()} == {"PeerLostError"}
+    assert "rank 2" in ended.errors[1]["message"]

@@ -1,0 +1,35 @@
+"""Somebody on the same network, at every port that a probe, a check and a run with checkpoints open."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.attack.strangers import Strangers
+from tests.helpers import runs
+
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+EVERY = ("--steps", "30", "--json", "--checkpoint-every", "10", "--replicas", "1")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("encrypt", [(), ("--encrypt",)], ids=["clear", "tls"])
+def test_strangers_at_every_port_change_nothing(here: Any, encrypt: tuple[str, ...]) -> None:
+    """Probe, plan, check and launch with them there: all as without them, in one attempt."""
+    here.run("probe", "train.py", *SIZES, *encrypt, code=0)
+    here.run("plan", "train.py", *SIZES, *encrypt, "--strategy", "even", "-o", "plan.json", code=0)
+    expected = runs.losses_of(here.run("launch", "plan.json", *EVERY, *encrypt, code=0))
+    with Strangers(hold=1100, seed=1) as strangers:
+        here.run("probe", "train.py", *SIZES, *encrypt, "--refresh", "--links", "all", code=0)
+        here.run("check", code=0)
+        probed = len(strangers.ports)
+        done = here.run("launch", "plan.json", *EVERY, *encrypt, code=0)
+        launched = len(strangers.ports) - probed
+    print(f"{strangers.connections} connections to {probed} + {launched} ports")
+    assert probed >= 3  # a link, a node with itself, check's own
+    assert launched >= 3  # a pair, and each node's replicator
+    assert runs.losses_of(done) == expected
+    newest = max((here.state / "runs").glob("*/state.json"), key=lambda path: path.stat().st_mtime)
+    assert len(json.loads(newest.read_text())["attempts"]) == 1
+    assert runs.left_behind(here) == []
