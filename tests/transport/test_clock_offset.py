@@ -16,7 +16,7 @@ from skyctl.transport.tls_identity import TlsIdentity
 Clock = Callable[[], float]
 
 
-@pytest.fixture(params=["gloo", "tls"])
+@pytest.fixture(params=["clear", "tls"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[PeerConnection, PeerConnection]]:
     """Both ends of one pair, in this process."""
     identity = TlsIdentity.from_credentials(make_tls_certificate()) if request.param == "tls" else None

@@ -1,4 +1,4 @@
-"""NCCL between two CUDA devices, next to their Gloo connection: one communicator for each direction.
+"""NCCL between two CUDA devices, next to their own connection: one communicator for each direction.
 
 Two, because one communicator runs its operations one after the other, and activations and gradients must
 pass each other. NCCL knows no tags: operations of one direction match in the order they are posted.
