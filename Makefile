@@ -17,7 +17,7 @@ help:
 	@echo "make demo           the whole main job on this machine: no root, no SSH, no file needed"
 	@echo "make test           the tests, 12 minutes at most; without root the lab tests are left out"
 	@echo "make test-all       those that take long as well (what CI runs): half an hour"
-	@echo "make matrix         the fault matrix over real SSH (docs/faults.md): about 25 minutes, needs root"
+	@echo "make matrix         the fault matrix over real SSH (docs/faults.md), and all of what CI takes a sample of: half an hour, needs root"
 	@echo "make attack         strangers, a man in the middle, lying nodes, other users (docs/security.md); needs root"
 	@echo "make chaos          100 runs with faults drawn at random (docs/faults.md); goes on where it stopped; needs root"
 	@echo "make behaviour      everything that was recorded of what commands do, compared: about 20 minutes"
@@ -50,7 +50,7 @@ test-all: $(STAMP)
 	@[ "$$(id -u)" = 0 ] || echo "not root: the lab tests (tests/lab) are left out"
 	@bash scripts/run_tests.sh $(BIN)/python "not matrix and not recorded and not attack" $(ARGS)
 
-# The fault matrix over real SSH: about 25 minutes, as root.
+# The fault matrix over real SSH, and all of what CI takes a sample of: half an hour, as root.
 matrix: $(STAMP)
 	$(BIN)/python -m pytest -m matrix $(ARGS)
 
@@ -69,7 +69,7 @@ behaviour: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs_links.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

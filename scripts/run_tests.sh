@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # The tests that a mark expression chooses. $1: the Python, $2: the expression; what follows goes to pytest. First those that can share the machine,
-# two at a time (WORKERS=0: one), then the lab's, one at a time: they measure, and they need its network to themselves.
+# three at a time (WORKERS=0: one), for half of what they take is waiting; then those that measure and need it alone.
 set -u
 python=$1
 marks=$2
 shift 2
 
-"$python" -m pytest -m "$marks and not lab" -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"
+"$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
 [ $shared = 2 ] && exit 2  # pytest's code where it was interrupted, or could not read the tests
-"$python" -m pytest -m "$marks and lab" "$@"
-lab=$?
+"$python" -m pytest -m "$marks and alone" "$@"
+alone=$?
 
 nothing=5  # where no test was chosen
-[ $shared = $nothing ] && shared=$lab
-[ $lab = $nothing ] && lab=$shared
-exit $((shared > lab ? shared : lab))
+[ $shared = $nothing ] && shared=$alone
+[ $alone = $nothing ] && alone=$shared
+exit $((shared > alone ? shared : alone))

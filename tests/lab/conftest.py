@@ -1,7 +1,8 @@
 """Labs for tests: made by a factory, taken down whatever happens, and nothing may be left of one.
 
 A test that uses ``lab`` or ``shared_lab`` is marked ``lab``: without root it is left out and says so; with
-``SKYCTL_REQUIRE_LAB=1`` it fails instead.
+``SKYCTL_REQUIRE_LAB=1`` it fails instead. Labs live side by side: each is named by its state folder, and
+every test process has one of its own; a test that measures times or rates is marked ``alone`` as well.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 
 from skyctl.lab import cgroup_quotas
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.alone]
 QUOTA_US, PERIOD_US = 50_000, 200_000
 CODE = """
 import json, sys, time

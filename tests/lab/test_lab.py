@@ -83,6 +83,7 @@ def test_nothing_is_shared_by_accident(lab, ssh):
     assert "default" not in fault_injection.run_in_node(state, "n1", ["ip", "route"]).stdout
 
 
+@pytest.mark.alone
 def test_cpu_quotas_hold_their_ratio(lab, traffic):
     state = lab({"nodes": [{"name": "fast", "cpus": 0.2}, {"name": "slow", "cpus": 0.05}]})
     with traffic.burning(state, ["fast", "slow"]):
@@ -100,6 +101,7 @@ def test_memory_is_limited(lab):
     assert status(state)["faults"] == []
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_links_carry_what_they_should_both_ways(lab, traffic):
     nodes = [
@@ -115,6 +117,7 @@ def test_links_carry_what_they_should_both_ways(lab, traffic):
     assert traffic.bytes_per_s(state, "free", "n100") == pytest.approx(6.25e6, rel=0.2)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("carrier", ["user", "netem"])
 def test_sites_are_as_far_apart_as_they_should_be(lab, traffic, carrier):
@@ -148,6 +151,7 @@ def has_netem() -> bool:
     )
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_launcher_reaches_every_site_without_the_switch(lab):
     spec = {

@@ -20,6 +20,7 @@ from ..helpers import runs
 from . import harm
 from .clusters import FOUR_NODES, Cluster
 
+pytestmark = pytest.mark.alone
 WORKLOAD = "gpt:layers=4,hidden=192,heads=4,context=64"
 SIZES = ("--batch-size", "16", "--microbatches", "8")
 STEPS = "6"
