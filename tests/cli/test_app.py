@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,12 @@ import pytest
 import skyctl
 from skyctl.cli.examples import EXAMPLES
 
+from ..helpers.commands import run_here
+
 HEAVY = ("torch", "ortools", "paramiko", "numpy", "matplotlib", "yaml")
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "skyctl", *arguments]
     return subprocess.run(
         command,
@@ -23,7 +24,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, **environment},
     )
 
 
@@ -75,8 +75,11 @@ def test_usage_errors_end_with_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
-def test_every_command_has_help_with_its_examples(command: str) -> None:
-    done = run(*command.split(), "--help", COLUMNS="200")
+def test_every_command_has_help_with_its_examples(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run_here(capsys, *command.split(), "--help")
     assert done.returncode == 0
     assert "--json" in done.stdout
     shown = done.stdout.partition("Examples:")[2]
@@ -96,11 +99,16 @@ def test_every_command_has_help_with_its_examples(command: str) -> None:
     ],
 )
 def test_a_mistake_gets_a_guess(
-    arguments: list[str], guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    guess: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     Path("cluster.yaml").write_text("nodes: [tower]\n")
     Path("p.json").write_text("{}")
-    done = run(*arguments, COLUMNS="200")
+    done = run_here(capsys, *arguments)
     assert done.returncode == 2
     assert guess in done.stderr

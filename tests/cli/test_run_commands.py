@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,17 @@ from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_journal import timestamp_ms
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
 
+from ..helpers.commands import Done, run_here
+
+Skyctl = Callable[..., Done]
 LONG_AGO = "2026-01-02T03:04:05.000+00:00"
 
 
-def skyctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "skyctl", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+@pytest.fixture
+def skyctl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Skyctl:
+    """Runs it in this process."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    return partial(run_here, capsys)
 
 
 def make(run_id: str, **more: object) -> RunPaths:
@@ -52,7 +49,7 @@ def make(run_id: str, **more: object) -> RunPaths:
     return paths
 
 
-def test_ps_lists_the_newest_first_and_leaves_old_ones_out() -> None:
+def test_ps_lists_the_newest_first_and_leaves_old_ones_out(skyctl: Skyctl) -> None:
     assert "no run" in skyctl("ps").stdout
     make("20260102-030405-aaaa", status="done", created=LONG_AGO, written=LONG_AGO, step=20)
     make("20261121-030405-bbbb", status="failed", detail="rank 0 died", step=7, loss=1.5, iteration_s=0.25)
@@ -77,7 +74,7 @@ def test_ps_lists_the_newest_first_and_leaves_old_ones_out() -> None:
     assert "order" not in every[0]
 
 
-def test_ps_says_why_nodes_can_not_be_asked() -> None:
+def test_ps_says_why_nodes_can_not_be_asked(skyctl: Skyctl) -> None:
     session = NodeSession(node="a", session="s-x", cache="/c")
     make("20261121-040405-cccc", status="running", sessions=(session,), cluster_file="/nowhere/cluster.yaml")
     done = skyctl("ps")
@@ -89,7 +86,7 @@ def test_ps_says_why_nodes_can_not_be_asked() -> None:
     assert json.loads(skyctl("ps", "--json", "--offline").stdout)["runs"][0]["nodes"] is None
 
 
-def test_another_machines_run_is_left_to_it() -> None:
+def test_another_machines_run_is_left_to_it(skyctl: Skyctl) -> None:
     paths = make("20261121-040405-cccc", status="running")
     other = this_process(attached=True).model_copy(update={"host": f"not-{socket.gethostname()}"})
     paths.lock.write_text(other.model_dump_json())
@@ -102,7 +99,7 @@ def test_another_machines_run_is_left_to_it() -> None:
 
 
 @pytest.mark.slow
-def test_logs_of_a_run_that_has_ended() -> None:
+def test_logs_of_a_run_that_has_ended(skyctl: Skyctl) -> None:
     paths = make("20261121-040405-cccc", status="stopped")
     make("20261121-040405-ccdd", status="stopped")
     paths.log(0).write_text("".join(f"zero {n}\n" for n in range(5)))
@@ -122,7 +119,7 @@ def test_logs_of_a_run_that_has_ended() -> None:
         assert (done.returncode, done.stderr.count("error:")) == (2, 1), wrong
 
 
-def test_what_has_ended_is_said_and_left() -> None:
+def test_what_has_ended_is_said_and_left(skyctl: Skyctl) -> None:
     paths = make("20261121-040405-cccc", status="failed", detail="rank 0 died of it")
     done = skyctl("attach")
     assert (done.returncode, "rank 0 died of it" in done.stderr) == (1, True)
@@ -143,7 +140,7 @@ def test_what_has_ended_is_said_and_left() -> None:
     assert skyctl("stop", "zzzz").returncode == 2
 
 
-def test_a_stop_needs_a_name_where_several_go_on(tmp_path: Path) -> None:
+def test_a_stop_needs_a_name_where_several_go_on(tmp_path: Path, skyctl: Skyctl) -> None:
     for end in ("cccc", "dddd"):
         make(f"20261121-040405-{end}", status="running")
     done = skyctl("stop")
@@ -152,7 +149,7 @@ def test_a_stop_needs_a_name_where_several_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path) -> None:
+def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path, skyctl: Skyctl) -> None:
     """Its agent ends by itself: the exit code is 4, and the time is said."""
     (tmp_path / "cluster.yaml").write_text(
         "name: here\nnodes:\n  - {name: far, host: 127.0.0.1, port: 1, user: nobody}\n"
@@ -177,7 +174,7 @@ def test_a_node_that_can_not_be_told_to_end_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_had_not_begun_is_ended_by_attach(tmp_path: Path) -> None:
+def test_a_run_that_had_not_begun_is_ended_by_attach(tmp_path: Path, skyctl: Skyctl) -> None:
     (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
     paths = make(
         "20261121-040405-cccc",

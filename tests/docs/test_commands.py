@@ -8,14 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.docs import command_runs as runs
 from tests.docs.documented_commands import ROOT, Shown, command_of, inline, options_of, parse, shown
 
-from skyctl.cli.app import main
 from skyctl.cli.examples import EXAMPLES
+
+from ..helpers.commands import run_here
 
 COMMANDS = shown()
 CLUSTER = """\
@@ -125,13 +125,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
                 check=False,
             )
             return done.returncode, done.stdout + done.stderr
-        monkeypatch.setattr(sys, "argv", ["skyctl", *words])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as exc:
-            code = exc.code or 0
-        return code, "".join(capsys.readouterr())
+        ran = run_here(capsys, *words)
+        return ran.returncode, ran.stdout + ran.stderr
 
     return call
 
@@ -158,6 +153,7 @@ def _words(text: str) -> list[str]:
     return shlex.split(text)[1:]
 
 
+@pytest.mark.alone  # how much advice is found in its time depends on what else runs
 def test_what_the_faq_says_of_adding_a_machine_is_what_is_printed(folder: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "skyctl", "plan", "--problem", "docs/examples/problem.json"],

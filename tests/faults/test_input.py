@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ..helpers.commands import Done, run_here
+from .conftest import Here
+
 PROBLEM = {
     "kind": "skyctl/problem",
     "version": 1,
@@ -18,6 +21,20 @@ PROBLEM = {
     "devices": [{"id": f"n{i}/cpu:0", "flops_per_s": 1e10, "memory_bytes": 2.5e9} for i in range(2)],
     "microbatches": 4,
 }
+
+
+@pytest.fixture
+def here(here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """The same, with its commands run in this process: none of them starts anything that lasts."""
+
+    def run(*words: str) -> Done:
+        return run_here(capsys, *words)
+
+    monkeypatch.chdir(here.folder)
+    monkeypatch.setenv("SKYCTL_HOME", str(here.state))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(here, "run", run)
+    return here
 
 
 def test_no_cluster_file(here, complains: Callable[..., None]) -> None:

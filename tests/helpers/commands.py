@@ -14,12 +14,30 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from skyctl.cli.app import main
+
 from .processes import until
 
 COMMAND_S = 400.0
 """How long a command may take, on a machine that does much else."""
 
 Done = subprocess.CompletedProcess[str]
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *words: str) -> Done:
+    """skyctl in this process, which has imported torch already, to any end; bugs come out as they are."""
+    capsys.readouterr()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["skyctl", *words])
+        try:
+            main()
+        except SystemExit as exc:
+            code = exc.code or 0
+    out, err = capsys.readouterr()
+    return subprocess.CompletedProcess(words, int(str(code)), out, err)
 
 
 class Command:
