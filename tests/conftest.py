@@ -8,6 +8,7 @@ else can have made it, with ``SKYCTL_REQUIRE_LAB=1`` as in CI: at the end of all
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,8 @@ _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 TEMPORARY = pytest.StashKey[Path]()
 BEFORE = pytest.StashKey[set[tuple[str, str]]]()
 LEFT = pytest.StashKey[list[tuple[str, str]]]()
+ALL = "folder_of_all"
+"""Where the processes of pytest-xdist find what one of them has made for all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +54,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TEMPORARY] = folder
     if hasattr(config, "workerinput") or not config.option.basetemp:
         config.option.basetemp = str(folder / "pytest")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[ALL] = str(node.config.stash[TEMPORARY])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -80,6 +89,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def session_tag() -> str:
     """What every process that descends from this test session carries in its environment."""
     return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def made_once(pytestconfig: pytest.Config) -> Callable[[str, Callable[[Path], None]], Path]:
+    """A folder, made by the first test process that asks: ``made_once("name", make)``; not to be changed."""
+    of_all = Path(getattr(pytestconfig, "workerinput", {}).get(ALL, pytestconfig.stash[TEMPORARY]))
+
+    def folder(name: str, make: Callable[[Path], None]) -> Path:
+        with (of_all / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = of_all / name
+            if not done.exists():
+                making = Path(tempfile.mkdtemp(prefix=name, dir=of_all))
+                make(making)
+                making.rename(done)
+        return done
+
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

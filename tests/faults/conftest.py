@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-FAULT = Path({fault!r})
+FAULT = Path(os.environ.get("FAULT", "/nowhere"))
 
 
 class First(nn.Module):
@@ -74,7 +75,8 @@ class Here(Skyctl):
         super().__init__(folder, state)
         self.fault = folder.parent / "fault"
         self.cluster("fast", "slow")
-        self.train(TRAIN.format(fault=str(self.fault)))
+        self.env["FAULT"] = str(self.fault)
+        self.train(TRAIN)
 
     def run(self, *words: str, code: int | None = None, **env: str) -> Done:
         return super().run(*words, code=code, **env)
@@ -129,15 +131,23 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         one.end()
 
 
-@pytest.fixture(scope="module")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
-    """One probe and one plan for a whole module."""
-    made = _made(tmp_path_factory.mktemp("planned"))
+def _plan(folder: Path) -> None:
+    made = _made(folder)
     try:
         made.plan()
-        yield made
     finally:
         made.end()
+
+
+@pytest.fixture(scope="module")
+def probed(
+    tmp_path_factory: pytest.TempPathFactory, made_once: Callable[[str, Callable[[Path], None]], Path]
+) -> Iterator[Here]:
+    """A cluster with a profile and a plan, for a whole module; probed and planned once for all of them."""
+    made = _made(tmp_path_factory.mktemp("planned"))
+    shutil.copytree(made_once("planned", _plan), made.folder.parent, dirs_exist_ok=True)
+    yield made
+    made.end()
 
 
 @pytest.fixture

@@ -48,6 +48,16 @@ def losses(three) -> list[float]:
     return losses_of(three.run("launch", "plan.json", *calm, code=0))
 
 
+@pytest.fixture(scope="module")
+def crashing(three) -> Path:
+    """``crash.json``: a plan for two of them, for a workload that crashes while the file given is there."""
+    fault = three.folder / "fault"
+    three.train(CRASHING.format(fault=str(fault)))
+    three.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json", code=0)
+    return fault
+
+
 @pytest.fixture(autouse=True)
 def _ends(three) -> Iterator[None]:
     """A test that fails half-way leaves no run behind."""
@@ -154,13 +164,9 @@ def test_ctrl_c_keeps_a_checkpoint_and_a_damaged_one_is_passed_over(three, losse
 
 
 @pytest.mark.slow
-def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
-    fault = three.folder / "fault"
-    three.train(CRASHING.format(fault=str(fault)))
-    three.run("probe", "train.py", *SIZES, "--links", "none", code=0)
-    three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "crash.json", code=0)
+def test_a_crash_loop_ends_and_says_how_to_go_on(three, crashing: Path) -> None:
     calm = losses_of(three.run("launch", "crash.json", "--steps", "12", "--json", code=0))
-    fault.write_text("")
+    crashing.write_text("")
     done = three.run(
         "launch", "crash.json", "--steps", "12", "--checkpoint-every", "3", "--max-restarts", "5"
     )
@@ -170,7 +176,7 @@ def test_a_crash_loop_ends_and_says_how_to_go_on(three) -> None:
     assert "it was tried again once only" in done.stderr
     run = re.search(r"--resume (\S+)", done.stderr)
     assert run is not None
-    fault.unlink()
+    crashing.unlink()
     done = three.run("launch", "--resume", run[1], "--json", code=0)
     assert losses_of(done) == pytest.approx(calm, rel=1e-5)
     assert left_of_state(three.state) == []
@@ -193,12 +199,9 @@ def test_too_little_is_left(three, complains: Callable[..., None]) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_is_used(three) -> None:
-    fault = three.folder / "none"
-    three.train(CRASHING.format(fault=str(fault)).replace("SLEEP_S = 0.0", "SLEEP_S = 0.01"))
-    three.run("probe", "train.py", *SIZES, "--links", "none", code=0)
-    three.run("plan", "train.py", *SIZES, "--assign", "a=0:3,b=3:6", "-o", "two.json", code=0)
-    run = three.launch("two.json", "--steps", "100000", *EVERY).wait_for(6)
+def test_a_node_that_joins_is_used(three, crashing: Path) -> None:
+    crashing.unlink(missing_ok=True)
+    run = three.launch("crash.json", "--steps", "100000", *EVERY).wait_for(6)
     asked = three.run("join", run.id, "nobody")
     assert asked.returncode == 2
     assert "has no node 'nobody'" in asked.stderr
@@ -227,7 +230,7 @@ import torch
 from torch import nn
 
 FAULT = Path({fault!r})
-SLEEP_S = 0.0
+SLEEP_S = 0.01
 MARK = 3.0
 
 
