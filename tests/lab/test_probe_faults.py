@@ -1,4 +1,4 @@
-"""Sixteen nodes over real SSH, four of them broken, one noisy: twelve are profiled, each fault is named."""
+"""Nodes over real SSH, four of them broken, one noisy: the others are profiled, each fault is named."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from tests.lab import fault_injection
 
 from skyctl.lab.lab_state import LabState
 
-NAMES = [f"n{number:02d}" for number in range(1, 17)]
-DEAD, HANGING, TORCHLESS, FULL, NOISY = NAMES[1], NAMES[4], NAMES[7], NAMES[10], NAMES[13]
+DEAD, HANGING, TORCHLESS, FULL, NOISY = "n02", "n03", "n05", "n06", "n08"
+CPUS = 1.92
+"""Of all nodes together."""
+
 WORKLOAD = ("gpt:layers=2,hidden=64,heads=4,context=32", "--batch-size", "16", "--microbatches", "8")
 PROBE = "skyctl.probe.node.probe_task"
 
 
 @pytest.mark.slow
-def test_twelve_of_sixteen_are_profiled_and_four_named(lab: Callable[..., LabState], tmp_path: Path) -> None:
-    state = lab({"nodes": [{"name": name, "cpus": 0.12} for name in NAMES]}, name="sixteen")
+@pytest.mark.parametrize("number", [8, pytest.param(16, marks=pytest.mark.matrix)])
+def test_four_are_named_and_all_others_profiled(
+    lab: Callable[..., LabState], tmp_path: Path, number: int
+) -> None:
+    names = [f"n{i:02d}" for i in range(1, number + 1)]
+    state = lab({"nodes": [{"name": name, "cpus": CPUS / number} for name in names]}, name="broken")
     cluster = broken(state, tmp_path)
     env = {**os.environ, "SKYCTL_HOME": str(tmp_path / "state"), "SKYCTL_CLUSTER": str(cluster)}
     skyctl = [sys.executable, "-m", "skyctl"]
@@ -45,14 +51,14 @@ def test_twelve_of_sixteen_are_profiled_and_four_named(lab: Callable[..., LabSta
     profile = json.loads(out)
     failures = {failure["node"]: failure["error"] for failure in profile["failures"]}
     assert sorted(failures) == sorted([DEAD, HANGING, TORCHLESS, FULL])
-    assert [device["node"] for device in profile["devices"]] == [n for n in NAMES if n not in failures]
+    assert [device["node"] for device in profile["devices"]] == [n for n in names if n not in failures]
     assert "No space left" in failures[FULL]
     assert "no torch" in failures[TORCHLESS]
     assert "said nothing" in failures[HANGING]
     for name, error in failures.items():
         assert name in error
         assert f"{name} was not measured" in err
-    well = ",".join(name for name in NAMES if name not in failures)
+    well = ",".join(name for name in names if name not in failures)
     plan = tmp_path / "plan.json"
     subprocess.run(
         [*skyctl, "plan", *WORKLOAD, "--limit", well, "--strategy", "heuristic", "-o", str(plan)],
@@ -61,7 +67,7 @@ def test_twelve_of_sixteen_are_profiled_and_four_named(lab: Callable[..., LabSta
         capture_output=True,
     )
     assert set(json.loads(plan.read_text())["stages"][0]["replicas"][0]) >= {"device"}
-    nothing_left(state, [name for name in NAMES if name != DEAD])
+    nothing_left(state, [name for name in names if name != DEAD])
 
 
 def broken(state: LabState, folder: Path) -> Path:
