@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from skyctl.errors import InputError, SkyctlError
+from skyctl.private_folder import UnsafeFolderError, check_private_folder
 
 if TYPE_CHECKING:
     from skyctl.records.base import FileRecord
@@ -73,15 +74,25 @@ def safe_name(name: str) -> str:
 def make_private(folder: Path) -> Path:
     """Makes ``folder`` and its missing parents, for this user only (0700).
 
+    What lies in the state folder decides what runs here and on nodes, so nobody else may be able to put
+    anything there; elsewhere that is the user's business.
+
     Raises:
-        SkyctlError: with the path and the system's reason.
+        SkyctlError: with the path and the system's reason, or who else could write to the state folder.
     """
     try:
+        if folder.absolute().is_relative_to(home()):
+            check_private_folder(folder, make=True)
         missing = [folder]
         while not missing[-1].parent.exists():
             missing.append(missing[-1].parent)
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
+    except UnsafeFolderError as exc:
+        raise SkyctlError(
+            f"skyctl's state can't be kept in {folder}: {exc.filename}: {exc.strerror}",
+            hint=f"{exc.hint}, or set SKYCTL_HOME to a folder of your own",
+        ) from exc
     except OSError as exc:
         raise _cannot("make folder", folder, exc) from exc
     return folder

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -37,9 +41,9 @@ def test_damage_is_noticed() -> None:
         unpack_archive(zlib.compress(raw[:-1] + b"T"), digest)
 
 
-@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x", MANIFEST, "a\0b"])
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x", MANIFEST, "a\0b", "a/__pycache__/b"])
 def test_paths_stay_within(name: str) -> None:
-    with pytest.raises(ValueError, match="not a path within"):
+    with pytest.raises(ValueError, match="not a path within|bytecode"):
         check_relative_path(name)
 
 
@@ -50,9 +54,19 @@ def test_tree(tmp_path: Path) -> None:
     path = store.add_tree("trees", digest, archive)
     assert store.tree("trees", digest) == path
     assert store.add_tree("trees", digest, archive) == path
-    (path / "__pycache__").mkdir()
-    assert store.tree("trees", digest) == path
-    for damage in (lambda: (path / "a.py").write_bytes(b"2"), (path / "sub/b.py").unlink):
+    damages = (
+        lambda: (path / "a.py").write_bytes(b"2"),
+        (path / "sub/b.py").unlink,
+        (path / "sub/sitecustomize.py").touch,
+        (path / "empty").mkdir,
+        lambda: (path / "link").symlink_to("a.py"),
+        lambda: (path / "folder").symlink_to("sub"),
+        lambda: os.mkfifo(path / "pipe"),
+        (path / "sub/__pycache__").unlink,
+        lambda: ((path / "sub/__pycache__").unlink(), (path / "sub/__pycache__").mkdir()),
+        lambda: ((path / "a.py").rename(path / "b"), (path / "a.py").symlink_to("b")),
+    )
+    for damage in damages:
         damage()
         assert store.tree("trees", digest) is None
         store.add_tree("trees", digest, archive)
@@ -62,11 +76,43 @@ def test_tree(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "ca che/trees").iterdir()] == [digest]
 
 
+def test_python_keeps_no_bytecode_in_a_tree(tmp_path: Path) -> None:
+    """What it would import later is not what was sent; the file in its place is neither read nor written."""
+    store = NodeCache(tmp_path)
+    digest, archive = pack_archive({"room/__init__.py": b"", "room/a.py": b"print('ran')"})
+    path = store.add_tree("packages", digest, archive)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r}); import room.a"],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout + done.stderr == "ran\n"
+        assert store.tree("packages", digest) == path
+
+
+def test_what_is_in_use_is_locked(tmp_path: Path) -> None:
+    store = NodeCache(tmp_path)
+    path = store.add_tree("trees", *pack_archive(FILES))
+    blob = tmp_path / "blobs" / hashlib.sha256(b"abc").hexdigest()
+    blob.write_bytes(b"abc")
+    assert store.blob(blob.name, 3) == blob
+    for locked in (path / MANIFEST, blob):
+        with locked.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    store.close()
+    for free in (path / MANIFEST, blob):
+        with free.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as what removes it does
+            assert store.tree("trees", path.name) == (None if free.name == MANIFEST else path)
+            store.close()
+
+
 def test_bad_archive_leaves_nothing(tmp_path: Path) -> None:
     store = NodeCache(tmp_path)
     manifest = b'{"../x": "%s"}' % hashlib.sha256(b"").hexdigest().encode()
     raw = struct.pack(">II", len(manifest), 3) + manifest + b"[0]"
-    with pytest.raises(ValueError, match="not a path within"):
+    with pytest.raises(ValueError, match="not a path within|bytecode"):
         store.add_tree("trees", hashlib.sha256(manifest).hexdigest(), zlib.compress(raw))
     assert list((tmp_path / "trees").iterdir()) == []
 

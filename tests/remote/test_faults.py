@@ -18,12 +18,11 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.bootstrap import (
     LOADER_PROGRAM,
-    boot_program_line,
     loader_command,
-    node_package_files,
     start_agent,
 )
 from skyctl.remote.local import LocalConnection
+from skyctl.remote.node_package import boot_program_line, node_package_files
 from skyctl.remote.session_factory import open_session
 
 from .fake_connection import FakeConnection, FaultyConnection

@@ -1,8 +1,8 @@
-"""The program that the launcher sends to a bare Python on the node, after ``node_cache.py``'s source.
+"""The program that the launcher sends to a bare Python on the node, after the sources of what it needs.
 
-It receives skyctl's node-side package where the cache lacks it, and becomes the agent. It runs in the
-namespace of ``node_cache.py`` (hence the import for type checkers only), and uses nothing of the shell but
-standard input and output. ``remote/bootstrap.py`` is the launcher's side.
+It receives skyctl's node-side package where the cache lacks it, and becomes the agent. All these sources run
+in one namespace, without the lines that begin with ``from skyctl``. Nothing of the shell is used but standard
+input and output. ``remote/bootstrap.py`` is the launcher's side.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from skyctl.agent.node_cache import NodeCache, default_cache_root
+from skyctl.agent.cache_cleanup import clean_cache
+from skyctl.agent.node_cache import ENVIRONMENT_MARKER, NodeCache, default_cache_root
+from skyctl.private_folder import check_private_folder
 
 
 def read_line() -> bytes:
@@ -59,23 +60,27 @@ def attach(nonce: str, root: Path, session_id: str) -> NoReturn:
 
 
 def boot() -> None:
-    """Reads the settings, puts the package in place, runs the agent (or a relay to one)."""
+    """Reads the settings, puts the package in place, runs the agent (or a relay to one, or cleans up)."""
     line = read_line()
     if not line:
         sys.exit("skyctl: the launcher went away")
     config = json.loads(base64.b64decode(line))
-    nonce, digest = config["nonce"], config["package"]
+    nonce = config["nonce"]
     os.environ.update(config["env"])
-    root = default_cache_root()
+    root, variable = default_cache_root(), "XDG_DATA_HOME"
     try:
+        if (Path(sys.prefix) / ENVIRONMENT_MARKER).exists():
+            check_private_folder(Path(sys.prefix))
+        variable = "XDG_CACHE_HOME"
+        if "clean" in config:
+            say(nonce, {"cleaned": clean_cache(root, dry_run=config["clean"]["dry_run"])})
+            return
         store = NodeCache(root)
-        package = store.tree("packages", digest)
-        if package is None:
-            say(nonce, {"need": digest})
-            package = store.add_tree("packages", digest, read_exactly(int(read_line() or b"0")))
+        package = put_package(nonce, store, config["package"])
     except (OSError, ValueError) as exc:
         path = getattr(exc, "filename", None) or str(root)
-        say(nonce, {"error": getattr(exc, "strerror", None) or str(exc), "path": str(path)})
+        reason, hint = getattr(exc, "strerror", None) or str(exc), getattr(exc, "hint", None)
+        say(nonce, {"error": reason, "path": str(path), "hint": hint, "variable": variable})
         sys.exit(1)
     sys.path.insert(0, str(package))
     if "attach" in config:
@@ -84,3 +89,12 @@ def boot() -> None:
     from skyctl.agent.node_agent import run_agent
 
     sys.exit(run_agent(config, package, store.root))
+
+
+def put_package(nonce: str, store: NodeCache, digest: str) -> Path:
+    """The folder of skyctl's node side, sent by the launcher where the cache has no whole one."""
+    package = store.tree("packages", digest)
+    if package is None:
+        say(nonce, {"need": digest})
+        package = store.add_tree("packages", digest, read_exactly(int(read_line() or b"0")))
+    return package

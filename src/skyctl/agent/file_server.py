@@ -49,7 +49,11 @@ class Upload:
         if self._hash.hexdigest() != self._digest:
             raise ValueError(f"file {self._digest[:12]} was damaged on the way")
         target = self._place / self._digest
-        self._path.replace(target)
+        size_bytes = self._path.stat().st_size
+        if self._kind == "private" or self._store.blob(self._digest, size_bytes) is None:
+            self._path.replace(target)
+        if self._kind == "blobs" and self._store.blob(self._digest, size_bytes) is None:
+            raise OSError(errno.EIO, "what was written is not what was sent", str(target))
         return target
 
     def close(self) -> None:

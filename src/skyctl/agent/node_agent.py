@@ -361,7 +361,8 @@ def run_agent(config: Message, package: Path, cache: Path) -> int:
 
 
 def _report_start_failure(out_fd: int, exc: OSError, path: Path) -> int:
-    fault = {"op": "fault", "error": exc.strerror or str(exc), "path": str(exc.filename or path)}
+    fault: Message = {"op": "fault", "error": exc.strerror or str(exc), "path": str(exc.filename or path)}
+    fault["hint"] = getattr(exc, "hint", None)
     with os.fdopen(out_fd, "wb") as out:
         write_frame(out, fault)
     return 1

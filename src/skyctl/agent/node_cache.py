@@ -6,25 +6,43 @@
     ├── packages/DIGEST/   skyctl's node side, as it was shipped
     ├── trees/DIGEST/      the user's workload with the modules next to it
     ├── blobs/DIGEST       single files, such as the text to train on
+    ├── runs/RUN@NODE/     a run's checkpoints, see ``checkpoint.layout``
     └── sessions/ID/       one running agent's private folder, removed at its end
 
+All of it is this user's alone (``private_folder``), so what was checked once stays as it was.
 A tree's digest is the SHA-256 of its manifest: a JSON object, relative path to SHA-256. The manifest is kept
-in the tree. Everything is written under a temporary name and renamed. This module must import nothing of
-skyctl: the bootstrap sends its source, before there is a package on the node.
+in the tree, and the tree holds what it names and nothing else: what is planted beside it would be imported,
+too. So Python must keep no bytecode there, and in the place of each ``__pycache__`` is an empty file.
+Everything is written under a temporary name and renamed, and locked (shared) by each process that was given
+it, until that ends: what can be locked alone is not in use (``cache_cleanup``). But for ``private_folder``
+this module must import nothing of skyctl: the bootstrap sends its source, before there is a package there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import zlib
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from skyctl.private_folder import make_private_folder
 
 MANIFEST = ".manifest.json"
+NO_BYTECODE = "__pycache__"
+ENVIRONMENT_MARKER = "skyctl.json"
+"""In a virtual environment that ``skyctl setup`` has made; see ``setup.node.environment_store``."""
+EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
 VERIFY_BLOB_BYTES = 64 << 20
 
 
@@ -70,26 +88,40 @@ def check_relative_path(name: str) -> None:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name or name == MANIFEST:
         raise ValueError(f"{name!r} is not a path within a folder")
+    if NO_BYTECODE in path.parts:
+        raise ValueError(f"{name!r}: bytecode is not kept")
+
+
+def listed_files(manifest: bytes) -> dict[str, str]:
+    """Relative path → SHA-256 of all that a tree with that manifest holds beside it."""
+    listed: dict[str, str] = json.loads(manifest)
+    folders = {parent for name in listed for parent in PurePosixPath(name).parents}
+    return listed | {str(folder / NO_BYTECODE): EMPTY_DIGEST for folder in folders}
 
 
 class NodeCache:
-    """A node's cache folder, made (0700) where it is missing. Errors are OSErrors that name the path."""
+    """A node's cache folder, made (0700) where it is missing. Errors are OSErrors that name the path.
+
+    Raises:
+        UnsafeFolderError: somebody else could put things into it.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = make_private_folder(root)
+        self._locks: dict[tuple[int, int], int] = {}  # device and inode → descriptor
         for name in ("packages", "trees", "blobs", "sessions"):
-            (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(root / name)
 
     def tree(self, kind: str, digest: str) -> Path | None:
-        """The folder of that digest, None where it is missing or a file in it has changed."""
+        """The folder of that digest, None where it is missing, or holds anything but what it should."""
         path = self.root / kind / digest
         try:
-            manifest = (path / MANIFEST).read_bytes()
-            if hashlib.sha256(manifest).hexdigest() != digest:
-                return None
-            for name, expected in json.loads(manifest).items():
-                if hashlib.sha256((path / name).read_bytes()).hexdigest() != expected:
+            with _open_own_file(path / MANIFEST) as file:
+                manifest = file.read()
+                if hashlib.sha256(manifest).hexdigest() != digest or not self._lock(file.fileno()):
                     return None
+            if _hash_files(path) != listed_files(manifest) | {MANIFEST: digest}:
+                return None
         except OSError:
             return None
         return path
@@ -97,14 +129,16 @@ class NodeCache:
     def add_tree(self, kind: str, digest: str, archive: bytes) -> Path:
         """Unpacks an archive of ``pack_archive`` and puts it in its place in one step."""
         manifest, files = unpack_archive(archive, digest)
-        path = self.root / kind / digest
+        path = make_private_folder(self.root / kind) / digest  # `skyctl clean` may have removed it meanwhile
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
         try:
-            for name, data in files.items():
+            for name, data in {**dict.fromkeys(listed_files(manifest), b""), **files}.items():
                 target = fresh / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
             (fresh / MANIFEST).write_bytes(manifest)
+            with (fresh / MANIFEST).open("rb") as file:
+                self._lock(file.fileno())
             self._place(fresh, path)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -120,7 +154,7 @@ class NodeCache:
                 return  # somebody else was quicker
             damaged = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
             try:
-                path.rename(damaged)
+                path.rename(damaged / path.name)
                 fresh.rename(path)
             finally:
                 shutil.rmtree(damaged, ignore_errors=True)
@@ -129,16 +163,68 @@ class NodeCache:
         """The file of that digest, None where it is missing (large ones are checked by size alone)."""
         path = self.root / "blobs" / digest
         try:
-            if path.stat().st_size != size_bytes:
-                return None
-            if size_bytes <= VERIFY_BLOB_BYTES and file_digest(path) != digest:
-                return None
+            with _open_own_file(path) as file:
+                if os.fstat(file.fileno()).st_size != size_bytes or not self._lock(file.fileno()):
+                    return None
+                if size_bytes <= VERIFY_BLOB_BYTES:
+                    return path if _digest_of(file) == digest else None
         except OSError:
             return None
         return path
+
+    def _lock(self, fd: int) -> bool:
+        """Marks an open file as in use until ``close``; False where it is just being removed."""
+        found = os.fstat(fd)
+        key = (found.st_dev, found.st_ino)
+        if key not in self._locks:
+            held = os.dup(fd)
+            try:
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(held)
+                return False
+            self._locks[key] = held
+        return found.st_nlink > 0
+
+    def close(self) -> None:
+        """Gives back all that is locked. At its end a process does so by itself."""
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
+
+@contextlib.contextmanager
+def _open_own_file(path: Path) -> Iterator[BufferedReader]:
+    """Opens a file to read it. OSError where it is none, a link, or another user's."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "it is not a file of ours", str(path))
+        yield file
+
+
+def _hash_files(folder: Path) -> dict[str, str]:
+    """Relative path → SHA-256 of every file in a folder. OSError where anything else is in it, or no file."""
+    found = {}
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        if not folders and not names:
+            raise OSError(errno.EPERM, "it is empty", place)
+        for name in (*names, *(name for name in folders if (Path(place) / name).is_symlink())):
+            path = Path(place) / name
+            with _open_own_file(path) as file:
+                digest = _digest_of(file)
+            found[path.relative_to(folder).as_posix()] = digest
+    return found
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return _digest_of(file)
+
+
+def _digest_of(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()

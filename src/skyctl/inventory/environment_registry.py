@@ -17,10 +17,12 @@ def read_environments(cluster_name: str) -> PreparedEnvironments:
 
     Raises:
         InputError: the file can't be read.
+        SkyctlError: somebody else could have written it.
     """
     path = setups_file(cluster_name)
     if not path.exists():
         return PreparedEnvironments(cluster=cluster_name)
+    make_private(path.parent)
     return read_record(PreparedEnvironments, path, hint="remove it, and run `skyctl setup` again")
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
 
 from skyctl.agent.frames import FrameError, Message
-from skyctl.records.base import Seq, describe
+from skyctl.records.base import Index, Seq, describe
 
 EVENTS, REPLIES = "n", "r"
 """The keys of a frame's number, and the names of the two sequences."""
@@ -81,8 +81,25 @@ class AgentFault(AgentMessage):
     op: Literal["fault"]
     error: str | None = None
     path: str | None = None
+    hint: str | None = None
     gone: bool = False
     taken: bool = False
+
+
+class CleanedKind(AgentMessage):
+    """What became of one kind of things in a node's cache: how many went and stayed, and their bytes."""
+
+    what: Literal["packages", "trees", "blobs", "runs", "sessions", "trials"]
+    removed: Index
+    freed_bytes: Index
+    kept: Index
+    kept_bytes: Index
+
+
+class CacheCleaned(AgentMessage):
+    """The answer of a node that was told to clean its cache. ``cleaned``: where there was something."""
+
+    cleaned: Seq[CleanedKind]
 
 
 class AgentEnding(AgentMessage):

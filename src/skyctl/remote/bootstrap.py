@@ -1,55 +1,46 @@
 """From a shell on the node to a running agent, with nothing taken for granted about either.
 
 The command is one line, single-quoted, of characters that sh, bash, zsh, fish and csh read alike: a Python
-program that prints the nonce and its version (it must parse under any Python), then runs the line it is sent,
-which is ``agent/node_cache.py`` and ``agent/boot_program.py``. Whatever start-up files print before the nonce
-is skipped. Settings and environment go over standard input: nothing secret is ever in an argument. skyctl's
-own node-side modules are sent where the node's cache lacks them: a node has Python and torch, and nothing
-else.
+program that prints the nonce and its version (it must parse under any Python), then runs the line it is sent
+(``node_package.boot_program_line``). Whatever start-up files print before the nonce is skipped. Settings and
+environment go over standard input: nothing secret is ever in an argument. skyctl's own node-side modules are
+sent where the node's cache lacks them: a node has Python and torch, and nothing else.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import re
 import secrets
 import shlex
 import sys
 import threading
-import zlib
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-import skyctl.agent
+from pydantic import ValidationError
+
 from skyctl.agent.frames import FrameError, Message, read_frame, write_frame
-from skyctl.agent.node_cache import pack_archive
 from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnfitError, UnreachableError
+from skyctl.records.base import describe
 from skyctl.records.cluster import Node
-from skyctl.remote.agent_messages import EVENTS, REPLIES, AgentFault, AgentHello, parse_agent_message
+from skyctl.remote.agent_messages import (
+    EVENTS,
+    REPLIES,
+    AgentFault,
+    AgentHello,
+    CacheCleaned,
+    CleanedKind,
+    parse_agent_message,
+)
 from skyctl.remote.base import CommandChannel, ConnectOptions, NodeConnection
+from skyctl.remote.node_package import boot_program_line, node_package_archive
 
-NODE_PACKAGES = (
-    "agent",
-    "schedule",
-    "workload",
-    "checkpoint",
-    "device",
-    "transport",
-    "worker",
-    "probe/node",
-    "setup/node",
-)
-NODE_MODULES = (
-    "__init__.py",
-    "errors.py",
-    "probe/__init__.py",
-    "check/__init__.py",
-    "check/check_task.py",
-    "setup/__init__.py",
-)
+T = TypeVar("T")
+
 MIN_PYTHON = (3, 11)
+CACHE_VARIABLE = "XDG_CACHE_HOME"
 MAX_LOGIN_OUTPUT_BYTES = 16 << 20
 MAX_LOGIN_LINE_BYTES = 1 << 20
 SESSION_TAKEN_HINT = "see which other skyctl process supervises the run"
@@ -111,12 +102,52 @@ def attach_agent(
     return _open_agent_channel(node_connection, options, {"attach": session_id}, resume)
 
 
+def clean_node_cache(
+    node_connection: NodeConnection, options: ConnectOptions, *, dry_run: bool
+) -> Sequence[CleanedKind]:
+    """Removes from the node's cache what no process there uses (``agent.cache_cleanup``); needs no agent.
+
+    Args:
+        options: ``start_timeout_s``: how long that may take.
+        dry_run: what would be removed, and nothing is changed.
+
+    Raises:
+        NodeError: as ``start_agent``.
+    """
+    node = node_connection.node
+
+    def exchange(channel: CommandChannel, nonce: str) -> Sequence[CleanedKind]:
+        _send_boot_program(node, channel, {"nonce": nonce, "clean": {"dry_run": dry_run}})
+        try:
+            return CacheCleaned.model_validate(_read_answer(node, channel, nonce)).cleaned
+        except ValidationError as exc:
+            raise FrameError(describe(exc, limit=1)) from exc
+
+    channel, cleaned = _open_channel(node_connection, options, exchange)
+    channel.close()
+    return cleaned
+
+
 def _open_agent_channel(
     node_connection: NodeConnection,
     options: ConnectOptions,
     config: dict[str, Any],
     first: dict[str, Any] | None,
 ) -> tuple[CommandChannel, AgentHello]:
+    def exchange(channel: CommandChannel, nonce: str) -> AgentHello:
+        return _exchange_hello(node_connection.node, channel, {**config, "nonce": nonce}, first)
+
+    return _open_channel(node_connection, options, exchange, running=first is not None)
+
+
+def _open_channel(
+    node_connection: NodeConnection,
+    options: ConnectOptions,
+    exchange: Callable[[CommandChannel, str], T],
+    *,
+    running: bool = False,
+) -> tuple[CommandChannel, T]:
+    """A channel with the loader started, and what ``exchange`` makes of it; that gets channel and nonce."""
     node, nonce = node_connection.node, secrets.token_hex(16)
     channel = node_connection.open(loader_command(node, nonce))
     late = threading.Event()
@@ -129,13 +160,11 @@ def _open_agent_channel(
     timer.daemon = True
     timer.start()
     try:
-        return channel, _exchange_hello(node, channel, {**config, "nonce": nonce}, first)
+        return channel, exchange(channel, nonce)
     except (OSError, EOFError, ValueError, SkyctlError) as exc:
         channel.close()
         if late.is_set():
-            raise _start_timeout_error(
-                node_connection.node, channel, options, running=first is not None
-            ) from exc
+            raise _start_timeout_error(node, channel, options, running=running) from exc
         if isinstance(exc, SkyctlError):
             raise
         what = f"ended while its agent was starting{_stderr_suffix(channel)}"
@@ -152,22 +181,6 @@ def _open_agent_channel(
     finally:
         timer.cancel()
         timer.join()
-
-
-@functools.cache
-def node_package_files() -> dict[str, bytes]:
-    """Path (``skyctl/…``) to source, of every module that may run on a node."""
-    root = Path(__file__).resolve().parent.parent
-    paths = [root / name for name in NODE_MODULES]
-    for room in NODE_PACKAGES:
-        paths += sorted((root / room).rglob("*.py"))
-    return {f"skyctl/{path.relative_to(root).as_posix()}": path.read_bytes() for path in paths}
-
-
-@functools.cache
-def node_package_archive() -> tuple[str, bytes]:
-    """The package's digest and archive."""
-    return pack_archive(node_package_files())
 
 
 def node_python(node: Node) -> str:
@@ -188,30 +201,13 @@ def loader_command(node: Node, nonce: str) -> str:
     return f"{quoted} -u -c {shlex.quote(LOADER_PROGRAM.replace('NONCE', nonce))}"
 
 
-def boot_program_line() -> bytes:
-    """What the first line runs, as one line."""
-    folder = Path(skyctl.agent.__file__).parent
-    sources = [(folder / name).read_text() for name in ("node_cache.py", "boot_program.py")]
-    future = "from __future__ import annotations\n"
-    text = future + "".join(source.replace(future, "") for source in sources) + "\nboot()\n"
-    return base64.b64encode(zlib.compress(text.encode(), 9)) + b"\n"
-
-
 def _exchange_hello(
     node: Node, channel: CommandChannel, config: Message, first: Message | None
 ) -> AgentHello:
     """From the loader's first line to the agent's hello, or why there is none."""
     nonce = config["nonce"]
-    version = _read_marked_line(node, channel, nonce).decode(errors="replace")
-    if tuple(int(part) for part in version.split(".")[:2]) < MIN_PYTHON:
-        raise UnfitError(
-            f"node {node.name} has Python {version} at {node_python(node)}; skyctl needs 3.11 or newer",
-            node=node.name,
-            hint="name a newer one in cluster.yaml: `python: /path/to/python3`",
-        )
     digest, archive = node_package_archive()
-    config |= {"package": digest, "env": dict(node.env)}
-    _write_all(channel, boot_program_line() + base64.b64encode(json.dumps(config).encode()) + b"\n")
+    _send_boot_program(node, channel, {**config, "package": digest})
     answer = _read_answer(node, channel, nonce)
     if "need" in answer:
         _write_all(channel, b"%d\n" % len(archive) + archive)
@@ -219,7 +215,7 @@ def _exchange_hello(
     if "gone" in answer:
         raise session_gone_error(node, config["attach"])
     if "ready" not in answer:
-        raise _cache_error(node, answer.get("error"), answer.get("path"))
+        raise _cache_error(node, None, None)
     if first is not None:
         write_frame(channel.stdin, first)
     frame = read_frame(channel.stdout)
@@ -228,11 +224,24 @@ def _exchange_hello(
     message = parse_agent_message(frame[0])
     if isinstance(message, AgentFault):
         if first is None:
-            raise _cache_error(node, message.error, message.path)
+            raise _cache_error(node, message.error, message.path, message.hint)
         raise _resume_refused_error(node, config["attach"], message)
     if not isinstance(message, AgentHello):
         raise FrameError(f"no hello but {frame[0]}")
     return message
+
+
+def _send_boot_program(node: Node, channel: CommandChannel, config: Message) -> None:
+    """Waits for the loader's first line, then sends the boot program and its settings."""
+    version = _read_marked_line(node, channel, config["nonce"]).decode(errors="replace")
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_PYTHON:
+        raise UnfitError(
+            f"node {node.name} has Python {version} at {node_python(node)}; skyctl needs 3.11 or newer",
+            node=node.name,
+            hint="name a newer one in cluster.yaml: `python: /path/to/python3`",
+        )
+    settings = json.dumps({**config, "env": dict(node.env)}).encode()
+    _write_all(channel, boot_program_line() + base64.b64encode(settings) + b"\n")
 
 
 def session_gone_error(node: Node, session_id: str) -> SessionGoneError:
@@ -275,7 +284,8 @@ def _read_marked_line(node: Node, channel: CommandChannel, nonce: str) -> bytes:
 def _read_answer(node: Node, channel: CommandChannel, nonce: str) -> dict[str, Any]:
     answer = json.loads(_read_marked_line(node, channel, nonce))
     if "error" in answer:
-        raise _cache_error(node, answer["error"], answer.get("path"))
+        variable = str(answer.get("variable", CACHE_VARIABLE))
+        raise _cache_error(node, answer["error"], answer.get("path"), answer.get("hint"), variable)
     return dict(answer)
 
 
@@ -286,11 +296,15 @@ def _write_all(channel: CommandChannel, data: bytes) -> None:
     channel.stdin.flush()
 
 
-def _cache_error(node: Node, error: str | None, path: str | None) -> UnfitError:
+def _cache_error(
+    node: Node, error: str | None, path: str | None, hint: str | None = None, variable: str = CACHE_VARIABLE
+) -> UnfitError:
+    """``variable``: names another place for it."""
+    place = f"or name another place: `env: {{{variable}: /path}}` in cluster.yaml"
     return UnfitError(
         f"node {node.name} can't keep skyctl's files in {path}: {error}",
         node=node.name,
-        hint="make room there, or name another place: `env: {XDG_CACHE_HOME: /path}` in cluster.yaml",
+        hint=f"{hint or 'make room there'}, {place}",
     )
 
 

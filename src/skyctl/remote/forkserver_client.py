@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 from skyctl.agent.forkserver import MAX_MESSAGE_BYTES, tag_placeholders
 from skyctl.agent.node_cache import NodeCache, default_cache_root
 from skyctl.records.cluster import Node
-from skyctl.remote.bootstrap import node_package_archive
 from skyctl.remote.local import LocalConnection, ProcessChannel
+from skyctl.remote.node_package import node_package_archive
 
 PRELOADED_MODULES = ("skyctl.worker.rank", "skyctl.probe.node.probe_task")
 READY_TIMEOUT_S = 60.0
@@ -53,7 +53,7 @@ class ForkServerClient:
 
     def __init__(self, modules: Sequence[str] = PRELOADED_MODULES) -> None:
         digest, archive = node_package_archive()
-        store = NodeCache(default_cache_root())
+        self._store = store = NodeCache(default_cache_root())
         package = store.tree("packages", digest) or store.add_tree("packages", digest, archive)
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -151,6 +151,7 @@ class ForkServerClient:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self._store.close()
 
 
 class ForkedProcess:

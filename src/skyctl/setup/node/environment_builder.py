@@ -76,6 +76,7 @@ def build_environment(request: BuildRequest, say: environment_store.ReportProgre
         environment_store.remove_unfinished(folder)
         path = folder / request.name
         if environment_store.read_marker(path) is not None:
+            environment_store.require_private(path)
             found = environment_inspection.inspect_python(
                 str(_python_path(path)), request.requirements, request.pip
             )

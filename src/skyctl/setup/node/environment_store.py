@@ -1,4 +1,4 @@
-"""Where environments lie on a node, who counts on them, and how one goes. Standard library only.
+"""Where environments lie on a node, who counts on them, and how one goes. No torch.
 
 ::
 
@@ -8,7 +8,8 @@
         └── skyctl.json                   written last: what is in it, and its owners
 
 A folder without a readable ``skyctl.json`` is half made: whoever holds the lock may remove it. An owner is
-one node of one cluster of one launcher; the last to go takes the environment along.
+one node of one cluster of one launcher; the last to go takes the environment along. What lies there is run,
+so nobody else may be able to put anything there (``private_folder``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-MARKER_FILE = "skyctl.json"
+from skyctl.agent.node_cache import ENVIRONMENT_MARKER
+from skyctl.errors import UnfitError
+from skyctl.private_folder import UnsafeFolderError, make_private_folder
+
 LOCK_FILE = "lock"
 DELETED_PREFIX = ".old-"
 LOCK_RETRY_S = 0.2
@@ -41,12 +45,31 @@ def environments_root() -> Path:
     return folder / "skyctl" / "env"
 
 
+def require_private(path: Path) -> Path:
+    """Makes the folder of environments, or of one, where it is missing, or judges the one that is there.
+
+    Raises:
+        UnfitError: somebody else could put things there that would run as this user; names the folder.
+    """
+    try:
+        return make_private_folder(path)
+    except UnsafeFolderError as exc:
+        raise UnfitError(
+            f"no environment can be kept in {path}: {exc.filename}: {exc.strerror}",
+            node="",
+            hint=f"{exc.hint}; or name another place: `env: {{XDG_DATA_HOME: /path}}` in cluster.yaml",
+        ) from exc
+
+
 @contextlib.contextmanager
 def lock_environments(say: ReportProgress) -> Iterator[Path]:
     """Waits until nobody else makes or removes an environment here; gives their folder, which is there then.
 
     Taken for the whole of a change, so that what is half made while one holds it is nobody's any more. Where
     nothing is left at the end, the folder goes too.
+
+    Raises:
+        UnfitError: somebody else could put things into that folder.
     """
     folder = environments_root()
     fd = _acquire_lock(folder, say)
@@ -59,7 +82,7 @@ def lock_environments(say: ReportProgress) -> Iterator[Path]:
 
 def _acquire_lock(folder: Path, say: ReportProgress) -> int:
     while True:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_private(folder)
         try:
             fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -92,7 +115,7 @@ def _remove_empty_root(folder: Path) -> None:
 def read_marker(path: Path) -> dict[str, Any] | None:
     """What is in an environment; None where it is half made, damaged, or not there."""
     try:
-        found = json.loads((path / MARKER_FILE).read_text())
+        found = json.loads((path / ENVIRONMENT_MARKER).read_text())
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and isinstance(found.get("owners"), list)
@@ -101,12 +124,12 @@ def read_marker(path: Path) -> dict[str, Any] | None:
 
 def write_marker(path: Path, marker: dict[str, Any]) -> None:
     """Writes it at once or not at all."""
-    fresh = path / f".{MARKER_FILE}.new"
+    fresh = path / f".{ENVIRONMENT_MARKER}.new"
     with fresh.open("w") as file:
         json.dump(marker, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(path / MARKER_FILE)
+    fresh.replace(path / ENVIRONMENT_MARKER)
 
 
 def add_owner(path: Path, owner: str) -> None:
@@ -133,7 +156,7 @@ def delete_environment(path: Path) -> int:
     aside = path.with_name(f"{DELETED_PREFIX}{secrets.token_hex(4)}")
     path.rename(aside)
     with contextlib.suppress(OSError):
-        (aside / MARKER_FILE).unlink()  # what is left if this is cut short, the next one sweeps up
+        (aside / ENVIRONMENT_MARKER).unlink()  # what is left if this is cut short, the next one sweeps up
     shutil.rmtree(aside)
     return size
 

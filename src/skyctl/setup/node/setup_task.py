@@ -63,9 +63,11 @@ def _exit_on_sigterm(*_: object) -> NoReturn:
 
 def _inspect(payload: dict[str, Any]) -> dict[str, Any]:
     python = payload["python"] or sys.executable
-    found = environment_inspection.inspect_python(python, payload["requirements"], payload["pip"])
     folder = Path(python).parent.parent
     ours = folder.parent == environment_store.environments_root()
+    if ours and folder.exists():
+        environment_store.require_private(folder)
+    found = environment_inspection.inspect_python(python, payload["requirements"], payload["pip"])
     marker = environment_store.read_marker(folder) if ours else None
     if ours and marker is None:
         found = {**found, "torch": None, "fault": "it is gone"}
