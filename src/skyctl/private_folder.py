@@ -78,7 +78,7 @@ def _walk(path: Path, *, make: bool, close: bool) -> None:
         _judge_folder(at, here, is_last=not todo)
         while todo:
             name = todo.popleft()
-            there = os.path.normpath(f"{here}/{name}")
+            there = os.path.normpath(Path(here, name))
             try:
                 found = _look_up(name, at, make=make)
                 if stat.S_ISLNK(found.st_mode):

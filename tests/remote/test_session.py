@@ -234,8 +234,9 @@ def test_push_tree(local: Session) -> None:
     path = Path(local.push_tree(files))
     assert {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*.py")} == files
     (path / "a.py").write_bytes(b"changed")
-    (path / "__pycache__").mkdir()
+    (path / "sub" / "planted.py").touch()
     assert Path(local.push_tree(files), "a.py").read_bytes() == b"1"
+    assert not (path / "sub" / "planted.py").exists()
     with pytest.raises(UnfitError, match="not a path within"):
         local.push_tree({"../evil.py": b""})
 
