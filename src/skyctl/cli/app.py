@@ -15,6 +15,7 @@ from skyctl.cli import (
     bug_report_command,
     check_command,
     checkpoint_command,
+    clean_command,
     compare_command,
     demo_command,
     init_command,
@@ -56,6 +57,7 @@ COMMANDS = {
     "stop": stop_command.stop,
     "compare": compare_command.compare,
     "join": join_command.join,
+    "clean": clean_command.clean,
     "demo": demo_command.demo,
     "bug-report": bug_report_command.bug_report,
 }

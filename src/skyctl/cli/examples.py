@@ -80,6 +80,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl checkpoint rm ab12",
         "skyctl checkpoint rm 20261121-063012-ab12 -y",
     ),
+    "clean": (
+        "skyctl clean --dry-run",
+        "skyctl clean 'fast,!tower'",
+        "skyctl clean --environments",
+    ),
     "bug-report": (
         "skyctl bug-report",
         "skyctl bug-report ab12 -o report.zip",

@@ -17,6 +17,7 @@ from skyctl.remote.base import ConnectOptions
 from skyctl.setup.fleet import NodeOutcome, ReportNodeProgress, SetupReport, each_node, failed_outcome
 from skyctl.setup.installer import NodeInstaller, SetupJob, current_environment, remove_environments
 from skyctl.setup.wheels import WheelFetcher
+from skyctl.setup.workload_requirements import read_workload_requirements
 
 
 def find_torch_version() -> str:
@@ -89,3 +90,23 @@ def set_up_cluster(
         requirements=job.requirements.lines,
         nodes=outcomes,
     )
+
+
+def remove_all_environments(
+    cluster: Cluster,
+    options: ConnectOptions,
+    *,
+    dry_run: bool,
+    progress: Callable[[str], None] | None = None,
+    on_node: ReportNodeProgress | None = None,
+) -> dict[str, NodeOutcome]:
+    """Removes what setup has installed on a cluster's nodes; by node, what became of that."""
+    job = SetupJob(
+        cluster=cluster.name,
+        torch=find_torch_version(),
+        requirements=read_workload_requirements(None),
+        here=make_launcher_id(),
+        dry_run=dry_run,
+    )
+    report = set_up_cluster(cluster, options, job, remove=True, progress=progress, on_node=on_node)
+    return {node.node: node for node in report.nodes}

@@ -87,9 +87,12 @@ class AgentFault(AgentMessage):
 
 
 class CleanedKind(AgentMessage):
-    """What became of one kind of things in a node's cache: how many went and stayed, and their bytes."""
+    """What became of one kind of things on a node: how many went and stayed, and their bytes on its disk.
 
-    what: Literal["packages", "trees", "blobs", "runs", "sessions", "trials"]
+    ``environments`` are those of setup, which are not in the cache.
+    """
+
+    what: Literal["packages", "trees", "blobs", "runs", "sessions", "trials", "environments"]
     removed: Index
     freed_bytes: Index
     kept: Index

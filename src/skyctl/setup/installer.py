@@ -304,11 +304,14 @@ def remove_environments(
     """
     node = session.node
     began = time.monotonic()
-    if job.dry_run:
-        status: Status = "lacking" if entry is not None else "nothing"
-        return NodeOutcome(node=node.name, status=status, environment=entry.python if entry else None)
     say("removing", 0.1)
-    done = run_setup_task(session, {"op": "remove", "owners": _owners(job, node, entry), "keep": None}, say)
+    order = {"op": "remove", "owners": _owners(job, node, entry), "keep": None, "dry_run": job.dry_run}
+    done = run_setup_task(session, order, say)
+    if job.dry_run:
+        status: Status = "lacking" if done["removed"] or done["shared"] or entry is not None else "nothing"
+        path = entry.python if entry else next(iter(done["removed"]), None)
+        size = float(done["freed_bytes"])
+        return NodeOutcome(node=node.name, status=status, environment=path, size_bytes=size)
     for path, pids in done["busy"].items():
         raise UnfitError(
             f"node {node.name}: {path} is in use by {_process_list(pids)}; it stays",

@@ -284,29 +284,34 @@ def _mib(size_bytes: int | None) -> str:
 
 
 def release_environments(
-    owners: Sequence[str], keep: str | None, say: environment_store.ReportProgress
+    owners: Sequence[str], keep: str | None, say: environment_store.ReportProgress, *, dry_run: bool = False
 ) -> dict[str, Any]:
     """Ends those owners' claim to every environment but ``keep``; those without an owner left are deleted.
 
     Returns:
         ``{"removed": [path], "shared": [path], "busy": {path: [pid]}, "freed_bytes"}``. One in use stays as
-        it is, its owner too.
+        it is, its owner too. With ``dry_run`` all of that is found, and nothing changed.
     """
     removed, shared, busy, freed_bytes = [], [], {}, 0
     if not environment_store.environments_root().is_dir():
         return {"removed": [], "shared": [], "busy": {}, "freed_bytes": 0}
     with environment_store.lock_environments(say) as folder:
-        freed_bytes += environment_store.remove_unfinished(folder)
+        if not dry_run:
+            freed_bytes += environment_store.remove_unfinished(folder)
         for path in environment_store.environments_owned_by(folder, owners):
             if str(path) == keep:
                 continue
             marker = environment_store.read_marker(path) or {}
             others = [other for other in marker["owners"] if other not in owners]
             if others:
-                environment_store.write_marker(path, {**marker, "owners": others})
+                if not dry_run:
+                    environment_store.write_marker(path, {**marker, "owners": others})
                 shared.append(str(path))
             elif pids := environment_store.processes_using(path):
                 busy[str(path)] = pids
+            elif dry_run:
+                freed_bytes += environment_store.size_bytes(path)
+                removed.append(str(path))
             else:
                 say(f"removing {path.name}", 0.5)
                 freed_bytes += environment_store.delete_environment(path)

@@ -6,7 +6,7 @@ Payload ``{"op": …}``:
 - ``look``: ``python`` (None: the one that runs us), ``requirements``, ``pip`` → what it finds there,
   and ``had``: the requirements that an environment of ours was made with;
 - ``make``: ``BuildRequest``'s fields → what was made, or ``{"offline": why}`` or ``{"unmatched": what}``;
-- ``remove``: ``owners``, ``keep`` → what was removed.
+- ``remove``: ``owners``, ``keep``, ``dry_run`` → what was removed, or would be.
 
 On the way it sends ``{"event": "progress", "what", "share"}``.
 """
@@ -43,7 +43,9 @@ def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
     if op == "look":
         return _inspect(payload)
     if op == "remove":
-        return environment_builder.release_environments(payload["owners"], payload.get("keep"), say)
+        return environment_builder.release_environments(
+            payload["owners"], payload.get("keep"), say, dry_run=payload.get("dry_run", False)
+        )
     if op != "make":
         raise UnfitError(f"this setup knows no {op!r}", node=environment_builder.UNNAMED_NODE)
     fields = {name: payload[name] for name in environment_builder.BuildRequest.__dataclass_fields__}
