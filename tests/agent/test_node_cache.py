@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from skyctl.agent.node_cache import (
+    BYTECODE_LIST,
     MANIFEST,
     NodeCache,
     check_relative_path,
@@ -41,9 +44,9 @@ def test_damage_is_noticed() -> None:
         unpack_archive(zlib.compress(raw[:-1] + b"T"), digest)
 
 
-@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x", MANIFEST, "a\0b", "a/__pycache__/b"])
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x", MANIFEST, BYTECODE_LIST, "a\0b"])
 def test_paths_stay_within(name: str) -> None:
-    with pytest.raises(ValueError, match=r"not a path within|bytecode"):
+    with pytest.raises(ValueError, match="not a path within"):
         check_relative_path(name)
 
 
@@ -62,8 +65,8 @@ def test_tree(tmp_path: Path) -> None:
         lambda: (path / "link").symlink_to("a.py"),
         lambda: (path / "folder").symlink_to("sub"),
         lambda: os.mkfifo(path / "pipe"),
-        (path / "sub/__pycache__").unlink,
-        lambda: ((path / "sub/__pycache__").unlink(), (path / "sub/__pycache__").mkdir()),
+        lambda: (path / "a.py").chmod(0o664),
+        lambda: (path / "sub").chmod(0o775),
         lambda: ((path / "a.py").rename(path / "b"), (path / "a.py").symlink_to("b")),
     )
     for damage in damages:
@@ -76,19 +79,39 @@ def test_tree(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "ca che/trees").iterdir()] == [digest]
 
 
-def test_python_keeps_no_bytecode_in_a_tree(tmp_path: Path) -> None:
-    """What it would import later is not what was sent; the file in its place is neither read nor written."""
+def test_a_packages_bytecode_is_made_with_it_and_stays_as_it_is(tmp_path: Path) -> None:
+    """What Python would keep there later would not be what is listed."""
     store = NodeCache(tmp_path)
-    digest, archive = pack_archive({"room/__init__.py": b"", "room/a.py": b"print('ran')"})
+    files = {"room/__init__.py": b"", "room/a.py": b"print('ran', __file__)\nraise SystemExit(3)"}
+    digest, archive = pack_archive(files)
     path = store.add_tree("packages", digest, archive)
+    kept = path / "room" / "__pycache__" / f"a.{sys.implementation.cache_tag}.pyc"
+    code = kept.read_bytes()
+    os.utime(path / "room/a.py", (0, 0))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r}); import room.a"],
-            env=environment, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout + done.stderr == "ran\n"
-        assert store.tree("packages", digest) == path
+    done = subprocess.run(
+        [sys.executable, "-v", "-c", f"import sys; sys.path.insert(0, {str(path)!r}); import room.a"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, f"ran {path}/room/a.py\n")
+    assert f"code object from '{kept}'" in done.stderr
+    assert kept.read_bytes() == code
+    assert store.tree("packages", digest) == path
+    listed = path / BYTECODE_LIST
+    planted = json.dumps({**json.loads(listed.read_text()), "torch.py": hashlib.sha256(b"").hexdigest()})
+    for damage in (
+        lambda: kept.write_bytes(code[:-1] + b"x"),
+        kept.unlink,
+        lambda: shutil.copy(kept, kept.with_name("b.cpython-399.pyc")),
+        lambda: ((path / "torch.py").touch(0o600), listed.write_text(planted)),
+        listed.unlink,
+        lambda: listed.write_text("no JSON"),
+        lambda: kept.parent.chmod(0o777),
+    ):
+        damage()
+        assert store.tree("packages", digest) is None
+        assert store.add_tree("packages", digest, archive) == path
+        assert kept.read_bytes() == code
 
 
 def test_what_is_in_use_is_locked(tmp_path: Path) -> None:
@@ -112,7 +135,7 @@ def test_bad_archive_leaves_nothing(tmp_path: Path) -> None:
     store = NodeCache(tmp_path)
     manifest = b'{"../x": "%s"}' % hashlib.sha256(b"").hexdigest().encode()
     raw = struct.pack(">II", len(manifest), 3) + manifest + b"[0]"
-    with pytest.raises(ValueError, match=r"not a path within|bytecode"):
+    with pytest.raises(ValueError, match="not a path within"):
         store.add_tree("trees", hashlib.sha256(manifest).hexdigest(), zlib.compress(raw))
     assert list((tmp_path / "trees").iterdir()) == []
 

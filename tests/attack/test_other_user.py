@@ -129,26 +129,21 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 def poisoned_package(machine: Machine, cache: Path) -> None:
     """A cache as skyctl makes it, and its package with bytecode and modules of another's."""
-    digest, archive = node_package_archive()
-    tree = cache / "packages" / digest
-    if not tree.exists():
-        tree = NodeCache(cache).add_tree("packages", digest, archive)
-    poison(machine, tree)
+    poison(machine, NodeCache(cache).add_tree("packages", *node_package_archive()))
 
 
 def poison(machine: Machine, tree: Path) -> None:
     (tree / "sitecustomize.py").write_text(machine.evil)
     (tree / "torch.py").write_text(machine.evil)
     source = tree / "skyctl" / "agent" / "node_agent.py"
-    cached = source.parent / "__pycache__"
-    cached.unlink(missing_ok=True)
-    cached.mkdir()
+    cached = source.parent / "__pycache__" / f"node_agent.{sys.implementation.cache_tag}.pyc"
+    cached.unlink()
     code = compile(machine.evil, str(source), "exec")
     import importlib._bootstrap_external as external
 
     found = source.stat()
     data = external._code_to_timestamp_pyc(code, int(found.st_mtime), found.st_size)
-    Path(cached / f"node_agent.{sys.implementation.cache_tag}.pyc").write_bytes(data)
+    cached.write_bytes(data)
 
 
 def test_what_is_made_under_umask_002_is_closed_to_the_group(machine: Machine) -> None:

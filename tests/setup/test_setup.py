@@ -80,7 +80,15 @@ def test_two_nodes_that_share_a_home(site, index) -> None:
     assert site.setup("--remove", "--limit", "a")["a"]["status"] == "removed"
     assert list(site.kept) == ["b"]
     assert site.setup("--limit", "b")["b"]["status"] == "ready"
-    site.setup("--remove", "--limit", "b")
+    before = site.environments
+    for words in (("--dry-run",), ()):
+        assert site.environments == before
+        done = site.run("clean", "b", "--environments", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        cleaned = {kind["what"]: kind for kind in json.loads(done.stdout)["nodes"][0]["cleaned"]}
+        assert cleaned["environments"]["removed"] == 1
+        assert cleaned["environments"]["freed_bytes"] > 10_000
+    assert site.kept == {}
     assert not (site.data / "skyctl").exists()
 
 

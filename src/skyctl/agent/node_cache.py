@@ -3,19 +3,19 @@
 ::
 
     $XDG_CACHE_HOME/skyctl or ~/.cache/skyctl
-    ├── packages/DIGEST/   skyctl's node side, as it was shipped
-    ├── trees/DIGEST/      the user's workload with the modules next to it
-    ├── blobs/DIGEST       single files, such as the text to train on
-    ├── runs/RUN@NODE/     a run's checkpoints, see ``checkpoint.layout``
-    └── sessions/ID/       one running agent's private folder, removed at its end
+    ├── packages/DIGEST.TAG/   skyctl's node side, as it was shipped, with bytecode for one kind of Python
+    ├── trees/DIGEST/          the user's workload with the modules next to it
+    ├── blobs/DIGEST           single files, such as the text to train on
+    ├── runs/RUN@NODE/         a run's checkpoints, see ``checkpoint.layout``
+    └── sessions/ID/           one running agent's private folder, removed at its end
 
-All of it is this user's alone (``private_folder``), so what was checked once stays as it was.
-A tree's digest is the SHA-256 of its manifest: a JSON object, relative path to SHA-256. The manifest is kept
-in the tree, and the tree holds what it names and nothing else: what is planted beside it would be imported,
-too. So Python must keep no bytecode there, and in the place of each ``__pycache__`` is an empty file.
-Everything is written under a temporary name and renamed, and locked (shared) by each process that was given
-it, until that ends: what can be locked alone is not in use (``cache_cleanup``). But for ``private_folder``
-this module must import nothing of skyctl: the bootstrap sends its source, before there is a package there.
+All of it is this user's alone (``private_folder``), so what was checked once stays as it was. A tree's digest
+is the SHA-256 of its manifest: a JSON object, relative path to SHA-256. The manifest is kept in the tree, and
+the tree holds what it names and nothing else: what is planted beside it would be imported, too. A package's
+bytecode is made with it and listed in the same way. Everything is written under a temporary name and renamed,
+and locked (shared) by each process that was given it, until that ends: what can be locked alone is not in use
+(``cache_cleanup``). But for ``private_folder`` this module must import nothing of skyctl: the bootstrap sends
+its source, before there is a package on the node.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import os
 import shutil
 import stat
 import struct
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -39,10 +40,10 @@ from typing import NoReturn
 from skyctl.private_folder import make_private_folder
 
 MANIFEST = ".manifest.json"
-NO_BYTECODE = "__pycache__"
+BYTECODE_LIST = ".bytecode.json"
+BYTECODE_FOLDER = "__pycache__"
 ENVIRONMENT_MARKER = "skyctl.json"
 """In a virtual environment that ``skyctl setup`` has made; see ``setup.node.environment_store``."""
-EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
 VERIFY_BLOB_BYTES = 64 << 20
 
 
@@ -86,17 +87,9 @@ def unpack_archive(archive: bytes, digest: str) -> tuple[bytes, dict[str, bytes]
 def check_relative_path(name: str) -> None:
     """ValueError unless ``name`` is a relative path that stays within its folder."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or name == MANIFEST:
+    inside = bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    if not inside or name in (MANIFEST, BYTECODE_LIST):
         raise ValueError(f"{name!r} is not a path within a folder")
-    if NO_BYTECODE in path.parts:
-        raise ValueError(f"{name!r}: bytecode is not kept")
-
-
-def listed_files(manifest: bytes) -> dict[str, str]:
-    """Relative path → SHA-256 of all that a tree with that manifest holds beside it."""
-    listed: dict[str, str] = json.loads(manifest)
-    folders = {parent for name in listed for parent in PurePosixPath(name).parents}
-    return listed | {str(folder / NO_BYTECODE): EMPTY_DIGEST for folder in folders}
 
 
 class NodeCache:
@@ -114,29 +107,34 @@ class NodeCache:
 
     def tree(self, kind: str, digest: str) -> Path | None:
         """The folder of that digest, None where it is missing, or holds anything but what it should."""
-        path = self.root / kind / digest
+        path = self._tree_path(kind, digest)
         try:
             with _open_own_file(path / MANIFEST) as file:
                 manifest = file.read()
                 if hashlib.sha256(manifest).hexdigest() != digest or not self._lock(file.fileno()):
                     return None
-            if _hash_files(path) != listed_files(manifest) | {MANIFEST: digest}:
-                return None
-        except OSError:
+            listed = {**json.loads(manifest), MANIFEST: digest}
+            if kind == "packages":
+                listed |= _read_bytecode_list(path)
+            return path if _hash_files(path) == listed else None
+        except (OSError, ValueError):
             return None
-        return path
+
+    def _tree_path(self, kind: str, digest: str) -> Path:
+        name = f"{digest}.{sys.implementation.cache_tag}" if kind == "packages" else digest
+        return self.root / kind / name
 
     def add_tree(self, kind: str, digest: str, archive: bytes) -> Path:
         """Unpacks an archive of ``pack_archive`` and puts it in its place in one step."""
         manifest, files = unpack_archive(archive, digest)
-        path = make_private_folder(self.root / kind) / digest  # `skyctl clean` may have removed it meanwhile
+        path = self._tree_path(kind, digest)
+        make_private_folder(path.parent)  # `skyctl clean` may have removed it meanwhile
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
         try:
-            for name, data in {**dict.fromkeys(listed_files(manifest), b""), **files}.items():
-                target = fresh / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
-            (fresh / MANIFEST).write_bytes(manifest)
+            for name, data in {**files, MANIFEST: manifest}.items():
+                _write_own_file(fresh / name, data)
+            if kind == "packages":
+                _compile_modules(fresh, path, sorted(files))
             with (fresh / MANIFEST).open("rb") as file:
                 self._lock(file.fileno())
             self._place(fresh, path)
@@ -150,7 +148,7 @@ class NodeCache:
         try:
             fresh.rename(path)
         except OSError:
-            if self.tree(path.parent.name, path.name) is not None:
+            if self.tree(path.parent.name, path.name.partition(".")[0]) is not None:
                 return  # somebody else was quicker
             damaged = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
             try:
@@ -193,26 +191,76 @@ class NodeCache:
 
 
 @contextlib.contextmanager
-def _open_own_file(path: Path) -> Iterator[BufferedReader]:
-    """Opens a file to read it. OSError where it is none, a link, or another user's."""
+def _open_own_file(path: str | Path) -> Iterator[BufferedReader]:
+    """Opens a file to read it. OSError where it is none, a link, or others may write to it."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "it is not a file of ours", str(path))
+        _require_own(os.fstat(file.fileno()), stat.S_IFREG, path)
         yield file
 
 
+def _require_own(found: os.stat_result, kind: int, path: str | Path) -> None:
+    """OSError where it is of another kind, another user's, or others may write to it."""
+    if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise OSError(errno.EPERM, "it is not ours alone", str(path))
+
+
+def _write_own_file(path: Path, data: bytes) -> None:
+    """Writes a new file (0600), in folders (0700) that are made where they are missing."""
+    _make_folders(path.parent)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _make_folders(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folders(folder.parent)
+        folder.mkdir(mode=0o700)
+
+
+def _compile_modules(folder: Path, place: Path, names: list[str]) -> None:
+    """Makes the bytecode of a package that will be at ``place``, and lists it.
+
+    It holds without a look at its source, whose digest is checked: Python never writes it again.
+    """
+    import py_compile
+
+    listed = {}
+    for name in names:
+        if name.endswith(".py"):
+            source = folder / name
+            _make_folders(source.parent / BYTECODE_FOLDER)
+            made = py_compile.compile(
+                str(source),
+                dfile=str(place / name),
+                doraise=True,
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+            if made is not None:
+                listed[Path(made).relative_to(folder).as_posix()] = file_digest(Path(made))
+    _write_own_file(folder / BYTECODE_LIST, json.dumps(listed, sort_keys=True).encode())
+
+
+def _read_bytecode_list(folder: Path) -> dict[str, str]:
+    """Relative path → SHA-256 of a package's bytecode, and of the list itself. Raises OSError, ValueError."""
+    with _open_own_file(folder / BYTECODE_LIST) as file:
+        text = file.read()
+    listed: dict[str, str] = json.loads(text)
+    if any(PurePosixPath(name).parent.name != BYTECODE_FOLDER for name in listed):
+        raise ValueError("something else than bytecode is listed")
+    return {**listed, BYTECODE_LIST: hashlib.sha256(text).hexdigest()}
+
+
 def _hash_files(folder: Path) -> dict[str, str]:
-    """Relative path → SHA-256 of every file in a folder. OSError where anything else is in it, or no file."""
+    """Relative path → SHA-256 of every file in a folder. OSError where anything in it is not ours alone."""
     found = {}
     for place, folders, names in os.walk(folder, onerror=_raise):
+        _require_own(os.lstat(place), stat.S_IFDIR, place)
         if not folders and not names:
             raise OSError(errno.EPERM, "it is empty", place)
-        for name in (*names, *(name for name in folders if (Path(place) / name).is_symlink())):
-            path = Path(place) / name
-            with _open_own_file(path) as file:
-                digest = _digest_of(file)
-            found[path.relative_to(folder).as_posix()] = digest
+        inside = os.path.relpath(place, folder)
+        for name in (*names, *(name for name in folders if Path(place, name).is_symlink())):
+            with _open_own_file(f"{place}/{name}") as file:
+                found[name if inside == "." else f"{inside}/{name}"] = _digest_of(file)
     return found
 
 

@@ -35,7 +35,7 @@ from skyctl.remote.agent_messages import (
     parse_agent_message,
 )
 from skyctl.remote.base import CommandChannel, ConnectOptions, NodeConnection
-from skyctl.remote.node_package import boot_program_line, node_package_archive
+from skyctl.remote.node_package import CLEANUP_SOURCE, boot_program_line, node_package_archive
 
 T = TypeVar("T")
 
@@ -117,7 +117,8 @@ def clean_node_cache(
     node = node_connection.node
 
     def exchange(channel: CommandChannel, nonce: str) -> Sequence[CleanedKind]:
-        _send_boot_program(node, channel, {"nonce": nonce, "clean": {"dry_run": dry_run}})
+        config = {"nonce": nonce, "clean": {"dry_run": dry_run}}
+        _send_boot_program(node, channel, config, CLEANUP_SOURCE)
         try:
             return CacheCleaned.model_validate(_read_answer(node, channel, nonce)).cleaned
         except ValidationError as exc:
@@ -231,8 +232,8 @@ def _exchange_hello(
     return message
 
 
-def _send_boot_program(node: Node, channel: CommandChannel, config: Message) -> None:
-    """Waits for the loader's first line, then sends the boot program and its settings."""
+def _send_boot_program(node: Node, channel: CommandChannel, config: Message, *more: str) -> None:
+    """Waits for the loader's first line, then sends the boot program, with ``more`` sources, and settings."""
     version = _read_marked_line(node, channel, config["nonce"]).decode(errors="replace")
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_PYTHON:
         raise UnfitError(
@@ -241,7 +242,7 @@ def _send_boot_program(node: Node, channel: CommandChannel, config: Message) -> 
             hint="name a newer one in cluster.yaml: `python: /path/to/python3`",
         )
     settings = json.dumps({**config, "env": dict(node.env)}).encode()
-    _write_all(channel, boot_program_line() + base64.b64encode(settings) + b"\n")
+    _write_all(channel, boot_program_line(*more) + base64.b64encode(settings) + b"\n")
 
 
 def session_gone_error(node: Node, session_id: str) -> SessionGoneError:

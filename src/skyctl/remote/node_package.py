@@ -31,13 +31,9 @@ NODE_MODULES = (
     "check/check_task.py",
     "setup/__init__.py",
 )
-BOOT_SOURCES = (
-    "private_folder.py",
-    "agent/node_cache.py",
-    "agent/cache_cleanup.py",
-    "agent/boot_program.py",
-)
-"""What the first line runs, in one namespace: each imports of skyctl only what stands before it."""
+BOOT_SOURCES = ("private_folder.py", "agent/node_cache.py", "agent/boot_program.py")
+"""What the first line runs, in one namespace."""
+CLEANUP_SOURCE = "agent/cache_cleanup.py"
 
 
 @functools.cache
@@ -56,9 +52,9 @@ def node_package_archive() -> tuple[str, bytes]:
     return pack_archive(node_package_files())
 
 
-def boot_program_line() -> bytes:
-    """``BOOT_SOURCES`` as one line."""
+def boot_program_line(*more: str) -> bytes:
+    """``BOOT_SOURCES`` and ``more`` of our sources as one line."""
     future = "from __future__ import annotations\n"
-    sources = "".join((PACKAGE_FOLDER / name).read_text() for name in BOOT_SOURCES)
+    sources = "".join((PACKAGE_FOLDER / name).read_text() for name in (*BOOT_SOURCES, *more))
     one = re.sub(r"^from (skyctl\.\S+|__future__) import [^(\n]+\n", "", sources, flags=re.MULTILINE)
     return base64.b64encode(zlib.compress(f"{future}{one}\nboot()\n".encode(), 9)) + b"\n"
