@@ -67,6 +67,7 @@ ELSEWHERE = {
         '"--data", "story.txt"',
     ),
     "skyctl setup train.py": ("tests/setup/test_setup.py", '"setup"'),
+    "skyctl clean --dry-run": ("tests/cli/test_clean_command.py", '"--dry-run"'),
     "skyctl probe hf:models/qwen,context=256": ("tests/workload/hf/test_hub_launch.py", '"launch"'),
     "skyctl launch hf:models/qwen,context=256 --data book.txt --steps 500": (
         "tests/workload/hf/test_hub_launch.py",
