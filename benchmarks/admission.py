@@ -2,7 +2,8 @@
 
 A lab of three nodes: a listener, its peer, and strangers who open connections and say nothing, from a node of
 their own or from the peer's own address. Each figure is of ``PEERS`` peers, one after the other: how many
-were let in within ``LIMIT_S``, and the median and the longest time. Needs root: ``python benchmarks/admission.py``.
+were let in within ``LIMIT_S``, and the median and the longest time. Needs root. Run:
+``python benchmarks/admission.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ took = []
 for _ in range({PEERS}):
     began = time.monotonic()
     try:
-        connect_authenticated(sys.argv[1], int(sys.argv[2]), "secret", purpose="p", timeout_s={LIMIT_S}).sock.close()
+        where = sys.argv[1], int(sys.argv[2])
+        connect_authenticated(*where, "secret", purpose="p", timeout_s={LIMIT_S}).sock.close()
         took.append(time.monotonic() - began)
     except OSError:
         pass

@@ -90,7 +90,7 @@ def test_torch_facts() -> None:
     assert [one["dtype"] for one in answer["dtypes"]] == ["bfloat16"]
     assert answer["missing"] == ["cuda:77"]
     assert answer["faults"] == {}
-    assert answer["gloo"] is True
+    assert answer["distributed"] is True
     assert answer["devices"][-1]["id"] == "cpu:0"
 
 

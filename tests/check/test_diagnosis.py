@@ -27,7 +27,7 @@ FACTS: dict[str, Any] = {
 }
 TORCH: dict[str, Any] = {
     "torch": "2.13.0+cu130",
-    "gloo": True,
+    "distributed": True,
     "threads": 8,
     "devices": [
         {"id": "cuda:0", "name": "GTX", "memory_bytes": 8 << 30},
@@ -80,7 +80,7 @@ def test_torch_and_devices() -> None:
     for change, expected in [
         ({"torch": "2.5.1"}, ["failed", "ok"]),
         ({"torch": "2.6.0a0+git"}, ["ok", "ok"]),
-        ({"gloo": False}, ["failed", "ok"]),
+        ({"distributed": False}, ["failed", "ok"]),
         ({"missing": ["cuda:1"]}, ["ok", "failed"]),
         ({"faults": {"cuda:0": "RuntimeError: no kernel image"}}, ["ok", "failed"]),
     ]:

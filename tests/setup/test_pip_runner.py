@@ -11,7 +11,7 @@ from skyctl.setup.installer import missing_requirements
 from skyctl.setup.node import pip_runner
 from skyctl.setup.workload_requirements import merge_requirements, read_workload_requirements
 
-GOOD = {"torch": "2.13.0+cpu", "gloo": True, "missing": [], "fault": None}
+GOOD = {"torch": "2.13.0+cpu", "distributed": True, "missing": [], "fault": None}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_is_new_wins() -> None:
         ({"torch": "2.13.1"}, ()),
         ({"torch": None}, ("torch",)),
         ({"torch": "2.4.1"}, ("torch 2.13 (it has 2.4.1)",)),
-        ({"gloo": False}, ("a torch with Gloo (its 2.13.0+cpu has none)",)),
+        ({"distributed": False}, ("a torch with torch.distributed (its 2.13.0+cpu has none)",)),
         ({"torch": None, "fault": "OSError: libx"}, ("a torch that works (OSError: libx)",)),
         ({"missing": ["a>=1"]}, ("a>=1",)),
     ],

@@ -93,7 +93,6 @@ def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:
     from skyctl.device.dtype_support import TRIED_DTYPES, find_dtype_support
     from skyctl.device.node_facts import accelerators
 
-    gloo = dist.is_available() and dist.is_gloo_available()
     there = [{**found, "memory_bytes": _accelerator_bytes(torch, found["id"])} for found in accelerators()]
     there.append({"id": "cpu:0", "name": "cpu", "memory_bytes": None})
     known = [str(device["id"]) for device in there]
@@ -107,7 +106,7 @@ def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:
     tried = [find_dtype_support(dtype, cache) for dtype in TRIED_DTYPES] if on_cpu else []
     return {
         "torch": str(torch.__version__),
-        "gloo": bool(gloo),
+        "distributed": dist.is_available(),
         "threads": torch.get_num_threads(),
         "devices": there,
         "missing": missing,

@@ -90,8 +90,10 @@ def torch_ticks(node: Node, answer: Mapping[str, Any] | SkyctlError) -> list[Tic
         need = ".".join(map(str, MIN_TORCH))
         hint = f"`skyctl setup --limit {node.name}` brings a newer one; or upgrade it there"
         ticks.append(failed("torch", f"{version}; at least {need} is needed", hint))
-    elif not answer["gloo"]:
-        ticks.append(failed("torch", f"{version}, built without Gloo", "install a torch from pytorch.org"))
+    elif not answer["distributed"]:
+        ticks.append(
+            failed("torch", f"{version}, built without torch.distributed", "install a torch from pytorch.org")
+        )
     else:
         ticks.append(ok("torch", version))
     there = ", ".join(_device_text(device) for device in answer["devices"])

@@ -73,8 +73,8 @@ def missing_requirements(found: Mapping[str, Any], torch: str) -> tuple[str, ...
         words.append("torch")
     elif _major_minor(found["torch"]) != _major_minor(torch):
         words.append(f"torch {_major_minor(torch)} (it has {found['torch']})")
-    elif not found["gloo"]:
-        words.append(f"a torch with Gloo (its {found['torch']} has none)")
+    elif not found["distributed"]:
+        words.append(f"a torch with torch.distributed (its {found['torch']} has none)")
     return (*words, *found["missing"])
 
 

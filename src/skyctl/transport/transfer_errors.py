@@ -1,4 +1,4 @@
-"""How a transfer between two ranks can fail, whatever carries it: a socket, TLS, NCCL or a buffer in host memory.
+"""How a transfer between two ranks can fail, whatever carries it: a socket, TLS, NCCL or a host buffer.
 
 NCCL raises a plain RuntimeError for everything, so only its text tells what happened; that text is read here
 and nowhere else. What skyctl carries itself raises the right type at once.

@@ -155,8 +155,8 @@ def _inspection_fault(found: Mapping[str, Any]) -> str | None:
         return str(found["fault"])
     if found["torch"] is None:
         return "there is no torch in it"
-    if not found["gloo"]:
-        return f"torch {found['torch']} was built without Gloo"
+    if not found["distributed"]:
+        return f"torch {found['torch']} was built without torch.distributed"
     return f"{', '.join(found['missing'])} is not in it" if found["missing"] else None
 
 

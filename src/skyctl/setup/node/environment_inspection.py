@@ -26,7 +26,8 @@ def inspect_python(python: str, requirements: Sequence[str], pip: str | None) ->
         pip: the file of a pip wheel, whose own parser reads them; None only where there are none.
 
     Returns:
-        ``{"torch": version or None, "gloo", "missing": [requirement], "fault": why torch can't be used}``;
+        ``{"torch": version or None, "distributed": whether it has torch.distributed, "missing": [requirement],
+        "fault": why torch can't be used}``;
         of a Python that can't be run at all, the fault alone.
     """
     order = json.dumps({"requirements": list(requirements), "pip": pip})
@@ -53,7 +54,7 @@ def inspect_python(python: str, requirements: Sequence[str], pip: str | None) ->
 
 
 def _unusable(fault: str) -> dict[str, Any]:
-    return {"torch": None, "gloo": False, "missing": [], "fault": fault}
+    return {"torch": None, "distributed": False, "missing": [], "fault": fault}
 
 
 def unmet_requirements(requirements: Sequence[str], pip: str | None) -> list[str]:
@@ -88,15 +89,15 @@ def _inspect_torch() -> dict[str, Any]:
         import torch
         import torch.distributed as dist
 
-        gloo = bool(dist.is_available() and dist.is_gloo_available())
-        return {"torch": str(torch.__version__), "gloo": gloo, "fault": None}
+        distributed = bool(dist.is_available())
+        return {"torch": str(torch.__version__), "distributed": distributed, "fault": None}
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] == "torch":
-            return {"torch": None, "gloo": False, "fault": None}
-        return {"torch": None, "gloo": False, "fault": f"torch needs {exc.name}, which is not there"}
+            return {"torch": None, "distributed": False, "fault": None}
+        return {"torch": None, "distributed": False, "fault": f"torch needs {exc.name}, which is not there"}
     except Exception as exc:  # noqa: BLE001 - whatever its libraries raise is the finding
         first, *_ = str(exc).splitlines() or [""]
-        return {"torch": None, "gloo": False, "fault": f"{type(exc).__name__}: {first}"[:300]}
+        return {"torch": None, "distributed": False, "fault": f"{type(exc).__name__}: {first}"[:300]}
 
 
 def main() -> None:
