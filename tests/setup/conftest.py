@@ -52,7 +52,7 @@ def make_wheel(
 
 
 def make_torch(folder: Path, number: str = TORCH, padding_bytes: int = 0) -> Path:
-    """What stands for torch: imports, has a version and ``torch.distributed``. ``padding_bytes``: of noise in it."""
+    """What stands for torch: it has a version and ``distributed``. ``padding_bytes``: of noise in it."""
     files = {"torch/__init__.py": STUB.encode(), "torch/distributed/__init__.py": DISTRIBUTED.encode()}
     if padding_bytes:
         files["torch/noise.bin"] = os.urandom(padding_bytes)
