@@ -42,6 +42,8 @@ MAX_PAIRS = 3
 """Pairs without a link that are named, at most."""
 TIME_LIMIT_SHARE = 0.9
 """Planning that took this share of the time limit was ended by it."""
+ADVICE_SHARE = 0.05
+"""Share of the time limit, but at least a third of a second, for advice where the search has used it up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
     if options.output is not None and not options.dry_run:
         write_atomic(options.output, result.to_json(), mode=None)
     if exported is None:
-        _show(out, result, time_limit_reached=took_s >= TIME_LIMIT_SHARE * options.time_limit)
+        _show(out, result, took_s, options.time_limit)
     else:
         show_export(out, exported, result)
     if options.output is not None:
@@ -207,13 +209,13 @@ def _next_step(options: PlanCommandOptions) -> str:
     return f"next: skyctl launch {options.format_arguments(words)}"
 
 
-def _show(out: Output, plan: Plan, *, time_limit_reached: bool) -> None:
-    """The plan, and what would help most; with --json nobody waits for that."""
+def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
+    """The plan, which took so many seconds, and what would help most; with --json nobody waits for that."""
     from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan
     from skyctl.control.plan_creation import unlinked_pairs
     from skyctl.planner.explanation.advice import advise
 
-    show_plan(out, plan, time_limit_reached=time_limit_reached)
+    show_plan(out, plan, time_limit_reached=took_s >= TIME_LIMIT_SHARE * limit_s)
     show_link_dtypes(out, plan)
     if missing := unlinked_pairs(plan):
         some = ", ".join(f"{source} → {target}" for source, target in missing[:MAX_PAIRS])
@@ -222,7 +224,7 @@ def _show(out: Output, plan: Plan, *, time_limit_reached: bool) -> None:
     if not out.as_json:
         with out.progress("advice", plain=False) as progress:
             progress("what would help most")
-            advice = advise(plan)
+            advice = advise(plan, max(1 / 3, ADVICE_SHARE * limit_s, limit_s - took_s))
         show_advice(out, advice)
 
 

@@ -36,7 +36,7 @@ def plan(
 
     Args:
         strategy: ``even``, ``heuristic`` or ``optimal``.
-        time_limit_s: for ``optimal``: when to stop and return the best plan with its bound.
+        time_limit_s: when to stop and return the best plan, with its bound if ``optimal``.
         assign: a plan of the user's own, (device, start, stop) in pipeline order; ``strategy`` is ignored.
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
@@ -68,7 +68,7 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
 
         result = _unproved(
             model,
-            good_placement(model),
+            good_placement(model, deadline=began + time_limit_s),
             "beam search" if not model.by_iteration else "balanced cuts, simulated annealing",
         )
     elif strategy == "optimal":

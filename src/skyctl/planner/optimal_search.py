@@ -10,6 +10,7 @@ recomputes where it would not fit otherwise.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from skyctl.planner.explanation.infeasibility import raise_infeasible
 from skyctl.planner.heuristic.balance import balance_layers
 from skyctl.planner.heuristic.heuristic_plan import heuristic_placement
 from skyctl.planner.iteration import relaxation
-from skyctl.planner.iteration.least_iteration import BestFirstSearch, least_iteration
+from skyctl.planner.iteration.least_iteration import BestFirstSearch, least_iteration, time_share
 from skyctl.planner.local_search import first_improvement, neighbours
 from skyctl.planner.pipeline_depth import choose_execution
 from skyctl.planner.stage_memory import kept_bytes
@@ -45,6 +46,8 @@ RELAXATION_S = 1.0
 """Seconds that the tables of a bound with deferred weight gradients may take."""
 RELAXED_SHARE, RELAXED_SHARE_ROOMY = 0.4, 0.8
 """Share of the time for the relaxation; the second where its plan seems to fit without recomputing."""
+HEURISTIC_SHARE = 0.4
+"""Share of the time left that the heuristic may take, if it is so slow, before the search itself."""
 MAX_DESCENT_CANDIDATES = 3000
 """Candidates that a descent without a deadline looks at."""
 _NOT_FOUND = (
@@ -63,7 +66,7 @@ def search_optimal(model: CostModel, time_limit_s: float) -> SearchResult:
     """
     deadline = time.perf_counter() + time_limit_s
     if model.by_iteration:
-        result = least_iteration(model, _heuristic_start(model), deadline)
+        result = least_iteration(model, _heuristic_start(model, deadline), deadline)
     else:
         result = _search_bottleneck(model, deadline)
     if result is None:
@@ -76,19 +79,19 @@ def search_optimal(model: CostModel, time_limit_s: float) -> SearchResult:
     return result
 
 
-def _heuristic_start(model: CostModel) -> Placement | None:
+def _heuristic_start(model: CostModel, deadline: float) -> Placement | None:
     try:
-        return heuristic_placement(model)
+        return heuristic_placement(model, deadline=time_share(HEURISTIC_SHARE, deadline))
     except UndecidedError:
         return None
 
 
 def _search_bottleneck(model: CostModel, deadline: float) -> SearchResult | None:
     size = model.devices * model.layers
-    start = _heuristic_start(model) if size <= MAX_CELLS_FOR_HEURISTIC_START else None
+    start = _heuristic_start(model, deadline) if size <= MAX_CELLS_FOR_HEURISTIC_START else None
     best, bound, proved, method, witness = least_bottleneck(model, start, deadline)
     if size > MAX_CELLS_FOR_HEURISTIC_START and not proved and (best is None or size <= MAX_CELLS_TO_COMPARE):
-        plans = [plan for plan in (best, _heuristic_start(model)) if plan is not None]
+        plans = [plan for plan in (best, _heuristic_start(model, deadline)) if plan is not None]
         best = min(plans, key=lambda plan: bottleneck_s(model, plan), default=None)
     if best is None:
         return SearchResult((), NO_EXECUTION, bound, bound, True, method) if proved else None
@@ -158,27 +161,33 @@ def recompute_relaxation(problem: Problem) -> Problem:
     return problem.model_copy(update=changed)
 
 
-def good_placement(model: CostModel, simulations: int = 150) -> Placement:
-    """The heuristic's plan, whether stages may recompute or not.
+def good_placement(model: CostModel, simulations: int = 150, deadline: float = math.inf) -> Placement:
+    """The heuristic's plan, whether stages may recompute or not, or the best so far at the deadline.
 
     Raises: see ``good_recompute_placement``.
     """
-    return good_recompute_placement(model) if model.may_recompute else heuristic_placement(model, simulations)
+    if model.may_recompute:
+        return good_recompute_placement(model, deadline)
+    return heuristic_placement(model, simulations, deadline)
 
 
-def good_recompute_placement(model: CostModel) -> Placement:
+def good_recompute_placement(model: CostModel, deadline: float) -> Placement:
     """The heuristic's plan where stages may recompute.
 
     Raises:
         InfeasibleError: proved that nothing fits, however stages run.
         UndecidedError: nothing found; there may be a plan all the same.
     """
-    first = heuristic_placement(CostModel(recompute_relaxation(model.problem)))
+    first = heuristic_placement(CostModel(recompute_relaxation(model.problem)), deadline=deadline)
     if _fits_without_recompute(model, first):
         return first
-    starts = [first, *_ordinary_placements(model.problem, heuristic_placement)]
+    ordinary = _ordinary_placements(model.problem, lambda one: heuristic_placement(one, deadline=deadline))
     looked = count()
-    return _descend(model, _allowed(model, starts), lambda: next(looked) >= MAX_DESCENT_CANDIDATES)
+    return _descend(
+        model,
+        _allowed(model, [first, *ordinary]),
+        lambda: next(looked) >= MAX_DESCENT_CANDIDATES or time.perf_counter() > deadline,
+    )
 
 
 def search_recompute(model: CostModel, time_limit_s: float) -> SearchResult:
@@ -197,7 +206,8 @@ def search_recompute(model: CostModel, time_limit_s: float) -> SearchResult:
     loose = CostModel(recompute_relaxation(model.problem))
     share = RELAXED_SHARE
     try:
-        if _fits_without_recompute(model, heuristic_placement(loose)):
+        start = heuristic_placement(loose, deadline=time_share(HEURISTIC_SHARE, deadline))
+        if _fits_without_recompute(model, start):
             share = RELAXED_SHARE_ROOMY
         relaxed = search_optimal(loose, share * time_limit_s)
     except UndecidedError:
@@ -224,7 +234,7 @@ def search_recompute(model: CostModel, time_limit_s: float) -> SearchResult:
 def _exact(model: CostModel, deadline: float) -> SearchResult:
     """For few devices: best first over orders and cuts; which stages recompute follows from them."""
     try:
-        start = good_recompute_placement(model)
+        start = good_recompute_placement(model, time_share(HEURISTIC_SHARE, deadline))
     except UndecidedError:
         start = None
     result = BestFirstSearch(model, start, deadline).run()

@@ -27,6 +27,7 @@ from skyctl.planner.evaluation import (
     step_s,
 )
 from skyctl.records.problem import Problem
+from skyctl.schedule.steady_state import WHOLE_STEP
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ EXTRA_IN_FLIGHT = (0.0, 1.0, 2.0)
 ACTIONS = 200_000
 """Forwards and backwards simulated by one coordinate search, about 0.1 s."""
 DEPTH_STEPS = (1, 2, 4)
+MOST_IN_FLIGHT = 64
+"""Microbatches in flight that are tried of a step with more than ``WHOLE_STEP``, or as many as must be."""
 LEAST_SAVING_SIMULATIONS = 16
 """Steps simulated at least to save memory."""
 SLOWER_LINKS = 1.25
@@ -89,8 +92,9 @@ def execution_choices(model: CostModel, placement: Placement, base: StageExecuti
 
 def _most_each(model: CostModel, placement: Placement, base: StageExecution) -> tuple[int, ...]:
     out: list[int] = []
+    deepest = model.microbatches if model.microbatches <= WHOLE_STEP else MOST_IN_FLIGHT
     for stage, low, recompute in zip(placement, base.in_flight, base.recompute, strict=True):
-        high = max(low, out[-1] if out else model.microbatches)
+        high = max(low, out[-1] if out else deepest)
         out.append(most_that_fits(model, stage, low, high, recompute))
     return tuple(out)
 

@@ -86,13 +86,8 @@ def check_in_flight(
     return None
 
 
-def actions(schedule: str, microbatches: int, in_flight: int, deferred_weights: int = 0) -> list[Action]:
-    """One stage's static order: every microbatch once forward and once backward.
-
-    Args:
-        deferred_weights: under ``zero-bubble``, how many microbatches later W comes: the backward
-            of microbatch m is followed by the W of m − ``deferred_weights``, and the rest of
-            them come at the end, all in the order 0…M−1.
+def check_order(schedule: str, microbatches: int, in_flight: int, deferred_weights: int = 0) -> None:
+    """Checks the numbers that a stage's order is made of.
 
     Raises:
         ValueError: an unknown schedule, ``in_flight`` not in 1 … ``microbatches``, or ``deferred_weights``
@@ -109,6 +104,21 @@ def actions(schedule: str, microbatches: int, in_flight: int, deferred_weights: 
             if splits
             else f"{schedule} has no deferred_weights, it is {deferred_weights}"
         )
+
+
+def actions(schedule: str, microbatches: int, in_flight: int, deferred_weights: int = 0) -> list[Action]:
+    """One stage's static order: every microbatch once forward and once backward.
+
+    Args:
+        deferred_weights: under ``zero-bubble``, how many microbatches later W comes: the backward
+            of microbatch m is followed by the W of m − ``deferred_weights``, and the rest of
+            them come at the end, all in the order 0…M−1.
+
+    Raises:
+        ValueError: see ``check_order``.
+    """
+    check_order(schedule, microbatches, in_flight, deferred_weights)
+    splits = schedule == ZERO_BUBBLE
     order = [Action(FORWARD, m) for m in range(in_flight - 1)]
     for m in range(microbatches):
         if m + in_flight <= microbatches:

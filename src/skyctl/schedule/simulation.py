@@ -11,18 +11,18 @@ link are free, having served all messages taken before; it occupies each of them
 bytes / that one's own bandwidth, is sent when the last of these ends, and arrives ``latency_s`` (the link's)
 later. A link that is not given is free and instant, but a shared resource naming the pair still holds.
 
-Without shared resources every directed link serves one boundary in one direction, in microbatch order, so
-the whole step is one pass over an order that depends on no time (max-plus recurrence, cached per shape).
-With shared resources it is a discrete-event simulation. Weight gradients (``zero-bubble``) send nothing and
-wait for nothing: they only keep their device busy for longer after a backward, or at the end.
+Without shared resources a step is one pass over a fixed order (``recurrence.py``), with them a
+discrete-event simulation (``event_simulation.py``). Of steps with thousands of microbatches only what does
+not repeat is played (``steady_state.py``), unless every action is asked for. Weight gradients
+(``zero-bubble``) send nothing and wait for nothing: they only keep their device busy for longer after a
+backward, or at the end.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -35,7 +35,11 @@ from skyctl.schedule.actions import (
     ZERO_BUBBLE,
     Action,
     actions,
+    check_order,
 )
+from skyctl.schedule.event_simulation import play_events
+from skyctl.schedule.recurrence import PlayedStep, play_recurrence
+from skyctl.schedule.steady_state import WHOLE_STEP, periodic_ends, straight_ends
 
 
 @dataclass(frozen=True)
@@ -127,24 +131,28 @@ def simulate(
             f"{count} stages, {len(in_flight)} in-flight numbers, {len(boundaries)} boundaries"
             f"{'' if deferred_weights is None else f', {len(deferred)} deferred_weights'}"
         )
-    orders = [actions(schedule, microbatches, *numbers) for numbers in zip(in_flight, deferred, strict=True)]
+    for numbers in zip(in_flight, deferred, strict=True):
+        check_order(schedule, microbatches, *numbers)
     if schedule != ZERO_BUBBLE:
         stages = [stage if not stage.weight_s else replace(stage, weight_s=0.0) for stage in stages]
-    spans: list[ActionSpan] | None = [] if trace else None
-    if any(message.shared for boundary in boundaries for message in (boundary.forward, boundary.backward)):
-        done = _simulate_events(orders, stages, boundaries, microbatches, spans)
+    pipeline = _Pipeline(schedule, tuple(in_flight), tuple(deferred), tuple(stages), tuple(boundaries))
+    spans: list[ActionSpan] = []
+    if trace:
+        played = pipeline.play(microbatches)
+        done = played.free
+        spans = [span for s in range(count) for span in pipeline.spans(s, played, microbatches)]
     else:
-        done = _simulate_recurrence(orders, tuple(in_flight), deferred, stages, boundaries, spans)
+        done = pipeline.ends(microbatches)
     ends = [at + stage.optimizer_s for at, stage in zip(done, stages, strict=True)]
     iteration_s = max(ends)
-    if spans is not None:
+    if trace:
         spans.extend(
             ActionSpan(s, OPTIMIZER, 0, done[s], ends[s]) for s in range(count) if stages[s].optimizer_s > 0
         )
         spans.sort(key=itemgetter(3, 4, 0))  # by start, end, stage
     compute = tuple(microbatches * (s.forward_s + s.backward_s) + s.optimizer_s for s in stages)
     idle = tuple(max(0.0, iteration_s - busy) for busy in compute)
-    return SimulatedStep(iteration_s, compute, idle, tuple(spans or ()))
+    return SimulatedStep(iteration_s, compute, idle, tuple(spans))
 
 
 def last_backward_ends(
@@ -165,234 +173,114 @@ def last_backward_ends(
         weight_s: under ``zero-bubble``, the part of ``backward_s`` that its W takes. None: no W.
         deferred_weights: under ``zero-bubble``, one number per stage (default: 0 each).
     """
-    if weight_s is None:
-        return _recurrence(microbatches, in_flight, forward_s, backward_s, None, ahead, back)[0]
-    input_s = [whole - part for whole, part in zip(backward_s, weight_s, strict=True)]
-    deferred = [0] * len(in_flight) if deferred_weights is None else deferred_weights
-    weights = weight_s, deferred
-    return _recurrence(microbatches, in_flight, forward_s, input_s, weights, ahead, back)[0]
-
-
-def _recurrence(
-    microbatches: int,
-    in_flight: tuple[int, ...],
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    weights: tuple[Sequence[float], Sequence[int]] | None,
-    ahead: Sequence[tuple[float, float]],
-    back: Sequence[tuple[float, float]],
-) -> tuple[list[float], list[float], list[float]]:
-    """(each stage's end, when inputs arrive, when gradients arrive at the previous stage).
-
-    The last two are indexed by stage · microbatches + microbatch, with an input and a gradient of time 0 at
-    the ends. ``weights``: seconds of a W and by how many microbatches it is deferred, by stage;
-    ``backward_s`` is then of B alone.
-    """
-    count = len(forward_s)
-    after: list[float] = []  # from a backward's end until the device is free
-    for seconds, deferred in zip(*weights, strict=True) if weights is not None else ():
-        after += [0.0] * deferred + [seconds] * (microbatches - deferred)
-    free = [0.0] * count
-    sent_ahead = [0.0] * count
-    sent_back = [0.0] * count
-    ahead_s = [x for x, _ in ahead] + [0.0]
-    ahead_latency = [x for _, x in ahead] + [0.0]
-    back_s = [0.0] + [x for x, _ in back]
-    back_latency = [0.0] + [x for _, x in back]
-    inputs = [0.0] * ((count + 1) * microbatches)
-    gradients = [0.0] * ((count + 1) * microbatches)
-    for is_forward, s, i in _order(microbatches, in_flight):
-        at = free[s]
-        if is_forward:
-            arrived = inputs[i]
-            at = (arrived if arrived > at else at) + forward_s[s]
-            free[s] = at
-            sent = sent_ahead[s]
-            sent = (at if at > sent else sent) + ahead_s[s]
-            sent_ahead[s] = sent
-            inputs[i + microbatches] = sent + ahead_latency[s]
-        else:
-            arrived = gradients[i + microbatches]
-            at = (arrived if arrived > at else at) + backward_s[s]
-            free[s] = at + after[i] if after else at
-            sent = sent_back[s]
-            sent = (at if at > sent else sent) + back_s[s]
-            sent_back[s] = sent
-            gradients[i] = sent + back_latency[s]
-    if weights is not None:
-        free = [at + seconds * deferred for at, seconds, deferred in zip(free, *weights, strict=True)]
-    return free, inputs, gradients
-
-
-@lru_cache(maxsize=128)
-def _order(microbatches: int, in_flight: tuple[int, ...]) -> tuple[tuple[bool, int, int], ...]:
-    """All stages' forwards and backwards in one order in which every input comes before its use.
-
-    Entries: (is forward, stage, stage · microbatches + microbatch). Cached: it depends on no time.
-    """
-    count = len(in_flight)
-    orders = [actions(EAGER, microbatches, number) for number in in_flight]
-    at = [0] * count
-    forwards = [0] * count  # done, per stage
-    backwards = [0] * count
-    out: list[tuple[bool, int, int]] = []
-    work = list(range(count - 1, -1, -1))
-    while work:
-        s = work.pop()
-        order = orders[s]
-        before = at[s]
-        while at[s] < len(order):
-            kind, m = order[at[s]]
-            if kind == FORWARD:
-                if s and forwards[s - 1] <= m:
-                    break
-                forwards[s] = m + 1
-            else:
-                if s < count - 1 and backwards[s + 1] <= m:
-                    break
-                backwards[s] = m + 1
-            out.append((kind == FORWARD, s, s * microbatches + m))
-            at[s] += 1
-        if at[s] > before:
-            work.extend(n for n in (s - 1, s + 1) if 0 <= n < count)
-    if len(out) != 2 * count * microbatches:
-        raise ValueError(f"in-flight numbers {in_flight} make stages wait for each other for ever")
-    return tuple(out)
-
-
-def _simulate_recurrence(
-    orders: list[list[Action]],
-    in_flight: tuple[int, ...],
-    deferred: Sequence[int],
-    stages: Sequence[StageTimes],
-    boundaries: Sequence[BoundaryTimes],
-    spans: list[ActionSpan] | None,
-) -> list[float]:
-    microbatches = sum(kind == FORWARD for kind, _ in orders[0])
-    weight_s = [stage.weight_s for stage in stages]
-    done, inputs, gradients = _recurrence(
-        microbatches,
-        in_flight,
-        [stage.forward_s for stage in stages],
-        [stage.backward_s - stage.weight_s for stage in stages],
-        (weight_s, deferred) if any(weight_s) else None,
-        [(boundary.forward.link_s, boundary.forward.latency_s) for boundary in boundaries],
-        [(boundary.backward.link_s, boundary.backward.latency_s) for boundary in boundaries],
+    whole = microbatches <= WHOLE_STEP
+    if not whole and weight_s is None and min(in_flight) == microbatches:
+        stages = tuple(StageTimes(f, b) for f, b in zip(forward_s, backward_s, strict=True))
+        links = zip(ahead, back, strict=True)
+        boundaries = tuple(BoundaryTimes(MessageTimes(*to), MessageTimes(*fro)) for to, fro in links)
+        none = (0,) * len(stages)
+        return _Pipeline(EAGER, in_flight, none, stages, boundaries).ends(microbatches)
+    weights = None
+    if weight_s is not None:
+        backward_s = [both - part for both, part in zip(backward_s, weight_s, strict=True)]
+        weights = weight_s, [0] * len(in_flight) if deferred_weights is None else deferred_weights
+    played = play_recurrence(
+        microbatches, in_flight, forward_s, backward_s, weights, ahead, back, whole=whole
     )
-    if spans is not None:
-        for s, stage in enumerate(stages):
-            free = 0.0
-            for kind, m in orders[s]:
-                if kind == FORWARD:
-                    arrived, seconds = inputs[s * microbatches + m], stage.forward_s
-                elif kind == BACKWARD:
-                    arrived = gradients[(s + 1) * microbatches + m]
-                    seconds = stage.backward_s - stage.weight_s
-                else:
-                    arrived, seconds = free, stage.weight_s
-                begin = arrived if arrived > free else free
-                free = begin + seconds
-                if kind != WEIGHT_GRADIENTS or seconds > 0:
-                    spans.append(ActionSpan(s, kind, m, begin, free))
-    return done
+    return played.free
 
 
-class _LinkQueues:
-    """When links and shared resources are free again; link 2 · boundary + 1 is the one for gradients."""
+@dataclass(frozen=True)
+class _Pipeline:
+    """What is simulated, for any number of microbatches from its numbers in flight on."""
 
-    def __init__(self, boundaries: Sequence[BoundaryTimes]) -> None:
-        messages = [message for boundary in boundaries for message in (boundary.forward, boundary.backward)]
-        numbers: dict[Hashable, int] = {}
-        for message in messages:
-            for name, _ in message.shared:
-                numbers.setdefault(name, len(messages) + len(numbers))
-        self.link_s = [message.link_s for message in messages]
-        self.latency_s = [message.latency_s for message in messages]
-        self.shared = [[(numbers[name], seconds) for name, seconds in message.shared] for message in messages]
-        self.busy_until = [0.0] * (len(messages) + len(numbers))
+    schedule: str
+    in_flight: tuple[int, ...]
+    deferred: tuple[int, ...]
+    stages: tuple[StageTimes, ...]
+    boundaries: tuple[BoundaryTimes, ...]
 
-    def send(self, ready_s: float, link: int) -> float:
-        """Occupies the link and its shared resources with one message; returns when it arrives."""
-        busy_until = self.busy_until
-        begin = busy_until[link]
-        begin = ready_s if ready_s > begin else begin
-        shared = self.shared[link]
-        for number, _ in shared:
-            free = busy_until[number]
-            begin = free if free > begin else begin
-        sent = busy_until[link] = begin + self.link_s[link]
-        for number, seconds in shared:
-            until = busy_until[number] = begin + seconds
-            sent = until if until > sent else sent
-        return sent + self.latency_s[link]
+    @cached_property
+    def shares(self) -> bool:
+        """Whether any message occupies a shared resource."""
+        return any(x.shared for boundary in self.boundaries for x in (boundary.forward, boundary.backward))
 
+    def ends(self, microbatches: int) -> list[float]:
+        """When each stage's last action but the optimizer ends, in seconds."""
+        if self.shares:
+            if microbatches <= WHOLE_STEP:
+                return self.play(microbatches).free
+            depth = max(*self.in_flight, *self.deferred)
+            return periodic_ends(lambda m: self.play(m).free, self._series, microbatches, depth)
+        whole = microbatches <= WHOLE_STEP
+        if not whole and min(self.in_flight) == microbatches and not any(x.weight_s for x in self.stages):
+            return straight_ends(self._all_in_flight, self._growth_s(), microbatches)
+        return self.play(microbatches, whole=whole).free
 
-def _simulate_events(
-    orders: list[list[Action]],
-    stages: Sequence[StageTimes],
-    boundaries: Sequence[BoundaryTimes],
-    microbatches: int,
-    spans: list[ActionSpan] | None,
-) -> list[float]:
-    """Discrete events: the heap holds the ends of running actions, at most one per stage."""
-    count = len(stages)
-    last = count - 1
-    links = _LinkQueues(boundaries)
-    seconds = [(stage.forward_s, stage.backward_s - stage.weight_s) for stage in stages]
-    at = [0] * count
-    free = [0.0] * count
-    running = [False] * count
-    nothing: list[float | None] = [None] * microbatches
-    arrivals = [[nothing[:], nothing[:]] for _ in range(count)]  # of inputs, of gradients
-    arrivals[0][0] = [0.0] * microbatches
-    arrivals[last][1] = [0.0] * microbatches
-    heap: list[tuple[float, int, int]] = []  # end, 2 · stage + 1 for a backward, microbatch
-    waiting = list(range(count))
-    while True:
-        for s in waiting:
-            if running[s]:
-                continue
-            at[s], free[s] = _play_weight_gradients(s, orders[s], at[s], free[s], stages[s].weight_s, spans)
-            if at[s] == len(orders[s]):
-                continue
-            kind, m = orders[s][at[s]]
-            backward = kind == BACKWARD
-            arrived = arrivals[s][backward][m]
-            if arrived is None:
-                continue
-            begin = arrived if arrived > free[s] else free[s]
-            end = begin + seconds[s][backward]
-            running[s] = True
-            free[s] = end
-            at[s] += 1
-            heapq.heappush(heap, (end, 2 * s + backward, m))
-            if spans is not None:
-                spans.append(ActionSpan(s, kind, m, begin, end))
-        if not heap:
-            break
-        end, key, m = heapq.heappop(heap)
-        s = key >> 1
-        running[s] = False
-        waiting = [s]
-        if key & 1:
-            if s > 0:
-                arrivals[s - 1][1][m] = links.send(end, key - 2)
-                waiting.append(s - 1)
-        elif s < last:
-            arrivals[s + 1][0][m] = links.send(end, key)
-            waiting.append(s + 1)
-    if any(position < len(order) for position, order in zip(at, orders, strict=True)):
-        raise ValueError("the stages' orders wait for each other for ever")
-    return free
+    def play(self, microbatches: int, *, whole: bool = True) -> PlayedStep:
+        """A step with that many microbatches; all actions and messages, or (not ``whole``) only its end."""
+        if self.shares:
+            orders = [self._order(s, microbatches) for s in range(len(self.stages))]
+            return play_events(orders, self.stages, self.boundaries)
+        weight_s = [stage.weight_s for stage in self.stages]
+        return play_recurrence(
+            microbatches,
+            self.in_flight,
+            [stage.forward_s for stage in self.stages],
+            [stage.backward_s - stage.weight_s for stage in self.stages],
+            (weight_s, self.deferred) if any(weight_s) else None,
+            [(boundary.forward.link_s, boundary.forward.latency_s) for boundary in self.boundaries],
+            [(boundary.backward.link_s, boundary.backward.latency_s) for boundary in self.boundaries],
+            whole=whole,
+        )
 
+    def _all_in_flight(self, microbatches: int) -> list[float]:
+        """``ends`` of a step with that many microbatches, all of them in flight."""
+        return replace(self, in_flight=(microbatches,) * len(self.stages)).play(microbatches).free
 
-def _play_weight_gradients(
-    s: int, order: list[Action], at: int, free: float, seconds: float, spans: list[ActionSpan] | None
-) -> tuple[int, float]:
-    """Runs the Ws that come next on a device; returns (the position after them, when the device is free)."""
-    while at < len(order) and order[at].kind == WEIGHT_GRADIENTS:
-        begin, free = free, free + seconds
-        if spans is not None and seconds > 0:
-            spans.append(ActionSpan(s, WEIGHT_GRADIENTS, order[at].microbatch, begin, free))
-        at += 1
-    return at, free
+    def _growth_s(self) -> list[float]:
+        """By stage, the slowest forward or activation and the slowest backward or gradient from there on."""
+        ahead_s = [boundary.forward.link_s for boundary in self.boundaries]
+        back_s = [*(boundary.backward.link_s for boundary in self.boundaries), 0.0]
+        forward_s = max([*ahead_s, *(stage.forward_s for stage in self.stages)])
+        slowest = 0.0
+        out: list[float] = []
+        for stage, gradient_s in zip(reversed(self.stages), reversed(back_s), strict=True):
+            slowest = max(slowest, stage.backward_s, gradient_s)
+            out.insert(0, forward_s + slowest)
+        return out
+
+    def _order(self, stage: int, microbatches: int) -> list[Action]:
+        return actions(self.schedule, microbatches, self.in_flight[stage], self.deferred[stage])
+
+    def spans(self, stage: int, played: PlayedStep, microbatches: int) -> Iterator[ActionSpan]:
+        """When the actions of one stage ran in a step that was played, in their order."""
+        times = self.stages[stage]
+        free = 0.0
+        for kind, m in self._order(stage, microbatches):
+            if kind == FORWARD:
+                arrived, seconds = played.inputs[stage][m] if stage else 0.0, times.forward_s
+            elif kind == BACKWARD:
+                arrived = played.gradients[stage][m] if stage + 1 < len(self.stages) else 0.0
+                seconds = times.backward_s - times.weight_s
+            else:
+                arrived, seconds = free, times.weight_s
+            begin = arrived if arrived > free else free
+            free = begin + seconds
+            if kind != WEIGHT_GRADIENTS or seconds > 0:
+                yield ActionSpan(stage, kind, m, begin, free)
+
+    def _series(self, microbatches: int) -> list[list[float]]:
+        """By stage, when its forwards and backwards end, and when what they wait for arrives.
+
+        Entry n of each list is of the n-th backward, or of the last forward before it.
+        """
+        played = self.play(microbatches)
+        out: list[list[float]] = []
+        for s, k in enumerate(self.in_flight):
+            spans = list(self.spans(s, played, microbatches))
+            out.append([span.end_s for span in spans if span.kind == FORWARD][k - 1 :])
+            out.append([span.end_s for span in spans if span.kind == BACKWARD])
+            out += [played.inputs[s][k - 1 :]] if s else []
+            out += [played.gradients[s]] if s + 1 < len(self.stages) else []
+        return out

@@ -9,12 +9,15 @@ Source of the idea: ``best[S] = max over d of reach(best[S∖d], d, T)``, folklo
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 
 MAX_STATES = 1 << 16
 MAX_STATES_WINDOW = 1 << 9
+STATES_A_LOOK = 1 << 8
+"""Subsets between two looks at the clock."""
 
 
 class DeviceGroups:
@@ -59,10 +62,22 @@ def _windowed(model: CostModel) -> bool:
     return bool(model.receive_window) and not model.unlimited
 
 
-def placement_within(model: CostModel, limit_s: float, *, strict: bool = False) -> Placement | None:
+def placement_within(
+    model: CostModel, limit_s: float, *, strict: bool = False, deadline: float = math.inf
+) -> Placement | None:
     """A plan whose stages all take at most (``strict``: less than) ``limit_s`` per microbatch, or None: there
-    is none (proved)."""
-    return _cover_bits(model, limit_s, strict) if _windowed(model) else _cover_least(model, limit_s, strict)
+    is none (proved).
+
+    Raises:
+        TimeoutError: undecided at the deadline, in seconds of ``time.perf_counter``.
+    """
+    cover = _cover_bits if _windowed(model) else _cover_least
+    return cover(model, limit_s, strict, deadline)
+
+
+def _keep_deadline(state: int, deadline: float) -> None:
+    if state % STATES_A_LOOK == 0 and time.perf_counter() > deadline:
+        raise TimeoutError
 
 
 def _first_within(model: CostModel, device: int, stop: int, limit_s: float, strict: bool) -> int:
@@ -90,7 +105,7 @@ def _lowest(model: CostModel, device: int, in_flight: int, limit_s: float, stric
     return out
 
 
-def _cover_least(model: CostModel, limit_s: float, strict: bool) -> Placement | None:
+def _cover_least(model: CostModel, limit_s: float, strict: bool, deadline: float) -> Placement | None:
     layers, groups = model.layers, DeviceGroups(model)
     in_flight = [0, *(model.least_in_flight(0, n) for n in range(1, model.max_stages + 1))]
     if model.unlimited:
@@ -101,6 +116,7 @@ def _cover_least(model: CostModel, limit_s: float, strict: bool) -> Placement | 
     chosen = [-1] * groups.states
     last = [group[0] in model.may_be_last for group in groups.members]
     for state in range(1, groups.states):
+        _keep_deadline(state, deadline)
         digits = groups.digits(state)
         stages = sum(digits)
         if stages >= len(in_flight):
@@ -140,12 +156,13 @@ def _trace_least(
     return tuple(placement)
 
 
-def _cover_bits(model: CostModel, limit_s: float, strict: bool) -> Placement | None:
+def _cover_bits(model: CostModel, limit_s: float, strict: bool, deadline: float) -> Placement | None:
     layers, groups = model.layers, DeviceGroups(model)
     rows: dict[tuple[int, int], list[int]] = {}
     reach = [0] * groups.states
     reach[0] = 1 << layers
     for state in range(1, groups.states):
+        _keep_deadline(state, deadline)
         digits = groups.digits(state)
         stages = sum(digits)
         if stages > model.max_stages:

@@ -158,7 +158,9 @@ def _by_subsets(model: CostModel, start: Placement | None, low_s: float, deadlin
     best, bound, proved = bisect_limit(
         model,
         start,
-        lambda limit_s, strict: device_subsets.placement_within(model, limit_s, strict=strict),
+        lambda limit_s, strict: device_subsets.placement_within(
+            model, limit_s, strict=strict, deadline=deadline
+        ),
         low_s,
         deadline,
     )

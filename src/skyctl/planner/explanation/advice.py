@@ -70,22 +70,29 @@ class Advice:
     text: str
 
 
-def advise(plan: Plan, budget_s: float = 1.5) -> tuple[Advice, ...]:
+MOST_S = 1.5
+"""Seconds in which most of what can be found is."""
+
+
+def advise(plan: Plan, budget_s: float = MOST_S) -> tuple[Advice, ...]:
     """At most three changes that save 1% or more, the free ones first; then devices that are hardly missed.
 
     For a plan that was not searched for (``even``, ``assigned``): only what a search would save.
 
     Args:
-        budget_s: when to stop trying; large problems get a third of it, very large ones nothing.
+        budget_s: seconds after which to stop trying, ``MOST_S`` at most; large problems get a third of that,
+            very large ones nothing.
     """
     if plan.certificate.whole_blocks is not None:
         return ()  # cuts inside blocks, which the search here makes, are not what was asked for
     size = len(plan.stages) * len(plan.problem.layers)
     if size > LARGEST or plan.certificate.value_s <= 0 or budget_s <= 0:
         return ()
+    budget_s = min(budget_s, MOST_S)
+    deadline = time.perf_counter() + (budget_s if size <= SMALL else budget_s / 3)
     if plan.strategy not in ("heuristic", "optimal"):
-        return _searched(plan, size)
-    search = _AdviceSearch(plan, time.perf_counter() + (budget_s if size <= SMALL else budget_s / 3))
+        return _searched(plan, size, deadline)
+    search = _AdviceSearch(plan, deadline)
     tried: list[tuple[ProblemChange, Placement, float]] = []
     for change in search.changes():
         if search.late():
@@ -119,11 +126,12 @@ def _ranked(given: Sequence[Advice]) -> tuple[Advice, ...]:
     return tuple([*gratis, *others][:LINES] + devices[:LINES])
 
 
-def _searched(plan: Plan, size: int) -> tuple[Advice, ...]:
+def _searched(plan: Plan, size: int, deadline: float) -> tuple[Advice, ...]:
     """What the heuristic would save compared with a plan that was not searched for."""
     model = CostModel(plan.problem)
     try:
-        value = choose_execution(model, good_placement(model, simulations=150 if size <= SMALL else 50))[0]
+        placement = good_placement(model, simulations=150 if size <= SMALL else 50, deadline=deadline)
+        value = choose_execution(model, placement)[0]
     except SkyctlError:
         return ()
     saves = 1 - value / plan.certificate.value_s
@@ -179,7 +187,7 @@ class _AdviceSearch:
         if self.small and not self.late():
             began = time.perf_counter()
             try:
-                placement = good_placement(model)
+                placement = good_placement(model, deadline=self.deadline)
                 options.append((placement, choose_execution(model, placement)[0]))
             except SkyctlError:
                 pass

@@ -8,6 +8,8 @@ than a feasible even split.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 
 from skyctl.errors import UndecidedError
@@ -38,17 +40,18 @@ STAGES_BALANCED = 400
 STARTS_KEPT = 8
 
 
-def heuristic_placement(model: CostModel, simulations: int = 150) -> Placement:
+def heuristic_placement(model: CostModel, simulations: int = 150, deadline: float = math.inf) -> Placement:
     """A good plan.
 
     Args:
         simulations: how long to search for ``iteration``, in proportion.
+        deadline: when to take the best so far, in seconds of ``time.perf_counter``.
 
     Raises:
         InfeasibleError: proved that nothing fits.
         UndecidedError: nothing found; there may be a plan all the same.
     """
-    plans = _starts(model) or [_any_plan(model)]
+    plans = _starts(model, deadline) or [_any_plan(model, deadline)]
     if model.by_iteration and model.devices > 1 and model.devices * model.layers <= MAX_CELLS:
         batch = PlanBatch(model)
         cost = batch.cost_s(*batch.encode(plans))
@@ -59,12 +62,11 @@ def heuristic_placement(model: CostModel, simulations: int = 150) -> Placement:
         if model.chooses_depth:  # where nothing is gained by depth, 1F1B's simulated costs are more exact
             plain = CostModel(model.problem.model_copy(update={"schedule": ONE_F_ONE_B}))
             count = count if model.devices <= SMALL_FLEET else count // 2
-            as_1f1b = anneal(PlanBatch(plain), ranked, counted_progress(count), seed=0, effort=effort)[
-                :STARTS_KEPT
-            ]
-        annealed = anneal(batch, ranked, counted_progress(count), seed=0, effort=effort)
+            progress = counted_progress(count, deadline)
+            as_1f1b = anneal(PlanBatch(plain), ranked, progress, seed=0, effort=effort)[:STARTS_KEPT]
+        annealed = anneal(batch, ranked, counted_progress(count, deadline), seed=0, effort=effort)
         plans = [ranked[0], *annealed, *as_1f1b, *(plan for plan in plans if plan == even_placement(model))]
-    return best_simulated(model, plans)
+    return best_simulated(model, plans, deadline)
 
 
 def _steps(model: CostModel, simulations: int) -> int:
@@ -72,29 +74,33 @@ def _steps(model: CostModel, simulations: int) -> int:
     return (20 + 25 * min(model.devices, 40)) * max(1, simulations) // 150
 
 
-def _any_plan(model: CostModel) -> Placement:
+def _any_plan(model: CostModel, deadline: float) -> Placement:
     """A plan by the exact search over few groups of devices.
 
     Raises: see ``heuristic_placement``.
     """
+    undecided = UndecidedError(
+        "no plan that fits in memory was found, and it is not proved that there is none",
+        hint="try --strategy optimal with a longer --time-limit",
+    )
     if not device_subsets.subsets_are_few(model):
         raise_infeasible(model, proved=False)
-        raise UndecidedError(
-            "no plan that fits in memory was found, and it is not proved that there is none",
-            hint="try --strategy optimal with a longer --time-limit",
-        )
-    placement = device_subsets.placement_within(model, float("inf"))
+        raise undecided
+    try:
+        placement = device_subsets.placement_within(model, math.inf, deadline=deadline)
+    except TimeoutError:
+        raise undecided from None
     if placement is None:
         raise_infeasible(model, proved=True)
         raise AssertionError("unreachable")
     return placement
 
 
-def _starts(model: CostModel) -> list[Placement]:
+def _starts(model: CostModel, deadline: float) -> list[Placement]:
     """Distinct allowed plans to begin with."""
     starts: dict[Placement, None] = {}
     width = BEAM_WIDTH if model.devices <= WIDE_BEAM_DEVICES else BEAM_WIDTH // 2
-    by_beam = QuickBeam(model).best(width, BISECTIONS, TOLERANCE)
+    by_beam = QuickBeam(model).best(width, BISECTIONS, TOLERANCE, deadline)
     if by_beam is not None:
         starts[by_beam] = None
     even = even_placement(model)
@@ -107,7 +113,7 @@ def _starts(model: CostModel) -> list[Placement]:
             if balanced is not None:
                 starts[balanced[1]] = None
             stages += len(order)
-            if stages > STAGES_BALANCED and starts:
+            if starts and (stages > STAGES_BALANCED or time.perf_counter() > deadline):
                 break
     return list(starts)
 

@@ -24,11 +24,14 @@ import numpy.typing as npt
 from skyctl.planner.bottleneck.reach_table import RangeMemory
 from skyctl.planner.cost_model import CostModel, Placement, consecutive
 from skyctl.schedule.actions import GPIPE, ONE_F_ONE_B, SEQUENTIAL
+from skyctl.schedule.steady_state import WHOLE_STEP
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 ROW_BY_ROW_FROM = 150
 """From this many plans on, numpy is faster row by row."""
+PLAYED = 400
+"""Microbatches that are played of a step with more than ``WHOLE_STEP``; the others are estimated."""
 
 
 @dataclass
@@ -54,7 +57,19 @@ class StageRows:
 
 
 def simulate_batch_s(rows: StageRows, microbatches: int, linked: bool) -> Array:
-    """Seconds of each plan's step under 1F1B. ``linked``: whether any message takes time."""
+    """Seconds of each plan's step under 1F1B; of one with thousands of microbatches an estimate, as if the
+    later ones took as long as those in the second half of ``PLAYED``.
+
+    ``linked``: whether any message takes time.
+    """
+    if microbatches <= WHOLE_STEP:
+        return _played_batch_s(rows, microbatches, linked)
+    half, whole = (_played_batch_s(rows, number, linked) for number in (PLAYED // 2, PLAYED))
+    out: Array = whole + (whole - half) * ((microbatches - PLAYED) / (PLAYED - PLAYED // 2))
+    return out
+
+
+def _played_batch_s(rows: StageRows, microbatches: int, linked: bool) -> Array:
     count, plans = rows.forward.shape
     forwards, backwards = _Forwards(rows, linked), _Backwards(rows, linked)
     free = np.zeros((count, plans))

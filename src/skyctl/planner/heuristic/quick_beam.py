@@ -11,6 +11,7 @@ of devices it is exact.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,12 +77,12 @@ class QuickBeam:
         rate = math.fsum(n / whole for n, whole in zip(self.number.tolist(), wholes, strict=True) if whole)
         return 1 / rate if rate and all(wholes) else 0.0
 
-    def best(self, width: int, probes: int, tolerance: float) -> Placement | None:
-        """The best plan found in that many bisections of the limit, or None."""
+    def best(self, width: int, probes: int, tolerance: float, deadline: float = math.inf) -> Placement | None:
+        """The best plan found in that many bisections of the limit, or until the deadline, or None."""
         low = self.volume_s()
         high, placement = math.inf, None
         step = 0.01
-        while placement is None and step < 40 and low > 0 and probes > 0:
+        while placement is None and step < 40 and low > 0 and probes > 0 and time.perf_counter() < deadline:
             placement = self.plan(low * (1 + step), width)
             if placement is None:
                 low *= 1 + step
@@ -92,7 +93,7 @@ class QuickBeam:
         if placement is None:
             return None
         high = bottleneck_s(self.model, placement)
-        while probes > 0 and high > low * (1 + tolerance):
+        while probes > 0 and high > low * (1 + tolerance) and time.perf_counter() < deadline:
             middle = (low + high) / 2
             better = self.plan(middle, width)
             if better is None:

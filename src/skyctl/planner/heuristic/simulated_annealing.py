@@ -15,6 +15,7 @@ ever lead from one good order of the clusters to another; so a search begins fro
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -268,10 +269,10 @@ def improve_until(model: CostModel, placement: Placement, deadline: float, seed:
     return best_simulated(model, [placement, *plans], deadline)
 
 
-def counted_progress(count: int) -> Progress:
-    """Progress by counting: the same search every time."""
+def counted_progress(count: int, deadline: float = math.inf) -> Progress:
+    """Progress by counting: the same search every time, unless it is not over by the deadline."""
     done = iter(range(count + 1))
-    return lambda: next(done, count) / count
+    return lambda: 1.0 if time.perf_counter() > deadline else next(done, count) / count
 
 
 def best_simulated(model: CostModel, plans: Sequence[Placement], deadline: float = float("inf")) -> Placement:

@@ -226,9 +226,9 @@ def least_iteration(model: CostModel, start: Placement | None, deadline: float) 
                 SearchResult((), NO_EXECUTION, float("inf"), float("inf"), True, method) if proved else None
             )
     if not model.defers_weights and relaxation.relaxation_fits(model, deadline - time.perf_counter()):
-        result = BestFirstSearch(model, start, _after(EXACT_SHARE, deadline)).run()
+        result = BestFirstSearch(model, start, time_share(EXACT_SHARE, deadline)).run()
         return result if result.proved else _tightened(model, result, deadline)
-    stop = _after(SEARCH_SHARE, deadline)
+    stop = time_share(SEARCH_SHARE, deadline)
     if model.defers_weights and relaxation.relaxation_fits(model, deadline - time.perf_counter()):
         stop = min(stop, time.perf_counter() + FEW_S)
     placement = improve_until(model, start, stop)
@@ -236,20 +236,21 @@ def least_iteration(model: CostModel, start: Placement | None, deadline: float) 
     return _tightened(model, SearchResult(placement, execution, value, None, False, "local search"), deadline)
 
 
-def _after(share: float, deadline: float) -> float:
+def time_share(share: float, deadline: float) -> float:
+    """When that share of the time left until the deadline is over, in seconds of ``time.perf_counter``."""
     now = time.perf_counter()
     return now + share * max(0.0, deadline - now)
 
 
 def _any_plan(model: CostModel, deadline: float) -> tuple[Placement | None, bool, str]:
-    found = least_bottleneck(model, None, _after(SEARCH_SHARE, deadline))
+    found = least_bottleneck(model, None, time_share(SEARCH_SHARE, deadline))
     return found.placement, found.proved and found.placement is None, found.method
 
 
 def _tightened(model: CostModel, result: SearchResult, deadline: float) -> SearchResult:
     """With the best of the bounds: its own, by trips, by the largest stage."""
     bounds = [(result.bound_s or 0.0, "")]
-    stop = _after(BOUND_SHARE, deadline)
+    stop = time_share(BOUND_SHARE, deadline)
     slowest = least_bottleneck(model, result.placement, stop)
     by_stage = model.microbatches * slowest.bound_s + _least_optimizer_s(model)
     by_stage = min(by_stage, result.value_s)
@@ -262,10 +263,9 @@ def _tightened(model: CostModel, result: SearchResult, deadline: float) -> Searc
             bounds.append(
                 (min(by_paths, result.value_s), "; bound: paths that weight gradients do not lengthen")
             )
-    elif round_trip_bound.round_trip_bound_fits(model):
-        by_trip = round_trip_bound.RoundTripBound(model, result.value_s).largest(
-            low, result.value_s, deadline
-        ) * (1 - BOUND_MARGIN)
+    elif round_trip_bound.round_trip_bound_fits(model) and time.perf_counter() < deadline:
+        trips = round_trip_bound.RoundTripBound(model, result.value_s, deadline)
+        by_trip = trips.largest(low, result.value_s) * (1 - BOUND_MARGIN)
     if by_trip > low:
         bounds.append((by_trip, "; bound: round trips of a microbatch"))
     bound, words = max(bounds, key=lambda entry: entry[0])

@@ -26,6 +26,7 @@ between them for the whole way there and back, so t_s + t_{s+1} + link ≤ 2 · 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,16 +88,25 @@ def round_trip_bound_fits(model: CostModel) -> bool:
 class RoundTripBound:
     """Refutes step times; one object per problem."""
 
-    def __init__(self, model: CostModel, most_s: float) -> None:
-        """``most_s``: the longest step in seconds that will be asked about."""
+    def __init__(self, model: CostModel, most_s: float, deadline: float = math.inf) -> None:
+        """A bound that is sought until the deadline, in seconds of ``time.perf_counter``.
+
+        Args:
+            most_s: the longest step in seconds that will be asked about.
+        """
         self.model = model
         self.m = model.microbatches
+        self.deadline = deadline
         self.clusters: LinkClusters = cluster_devices(model)
-        self.capacity = DeviceCapacity(model, most_s / self.m)
+        self.capacity = DeviceCapacity(model, most_s / self.m, self._keep_deadline)
         self._known_caps: dict[object, tuple[Array, Flags]] = {}
         self._known_turns: dict[tuple[int, ...], tuple[Whole, Whole]] = {}
 
-    def largest(self, low_s: float, high_s: float, deadline: float) -> float:
+    def _keep_deadline(self) -> None:
+        if time.perf_counter() > self.deadline:
+            raise TimeoutError
+
+    def largest(self, low_s: float, high_s: float) -> float:
         """The largest step refuted, between a bound known otherwise and a plan's value.
 
         One pass: a shape that is not refuted at the present limit lowers it to what is refuted of that shape;
@@ -105,12 +115,15 @@ class RoundTripBound:
         if not self.capacity.usable:
             return low_s
         limit = high_s
-        # those with the same links one after the other: their caps are the same
-        for shape in sorted(self._shapes(), key=lambda shape: (-shape.stages, shape.links)):
-            if limit <= low_s or time.perf_counter() > deadline:
-                return low_s
-            if not self.refutes(shape, limit):
-                limit = self._largest_of(shape, low_s, limit)
+        try:
+            # those with the same links one after the other: their caps are the same
+            for shape in sorted(self._shapes(), key=lambda shape: (-shape.stages, shape.links)):
+                if limit <= low_s:
+                    return low_s
+                if not self.refutes(shape, limit):
+                    limit = self._largest_of(shape, low_s, limit)
+        except TimeoutError:
+            return low_s
         return limit
 
     def _largest_of(self, shape: PipelineShape, low_s: float, high_s: float) -> float:
@@ -128,8 +141,11 @@ class RoundTripBound:
         model, count = self.model, len(self.clusters.members)
         for stages in range(1, model.max_stages + 1):
             for crossings in range(stages if count > 1 else 1):
-                if crossings < count and self._exactly(stages, crossings):
-                    yield from self._ordered(stages, crossings + 1)
+                exact: list[PipelineShape] = []
+                if crossings < count:
+                    exact = list(itertools.islice(self._ordered(stages, crossings + 1), MAX_SHAPES))
+                if crossings < count and len(exact) < MAX_SHAPES:
+                    yield from exact
                 else:
                     yield self._anyhow(stages, crossings)
 
@@ -155,16 +171,14 @@ class RoundTripBound:
         total = max(least(boundaries), self.clusters.least_anywhere[boundaries])
         return PipelineShape((), ((near_low, far if crossings else near),) * boundaries, total, room)
 
-    def _exactly(self, stages: int, crossings: int) -> bool:
-        """Whether all orders of clusters and numbers of devices are few enough to go through."""
-        return sum(1 for _ in itertools.islice(self._ordered(stages, crossings + 1), MAX_SHAPES)) < MAX_SHAPES
-
     def _ordered(self, stages: int, count: int) -> Iterator[PipelineShape]:
+        """The shapes of all orders of that many clusters and numbers of devices in each."""
         members, between = self.clusters.members, self.clusters.between
         for order in itertools.product(range(len(members)), repeat=count):
             if any(g == h for g, h in itertools.pairwise(order)):
                 continue
             for sizes in _compositions(stages, [len(members[g]) for g in order]):
+                self._keep_deadline()
                 held = dict.fromkeys(order, 0)
                 for g, size in zip(order, sizes, strict=True):
                     held[g] += size
@@ -184,7 +198,12 @@ class RoundTripBound:
         return inside + sum(self.clusters.between[g, h][0] for g, h in itertools.pairwise(order))
 
     def refutes(self, shape: PipelineShape, step_s: float) -> bool:
-        """Whether it is proved that no plan of that shape takes ``step_s`` or less."""
+        """Whether it is proved that no plan of that shape takes ``step_s`` or less.
+
+        Raises:
+            TimeoutError: undecided at the deadline.
+        """
+        self._keep_deadline()
         if not self._large_enough(shape, step_s / self.m):
             return True
         # the first stage waits for a whole trip before its first backward and after its last forward

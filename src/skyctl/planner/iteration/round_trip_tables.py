@@ -9,6 +9,7 @@ least counts as time, the most as room.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,9 +33,16 @@ class DeviceCapacity:
     which there are ``tiny``; ``forward``, ``backward``: their least shares of a layer's time.
     """
 
-    def __init__(self, model: CostModel, most_s: float) -> None:
+    def __init__(
+        self, model: CostModel, most_s: float, keep_deadline: Callable[[], None] = lambda: None
+    ) -> None:
+        """What devices can hold in up to ``most_s`` seconds.
+
+        ``keep_deadline``: asked before each long table; ends by an error of its own when time is out.
+        """
         self.model = model
         self.most_s = most_s
+        self._keep_deadline = keep_deadline
         times = np.stack([np.diff(model.work_s.array(d)) for d in range(model.devices)])
         whole = times.sum(axis=1)
         shares = np.divide(times, whole[:, None], out=np.zeros_like(times), where=whole[:, None] > 0)
@@ -85,6 +93,7 @@ class DeviceCapacity:
             price = np.concatenate([[0.0], np.cumsum(self.prices)])
             times, masses = [], []
             for width in range(1, model.layers + 1):
+                self._keep_deadline()
                 spent = work[width:] - work[:-width]
                 fit = spent <= self.most_s * (1 + 1e-9)
                 if not fit.any():
