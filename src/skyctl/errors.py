@@ -8,6 +8,7 @@
     ├── InputError             2   bad usage or bad input
     │   ├── InventoryError     2   cluster.yaml or lab.yaml
     │   ├── RecordError        2   a JSON file of ours that can't be read
+    │   │   └── InvalidRecordError 2   a record's fields are wrong (a ValueError, too)
     │   └── WorkloadError      2   the model, the data, or their options
     ├── InfeasibleError        3   proved that no plan fits
     ├── NodeError              4   a node was unreachable, refused or unfit
@@ -75,6 +76,22 @@ class InventoryError(InputError):
 
 class RecordError(InputError):
     """A JSON file of ours can't be read: malformed, of another kind, or of a newer version."""
+
+
+class InvalidRecordError(RecordError, ValueError):
+    """A record can't be made of what was given; the message names each field, what it takes and what it has.
+
+    Args:
+        errors: the same, a mapping each: ``loc`` (the field's path), ``msg``, ``type``, ``input``.
+    """
+
+    def __init__(self, message: str, *, errors: list[dict[str, object]], hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self._errors = errors
+
+    def errors(self, **_: object) -> list[dict[str, object]]:
+        """Each wrong field: ``loc``, ``msg``, ``type`` and ``input``, as pydantic's error gives them."""
+        return self._errors
 
 
 class WorkloadError(InputError):

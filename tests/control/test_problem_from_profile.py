@@ -313,7 +313,7 @@ def test_an_assignment_is_taken_as_given() -> None:
     assert found.strategy == "assigned"
 
 
-@pytest.mark.parametrize("text", ["a", "a=1", "a=1:x", "=0:3", ""])
+@pytest.mark.parametrize("text", ["a", "a=1", "a=1:x", "=0:3", "", "a=0:²", "a=0:" + "1" * 5000])
 def test_a_malformed_assignment_says_what_is_wanted(text: str) -> None:
     with pytest.raises(InputError, match="NODE=START:STOP"):
         parse_assign(text)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
-from skyctl.errors import InputError, InventoryError
+from skyctl.errors import InputError, InvalidRecordError, InventoryError
 from skyctl.lab.lab_spec import LabSpec, read_lab
 from skyctl.lab.lab_state import free_name
 
@@ -96,7 +95,7 @@ def test_a_spec_made_in_python_is_checked_too():
         {"nodes": [node], "sites": {"uplink_mbit": {"x": 1.0}}},
         {"nodes": [{**node, "name": f"n{i}"} for i in range(251)]},
     ):
-        with pytest.raises(ValidationError):
+        with pytest.raises(InvalidRecordError):
             LabSpec.model_validate(faulty)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-
-from pydantic import ValidationError
 
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import learn_corrections
@@ -21,7 +20,7 @@ from skyctl.control.schedule_choice import (
     promising_first,
     with_schedule,
 )
-from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import assigned, plan
 from skyctl.planner.transformer_blocks import model_parts
 from skyctl.records.base import describe
@@ -32,6 +31,8 @@ from skyctl.records.problem import Objective, Problem
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
+LAYER = re.compile("[0-9]{1,18}")
+"""A layer's number as `--assign` takes it."""
 FLOAT32 = "float32"
 
 
@@ -218,7 +219,7 @@ def override_problem(
     changed = {key: value for key, value in given.items() if value is not None}
     try:
         made = Problem.model_validate({**dict(problem), **changed})
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise InputError(describe(exc, Problem)) from exc
     return with_link_dtypes(made, options.link_dtype, activations)
 
@@ -309,7 +310,7 @@ def parse_assign(text: str) -> list[tuple[str, int, int]]:
     for part in text.split(","):
         name, equals, span = part.strip().rpartition("=")
         start, colon, stop = span.partition(":")
-        if not (equals and colon and name and start.isdigit() and stop.isdigit()):
+        if not (equals and colon and name and all(map(LAYER.fullmatch, (start, stop)))):
             raise InputError(
                 f"--assign {part.strip()!r} is not NODE=START:STOP",
                 hint='give half-open ranges that follow each other: --assign "n1=0:5,n2=5:12"',

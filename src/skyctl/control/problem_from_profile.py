@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from statistics import fmean, median
 
-from pydantic import ValidationError
-
-from skyctl.errors import InputError, MismatchError
+from skyctl.errors import InputError, InvalidRecordError, MismatchError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
 from skyctl.records.problem import (
@@ -69,7 +67,7 @@ def build_problem(
             last_stage=last_stage,
             only_nodes=only_nodes,
         )
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise InputError(
             f"the profile of cluster {profile.cluster!r} of {profile.created} can't be planned with: "
             f"{describe(exc)}",

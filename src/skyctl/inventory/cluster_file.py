@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from skyctl.errors import InputError
+from skyctl.errors import InputError, InvalidRecordError
 from skyctl.inventory.yaml_document import (
     YamlDocument,
     describe_value,
@@ -77,7 +75,7 @@ def parse_cluster(document: YamlDocument) -> Cluster:
     name = document.text(("name",), "name") if "name" in top else default_name(document.path)
     try:
         return Cluster(name=name, nodes=tuple(nodes.values()), groups=_parse_groups(document, nodes))
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise document.validation(exc, (), "the file") from exc
 
 
@@ -121,7 +119,7 @@ def _parse_node(document: YamlDocument, loc: tuple[str | int, ...], defaults: di
             raise document.error((*loc, key), f"{key!r} in {where} may not begin with '-'")
     try:
         return Node(**fields)
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise document.validation(exc, loc, where) from exc
 
 
@@ -140,7 +138,7 @@ def _check_defaults(document: YamlDocument, defaults: dict[str, Any]) -> None:
         Node(**{**probe, "name": "defaults", "transport": "local" if "slowdown" in probe else transport})
         if transport not in ("ssh", "local"):
             Node(name="defaults", transport=transport)
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise document.validation(exc, ("defaults",), "defaults") from exc
 
 

@@ -13,15 +13,12 @@ import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from skyctl.errors import InventoryError
+from skyctl.errors import InvalidRecordError, InventoryError
 from skyctl.files import read_text
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 YamlPath = tuple[str | int, ...]
 """Where in the document: keys and indices from the top."""
@@ -99,14 +96,14 @@ class YamlDocument:
             )
         return value
 
-    def validation(self, exc: ValidationError, loc: YamlPath, where: str) -> InventoryError:
+    def validation(self, exc: InvalidRecordError, loc: YamlPath, where: str) -> InventoryError:
         """A record's first complaint, at the line of the key it is about.
 
         Args:
             loc: where the mapping stands that the record was made of.
             where: what that mapping is: ``node 'tower'``.
         """
-        first = exc.errors(include_url=False)[0]
+        first: Any = exc.errors()[0]
         inner = tuple(part for part in first["loc"] if isinstance(part, str | int))
         value = first.get("input")
         message = str(first["msg"]).removeprefix("Value error, ")

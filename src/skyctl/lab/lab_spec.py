@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from skyctl.errors import InvalidRecordError
 from skyctl.inventory.yaml_document import YamlDocument, describe_value, load_yaml, nearest_word_hint
 from skyctl.records.base import Name, Positive, Record, Seq
 
@@ -117,7 +118,7 @@ def read_lab(path: str | Path) -> LabSpec:
     sites = _sites(document, list(nodes.values()))
     try:
         return LabSpec(nodes=tuple(nodes.values()), sites=sites, cpu_slice_ms=document.at(("cpu_slice_ms",)))
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise document.validation(exc, (), "the file") from exc
 
 
@@ -131,7 +132,7 @@ def _node(document: YamlDocument, index: int) -> LabNode:
     fields = document.mapping(loc, tuple(LabNode.model_fields), where)
     try:
         return LabNode(**fields)
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise document.validation(exc, loc, where) from exc
 
 
@@ -145,5 +146,5 @@ def _sites(document: YamlDocument, nodes: list[LabNode]) -> LabSites:
             raise document.error(("sites", "uplink_mbit", site), message)
     try:
         return LabSites(**{key: value for key, value in fields.items() if value is not None})
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise document.validation(exc, ("sites",), "sites") from exc

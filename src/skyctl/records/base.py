@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -17,8 +19,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic._internal._model_construction import ModelMetaclass
 
-from skyctl.errors import RecordError
+from skyctl.errors import InvalidRecordError, RecordError
 
 T = TypeVar("T")
 
@@ -46,7 +49,30 @@ def since(version: int, default: Any, **limits: Any) -> Any:
     return Field(default=default, json_schema_extra={"since": version}, **limits)
 
 
-class Record(BaseModel):
+class _CheckedType(ModelMetaclass):
+    """Makes a record, or says what is wrong in skyctl's words; what is within a record is its validator's."""
+
+    if not TYPE_CHECKING:  # type checkers look at the fields
+
+        def __call__(self, *args: Any, **values: Any) -> Any:
+            with _in_our_words(self):
+                return super().__call__(*args, **values)
+
+
+@contextmanager
+def _in_our_words(cls: type[Record]) -> Iterator[None]:
+    """Raises InvalidRecordError where pydantic finds that ``cls`` can't be made of what was given."""
+    try:
+        yield
+    except ValidationError as exc:
+        raise InvalidRecordError(
+            f"{cls.__name__}: {describe(exc, cls)}",
+            errors=[dict(error) for error in exc.errors(include_url=False)],
+            hint=f"correct what is named; {cls.__name__} has the fields {', '.join(cls.model_fields)}",
+        ) from exc
+
+
+class Record(BaseModel, metaclass=_CheckedType):
     """Frozen, strict, no unknown keys, no NaN or infinity. Unknown is None, never a made-up number.
 
     Newer fields (``since``) that say nothing beyond their default are not written, and a file is written in
@@ -54,6 +80,18 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def model_validate(cls, *args: Any, **options: Any) -> Self:
+        """A record of a mapping, as pydantic's. Raises InvalidRecordError."""
+        with _in_our_words(cls):
+            return super().model_validate(*args, **options)
+
+    @classmethod
+    def model_validate_json(cls, *args: Any, **options: Any) -> Self:
+        """A record of JSON text, as pydantic's. Raises InvalidRecordError."""
+        with _in_our_words(cls):
+            return super().model_validate_json(*args, **options)
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -146,16 +184,18 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
         )
     try:
         return cls.model_validate_json(text)
-    except ValidationError as exc:
+    except InvalidRecordError as exc:
         raise RecordError(f"{source}: {describe(exc, cls)}") from exc
 
 
-def describe(exc: ValidationError, cls: type[Record] | None = None, limit: int = 5) -> str:
+def describe(
+    exc: InvalidRecordError | ValidationError, cls: type[Record] | None = None, limit: int = 5
+) -> str:
     """A validation error in words, a line a fault: where, what is wrong, what stood there.
 
     ``cls``: what was read; then an unknown field's likely meaning is named.
     """
-    errors = exc.errors(include_url=False)
+    errors: Sequence[Any] = exc.errors(include_url=False)
     lines = [_line(e, cls) for e in errors[:limit]]
     if len(errors) > limit:
         lines.append(f"and {len(errors) - limit} more")

@@ -373,7 +373,7 @@ class PlanBatch:
         if not self.model.chooses_depth:
             return self.least, barred
         m = self.model.microbatches
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             most = np.floor(np.nan_to_num(spare / kept, nan=m, posinf=m, neginf=1))
         most = np.where(used, np.clip(most, self.least, m), m)
         return np.minimum.accumulate(most[::-1], axis=0)[::-1], barred

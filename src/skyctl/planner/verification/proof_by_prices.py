@@ -254,7 +254,8 @@ def _last_place(room: float, fixed: Array, kept: Array, in_flight: Ints) -> Ints
     """How many classes of places each range fits in; rounding is on the side of fitting."""
     spare = room - fixed + 1e-12 * (abs(room) + fixed)
     most = np.full(len(spare), np.inf)
-    np.divide(spare, kept, out=most, where=kept > 0)
+    with np.errstate(over="ignore"):  # so little that any number fits
+        np.divide(spare, kept, out=most, where=kept > 0)
     most = np.where(spare < 0, 0.0, most * (1 + 1e-12) + 1e-12)
     return np.searchsorted(in_flight, most, side="right")
 
