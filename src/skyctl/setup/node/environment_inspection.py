@@ -26,8 +26,8 @@ def inspect_python(python: str, requirements: Sequence[str], pip: str | None) ->
         pip: the file of a pip wheel, whose own parser reads them; None only where there are none.
 
     Returns:
-        ``{"torch": version or None, "distributed": whether torch.distributed is there, "missing":
-        [requirement], "fault": why torch can't be used}``; of a Python that can't be run at all, the fault alone.
+        ``{"torch": version or None, "distributed": whether it has that, "missing": [requirement],
+        "fault": why torch can't be used}``; of a Python that can't be run at all, the fault alone.
     """
     order = json.dumps({"requirements": list(requirements), "pip": pip})
     try:
