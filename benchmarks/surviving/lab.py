@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -41,23 +41,47 @@ def harm() -> Any:
 def cluster(sleep_s: float, name: str) -> Iterator[Any]:
     """Four nodes at two sites and a plan for all of them; taken down whatever happens, on SIGTERM too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as folder:
-        os.environ["SKYCTL_HOME"] = str(Path(folder) / "labs")
-        from skyctl.lab.lab_setup import up
-        from skyctl.lab.lab_spec import LabSpec
-        from skyctl.lab.teardown import down
-
-        name = f"{name}-{os.getpid()}"
-        state = up(LabSpec.model_validate(SPEC), name=name)
+    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as folder, lab_of(SPEC, name, folder) as state:
+        made = of_tests("lab.clusters").Cluster(state, Path(folder), sleep_s=sleep_s)
         try:
-            made = of_tests("lab.clusters").Cluster(state, Path(folder), sleep_s=sleep_s)
-            try:
-                made.plan()
-                yield made
-            finally:
-                made.end()
+            made.plan()
+            yield made
         finally:
-            down(name)
+            made.end()
+
+
+@contextmanager
+def lab_of(
+    spec: dict[str, Any],
+    name: str,
+    folder: str,
+    mounted: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[Any]:
+    """A lab of its own whose files are in ``folder``; taken down whatever happens.
+
+    Args:
+        mounted: gives what is mounted in the folder of its nodes' files: before there are nodes, until they are
+            to go (nothing is deleted through a mount).
+    """
+    before = os.environ.get("SKYCTL_HOME")
+    os.environ["SKYCTL_HOME"] = str(Path(folder) / "labs")
+    from skyctl.files import lab_folder
+    from skyctl.lab.lab_setup import up
+    from skyctl.lab.lab_spec import LabSpec
+    from skyctl.lab.teardown import down
+
+    name = f"{name}-{os.getpid()}"
+    mounts = ExitStack()
+    try:
+        mounts.enter_context(mounted(lab_folder(name) / "nodes"))
+        yield up(LabSpec.model_validate(spec), name=name)
+    finally:
+        mounts.close()
+        down(name)
+        if before is None:
+            os.environ.pop("SKYCTL_HOME")
+        else:
+            os.environ["SKYCTL_HOME"] = before
 
 
 def restarts(run: Any) -> list[dict[str, Any]]:

@@ -121,16 +121,19 @@ def short_of_memory(lab: LabState, node: str) -> int:
 
 
 def leavings(lab: LabState, node: str, *, checkpoints: bool) -> list[str]:
-    """Session folders, unfinished files and (``checkpoints``) runs' checkpoints in its home and its /tmp.
+    """Session folders, unfinished files and (``checkpoints``) runs' checkpoints in its home and its /tmp."""
+    folder = lab.node_folder(node)
+    found = leavings_in_cache(folder / "home" / ".cache" / "skyctl", checkpoints=checkpoints)
+    found |= files(folder / "tmp", "skyctl*")
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def leavings_in_cache(cache: Path, *, checkpoints: bool) -> set[Path]:
+    """What of runs is left in a node's folder of caches.
 
     Where checkpoints may be there, what was cut off among them is the next keeper's (docs/faults.md).
     """
-    folder = lab.node_folder(node)
-    cache = folder / "home" / ".cache" / "skyctl"
     half = ("**/.new-*", "**/.gone-*", "**/.*.part", "**/*.tmp")
     found = files(cache, "sessions/s-*", "sessions/s-*/*", *half)
     found = {path for path in found if cache / "runs" not in path.parents}
-    if checkpoints:
-        found |= files(cache, "runs/*")
-    found |= files(folder / "tmp", "skyctl*")
-    return sorted(str(path.relative_to(folder)) for path in found)
+    return found | files(cache, "runs/*") if checkpoints else found

@@ -20,6 +20,7 @@ from skyctl.lab.lab_state import host_key
 from skyctl.lab.prerequisites import make_torch_only_venv
 
 from ..helpers.runs import Run
+from .clocks import constant_shift
 from .clusters import Cluster
 
 pytestmark = pytest.mark.matrix
@@ -30,37 +31,6 @@ RUN = ("--steps", str(STEPS), "--checkpoint-every", "5")
 ELSEWHERE = "192.0.2.7"
 """An address that the launcher has a way to, and no node."""
 QUARTER_S = 900
-
-SHIFTED = """
-import datetime
-import time
-
-SHIFT_S = {shift_s}
-
-
-def shifted(real):
-    return lambda seconds=None: real(time.time() if seconds is None else seconds)
-
-
-_time, _time_ns = time.time, time.time_ns
-time.time = lambda: _time() + SHIFT_S
-time.time_ns = lambda: _time_ns() + SHIFT_S * 10**9
-time.gmtime, time.localtime = shifted(time.gmtime), shifted(time.localtime)
-
-
-class Shifted(datetime.datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return super().now(tz) + datetime.timedelta(seconds=SHIFT_S)
-
-    @classmethod
-    def utcnow(cls):
-        return cls.now(datetime.timezone.utc).replace(tzinfo=None)
-
-
-datetime.datetime = Shifted
-"""
-"""A sitecustomize.py: what Python says that the time is. Files and OpenSSL have the true one."""
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +147,7 @@ def test_its_own_name_is_127_0_1_1_and_its_route_is_taken(
 
 @pytest.mark.slow
 def test_a_nodes_clock_is_a_quarter_of_an_hour_ahead(lab3: Cluster, losses: list[float]) -> None:
-    python = odd_python(lab3, "n2", SHIFTED.format(shift_s=QUARTER_S))
+    python = odd_python(lab3, "n2", constant_shift(QUARTER_S))
     there = lab3.changed("ahead", n2={"python": python})
     found = checked(lab3, there)
     assert found["n2"]["clock"]["status"] == "warning"
@@ -192,7 +162,7 @@ def test_the_launchers_clock_is_a_quarter_of_an_hour_behind(lab3: Cluster, losse
     """The run's certificate is made by this clock, and looked at by those of the nodes."""
     folder = lab3.folder / "behind-clock"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SHIFTED.format(shift_s=-QUARTER_S))
+    (folder / "sitecustomize.py").write_text(constant_shift(-QUARTER_S))
     shifted = {"PYTHONPATH": str(folder)}
     found = json.loads(lab3.run("check", "--json", **shifted).stdout)
     clocks = [tick for node in found["nodes"] for tick in node["ticks"] if tick["name"] == "clock"]

@@ -1,0 +1,216 @@
+"""Seeded runs with faults drawn at random: does each end as if nothing had happened, or say what is wrong?
+
+Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes. A run
+is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it is left,
+and where nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the record;
+seeds that stand there are not run again. The last line printed sums up. Needs root; 100 seeds take about an hour.
+
+    make chaos                                         # seeds 1..100, and the table in docs/faults.md
+    python benchmarks/chaos.py --seeds 7..7 -v         # one, with what its command printed
+    python benchmarks/chaos.py --steps 600 --faults 15..15 --seeds 1..1 --record build/long.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from surviving import lab
+from surviving.backends import NODES, Backend, backend
+from surviving.strikes import KINDS, Strike, Striker, draw
+from surviving.watching import SILENT_S, Watch
+from tables.page import Table, markdown, write
+
+STEPS, FAULTS, SEEDS = 40, (1, 3), (1, 100)
+RECORD = lab.ROOT / "build" / "chaos.jsonl"
+DOCUMENT = lab.ROOT / "docs" / "faults.md"
+LOOK_S = 0.02
+STEP_LIMIT_S, LIMIT_S = 2.0, 100.0
+"""A run that has not ended after so many seconds a step, and so many more, hangs."""
+EQUAL = 1e-5
+
+
+def backend_of(seed: int) -> str:
+    """Half of the seeds over real SSH."""
+    return "lab" if seed % 2 else "local"
+
+
+def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = False) -> dict[str, Any]:
+    """One run; figures. ``ok``: it is as it must be."""
+    began = time.monotonic()
+    words = ("--steps", str(steps), "--json", "--checkpoint-every", "5", "--max-restarts", "10")
+    run = where.cluster.launch(*words)
+    striker, watch = Striker(where, run, strikes), Watch(run)
+    limit = began + LIMIT_S + STEP_LIMIT_S * steps
+    try:
+        while time.monotonic() < limit:
+            ended = watch.look() is not None and run.child.process.poll() is not None
+            if striker.launcher_gone:
+                watch.pause()
+            elif ended:
+                break
+            striker.act(watch.steps)
+            time.sleep(LOOK_S)
+        watch.look()
+    finally:
+        striker.end()
+    figures = {"strikes": striker.done, **_outcome(where, run, steps), "silent_s": round(watch.longest_s, 1)}
+    run_s = time.monotonic() - began
+    code = run.child.process.poll()
+    if code is None:
+        run.child.kill()
+        where.cluster.run("stop", run.id, "--now", code=None)
+    where.cluster.run("checkpoint", "rm", run.id, "--yes", code=None)  # what a lost node still had
+    figures |= {"left": where.left(), "silences": watch.silences}
+    figures["run_s"], figures["wall_s"] = round(run_s, 1), round(time.monotonic() - began, 1)
+    figures["ok"] = figures["outcome"] in ("equal", "error") and not figures["left"] and not watch.silences
+    if verbose or not figures["ok"]:
+        log = (run.folder / "supervisor.log").read_text()
+        print(f"{json.dumps(run.state['attempts'])}\n{log}\n{run.child.err}", file=sys.stderr, flush=True)
+    return figures
+
+
+def _outcome(where: Backend, run: Any, steps: int) -> dict[str, Any]:
+    """How the run ended: ``equal``, ``error`` (one that names a node); else what is wrong."""
+    child, state = run.child, run.state
+    restarts = lab.restarts(run)
+    found: dict[str, Any] = {
+        "attempts": len(state["attempts"]),
+        "planned_attempts": sum(one["planned"] for one in restarts),
+        "lost_steps": sum(one["lost_steps"] for one in restarts),
+    }
+    code = child.process.poll()
+    if code is None:
+        return {**found, "outcome": "hangs"}
+    if "Traceback" in child.err or "bug in skyctl" in child.err:
+        return {**found, "outcome": "bug", "error": child.err[-2000:]}
+    if code == 0:
+        differs = lab.differs(json.loads(child.out)["steps"], where.losses[:steps])
+        return {**found, "outcome": "equal" if differs <= EQUAL else "differs", "loss_differs": differs}
+    error = child.err[child.err.rfind("error:") :].strip()
+    named = error.startswith("error:") and any(name in error.splitlines()[0] for name in NODES)
+    return {**found, "outcome": "error" if named else "unclear error", "error": error[:2000], "code": code}
+
+
+def run_seeds(
+    seeds: Iterable[int], steps: int, faults: tuple[int, int], record: Path, *, verbose: bool
+) -> None:
+    """Runs those that the record lacks, and adds their lines to it."""
+    known = {line["seed"] for line in _lines(record)}
+    todo = [seed for seed in seeds if seed not in known]
+    for name in ("lab", "local"):
+        mine = [seed for seed in todo if backend_of(seed) == name]
+        while mine:
+            with backend(name) as where:
+                where.losses = where.cluster.losses(steps)
+                while mine:
+                    seed = mine.pop(0)
+                    figures = {"seed": seed, "backend": name, "steps": steps}
+                    figures |= play(where, steps, draw(seed, name, steps, faults), verbose=verbose)
+                    record.parent.mkdir(parents=True, exist_ok=True)
+                    with record.open("a") as file:
+                        file.write(json.dumps(figures) + "\n")
+                    print(json.dumps(figures), file=sys.stderr, flush=True)
+                    if not figures["ok"]:
+                        break  # the next ones get nodes that nothing was done to
+
+
+def _lines(record: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all runs, and which are not as they must be."""
+    return {
+        "benchmark": "chaos",
+        "runs": len(lines),
+        **{word: sum(line["outcome"] == word for line in lines) for word in ("equal", "error")},
+        "not_ok": [line["seed"] for line in lines if not line["ok"]],
+        "faults": sum(not one.get("missed") for line in lines for one in line["strikes"]),
+        "attempts": sum(line["attempts"] for line in lines),
+        "lost_steps": sum(line["lost_steps"] for line in lines),
+        "silent_s": max((line["silent_s"] for line in lines), default=0.0),
+        "loss_differs": max((line.get("loss_differs", 0.0) for line in lines), default=0.0),
+        "run_s": round(sum(line["run_s"] for line in lines)),
+    }
+
+
+def table(lines: list[dict[str, Any]]) -> Table:
+    """For docs/faults.md: a row for each kind of fault and where it was done."""
+    head = ("fault", "where", "done", "in runs", "ended equal", "ended with an error", "attempts, median")
+    rows = []
+    for kind in KINDS:
+        for name in ("local", "lab"):
+            struck = [
+                (line, [one for one in line["strikes"] if one["kind"] == kind and not one.get("missed")])
+                for line in lines
+                if line["backend"] == name
+            ]
+            runs = [line for line, strikes in struck if strikes]
+            if not runs:
+                continue
+            attempts = sorted(line["attempts"] for line in runs)
+            rows.append(
+                (
+                    kind,
+                    name,
+                    str(sum(len(strikes) for _, strikes in struck)),
+                    str(len(runs)),
+                    *(str(sum(line["outcome"] == word for line in runs)) for word in ("equal", "error")),
+                    str(attempts[len(attempts) // 2]),
+                )
+            )
+    figures = summary(lines)
+    bad = figures["not_ok"]
+    differs = f"{figures['loss_differs']:.2g}" if figures["loss_differs"] else "none, to the last bit"
+    text = (
+        f"{figures['runs']} runs, {figures['faults']} faults, {figures['attempts']} attempts: {figures['equal']} ended "
+        f"with the losses of an undisturbed run (largest relative difference: {differs}), {figures['error']} with an "
+        f"error that names a node, {len(bad)} otherwise or with something left or unsaid"
+        f"{': seeds ' + ', '.join(map(str, bad)) if bad else ''}. "
+        f"{figures['lost_steps']} steps were done again. The longest silence was {figures['silent_s']:.1f} s "
+        f"(at most {SILENT_S:.0f} are allowed); a run took {figures['run_s'] / max(1, figures['runs']):.0f} s on average.\n\n"
+    )
+    return Table(figures, text + markdown(head, rows))
+
+
+def main() -> int:
+    """Exit code 1 where a run of the record was not as it must be."""
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    seeds = range(given.seeds[0], given.seeds[1] + 1)
+    run_seeds(seeds, given.steps, given.faults, given.record, verbose=given.verbose)
+    lines = sorted((line for line in _lines(given.record) if line["seed"] in seeds), key=lambda line: line["seed"])
+    if given.write:
+        write("chaos", [table(lines)], f"make chaos ARGS=\"--seeds {seeds[0]}..{seeds[-1]}\"", DOCUMENT)
+    figures = summary(lines)
+    print(json.dumps(figures), flush=True)
+    return int(bool(figures["not_ok"]))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=_span, default=SEEDS, metavar="A..B", help="default 1..100")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
+    parser.add_argument("--faults", type=_span, default=FAULTS, metavar="A..B", help="of each run, default 1..3")
+    parser.add_argument("--record", type=Path, default=RECORD, help="a line a seed; default build/chaos.jsonl")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/faults.md")
+    parser.add_argument("-v", "--verbose", action="store_true", help="what each run's command printed")
+    return parser.parse_args()
+
+
+def _span(text: str) -> tuple[int, int]:
+    """``3..7``, or ``3`` alone."""
+    first, dots, last = text.partition("..")
+    return int(first), int(last if dots else first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
