@@ -24,9 +24,9 @@ class Watch:
         self._lines = ""
         self._at = time.monotonic()
         self.steps = 0
+        self._last_step_at = self._at
         self.longest_s = 0.0
         self.silences: list[dict[str, Any]] = []
-        self.said: list[str] = []
 
     def look(self) -> int:
         """Takes in what is there; how many steps have been done at some time."""
@@ -37,9 +37,15 @@ class Watch:
         if seen != self._seen:
             self._note_silence()
             self._seen, self._at = seen, time.monotonic()
-            self.steps = max(self.steps, steps)
+            if steps > self.steps:
+                self.steps, self._last_step_at = steps, self._at
             self._lines = lines
         return self.steps
+
+    @property
+    def end_s(self) -> float:
+        """Seconds from the last step to the last thing that was seen, once the command has ended: to its end."""
+        return self._at - self._last_step_at
 
     def pause(self) -> None:
         """Nobody is there who could say anything."""

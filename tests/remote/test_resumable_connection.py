@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
@@ -67,6 +68,27 @@ def test_twenty_cuts(home: Path, task_env: Env, options: ConnectOptions, connect
         until(lambda: session.disconnected_s == 0)
         assert session.lost is None
         assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
+
+
+def test_who_asks_a_silent_node_gets_an_error(
+    home: Path, task_env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost by it: what runs there goes on, and the node can be asked again once it is heard."""
+    monkeypatch.setattr(ResumableConnection, "answer_limit_s", 1.5)
+    with opened() as session:
+        env = task_env(session)
+        os.kill(session.hello.pid, signal.SIGSTOP)
+        for ask in (
+            lambda: session.push(b"text", sha256(b"text").hexdigest()),
+            lambda: session.run_task("node_tasks", {"do": "noisy"}, 60, env=env),
+        ):
+            with pytest.raises(UnreachableError, match="laptop has not been heard for"):
+                ask()
+        assert (session.lost, session.is_waited_for) == (None, False)
+        os.kill(session.hello.pid, signal.SIGCONT)
+        until(lambda: session.is_waited_for)
+        assert Path(session.push(b"text", sha256(b"text").hexdigest())).read_bytes() == b"text"
+        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=env) == {}
 
 
 def test_acknowledged_files_are_removed(home: Path, task_env: Env) -> None:

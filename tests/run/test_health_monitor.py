@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from skyctl.run.health_monitor import Deadlines, RankHealth, judge_health, silent_ranks
+from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.health_monitor import Deadlines, HealthMonitor, RankHealth, judge_health, silent_ranks
 
 LIMITS = Deadlines()
 
@@ -55,7 +59,9 @@ BLACK = {"heard_s": 11.0, "node_heard_s": 11.0}
         ([sign(0, heard_s=46.0)], "silent", (0,)),
         ([sign(0), sign(1, heard_s=46.0)], "silent", (1,)),
         ([sign(0), sign(1, heard_s=400.0, node_heard_s=400.0, away=True)], None, ()),
-        # it imports torch
+        # it imports torch; its node is silent, though
+        ([sign(0, heard_s=None, node_heard_s=11.0), waits(1)], "lost", (0,)),
+        ([sign(0, heard_s=None, node_heard_s=9.0), waits(1)], None, ()),
         ([sign(0, heard_s=None), waits(1)], None, ()),
         ([sign(0, heard_s=None, started_s=181.0), waits(1)], "silent", (0,)),
         # all wait for each other
@@ -76,3 +82,37 @@ def test_who_has_not_been_heard_is_named_before_anything_follows() -> None:
         "node n2": 9.0,
     }
     assert silent_ranks([sign(0, heard_s=None)], LIMITS) == {}
+
+
+def told_by(monkeypatch: pytest.MonkeyPatch, *looks: list[RankHealth]) -> list[str]:
+    """What a monitor says that sees ranks so, one look after the other."""
+    said: list[str] = []
+    monitor = HealthMonitor([], {}, LIMITS, RunCallbacks(note=said.append, warn=said.append))
+    left = list(looks)
+    monkeypatch.setattr(monitor, "_health", lambda: left.pop(0))
+    ranks: Any = [SimpleNamespace(spec=SimpleNamespace(node=f"n{i}")) for i in range(3)]
+    monitor._ranks = ranks
+    while left:
+        monitor._name_suspects(monitor._health())
+    return said
+
+
+def test_heard_again_is_said_of_who_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First its rank is silent, then its whole node: that is no word from it."""
+    silent, gone = sign(1, heard_s=9.0), sign(1, heard_s=10.0, node_heard_s=9.0)
+    said = told_by(monkeypatch, [sign(0), silent], [sign(0), gone], [sign(0), sign(1)])
+    assert [text.partition(";")[0] for text in said] == [
+        "rank 1 has not been heard for 9 s",
+        "node n1 has not been heard for 9 s",
+        "node n1 is heard again",
+    ]
+
+
+def test_it_is_said_whom_alone_the_run_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = sign(1, **BLACK)
+    said = told_by(monkeypatch, [sign(0), gone], [gone], [gone], [sign(1)])
+    assert [text.partition(";")[0] for text in said] == [
+        "node n1 has not been heard for 11 s",
+        "waiting for node n1 to be heard again: no rank is left that is heard",
+        "node n1 is heard again",
+    ]

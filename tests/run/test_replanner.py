@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skyctl.errors import UnreachableError
 from skyctl.planner.api import plan
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.remote.awake_clock import awake_s
+from skyctl.remote.base import ConnectOptions
+from skyctl.run import replanner
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_update import nodes_in, replan, with_observed_times, without_nodes
 from skyctl.run.replanner import Replanner
@@ -63,15 +66,28 @@ def most_layers(made: Plan) -> str:
     return max(made.stages, key=lambda stage: stage.stop - stage.start).replicas[0].device
 
 
+class QuietSession:
+    """A session that was last heard ``silent_s`` ago, and is not lost."""
+
+    lost = None
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self.closed = False
+
+    def has_answered(self, within_s: float) -> bool:
+        return self.silent_s < within_s
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class Desk:
     """A replanner, and what it said."""
 
     def __init__(self, made: Plan) -> None:
         self.said: list[str] = []
-        self.sessions: dict[str, Any] = {
-            name: SimpleNamespace(lost=None, disconnected_s=0.0, silent_s=0.0, close=lambda: None)
-            for name in NODES
-        }
+        self.sessions: dict[str, Any] = {name: QuietSession() for name in NODES}
         watcher = RunCallbacks(note=self.said.append, warn=self.said.append)
         self.replanner = Replanner(CLUSTER, None, self.sessions, None, made, watcher)  # type: ignore[arg-type]
 
@@ -170,13 +186,13 @@ def test_a_lost_node_that_is_heard_again_is_taken_back(desk: Callable[[Plan], De
     first = plan(problem(), "optimal")
     here = desk(first)
     session = here.sessions.pop("b")
-    session.disconnected_s = 20.0
+    session.silent_s = 20.0
     here.replanner.note_lost("b", session, first)
     made = replan(first, without_nodes(first.problem, {"b": ""}))
     done = collected(made, {}, 5.0)
     here.look(made, done, {"b": "gone"})
     assert here.replanner.decided is None
-    session.disconnected_s = 0.0
+    session.silent_s = 0.0
     here.look(made, done, {"b": "gone"})
     here.look(made, done, {"b": "gone"})
     move = here.replanner.decided
@@ -184,6 +200,66 @@ def test_a_lost_node_that_is_heard_again_is_taken_back(desk: Callable[[Plan], De
     assert move.why == "node b is back"
     assert "b" in nodes_in(move.plan)
     assert here.sessions["b"] is session
+
+
+def test_a_lost_node_is_back_only_once_it_has_answered(
+    desk: Callable[[Plan], Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is silent, and not known as lost yet; the time for another try to connect to it has come."""
+    first = plan(problem(), "optimal")
+    here = desk(first)
+    session = here.sessions.pop("b")
+    made = replan(first, without_nodes(first.problem, {"b": ""}))
+    done = collected(made, {}, 5.0)
+    now = awake_s()
+    session.silent_s = 4.0
+    here.replanner.note_lost("b", session, first)
+    here.look(made, done, {"b": "gone"})
+    assert here.replanner.decided is None, "what was heard came before it was lost"
+    session.silent_s = 16.0
+    here.replanner._lost["b"].next_try = 0.0
+    dialled: list[str] = []
+
+    def dial(node: Node, _options: Any) -> None:
+        dialled.append(node.name)
+        raise UnreachableError(f"node {node.name}: no route", node=node.name)
+
+    monkeypatch.setattr(replanner, "open_session", dial)
+    here.replanner._connect = ConnectOptions()
+    here.look(made, done, {"b": "gone"})
+    here.look(made, done, {"b": "gone"})
+    assert dialled == ["b"]
+    assert (here.replanner.decided, "b" in here.sessions) == (None, False)
+    monkeypatch.setattr(replanner, "awake_s", lambda: now + 20.0)
+    session.silent_s = 1.0
+    here.look(made, done, {"b": "gone"})
+    here.look(made, done, {"b": "gone"})
+    assert here.replanner.decided is not None
+    assert here.sessions["b"] is session
+
+
+def test_a_node_that_has_gone_again_while_it_was_planned_with_stays_lost(
+    desk: Callable[[Plan], Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan(problem(), "optimal")
+    here = desk(first)
+    session = here.sessions.pop("b")
+    session.silent_s = 20.0
+    here.replanner.note_lost("b", session, first)
+    made = replan(first, without_nodes(first.problem, {"b": ""}))
+    session.silent_s = 0.0
+    real = replanner._better_plan
+
+    def goes(*arguments: Any) -> Any:
+        session.silent_s = 6.0
+        return real(*arguments)
+
+    monkeypatch.setattr(replanner, "_better_plan", goes)
+    for _ in range(2):
+        here.look(made, collected(made, {}, 5.0), {"b": "gone"})
+    assert (here.replanner.decided, "b" in here.sessions) == (None, False)
+    here.replanner.close()
+    assert here.sessions["b"] is session, "its owner closes it"
 
 
 def test_what_was_asked_for_and_can_not_be_had_is_said(desk: Callable[[Plan], Desk]) -> None:

@@ -58,3 +58,14 @@ class ReplicationFailed:
     keys: ClassVar[Mapping[str, str]] = {"source": "from"}
     source: str
     error: str
+
+
+@dataclass(frozen=True)
+class ReplicatorEnded:
+    """A node has no replicator any more, and why; the launcher finds that out, no node tells it."""
+
+    error: str
+
+
+ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
+"""What the launcher acts on beside answers."""

@@ -29,6 +29,7 @@ from skyctl.remote.base import CommandChannel
 
 PING_INTERVAL_S = 5.0
 MAX_QUEUED_BYTES = 2 << 20
+SILENCE_LOOK_S = 0.5
 T = TypeVar("T")
 Receive = Callable[[AgentMessage, bytes], bool]
 """Handles a message; whether whoever gets it will acknowledge it (``ResumableConnection.acknowledge``)."""
@@ -47,6 +48,8 @@ class AgentConnection:
 
     has_ended = False
     """Whether the agent is known to have ended, or to belong to another launcher."""
+    answer_limit_s: float | None = None
+    """Seconds without a sign of life after which no answer is waited for any more; None: until it is lost."""
 
     def __init__(self, node: Node, channel: CommandChannel, receive: Receive, silence_s: float) -> None:
         self.node = node
@@ -90,25 +93,38 @@ class AgentConnection:
         """Seconds since anything arrived."""
         return max(0.0, awake_s() - self._last_received_at)
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the node has been silent for so long that no answer is waited for."""
+        return self.answer_limit_s is not None and self.silent_s > self.answer_limit_s
+
     def send(self, message: Message, body: bytes | memoryview = b"") -> None:
         """Queues a frame; waits while too much is queued. Raises what the link was lost to."""
         with self.changed:
             self.wait(lambda: (self.lost is None and self._has_room()) or None, None)
             self._queue_message(message, body)
 
-    def wait(self, ready: Callable[[], T | None], timeout_s: float | None) -> T | None:
+    def wait(
+        self, ready: Callable[[], T | None], timeout_s: float | None, *, for_answer: bool = False
+    ) -> T | None:
         """Until ``ready`` gives something (that), or the time is over (None); call it holding ``changed``.
+
+        Args:
+            for_answer: not beyond ``answer_limit_s``.
 
         Raises what the link was lost to, if nothing is ready by then.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        look_s = SILENCE_LOOK_S if for_answer and self.answer_limit_s is not None else None
         while (value := ready()) is None:
             if self.lost is not None:
                 raise _copy_error(self.lost)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            self.changed.wait(left)
+            if for_answer and self.is_unheard:
+                raise self._unanswered()
+            self.changed.wait(min((s for s in (left, look_s) if s is not None), default=None))
         return value
 
     def close(self, timeout_s: float) -> AgentBye | None:
@@ -229,6 +245,13 @@ class AgentConnection:
     def _ping(self) -> None:
         """Every few seconds; ``changed`` is held."""
         self._enqueue({"op": "ping"}, b"")
+
+    def _unanswered(self) -> UnreachableError:
+        return UnreachableError(
+            f"node {self.node.name} has not been heard for {self.silent_s:.0f} s",
+            node=self.node.name,
+            hint=f"see whether the node is up: `skyctl check --limit {self.node.name}`",
+        )
 
     def _unreachable(self, channel: CommandChannel, why: str) -> UnreachableError:
         tail = [line for line in channel.stderr_tail().splitlines() if line.strip()]

@@ -109,6 +109,15 @@ class Session:
         """Seconds since anything arrived from the node."""
         return self._connection.silent_s
 
+    def has_answered(self, within_s: float) -> bool:
+        """Whether there is a connection over which something has arrived within the last seconds."""
+        return self.lost is None and not self.disconnected_s and self.silent_s < within_s
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether an answer may still come: the node is not lost, and has not been silent for long."""
+        return self.lost is None and not self._connection.is_unheard
+
     @property
     def watermark(self) -> int:
         """Every event up to this ``seq`` was handled (without ``manual_ack``: has arrived).
@@ -170,7 +179,7 @@ class Session:
         task = self.start_task(module, payload, env=env, needs_ack=False)
         deadline = time.monotonic() + timeout_s
         try:
-            while (event := task.recv(max(0.0, deadline - time.monotonic()))) is not None:
+            while (event := task.recv(max(0.0, deadline - time.monotonic()), for_answer=True)) is not None:
                 message = event[0]
                 if message.get("event") == "result":
                     return {key: value for key, value in message.items() if key != "event"}

@@ -88,7 +88,7 @@ class FileTransfers:
     def _next_reply(self, request: int) -> tuple[FileMessage, bytes]:
         with self._connection.changed:
             queue = self._replies[request]
-            self._connection.wait(lambda: True if queue else None, None)
+            self._connection.wait(lambda: True if queue else None, None, for_answer=True)
             message, body = queue.popleft()
         if isinstance(message, FileReply) and message.error:
             where = f" ({message.path})" if message.path else ""

@@ -59,16 +59,19 @@ class RemoteTask:
         """Sends the task a message, dropped if it has ended. Raises UnreachableError: the node is lost."""
         self._connection.send({"op": "send", "task": self.number, "message": message}, body)
 
-    def recv(self, timeout_s: float | None = None) -> tuple[Message, bytes] | None:
+    def recv(
+        self, timeout_s: float | None = None, *, for_answer: bool = False
+    ) -> tuple[Message, bytes] | None:
         """The next event; None when the time is over, the task is ``done``, or it was discarded.
+
+        Args:
+            for_answer: a node that has been silent for long is not waited for.
 
         Raises:
             UnreachableError: the node is lost (after the events that had arrived before).
         """
         with self._connection.changed:
-            self._connection.wait(
-                lambda: True if self._events or self._has_ended or self._is_discarded else None, timeout_s
-            )
+            self._connection.wait(self._has_news, timeout_s, for_answer=for_answer)
             if not self._events:
                 return None
             event = self._events.popleft()

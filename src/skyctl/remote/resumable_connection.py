@@ -40,6 +40,9 @@ ACK_BYTES = 256 << 10
 REDIAL_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 DETACH_TIMEOUT_S = 5.0
 DIAL_TURN_TIMEOUT_S = 2.0
+UNHEARD_S = 10.0
+"""Who asks something of a node that has been silent for so long gets an error; the connection is kept for
+as long as it is to be dialled again, since what runs there goes on. It is pinged every second."""
 _dial_turns = threading.BoundedSemaphore(8)
 
 
@@ -68,6 +71,8 @@ class ResumableConnection(AgentConnection):
             acknowledged to the agent only then.
         on_change: called with True when the connection is lost, with False when there is one again.
     """
+
+    answer_limit_s = UNHEARD_S
 
     def __init__(
         self,
@@ -271,10 +276,18 @@ class ResumableConnection(AgentConnection):
     # --- the end
 
     def close(self, timeout_s: float) -> AgentBye | None:
-        """As ``AgentConnection.close``; where the channel was lost it is dialled again to do so."""
-        deadline = time.monotonic() + timeout_s
+        """As ``AgentConnection.close``; where the channel was lost, or is silent, it is dialled again to do so.
+
+        An agent that could not be dialled again within seconds ends by itself.
+        """
         with self.changed:
             self._closing = True
+            if self.lost is None and self.is_unheard:
+                timeout_s = min(timeout_s, DETACH_TIMEOUT_S)
+                if (channel := self._channel) is not None:
+                    self._mark_channel_lost(channel, f"nothing has come for {self.silent_s:.0f} s", False)
+                    self._close_channel(channel)
+            deadline = time.monotonic() + timeout_s
             lost, self.lost = self.lost, None if self._can_be_tried() else self.lost
             if self.lost is None and self._channel is not None:
                 self._enqueue({"op": "shutdown"}, b"")

@@ -91,13 +91,10 @@ def silent_ranks(ranks: Sequence[RankHealth], limits: Deadlines) -> dict[str, tu
     """Who has not been heard for ``warn_s``: by node, or by rank's name where its node is heard."""
     found: dict[str, tuple[float, list[RankHealth]]] = {}
     for rank in ranks:
-        if rank.heard_s is None:
-            continue
-        if rank.away or rank.node_heard_s >= limits.warn_s:
-            quiet_s = max(rank.node_heard_s, 0.0)
-            known = found.setdefault(f"node {rank.node}", (quiet_s, []))
+        if _node_is_silent(rank, limits):
+            known = found.setdefault(f"node {rank.node}", (rank.node_heard_s, []))
             known[1].append(rank)
-        elif rank.heard_s >= limits.warn_s:
+        elif rank.heard_s is not None and rank.heard_s >= limits.warn_s:
             found[rank.name] = (rank.heard_s, [rank])
     return found
 
@@ -120,7 +117,7 @@ def judge_health(
     gone = [rank for rank in unheard if _silent_for_s(rank) >= limits.node_timeout_s]
     still_s = max(limits.node_timeout_s / 2, iteration_s * WAITING_STEP_SHARE)
     if gone and heard and all(rank.waiting and rank.still_s >= still_s for rank in heard):
-        lost = [rank for rank in gone if rank.away or rank.node_heard_s >= limits.warn_s]
+        lost = [rank for rank in gone if _node_is_silent(rank, limits)]
         named = lost or gone
         return HealthVerdict(
             "lost" if lost else "stalled",
@@ -135,13 +132,17 @@ def judge_health(
     return None
 
 
+def _node_is_silent(rank: RankHealth, limits: Deadlines) -> bool:
+    return rank.away or rank.node_heard_s >= limits.warn_s
+
+
 def _is_silent(rank: RankHealth, limits: Deadlines) -> bool:
-    """It must have spoken once: one that is starting imports torch, and says nothing meanwhile."""
-    return rank.heard_s is not None and (rank.away or _silent_for_s(rank) >= limits.warn_s)
+    return rank.away or _silent_for_s(rank) >= limits.warn_s
 
 
 def _silent_for_s(rank: RankHealth) -> float:
-    return rank.heard_s or 0.0
+    """A rank that is starting imports torch, and says nothing meanwhile: then its node's silence counts."""
+    return rank.node_heard_s if rank.heard_s is None else rank.heard_s
 
 
 class HealthMonitor:
@@ -158,7 +159,8 @@ class HealthMonitor:
         self.deadlines = deadlines
         self._stall_s = deadlines.stall_s
         self._iteration_s = 0.0
-        self._suspects: set[str] = set()
+        self._suspects: dict[str, set[int]] = {}
+        self._awaited: tuple[str, ...] = ()
         self.begin()
 
     def begin(self) -> None:
@@ -246,14 +248,24 @@ class HealthMonitor:
         return found
 
     def _name_suspects(self, health: Sequence[RankHealth]) -> None:
+        """Says who is silent, who is heard again, and whom alone the run waits for."""
         found = silent_ranks(health, self.deadlines)
         for name, (quiet_s, ranks) in found.items():
             if name not in self._suspects:
                 were = "; ".join(f"rank {rank.number} was in {rank.phase}" for rank in ranks)
                 self._callbacks.warn(f"{name} has not been heard for {quiet_s:.0f} s; {were}")
-        for name in self._suspects - set(found):
-            self._callbacks.note(f"{name} is heard again")
-        self._suspects = set(found)
+        suspects = {name: {rank.number for rank in ranks} for name, (_, ranks) in found.items()}
+        silent: set[int] = set().union(*suspects.values())
+        for name in self._suspects.keys() - suspects.keys():
+            if self._suspects[name].isdisjoint(silent):  # else it goes by another name now
+                self._callbacks.note(f"{name} is heard again")
+        self._suspects = suspects
+        awaited = tuple(sorted(found)) if all(_is_silent(rank, self.deadlines) for rank in health) else ()
+        if awaited and awaited != self._awaited:
+            self._callbacks.note(
+                f"waiting for {', '.join(awaited)} to be heard again: no rank is left that is heard"
+            )
+        self._awaited = awaited
 
 
 def _verdict_error(verdict: HealthVerdict, ranks: Sequence[RankState], log: str | None) -> SkyctlError:

@@ -196,7 +196,7 @@ class RankGroup:
         """
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and any(
-            not rank.task.done and rank.spec.node not in lost and self._sessions[rank.spec.node].lost is None
+            not rank.task.done and rank.spec.node not in lost and self._sessions[rank.spec.node].is_waited_for
             for rank in self._ranks
         ):
             time.sleep(0.02)

@@ -21,6 +21,7 @@ from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.remote.agent_session import Session
+from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
 from skyctl.run.callbacks import RunCallbacks
@@ -43,7 +44,7 @@ from skyctl.run.plan_update import (
 from skyctl.run.step_metrics import StepCollector
 
 HEARD_AGAIN_S = 5.0
-"""A node that has been heard so shortly ago is there again."""
+"""A node that was lost is there again once it has answered since, and so shortly ago."""
 RETRY_S, LONGEST_RETRY_S = 15.0, 120.0
 """Between two tries to connect to a lost node again."""
 MAX_RETURNS = 3
@@ -85,12 +86,22 @@ class _JobResult:
 
 @dataclass
 class _LostNode:
-    """A node that was given up. ``problem``: one that knows its devices; ``next_try``: monotonic seconds."""
+    """A node that was given up at ``lost_at`` (awake seconds). ``problem``: one that knows its devices;
+    ``next_try``: monotonic seconds."""
 
     session: Session | None
     problem: Problem
+    lost_at: float
     tries: int = 0
     next_try: float = 0.0
+
+    def has_answered(self) -> bool:
+        """Whether its session has brought anything since the node was given up, and brings more."""
+        return (
+            self.session is not None
+            and self.session.has_answered(HEARD_AGAIN_S)
+            and self.session.silent_s < awake_s() - self.lost_at
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,9 @@ class Replanner:
 
     def note_lost(self, name: str, session: Session | None, plan: Plan) -> None:
         """A node was lost; it is taken back when it answers again."""
-        self._lost[name] = _LostNode(session, plan.problem, next_try=time.monotonic() + RETRY_S)
+        self._lost[name] = _LostNode(
+            session, plan.problem, lost_at=awake_s(), next_try=time.monotonic() + RETRY_S
+        )
         if self.decided is not None and name in nodes_in(self.decided.plan):
             self.decided = None
 
@@ -205,11 +218,8 @@ class Replanner:
 
     def _take_result(self, found: _JobResult, plan: Plan, collected: StepCollector | None, left: int) -> None:
         node = found.node
-        if node is not None and found.session is not None:
-            known = self._lost.pop(node, None)
-            if known is not None and known.session is not None and known.session is not found.session:
-                threading.Thread(target=known.session.close, daemon=True).start()  # may take its time
-            self._sessions[node] = found.session
+        if node is not None and found.session is not None and not self._take_session(node, found.session):
+            return
         if found.failure is not None:
             if node is None or node not in self._lost:
                 self._callbacks.warn(found.failure)
@@ -227,6 +237,22 @@ class Replanner:
         if found.is_trial and collected is not None:
             self._trial = _PlanTrial(plan, found.plan, _median_iteration_s(collected))
         self.decided = PlanChange(found.plan, found.why)
+
+    def _take_session(self, node: str, session: Session) -> bool:
+        """Puts a node that has come among the run's; False where it has gone again meanwhile."""
+        known = self._lost.get(node)
+        if known is not None and known.session is not None and known.session is not session:
+            threading.Thread(target=known.session.close, daemon=True).start()  # may take its time
+        if session.has_answered(HEARD_AGAIN_S):
+            self._lost.pop(node, None)
+            self._sessions[node] = session
+            return True
+        if known is not None:
+            known.session, known.lost_at = session, awake_s()
+        elif node not in self._sessions:
+            self._callbacks.warn(f"node {node} can't be used: it is not heard any more")
+            threading.Thread(target=session.close, daemon=True).start()
+        return False
 
     def _judge_trial(self, plan: Plan, collected: StepCollector | None) -> None:
         """A plan made for a slow node must be better as measured, too; else it is back to the one before."""
@@ -266,10 +292,7 @@ class Replanner:
         for name, known in self._lost.items():
             if name not in lost or self._returns.get(name, 0) >= MAX_RETURNS:
                 continue
-            session = known.session
-            back = (
-                session is not None and session.lost is None and not session.disconnected_s
-            ) and session.silent_s < HEARD_AGAIN_S
+            back = known.has_answered()
             if not back and (now < known.next_try or self._connect is None):
                 continue
             known.tries += 1
@@ -292,9 +315,9 @@ class Replanner:
     def _plan_with_node(self, plan: Plan, name: str, why: str) -> _JobResult:
         """Connects to the node where that is needed, and plans with it."""
         known = self._lost.get(name)
-        session = self._sessions.get(name) or (known.session if known is not None else None)
-        if session is not None and (session.lost is not None or session.disconnected_s):
-            session = None
+        session = self._sessions.get(name)
+        if session is None and known is not None and known.has_answered():
+            session = known.session
         opened = session is None
         try:
             node = self._find_node(name)
@@ -302,6 +325,8 @@ class Replanner:
                 if self._connect is None:
                     raise SkyctlError(f"node {name} is not connected to")
                 session = open_session(node, self._connect)
+            if not session.has_answered(HEARD_AGAIN_S):
+                raise SkyctlError(f"it has not been heard for {session.silent_s:.0f} s")
             problems = [known.problem] if known is not None else []
             other = problem_with_node(
                 name,

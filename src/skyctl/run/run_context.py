@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from skyctl.checkpoint.replicator_events import ReplicationFailed
+from skyctl.checkpoint.replicator_events import ReplicationFailed, ReplicatorEnded, ReplicatorNews
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import SkyctlError
 from skyctl.records.cluster import Cluster
@@ -18,7 +18,7 @@ from skyctl.remote.peer_addresses import find_peer_address_outcomes
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
 from skyctl.run.checkpoints.policy import RetentionPolicy
-from skyctl.run.checkpoints.replicator_group import ReplicatorEnded, ReplicatorGroup, ReplicatorNews
+from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
 from skyctl.run.event_sink import EventSink
 from skyctl.run.health_monitor import Deadlines
 from skyctl.run.plan_update import nodes_in

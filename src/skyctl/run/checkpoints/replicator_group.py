@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from skyctl.checkpoint.replicator_events import (
     LayersReplicated,
     ReplicationFailed,
     ReplicatorAnswer,
+    ReplicatorEnded,
     ReplicatorListening,
+    ReplicatorNews,
 )
 from skyctl.errors import RunError, SkyctlError
 from skyctl.files import home, make_private, safe_name
@@ -45,17 +46,7 @@ WriteDown = Callable[[str, str, Mapping[str, Any]], bool]
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ReplicatorEnded:
-    """A node has no replicator any more, and why."""
-
-    error: str
-
-
-ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
-_EVENT_TYPES = {
-    cls.kind: cls for cls in (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed)
-}
+_EVENTS = {c.kind: c for c in (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed)}
 
 
 def run_folder_on_node(session: Session, run_id: str) -> Path:
@@ -129,16 +120,17 @@ class ReplicatorGroup:
 
     @property
     def starting(self) -> bool:
-        """Whether one was started and has not said yet where it listens."""
-        return any(name not in self._listening for name in self._tasks)
+        """Whether one was started and has not said yet where it listens, and its node is heard."""
+        return any(name not in self._listening and self._is_heard(name) for name in self._tasks)
 
     def wait_ready(self, limit_s: float = START_S) -> None:
-        """Waits until all that were started listen; those that don't in time are let go."""
+        """Waits until all that were started listen; those that don't in time, or are not heard, are let go."""
         deadline = time.monotonic() + limit_s
-        while self.starting and self._take(max(0.0, deadline - time.monotonic())):
-            pass
+        while self.starting and time.monotonic() < deadline:
+            self._take(0.5)
         for name in [name for name in self._tasks if name not in self._listening]:
-            self._on_news(name, ReplicatorEnded(f"it did not start within {limit_s:.0f} s"))
+            why = f"it did not start within {limit_s:.0f} s" if self._is_heard(name) else "it is not heard"
+            self._on_news(name, ReplicatorEnded(why))
             self.drop(name)
 
     def drop(self, name: str) -> None:
@@ -315,12 +307,18 @@ class ReplicatorGroup:
             with suppress(SkyctlError):
                 task.send({"op": "stop"})
         deadline = time.monotonic() + STOP_S
-        while not all(task.ended for task in self._tasks.values()) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and any(
+            not task.ended and self._is_heard(name) for name, task in self._tasks.items()
+        ):
             time.sleep(0.02)
         for name, task in self._tasks.items():
             self._end(name, task)
         self._tasks.clear()
         self._listening.clear()
+
+    def _is_heard(self, name: str) -> bool:
+        """Whether that node may still answer."""
+        return name in self._sessions and self._sessions[name].is_waited_for
 
     def _end(self, name: str, task: RemoteTask) -> None:
         with suppress(SkyctlError):
@@ -347,7 +345,7 @@ class ReplicatorGroup:
 
     def _handle(self, name: str, came: GroupEvent[str]) -> None:
         node, message = self._sessions[name].node, came.value
-        cls = _EVENT_TYPES.get(message.get("event"))
+        cls = _EVENTS.get(message.get("event"))
         try:
             event = None if cls is None else read_event(cls, message, name)
             if (failure := read_task_failure(node, message)) is not None:
@@ -388,6 +386,8 @@ class ReplicatorGroup:
                     continue
                 if name not in self._tasks:
                     self._answers[number] = RunError(f"the checkpoint replicator of node {name} is gone")
+                elif not self._is_heard(name):
+                    self._answers[number] = RunError(f"node {name} is not heard")
                 elif time.monotonic() > deadline:
                     self._answers[number] = RunError(f"node {name} gave no answer within {limit_s:.0f} s")
         for number in numbers:

@@ -1,0 +1,43 @@
+"""Runs struck by faults, as ``benchmarks/chaos.py`` strikes them: a sample, and a link that stays down."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from chaos import play
+from surviving.backends import Backend, backend
+from surviving.strikes import Strike
+
+pytestmark = pytest.mark.lab
+STEPS = 30
+KEEPER_START_S = 60.0
+"""For so long a checkpoint replicator's start is waited for on a node that is heard."""
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[Backend]:
+    with backend("lab") as made:
+        made.losses = made.cluster.losses(STEPS)
+        yield made
+
+
+def test_two_faults_and_the_run_ends_as_if_there_had_been_none(where: Backend) -> None:
+    """A node's link is down for longer than it is believed in, then another's rank is killed."""
+    strikes = [Strike("link down", "whole", "n2", 7, 0.0, 14.0), Strike("killed", "rank", "n1", 20, 0.0, 0.0)]
+    figures = play(where, STEPS, strikes)
+    assert figures["ok"], figures
+    assert figures["why"][0] == "node n2 was lost"
+    assert not any(strike.get("missed") for strike in figures["strikes"])
+
+
+@pytest.mark.matrix
+def test_a_node_whose_link_stays_down_is_not_back_and_not_waited_for(where: Backend) -> None:
+    figures = play(where, STEPS, [Strike("link down", "whole", "n2", 7, 0.0, None)])
+    assert figures["ok"], figures
+    assert figures["why"] == ["node n2 was lost"]
+    assert figures["end_s"] < KEEPER_START_S / 2

@@ -1,0 +1,98 @@
+"""Checkpoint replicators as the launcher talks to them: nobody waits for one on a node that is not heard."""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyctl.checkpoint.replicator_events import ReplicatorEnded
+from skyctl.records.cluster import Node
+from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
+
+FAR_S = 30.0
+"""What a test that waits for a silent node would last, at least."""
+
+
+class FakeTask:
+    """A replicator that says where it listens and answers, unless its node is silent from the start."""
+
+    ended = False
+
+    def __init__(self, *, silent: bool) -> None:
+        self.answers = not silent
+        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        if not silent:
+            self._said.put({"event": "listening", "address": "127.0.0.1", "port": 1, "pinned": []})
+
+    def recv(self, _timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        said = self._said.get()
+        return None if said is None else (said, b"")
+
+    def send(self, message: dict[str, Any]) -> None:
+        if "id" in message and self.answers:
+            self._said.put({"event": "answer", "id": message["id"], "steps": {}})
+
+    def kill(self) -> None:
+        self.ended = True
+        self._said.put(None)
+
+
+class FakeSession:
+    """A node's session; ``is_waited_for`` as a silent node's, or not."""
+
+    def __init__(self, name: str, *, silent: bool = False) -> None:
+        self.node = Node(name=name, transport="local")
+        self.hello = SimpleNamespace(cache=str(Path("/cache")))
+        self.is_waited_for = not silent
+        self.tasks: list[FakeTask] = []
+
+    def start_task(self, *_: Any, **__: Any) -> FakeTask:
+        self.tasks.append(FakeTask(silent=not self.is_waited_for))
+        return self.tasks[-1]
+
+    def discard(self, _task: Any) -> None:
+        pass
+
+
+def started(*sessions: FakeSession) -> tuple[ReplicatorGroup, list[tuple[str, Any]]]:
+    said: list[tuple[str, Any]] = []
+    by_name: Any = {session.node.name: session for session in sessions}
+    group = ReplicatorGroup("run", by_name, on_news=lambda node, news: said.append((node, news)))
+    group.start(dict.fromkeys(by_name, "127.0.0.1"))
+    return group, said
+
+
+def test_a_node_that_is_not_heard_holds_nobody_up() -> None:
+    """Not at the end of a run, nor where the others are to be told whom to follow."""
+    group, said = started(FakeSession("oak"), FakeSession("elm", silent=True))
+    began = time.monotonic()
+    while not group.nodes:
+        group.take_events()
+        assert time.monotonic() - began < FAR_S
+    assert not group.starting
+    group.wait_ready()
+    assert said == [("elm", ReplicatorEnded("it is not heard"))]
+    assert group.nodes == ["oak"]
+    assert group.forget() == {}
+    group.close()
+    assert time.monotonic() - began < FAR_S
+
+
+@pytest.mark.parametrize("limit_s", [FAR_S])
+def test_what_was_asked_of_a_node_that_falls_silent_has_no_answer(limit_s: float) -> None:
+    oak, elm = FakeSession("oak"), FakeSession("elm")
+    group, _ = started(oak, elm)
+    group.wait_ready()
+    assert sorted(group.nodes) == ["elm", "oak"]
+    elm.tasks[0].answers = elm.is_waited_for = False
+    began = time.monotonic()
+    assert set(group.holdings(limit_s)) == {"oak"}
+    failures = group.forget(limit_s)
+    assert {name: error.message for name, error in failures.items()} == {"elm": "node elm is not heard"}
+    group.close()
+    assert time.monotonic() - began < limit_s
