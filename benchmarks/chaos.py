@@ -1,9 +1,9 @@
 """Seeded runs with faults drawn at random: does each end as if nothing had happened, or say what is wrong?
 
-Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes. A run
-is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it is left,
-and where nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the record;
-seeds that stand there are not run again. The last line printed sums up. Needs root; 100 seeds take about an hour.
+Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes. A
+run is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it is
+left, and where nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the
+record; seeds that are in it are not run again. The last line printed sums up. Needs root; 100 seeds take an hour.
 
     make chaos                                         # seeds 1..100, and the table in docs/faults.md
     python benchmarks/chaos.py --seeds 7..7 -v         # one, with what its command printed
@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +182,13 @@ def table(lines: list[dict[str, Any]]) -> Table:
     bad = figures["not_ok"]
     differs = f"{figures['loss_differs']:.2g}" if figures["loss_differs"] else "none, to the last bit"
     text = (
-        f"{figures['runs']} runs, {figures['faults']} faults, {figures['attempts']} attempts: {figures['equal']} ended "
-        f"with the losses of an undisturbed run (largest relative difference: {differs}), {figures['error']} with an "
-        f"error that names a node, {len(bad)} otherwise or with something left or unsaid"
-        f"{': seeds ' + ', '.join(map(str, bad)) if bad else ''}. "
+        f"{figures['runs']} runs, {figures['faults']} faults, {figures['attempts']} attempts: "
+        f"{figures['equal']} ended with the losses of an undisturbed run (largest relative difference: "
+        f"{differs}), {figures['error']} with an error that names a node, {len(bad)} otherwise or with "
+        f"something left or unsaid{': seeds ' + ', '.join(map(str, bad)) if bad else ''}. "
         f"{figures['lost_steps']} steps were done again. The longest silence was {figures['silent_s']:.1f} s "
-        f"(at most {SILENT_S:.0f} are allowed); a run took {figures['run_s'] / max(1, figures['runs']):.0f} s on average.\n\n"
+        f"({SILENT_S:.0f} are allowed); a run took {figures['run_s'] / max(1, figures['runs']):.0f} s on "
+        "average.\n\n"
     )
     return Table(figures, text + markdown(head, rows))
 

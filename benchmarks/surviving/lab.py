@@ -60,8 +60,8 @@ def lab_of(
     """A lab of its own whose files are in ``folder``; taken down whatever happens.
 
     Args:
-        mounted: gives what is mounted in the folder of its nodes' files: before there are nodes, until they are
-            to go (nothing is deleted through a mount).
+        mounted: gives what is mounted in the folder of its nodes' files, before there are nodes and until
+            they are to go (nothing is deleted through a mount).
     """
     before = os.environ.get("SKYCTL_HOME")
     os.environ["SKYCTL_HOME"] = str(Path(folder) / "labs")

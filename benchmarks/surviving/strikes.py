@@ -47,7 +47,7 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault: ``after_s`` after so many steps were done, for ``lasts_s`` (None: until the run has ended)."""
+    """One fault: ``after_s`` after so many steps were done, for ``lasts_s`` (None: to the run's end)."""
 
     kind: str
     part: str

@@ -15,7 +15,7 @@ ANNOUNCED = re.compile(r"trying again in \d+ s|waiting|Ctrl-C ends that")
 class Watch:
     """Looks at what a run's command has printed and at its steps; ``silences``: each that was too long.
 
-    A silence is the time between two lines or steps. It is none where the line before said what is waited for.
+    A silence is the time between two lines or steps, but where the line before said what is waited for.
     """
 
     def __init__(self, run: Any) -> None:
@@ -44,7 +44,7 @@ class Watch:
 
     @property
     def end_s(self) -> float:
-        """Seconds from the last step to the last thing that was seen, once the command has ended: to its end."""
+        """Seconds from the last step to the command's end, once it has ended."""
         return self._at - self._last_step_at
 
     def pause(self) -> None:

@@ -205,7 +205,7 @@ def test_a_lost_node_that_is_heard_again_is_taken_back(desk: Callable[[Plan], De
 def test_a_lost_node_is_back_only_once_it_has_answered(
     desk: Callable[[Plan], Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its session is silent, and not known as lost yet; the time for another try to connect to it has come."""
+    """Its session is silent and not yet known as lost, and it is time to try to connect to it again."""
     first = plan(problem(), "optimal")
     here = desk(first)
     session = here.sessions.pop("b")

@@ -276,7 +276,7 @@ class ResumableConnection(AgentConnection):
     # --- the end
 
     def close(self, timeout_s: float) -> AgentBye | None:
-        """As ``AgentConnection.close``; where the channel was lost, or is silent, it is dialled again to do so.
+        """As ``AgentConnection.close``; where the channel was lost, or is silent, it is dialled again for it.
 
         An agent that could not be dialled again within seconds ends by itself.
         """

@@ -124,7 +124,7 @@ class ReplicatorGroup:
         return any(name not in self._listening and self._is_heard(name) for name in self._tasks)
 
     def wait_ready(self, limit_s: float = START_S) -> None:
-        """Waits until all that were started listen; those that don't in time, or are not heard, are let go."""
+        """Waits until all that were started listen; those that don't in time or are not heard are let go."""
         deadline = time.monotonic() + limit_s
         while self.starting and time.monotonic() < deadline:
             self._take(0.5)
