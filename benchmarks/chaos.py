@@ -1,9 +1,9 @@
 """Seeded runs with faults drawn at random: does each end as if nothing had happened, or say what is wrong?
 
-Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes. A
-run is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it is
-left, and where nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the
-record; seeds that are in it are not run again. The last line printed sums up. Needs root; 100 seeds take an hour.
+Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes.
+A run is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it
+is left, and nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the
+record; seeds that are in it are not run again. The last line printed sums up. Needs root; 100 take an hour.
 
     make chaos                                         # seeds 1..100, and the table in docs/faults.md
     python benchmarks/chaos.py --seeds 7..7 -v         # one, with what its command printed
