@@ -197,7 +197,7 @@ def main() -> int:
     """Exit code 1 where a run of the record was not as it must be."""
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    seeds = range(given.seeds[0], given.seeds[1] + 1)
+    seeds = [n for n in range(given.seeds[0], given.seeds[1] + 1) if given.only in (None, backend_of(n))]
     run_seeds(seeds, given.steps, given.faults, given.record, verbose=given.verbose)
     lines = sorted(
         (line for line in _lines(given.record) if line["seed"] in seeds), key=lambda line: line["seed"]
@@ -212,6 +212,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=_span, default=SEEDS, metavar="A..B", help="default 1..100")
+    parser.add_argument("--only", choices=("lab", "local"), help="this half of the seeds")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
     parser.add_argument(
         "--faults", type=_span, default=FAULTS, metavar="A..B", help="of each run, default 1..3"

@@ -14,7 +14,7 @@ from surviving.backends import Backend, backend
 from surviving.strikes import Strike
 
 pytestmark = pytest.mark.lab
-STEPS = 30
+STEPS, LONG = 30, 130
 KEEPER_START_S = 60.0
 """For so long a checkpoint replicator's start is waited for on a node that is heard."""
 
@@ -37,7 +37,9 @@ def test_two_faults_and_the_run_ends_as_if_there_had_been_none(where: Backend) -
 
 @pytest.mark.matrix
 def test_a_node_whose_link_stays_down_is_not_back_and_not_waited_for(where: Backend) -> None:
-    figures = play(where, STEPS, [Strike("link down", "whole", "n2", 7, 0.0, None)])
+    """Another try to connect to it is due 15 s after it was given up: the run lasts longer than that."""
+    where.losses = where.cluster.losses(LONG)
+    figures = play(where, LONG, [Strike("link down", "whole", "n2", 7, 0.0, None)])
     assert figures["ok"], figures
     assert figures["why"] == ["node n2 was lost"]
     assert figures["end_s"] < KEEPER_START_S / 2
