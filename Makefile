@@ -1,6 +1,6 @@
-# make install | demo | test | test-all | matrix | attack | chaos | behaviour | check | docs | format | bench | bench-planner | bench-runtime | bench-probing | soak | clean.
+# make install | demo | test | test-all | matrix | attack | chaos | behaviour | check | docs | format | bench | bench-planner | bench-runtime | bench-probing | clean.
 # Each does its own set-up; needs Python >= 3.11 and make. PYTHON=python3.12 chooses the interpreter; ARGS="-k plan" goes to pytest
-# (test, test-all, matrix), to skyctl (demo) or to the benchmark (bench-planner, -runtime, -probing, soak); WORKERS=0: one test at a time (for --pdb).
+# (test, test-all, matrix), to skyctl (demo) or to the benchmark (bench-planner, -runtime, -probing, chaos); WORKERS=0: one test at a time (for --pdb).
 # All paths are relative: the folder's own name may hold blanks.
 
 SHELL := /bin/bash
@@ -10,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-all matrix attack chaos behaviour check docs format bench bench-planner bench-runtime bench-probing soak clean
+.PHONY: help install demo test test-all matrix attack chaos behaviour check docs format bench bench-planner bench-runtime bench-probing clean
 
 help:
 	@echo "make install        .venv with skyctl in it"
@@ -28,7 +28,6 @@ help:
 	@echo "make bench-planner  the planner's tables, printed and put into docs/planner.md (15 minutes)"
 	@echo "make bench-runtime  the runtime against its bounds, over real links and real SSH; needs root (about half an hour)"
 	@echo "make bench-probing  the probe against what a lab was set to, and how long it takes; needs root (about 40 minutes)"
-	@echo "make soak           a run in a lab, struck 15 times: it must end as if nothing had happened; needs root (20 minutes at most)"
 	@echo "make clean          removes .venv and caches"
 
 install: $(STAMP)
@@ -60,7 +59,7 @@ attack: $(STAMP)
 
 # Seeded runs, each with faults drawn at random; its record is kept, so that it goes on where it was stopped. As root.
 chaos: $(STAMP)
-	$(BIN)/python benchmarks/chaos.py $(ARGS)
+	$(BIN)/python benchmarks/chaos.py --write $(ARGS)
 
 # Whether skyctl still does what was recorded before its rooms were named anew, run by run: about 20 minutes.
 behaviour: $(STAMP)
@@ -93,9 +92,6 @@ bench-runtime: $(STAMP)
 
 bench-probing: $(STAMP)
 	$(BIN)/python benchmarks/probing.py $(ARGS)
-
-soak: $(STAMP)
-	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build site
