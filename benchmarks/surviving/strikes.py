@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ FOR_GOOD = 0.3
 SLOW_TO = 0.1
 PERIOD_S = 0.2
 """Local nodes have no quota: their processes are stopped for nine tenths of it."""
+STEP_S = 0.3
+"""A step takes less: while none is told of, faults come when they would have come by this."""
 LAST_STEPS = 6
 """No fault begins when fewer are left."""
 CLOCK_JUMP_S = 900.0
@@ -47,7 +49,7 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault: ``after_s`` after so many steps were done, for ``lasts_s`` (None: to the run's end)."""
+    """One fault: ``after_s`` after so many steps, for ``lasts_s`` (None: to the run's end)."""
 
     kind: str
     part: str
@@ -93,6 +95,7 @@ class Striker:
         self._due: list[tuple[float, Strike]] = []
         self._undo: list[tuple[float, Undo]] = []
         self._pulsed: list[int] = []
+        self._first_step_at: float | None = None
         self.done: list[dict[str, Any]] = []
         self.launcher_gone = False
 
@@ -104,7 +107,10 @@ class Striker:
     def act(self, steps: int) -> None:
         """Begins what is due after so many steps, ends what has lasted."""
         now = time.monotonic()
-        for strike in [one for one in self._waiting if one.step <= steps]:
+        if steps and self._first_step_at is None:
+            self._first_step_at = now
+        passed = 0.0 if self._first_step_at is None else (now - self._first_step_at) / STEP_S
+        for strike in [one for one in self._waiting if one.step <= max(steps, passed)]:
             self._waiting.remove(strike)
             self._due.append((now + strike.after_s, strike))
         for at, strike in [one for one in self._due if one[0] <= now]:
@@ -183,7 +189,7 @@ class Striker:
             (cpus,) = [node.cpus for node in there.spec.nodes if node.name == strike.node]
             inject.set_cpus(there, strike.node, cpus * SLOW_TO)
             return lambda: inject.set_cpus(there, strike.node, cpus)
-        pids = [self._run.agent(strike.node), *self._ranks(strike.node)]
+        pids = self._pids(replace(strike, part="both"))
         self._pulsed += pids
 
         def undo() -> None:
