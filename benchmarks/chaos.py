@@ -76,7 +76,7 @@ def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = F
     code = run.child.process.poll()
     if code is None:
         run.child.kill()
-        where.cluster.run("stop", run.id, "--now", code=None)
+    where.cluster.run("stop", run.id, "--now", code=None)  # what could not be told to end
     where.cluster.run("checkpoint", "rm", run.id, "--yes", code=None)  # what a lost node still had
     figures |= {"left": where.left(), "silences": watch.silences}
     figures["run_s"], figures["wall_s"] = round(run_s, 1), round(time.monotonic() - began, 1)

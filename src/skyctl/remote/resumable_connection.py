@@ -197,9 +197,14 @@ class ResumableConnection(AgentConnection):
                 self._mark_lost(None if self._closing else failure)
                 return
             self.changed.notify_all()
-            self._start_thread(
-                "reconnect", lambda: self._reconnect(failure, self._redial_s or DETACH_TIMEOUT_S)
-            )
+            self._begin_reconnecting(failure, self._redial_s or DETACH_TIMEOUT_S)
+
+    def _begin_reconnecting(self, failure: NodeError, limit_s: float) -> None:
+        """In a thread that ``drop`` does not wait for: a dial may take long, and hangs up by itself."""
+        thread = threading.Thread(
+            target=self._reconnect, args=(failure, limit_s), name=f"reconnect {self.node.name}", daemon=True
+        )
+        thread.start()
 
     def _may_reconnect(self) -> bool:
         return (self._redial_s > 0 or self._closing) and not self._stopped.is_set()
@@ -293,9 +298,7 @@ class ResumableConnection(AgentConnection):
                 self._enqueue({"op": "shutdown"}, b"")
             elif lost is not None and self.lost is None:
                 failure = UnreachableError(lost.message, node=self.node.name, hint=lost.hint)
-                self._start_thread(
-                    "reconnect", lambda: self._reconnect(failure, min(timeout_s / 2, DETACH_TIMEOUT_S))
-                )
+                self._begin_reconnecting(failure, min(timeout_s / 2, DETACH_TIMEOUT_S))
             while self.lost is None and time.monotonic() < deadline:
                 self.changed.wait(max(0.0, deadline - time.monotonic()))
             self.has_ended = self.has_ended or self.bye is not None

@@ -19,6 +19,7 @@ from skyctl.records.cluster import Cluster
 from skyctl.records.run_state import ENDED, NodeSession, RunState
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import RemoteTask
+from skyctl.remote.resumable_connection import DETACH_TIMEOUT_S
 from skyctl.remote.session_factory import adopt_sessions
 from skyctl.run.rank_spec import rank_task_name
 from skyctl.supervision.run_journal import RunJournal, timestamp_ms
@@ -36,6 +37,7 @@ class RunHandle:
         gone: nodes whose sessions have ended, and why.
         unreached: sessions whose agents may still be there, on nodes that could not be reached.
         left: it was left to another process.
+        note: told of nodes that are waited for at the end, and of those that could not be told to end.
     """
 
     lock: RunLock
@@ -46,6 +48,7 @@ class RunHandle:
     gone: dict[str, SkyctlError] = field(default_factory=dict)
     unreached: tuple[NodeSession, ...] = ()
     left: bool = False
+    note: Callable[[str], None] = lambda _text: None
 
     @property
     def run_id(self) -> str:
@@ -109,7 +112,7 @@ def new_run(
     run is kept.
 
     Args:
-        note: told where there is no TensorBoard.
+        note: told where there is no TensorBoard, and of nodes that can't be told to end.
         known: fields of its state: ``workload``, ``steps``, ``cluster_file``, ``order``.
     """
     paths = RunPaths.new()
@@ -125,7 +128,7 @@ def new_run(
     )
     journal = RunJournal.create(paths, state, note)
     journal.sessions = sessions
-    with _ending(RunHandle(lock, journal, cluster, sessions)) as handle:
+    with _ending(RunHandle(lock, journal, cluster, sessions, note=note)) as handle:
         yield handle
     if not handle.left and not journal.state.attempts:
         shutil.rmtree(paths.folder, ignore_errors=True)
@@ -142,7 +145,7 @@ def resumed_run(
     """
     journal = RunJournal.open(lock.paths.run_id, note)
     journal.sessions = sessions
-    with _ending(RunHandle(lock, journal, cluster, sessions)) as handle:
+    with _ending(RunHandle(lock, journal, cluster, sessions, note=note)) as handle:
         handle.note_sessions()
         for path in lock.paths.requests.glob("*"):  # left before it ended
             path.unlink(missing_ok=True)
@@ -160,7 +163,7 @@ def taken_over_run(
 
     Args:
         lock: the run's, held by this process.
-        note: told where there is no TensorBoard.
+        note: told where there is no TensorBoard, and of nodes that can't be told to end.
         say: told what is being done.
 
     Raises:
@@ -187,6 +190,7 @@ def taken_over_run(
         sessions,
         failures={name: one for name, one in errors.items() if not isinstance(one, SessionGoneError)},
         gone={name: one for name, one in errors.items() if isinstance(one, SessionGoneError)},
+        note=note,
     )
     made.unreached = tuple(
         one for one in state.sessions if one.node not in sessions and one.node not in made.gone
@@ -216,13 +220,19 @@ def _ending(handle: RunHandle) -> Iterator[RunHandle]:
 
 
 def _end(handle: RunHandle, last: dict[str, Any]) -> None:
+    for name, session in handle.sessions.items():
+        if session.lost is None and not session.is_waited_for:
+            handle.note(
+                f"waiting {DETACH_TIMEOUT_S:.0f} s for node {name}, which is not heard, "
+                "to end what it has of this run"
+            )
     close_sessions(handle.sessions.values())
     journal = handle.journal
-    unended = [
-        node_session(name, session)
-        for name, session in handle.sessions.items()
-        if session.shutdown_failure is not None
-    ]
+    unended = []
+    for name, session in handle.sessions.items():
+        if (failure := session.shutdown_failure) is not None:
+            unended.append(node_session(name, session))
+            handle.note(f"{failure.message}; {failure.hint}, or by `skyctl stop {handle.run_id}` before")
     with suppress(SkyctlError):
         ended = {} if journal.state.status in ENDED else last
         journal.update(**ended, sessions=(*unended, *handle.unreached), supervisor=None, away=())
