@@ -95,9 +95,8 @@ def _stop_from_here(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: b
     written = run.state.written
     with acquire_run_lock(run.paths, attached=True, wait_s=KILL_S) as lock:
         take_requests(run.paths)  # they were for the supervisor that is gone
-        with taken_over_run(
-            lock, lambda _text: None, callbacks.phase
-        ) as handle:  # who is not reached is told
+        say_nothing = RunCallbacks().note  # the caller tells who could not be reached
+        with taken_over_run(lock, say_nothing, callbacks.phase) as handle:
             if not run.ended:
                 if checkpoint:
                     with suppress(SkyctlError):
