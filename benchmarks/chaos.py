@@ -106,7 +106,7 @@ def _outcome(where: Backend, run: Any, steps: int) -> dict[str, Any]:
         differs = lab.differs(json.loads(child.out)["steps"], where.losses[:steps])
         return {**found, "outcome": "equal" if differs <= EQUAL else "differs", "loss_differs": differs}
     error = child.err[child.err.rfind("error:") :].strip()
-    named = error.startswith("error:") and any(name in error.splitlines()[0] for name in NODES)
+    named = error.startswith("error:") and any(name in error for name in NODES)
     return {**found, "outcome": "error" if named else "unclear error", "error": error[:2000], "code": code}
 
 
