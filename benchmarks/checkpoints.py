@@ -89,7 +89,8 @@ def _measure(folder: Path, hidden: int, dtype: str) -> None:
             with ShardClient(
                 ReplicatorAddress("127.0.0.1", server.port, "here"), ReplicatorCredentials("bench", "bench")
             ) as peer:
-                return fetch_shards(peer, copies, 1, wanted, "bench")
+                limits = {i: file.size_bytes for i, file in files.items()}
+                return fetch_shards(peer, copies, 1, wanted, limits, "bench")
 
         _, pull_s = _best(pull)
         _tell("pull over loopback", size, pull_s)

@@ -17,7 +17,8 @@
     │   ├── LoginError         4   connected, but not let in
     │   ├── UnfitError         4   let in, but something it needs is missing there
     │   │   └── UnsupportedDtypeError   4   its processor can't compute in that dtype
-    │   └── SessionGoneError   4   the node has ended the session, or another launcher has it
+    │   ├── SessionGoneError   4   the node has ended the session, or another launcher has it
+    │   └── ProtocolError      4   what the node sent is nothing that skyctl would send there
     └── MismatchError          5   plan and cluster do not match
 
 Ctrl-C is KeyboardInterrupt, and ends a command with 130.
@@ -136,6 +137,14 @@ class UnsupportedDtypeError(UnfitError):
 
 class SessionGoneError(NodeError):
     """The node has no such session any more, or another launcher has taken it over."""
+
+
+class ProtocolError(NodeError):
+    """What the node sent is nothing that skyctl would send there: it counts as lost, and is not trusted."""
+
+    def __init__(self, message: str, *, node: str, hint: str | None = None, log: str | None = None) -> None:
+        hint = hint or f"see what runs on {node}: another skyctl, or somebody who is not to be trusted"
+        super().__init__(message, node=node, hint=hint, log=log)
 
 
 class MismatchError(SkyctlError):

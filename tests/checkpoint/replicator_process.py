@@ -23,6 +23,8 @@ from skyctl.transport.tls_identity import TlsIdentity
 
 SECRET = "between the two of us"
 PATIENCE_S = 30.0
+LIMITS = {str(layer): 1 << 30 for layer in range(20)}
+"""How large each layer's file may be."""
 CHILD = """
 import socket, sys
 from pathlib import Path
@@ -73,7 +75,7 @@ class Node:
         return {"host": "127.0.0.1", "port": self.port, "node": self.name}
 
     def send(self, message: dict[str, Any]) -> None:
-        write_frame(self._file, message)  # type: ignore[arg-type]
+        write_frame(self._file, {"limits": LIMITS, **message})  # type: ignore[arg-type]
 
     def wait(self, kind: str, fits: Callable[[dict[str, Any]], bool] = lambda _event: True) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_S

@@ -146,7 +146,7 @@ def test_a_peer_that_lies_ends_in_our_own_errors(tmp_path: Path) -> None:
         for number in range(300):
             with ShardClient(where, credentials()) as peer:
                 try:
-                    peer.list() if number % 2 else peer.get(tmp_path, 60, 0, sha)
+                    peer.list() if number % 2 else peer.get(tmp_path, 60, 0, sha, 1 << 20)
                 except SkyctlError as exc:
                     seen.add(type(exc))
         assert seen == {ReplicatorUnreachableError, ShardMissingError, RecordError}

@@ -29,6 +29,7 @@ FACTS = {
     "torch": "2.6.0",
     "cpu_model": "a cpu",
     "cpus": 1.5,
+    "threads": 2,
     "memory_total_bytes": 16 * 2**30,
     "memory_available_bytes": 8 * 2**30,
     "devices": [{"id": "cpu:0", "name": "a cpu"}],

@@ -47,7 +47,7 @@ def test_who_is_silent_or_late_while_others_speak_has_failed(
         clock.now += POLL_S
         probes._events.post(speaker, event)
 
-    probes._events.post(other, {"event": "progress"})
+    probes._events.post(other, {"event": "progress", "done": 1, "of": 2, "what": "x"})
     probes.wait([silent], "measured", deadline_s, heard)
     assert list(probes.failures) == ["silent"]
     assert words in probes.failures["silent"].error

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from skyctl.agent.frames import FrameError, write_frame
-from skyctl.errors import RunError, UnreachableError
+from skyctl.errors import ProtocolError
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_connection import AgentConnection
 from skyctl.remote.agent_messages import SequenceSet, TaskEvent, TaskGone, parse_agent_message
@@ -53,7 +53,7 @@ def test_a_wrong_message_ends_the_connection_and_names_the_node() -> None:
     node_connection = FakeConnection(NODE, serve)
     connection = AgentConnection(NODE, node_connection.open(""), lambda *_: False, 60.0)
     connection.start()
-    with connection.changed, pytest.raises(UnreachableError, match=r"node n7 was lost: .*event.task"):
+    with connection.changed, pytest.raises(ProtocolError, match=r"node n7 was lost: .*event.task"):
         connection.wait(lambda: None, 20.0)
     connection.drop()
     node_connection.close()
@@ -61,7 +61,7 @@ def test_a_wrong_message_ends_the_connection_and_names_the_node() -> None:
 
 def test_a_failure_that_says_nothing_is_one() -> None:
     failure = translate_task_failure(NODE, {"event": "error", "type": 7, "message": "?"})
-    assert isinstance(failure, RunError)
+    assert isinstance(failure, ProtocolError)
     assert "node n7" in failure.message
     assert "type" in failure.message
 

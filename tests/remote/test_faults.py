@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import pytest
 
-from skyctl.errors import SkyctlError, UnfitError, UnreachableError
+from skyctl.errors import ProtocolError, SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
@@ -25,6 +25,7 @@ from skyctl.remote.local import LocalConnection
 from skyctl.remote.node_package import boot_program_line, node_package_files
 from skyctl.remote.session_factory import open_session
 
+from .answers import run_node_task
 from .fake_connection import FakeConnection, FaultyConnection
 
 Env = Callable[[Session], dict[str, str]]
@@ -41,11 +42,12 @@ def test_faults_wake_every_wait(home: Path, task_env: Env, fault: str) -> None:
 
     with open_session(NODE, ConnectOptions(grace_s=0.3, lease_s=1.5), connector) as session:
         env = task_env(session)
-        path = session.run_task("node_tasks", {"do": "write", "mib": 3}, 20, env=env)["path"]
+        path = run_node_task(session, {"do": "write", "mib": 3}, 20, env)["path"]
         task = session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=env)
         while (event := task.recv(20)) and event[0]["event"] != "up":
             pass
         failures: list[BaseException] = []
+        expected = ProtocolError if fault == "garbage" else UnreachableError
 
         def wait(work: Callable[[], object]) -> None:
             try:
@@ -53,17 +55,18 @@ def test_faults_wake_every_wait(home: Path, task_env: Env, fault: str) -> None:
             except SkyctlError as exc:
                 failures.append(exc)
 
-        works: list[Callable[[], object]] = [task.recv, lambda: session.fetch(path, home / "out")]
-        works.append(lambda: session.run_task("node_tasks", {"do": "sleep"}, 60, env=env))
+        works: list[Callable[[], object]] = [task.recv, lambda: session.fetch(path, home / "out", 1 << 30)]
+        works.append(lambda: run_node_task(session, {"do": "sleep"}, 60, env))
         remotes[0].fault = fault
         threads = [threading.Thread(target=wait, args=(work,), daemon=True) for work in works]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert [type(failure) for failure in failures] == [UnreachableError] * 3
+        expected = ProtocolError if fault == "garbage" else UnreachableError
+        assert [type(failure) for failure in failures] == [expected] * 3
         assert all("node n2 was lost" in str(failure) for failure in failures)
-        with pytest.raises(UnreachableError):
+        with pytest.raises(expected):
             task.send({})
     assert not list(home.glob("*out*"))
 

@@ -23,6 +23,7 @@ from skyctl.remote.base import ConnectOptions, NodeConnection
 from skyctl.remote.forkserver_client import ForkedConnection, ForkServerClient
 from skyctl.remote.session_factory import forkable_nodes, make_connector, open_session, open_sessions
 
+from .answers import run_node_task
 from .test_session import (  # noqa: F401
     events,
     test_a_double_forked_grandchild_ends_with_its_task,
@@ -232,7 +233,7 @@ def test_sessions_with_torch_share_it(home: Path, task_env: Env) -> None:
     try:
         for session in sessions.values():
             assert isinstance(session, Session)
-            found = session.run_task("node_tasks", {"do": "imported"}, 20, env=task_env(session))
+            found = run_node_task(session, {"do": "imported"}, 20, task_env(session))
             assert found["torch"]
             assert found["threads"] == 1
             assert found["private_mib"] < 60

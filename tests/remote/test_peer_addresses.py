@@ -35,7 +35,9 @@ class Stub:
     def hello(self) -> SimpleNamespace:
         return SimpleNamespace(hostname=self.hostname, addresses=self.addresses)
 
-    def run_task(self, module: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def run_task(
+        self, module: str, payload: dict[str, Any], timeout_s: float, *, answer: type
+    ) -> dict[str, Any]:
         self.asked.append(payload)
         if isinstance(self.route, SkyctlError):
             raise self.route

@@ -22,6 +22,7 @@ from skyctl.remote.forkserver_client import ForkedConnection, ForkServerClient
 from skyctl.remote.resumable_connection import ResumableConnection
 from skyctl.remote.session_factory import adopt_session, adopt_sessions, open_session
 
+from .answers import run_node_task
 from .resumable_helpers import HELD, LOCAL, MANUAL, Reader, Switch, assert_without_gap, cut, until
 
 Env = Callable[[Session], dict[str, str]]
@@ -67,7 +68,7 @@ def test_twenty_cuts(home: Path, task_env: Env, options: ConnectOptions, connect
         assert_without_gap(reader.all(), said)
         until(lambda: session.disconnected_s == 0)
         assert session.lost is None
-        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
+        assert run_node_task(session, {"do": "noisy"}, 20, task_env(session)) == {}
 
 
 def test_who_asks_a_silent_node_gets_an_error(
@@ -210,10 +211,10 @@ def test_adopting_many(home: Path) -> None:
 
 def test_fetch_and_push_across_cuts(home: Path, task_env: Env, tmp_path: Path) -> None:
     with opened() as session:
-        path = session.run_task("node_tasks", {"do": "write", "mib": 30}, 30, env=task_env(session))["path"]
+        path = run_node_task(session, {"do": "write", "mib": 30}, 30, task_env(session))["path"]
         connection = cast(ResumableConnection, session._connection)
         for work in (
-            lambda: session.fetch(path, tmp_path / "got"),
+            lambda: session.fetch(path, tmp_path / "got", 1 << 30),
             lambda: session.push_tree({"big": os.urandom(20 << 20)}),
         ):
             thread = threading.Thread(target=work)

@@ -21,6 +21,8 @@ from skyctl.remote.base import ConnectOptions
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import open_session, open_sessions
 
+from .answers import run_node_task
+
 Env = Callable[[Session], dict[str, str]]
 LOCAL = Node(name="laptop", transport="local")
 
@@ -102,7 +104,7 @@ def test_failures_are_translated(
     local: Session, task_env: Env, kind: str, cls: type[SkyctlError], words: str
 ) -> None:
     with pytest.raises(cls) as caught:
-        local.run_task("node_tasks", {"do": "fail", "kind": kind}, 20, env=task_env(local))
+        run_node_task(local, {"do": "fail", "kind": kind}, 20, task_env(local))
     assert type(caught.value) is cls
     assert words in caught.value.message
     assert "before it" in caught.value.__notes__[0] or "Traceback" in caught.value.__notes__[0]
@@ -117,7 +119,7 @@ def test_a_signal_is_never_status_zero(local: Session, task_env: Env) -> None:
 
 def test_call_in_time_or_not_at_all(local: Session, task_env: Env) -> None:
     with pytest.raises(NodeError, match="gave no result"):
-        local.run_task("node_tasks", {"do": "sleep"}, 0.5, env=task_env(local))
+        run_node_task(local, {"do": "sleep"}, 0.5, task_env(local))
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -165,7 +167,7 @@ def test_agent_killed_hard(home: Path, task_env: Env) -> None:
         with pytest.raises(UnreachableError, match="node laptop was lost"):
             waiting.recv(20)
         with pytest.raises(UnreachableError):
-            session.fetch("/etc/hostname", home / "x")
+            session.fetch("/etc/hostname", home / "x", 1 << 30)
         assert not (home / "x").exists()
 
 
@@ -181,7 +183,7 @@ def test_lease(home: Path, task_env: Env, monkeypatch: pytest.MonkeyPatch) -> No
     """A launcher that says nothing for the lease is gone for the agent."""
     with open_session(LOCAL, ConnectOptions(grace_s=0.3, lease_s=0.5)) as session:
         env = task_env(session)
-        assert session.run_task("node_tasks", {"do": "flood", "lines": 1}, 20, env=env) == {"lines": 1}
+        assert run_node_task(session, {"do": "flood", "lines": 1}, 20, env) == {"lines": 1}
     monkeypatch.setattr(AgentConnection, "_watch", lambda _: None)
     with open_session(LOCAL, ConnectOptions(grace_s=0.3, lease_s=0.5)) as session:
         task = session.start_task("node_tasks", {"do": "sleep"}, env=env)
@@ -242,9 +244,9 @@ def test_push_tree(local: Session) -> None:
 
 
 def test_fetch_while_others_talk(local: Session, task_env: Env, tmp_path: Path) -> None:
-    path = local.run_task("node_tasks", {"do": "write", "mib": 20}, 30, env=task_env(local))["path"]
+    path = run_node_task(local, {"do": "write", "mib": 20}, 30, task_env(local))["path"]
     task = local.start_task("node_tasks", {"do": "echo"}, env=task_env(local))
-    thread = threading.Thread(target=local.fetch, args=(path, tmp_path / "got"))
+    thread = threading.Thread(target=local.fetch, args=(path, tmp_path / "got", 1 << 30))
     thread.start()
     for number in range(20):
         task.send({"n": number})
@@ -252,9 +254,9 @@ def test_fetch_while_others_talk(local: Session, task_env: Env, tmp_path: Path) 
     thread.join()
     assert (tmp_path / "got").read_bytes() == Path(path).read_bytes()
     with pytest.raises(UnfitError, match="no such file"):
-        local.fetch("/no/such/file", tmp_path / "none")
+        local.fetch("/no/such/file", tmp_path / "none", 1 << 30)
     with pytest.raises(SkyctlError, match="can't write"):
-        local.fetch(path, tmp_path / "no" / "folder")
+        local.fetch(path, tmp_path / "no" / "folder", 1 << 30)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["got"]
 
 

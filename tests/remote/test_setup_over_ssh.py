@@ -15,6 +15,7 @@ from skyctl.inventory.environment_registry import with_prepared_environments
 from skyctl.records.cluster import Cluster
 from skyctl.remote.session_factory import open_session
 from skyctl.setup.installer import SetupJob
+from skyctl.setup.node.setup_events import SetupFacts
 from skyctl.setup.workload_requirements import Requirements
 
 
@@ -61,7 +62,7 @@ def test_over_ssh(sshd, tmp_path: Path, wheels: ModuleType) -> None:
     for name in ("n1", "n2"):
         assert used.node(name).python.startswith(str(sshd.home / ".local/share/skyctl/env"))
         with open_session(used.node(name), options) as session:
-            found = session.run_task("skyctl.setup.node.setup_task", {"op": "facts"}, 30)
+            found = session.run_task("skyctl.setup.node.setup_task", {"op": "facts"}, 30, answer=SetupFacts)
             assert found["python"] == used.node(name).python
     removed = set_up_cluster(Cluster(name="c", nodes=nodes[:2]), options, job, remove=True)
     assert [node.status for node in removed.nodes] == ["removed", "removed"]

@@ -28,6 +28,8 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.session_factory import open_session, open_sessions
 from skyctl.remote.ssh_config import resolve_ssh_target
 
+from .answers import run_node_task
+
 Env = Callable[[Session], dict[str, str]]
 
 
@@ -52,14 +54,14 @@ def test_whole_way(sshd, task_env: Env, tmp_path: Path) -> None:
         assert event[0]["where"] == "there; $(touch y)"
         data = os.urandom(1 << 20) * 20
         path = session.push(data, hashlib.sha256(data).hexdigest())
-        session.fetch(path, tmp_path / "back")
+        session.fetch(path, tmp_path / "back", 1 << 30)
         assert (tmp_path / "back").read_bytes() == data
         orphan = session.start_task("node_tasks", {"do": "orphan", "stay": True}, env=task_env(session))
         while (event := orphan.recv(20)) and event[0].get("event") != "up":
             pass
     assert session.surviving_pids == []
     with open_session(node, sshd.options()) as session:  # the package is there already
-        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
+        assert run_node_task(session, {"do": "noisy"}, 20, task_env(session)) == {}
 
 
 def test_noise_before_the_nonce(sshd) -> None:
@@ -238,7 +240,7 @@ def test_jump(sshd, task_env: Env) -> None:
     hop = f"127.0.0.1:{sshd.port}"
     text = f"Host *\n  IdentityFile {sshd.key}"
     with open_session(sshd.node(proxy_jump=f"{hop},{hop}"), sshd.options(text)) as session:
-        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=task_env(session)) == {}
+        assert run_node_task(session, {"do": "noisy"}, 20, task_env(session)) == {}
     failure = refused(sshd, sshd.node(proxy_jump=hop, port=1), sshd.options(text))
     assert type(failure) is UnreachableError
     assert "the way there was refused" in failure.message

@@ -17,22 +17,26 @@ from skyctl.worker.rank_events import RankResult
 
 
 def run(traces: dict[int, str]) -> Any:
-    specs = [RankSpec(rank, f"n{rank}", f"n{rank}/cpu:0", {}) for rank in range(2)]
+    specs = [RankSpec(rank, f"n{rank}", f"n{rank}/cpu:0", {"microbatches": 1}) for rank in range(2)]
     results = {rank: RankResult(1, trace=path) for rank, path in traces.items()}
     return SimpleNamespace(specs=specs, paths=RunPaths.new(), results=lambda: results)
 
 
 def sessions(texts: dict[str, str]) -> Any:
-    def fetch(remote: str, local: Path) -> None:
+    def fetch(remote: str, local: Path, _most_bytes: int) -> None:
         local.write_text(texts[remote])
 
     return {f"n{rank}": SimpleNamespace(fetch=fetch) for rank in range(2)}
 
 
 def test_in_the_ranks_order() -> None:
-    texts = {f"/t{rank}": json.dumps({"clocks": {}, "steps": [rank]}) for rank in range(2)}
+    steps = [{"step": rank, "start_s": 0.0, "end_s": 1.0, "spans": []} for rank in range(2)]
+    texts = {f"/t{rank}": json.dumps({"clocks": {}, "steps": [steps[rank]]}) for rank in range(2)}
     done = run({1: "/t1", 0: "/t0"})
-    assert [document["steps"] for document in gather_traces(done, sessions(texts))] == [[0], [1]]
+    assert [document["steps"] for document in gather_traces(done, sessions(texts))] == [
+        [steps[0]],
+        [steps[1]],
+    ]
     assert sorted(path.name for path in done.paths.folder.iterdir()) == ["attempts", "logs"]
 
 
@@ -46,5 +50,5 @@ def test_in_the_ranks_order() -> None:
 def test_what_is_missing_or_damaged_is_named(traces: dict[int, str], text: str, words: str) -> None:
     done = run(traces)
     with pytest.raises(SkyctlError, match=words):
-        gather_traces(done, sessions({"/t0": "{}", "/t1": text}))
+        gather_traces(done, sessions({"/t0": '{"clocks": {}, "steps": []}', "/t1": text}))
     assert sorted(path.name for path in done.paths.folder.iterdir()) == ["attempts", "logs"]

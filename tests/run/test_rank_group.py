@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.records.cluster import Node
 from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
@@ -60,7 +60,9 @@ class Stage:
 
     def __init__(self, ranks: int, steps: int = 2, watcher: RunCallbacks | None = None) -> None:
         self.tasks = [Scripted(f"rank-{i}") for i in range(ranks)]
-        specs = [RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"steps": steps}) for i in range(ranks)]
+        specs = [
+            RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"steps": steps, "layers": [i, i + 1]}) for i in range(ranks)
+        ]
         sessions = {
             f"n{i}": SimpleNamespace(
                 node=Node(name=f"n{i}", transport="local"),
@@ -217,7 +219,7 @@ def test_a_message_that_is_no_event_of_ours_is_the_ranks_failure(stages) -> None
     stage = stages(1)
     stage.ready()
     stage.tasks[0].say({"event": "step", "step": 0})
-    with pytest.raises(RunError, match="node n0 sent 'step' with no iteration_s"):
+    with pytest.raises(ProtocolError, match="node n0 sent 'step' with no iteration_s"):
         stage.run.watch(0.1)
     assert stage.run.failure is not None
     assert stage.run.failure.ranks == (0,)

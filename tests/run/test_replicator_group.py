@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from skyctl.checkpoint.replicator_events import ReplicatorEnded
 from skyctl.records.cluster import Node
 from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
 
@@ -76,7 +75,9 @@ def test_a_node_that_is_not_heard_holds_nobody_up() -> None:
         assert time.monotonic() - began < FAR_S
     assert not group.starting
     group.wait_ready()
-    assert said == [("elm", ReplicatorEnded("it is not heard"))]
+    ((node, news),) = said
+    assert node == "elm"
+    assert news.error.message == "it is not heard"
     assert group.nodes == ["oak"]
     assert group.forget() == {}
     group.close()

@@ -27,10 +27,12 @@ RECORD = {
 
 def write(record: Any, notes: list[str]) -> tuple[str | None, RunPaths]:
     paths = RunPaths.new()
-    spec = RankSpec(0, "n1", "n1/cpu:0", {})
+    spec = RankSpec(0, "n1", "n1/cpu:0", {"microbatches": 1})
     results = {0: RankResult(1, trace="/t")} if record else {}
     run = SimpleNamespace(specs=[spec], paths=paths, results=lambda: results)
-    sessions = {"n1": SimpleNamespace(fetch=lambda _remote, local: local.write_text(json.dumps(record)))}
+    sessions = {
+        "n1": SimpleNamespace(fetch=lambda _remote, local, _most: local.write_text(json.dumps(record)))
+    }
     watcher = RunCallbacks(note=notes.append)
     return write_trace(run, sessions, PLAY, watcher), paths  # type: ignore[arg-type]
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from skyctl.agent.task_events import read_as_json
 from skyctl.check import diagnosis
+from skyctl.check.check_answers import ANSWERS, TorchFacts
 from skyctl.check.check_report import (
     CheckReport,
     DtypeReport,
@@ -24,7 +26,7 @@ from skyctl.check.check_report import (
     ok,
     skipped,
 )
-from skyctl.errors import NodeError, SkyctlError
+from skyctl.errors import NodeError, ProtocolError, SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
@@ -87,8 +89,8 @@ class _CheckedNode:
         deadline = time.monotonic() + timeout_s
         while (event := self._task.recv(max(0.0, deadline - time.monotonic()))) is not None:
             message = event[0]
-            if message.get("event") == "answer" and message["id"] == number:
-                return message
+            if message.get("event") == "answer" and message.get("id") == number:
+                return read_as_json(ANSWERS[op], message, self.name)
             if message.get("event") in ("error", "exit"):
                 raise translate_task_failure(self.session.node, message)
         raise NodeError(f"node {self.name} did not answer within {timeout_s:g} s", node=self.name)
@@ -206,11 +208,12 @@ def _inspect_node(subject: _CheckedNode) -> None:
     answer: dict[str, Any] | SkyctlError
     try:
         devices = list(node.devices) if node.devices is not None else None
-        answer = session.run_task(CHECK_TASK, {"op": "torch", "devices": devices}, subject.timeouts.torch_s)
-        subject.torch = str(answer["torch"])
+        order = {"op": "torch", "devices": devices}
+        answer = session.run_task(CHECK_TASK, order, subject.timeouts.torch_s, answer=TorchFacts)
+        subject.torch = answer["torch"]
         subject.dtypes = tuple(DtypeReport(**one) for one in answer["dtypes"])
     except SkyctlError as exc:
-        if session.lost is not None:
+        if session.lost is not None or isinstance(exc, ProtocolError):
             raise
         answer = exc
     subject.ticks += [*diagnosis.torch_ticks(node, answer), *diagnosis.dtype_ticks(node, subject.dtypes)]
@@ -222,7 +225,7 @@ def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
     best = (0.0, float("inf"))
     for _ in range(_PINGS):
         began, sent = time.time(), time.monotonic()
-        there = float(subject.ask("clock", subject.timeouts.answer_s)["time_s"])
+        there = subject.ask("clock", subject.timeouts.answer_s)["time_s"]
         round_trip_s = time.monotonic() - sent
         if round_trip_s < best[1]:
             best = (there - (began + round_trip_s / 2), round_trip_s)
@@ -248,12 +251,12 @@ def _start_listening(subject: _CheckedNode) -> None:
         subject.ticks += skipped(["port"], "no address")
         return
     answer = subject.ask("listen", subject.timeouts.answer_s, address=subject.address, secret=subject.secret)
-    if "error" in answer:
+    if "port" not in answer:
         hint = f"name another interface with `interface:` of node {subject.name!r} in cluster.yaml"
-        found = f"no port of {subject.address} can be listened on: {answer['error']}"
+        found = f"no port of {subject.address} can be listened on: {answer.get('error')}"
         subject.ticks.append(failed("port", found, hint))
     else:
-        subject.port = int(answer["port"])
+        subject.port = answer["port"]
         subject.ticks.append(ok("port"))
 
 
@@ -269,7 +272,11 @@ def _connect_to_peers(subject: _CheckedNode, everyone: Sequence[_CheckedNode]) -
     waves = -(-len(peers) // _PEERS_AT_ONCE)
     limit_s = subject.timeouts.answer_s + waves * 2 * subject.timeouts.connect_s
     answer = subject.ask("connect", limit_s, peers=peers, wait_s=subject.timeouts.connect_s)
-    subject.results = answer.get("results", {})
+    results = answer.get("results", {})
+    if not set(results) <= set(peers):
+        name = subject.name
+        raise ProtocolError(f"node {name} connected to nodes that it was not told of", node=name)
+    subject.results = results
 
 
 def _compare_torch_versions(subjects: dict[str, _CheckedNode]) -> None:

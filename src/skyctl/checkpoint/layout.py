@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.event_fields import NUMBER_LIMIT
 from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer, remove_partial_files, sync_folder
 from skyctl.errors import RecordError, SkyctlError
 
 MANIFEST_KIND, MANIFEST_VERSION = "skyctl/part", 1
-NUMBER_LIMIT = 10**8
-"""Steps, layers and ranks are numbers below this."""
-
 _STEP = re.compile(r"step-(\d{8})")
 _MANIFEST = re.compile(r"(part|copy)-\d+\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -159,7 +159,8 @@ class CheckpointReplicator:
         self._clear_damaged(step, wanted)
         try:
             with ShardClient(address, self._credentials) as client:
-                _, failed = fetch_shards(client, self._folder, step, wanted, self._credentials.run_id)
+                limits = _parse_limits(message)
+                _, failed = fetch_shards(client, self._folder, step, wanted, limits, self._credentials.run_id)
         except SkyctlError as exc:
             here = layout.held_shards(self._folder, [step]).get(step, {})
             for layer, (sha256, _) in wanted.items():
@@ -204,6 +205,7 @@ class CheckpointReplicator:
     def _follow(self, message: Message) -> Message:
         peers = [_parse_address(peer) for peer in message["peers"]]
         keep = layout.parse_natural(message.get("keep", 2))
+        limits = _parse_limits(message)
         for follower in self._followers:
             follower.close()
         self._followers = [
@@ -212,6 +214,7 @@ class CheckpointReplicator:
                 peer,
                 self._credentials,
                 keep=keep,
+                limits=limits,
                 slots=self._follower_slots,
                 send=self._channel.send,
                 poll_s=self._poll_s,
@@ -246,6 +249,14 @@ def _parse_address(values: Mapping[str, Any]) -> ReplicatorAddress:
     return ReplicatorAddress(
         str(values["host"]), layout.parse_natural(values["port"], 65536), str(values["node"])
     )
+
+
+def _parse_limits(message: Mapping[str, Any]) -> dict[int, int]:
+    """By layer, the most bytes that its shard can have."""
+    return {
+        layout.parse_index(layer): layout.parse_natural(size, 1 << 62)
+        for layer, size in message["limits"].items()
+    }
 
 
 def _transfer_answer(wanted: Mapping[int, Any], failed: Mapping[int, str]) -> Message:

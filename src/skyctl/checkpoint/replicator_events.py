@@ -7,7 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
+
+from skyctl.agent.event_fields import (
+    Address,
+    ByteCount,
+    Index,
+    Label,
+    MaxLength,
+    Port,
+    Seconds,
+    Sha256,
+    Within,
+)
+
+MOST_PINNED = 1000
 
 
 @dataclass(frozen=True)
@@ -15,23 +29,40 @@ class ReplicatorListening:
     """The address where other nodes' replicators reach it; ``pinned``: steps pinned when it began."""
 
     kind: ClassVar[str] = "listening"
-    address: str
-    port: int
-    pinned: tuple[int, ...] = ()
+    address: Address
+    port: Port
+    pinned: Annotated[tuple[Index, ...], MaxLength(MOST_PINNED)] = ()
+
+
+@dataclass(frozen=True)
+class ListedShard:
+    """One layer's file as a replicator lists it: ``layout.HeldShard.to_dict``."""
+
+    sha256: Sha256
+    bytes: ByteCount
+    attempt: Index = 0
+    own: bool = True
+
+
+@dataclass(frozen=True)
+class CopiedShard:
+    """One layer's file that was copied."""
+
+    sha256: Sha256
+    bytes: ByteCount
 
 
 @dataclass(frozen=True)
 class ReplicatorAnswer:
     """The answer to the launcher's order of that ``id``; ``error``: why it could not be done.
 
-    ``steps``: what it holds, by step and layer, as ``layout.HeldShard.from_dict`` reads it. ``damaged``, and
-    ``failed`` to arrive: by layer, why.
+    ``steps``: what it holds, by step and layer. ``damaged``, and ``failed`` to arrive: by layer, why.
     """
 
     kind: ClassVar[str] = "answer"
-    id: int | None = None
+    id: Annotated[int, Within(1, 2**53)] | None = None
     error: str | None = None
-    steps: Mapping[int, Mapping[int, Any]] | None = None
+    steps: Mapping[int, Mapping[int, ListedShard]] | None = None
     damaged: Mapping[int, str] | None = None
     failed: Mapping[int, str] | None = None
 
@@ -42,12 +73,12 @@ class LayersReplicated:
 
     kind: ClassVar[str] = "replicated"
     keys: ClassVar[Mapping[str, str]] = {"source": "from"}
-    step: int
-    attempt: int
-    source: str
-    layers: Mapping[int, Any]
-    bytes: int
-    wall_s: float
+    step: Index
+    attempt: Index
+    source: Label
+    layers: Mapping[int, CopiedShard]
+    bytes: ByteCount
+    wall_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -56,16 +87,5 @@ class ReplicationFailed:
 
     kind: ClassVar[str] = "unreplicated"
     keys: ClassVar[Mapping[str, str]] = {"source": "from"}
-    source: str
+    source: Label
     error: str
-
-
-@dataclass(frozen=True)
-class ReplicatorEnded:
-    """A node has no replicator any more, and why; the launcher finds that out, no node tells it."""
-
-    error: str
-
-
-ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
-"""What the launcher acts on beside answers."""

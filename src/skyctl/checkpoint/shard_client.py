@@ -17,7 +17,7 @@ from skyctl.agent.task_events import to_message
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer
 from skyctl.checkpoint.layout import HeldShard
-from skyctl.checkpoint.replicator_events import LayersReplicated, ReplicationFailed
+from skyctl.checkpoint.replicator_events import CopiedShard, LayersReplicated, ReplicationFailed
 from skyctl.checkpoint.shard_server import HANDSHAKE_TIMEOUT_S, handshake_purpose
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.transport.handshake import connect_authenticated, os_error_reason
@@ -131,8 +131,11 @@ class ShardClient:
         except ValueError as exc:
             raise ReplicatorUnreachableError(f"{self._address} gave an answer that is none: {exc}") from exc
 
-    def get(self, folder: Path, step: int, layer: int, sha256: str) -> FileDigest:
+    def get(self, folder: Path, step: int, layer: int, sha256: str, most_bytes: int) -> FileDigest:
         """Copies one shard into its place in ``folder``, where the step's folder must exist.
+
+        Args:
+            most_bytes: how large it can be; of a larger one nothing is taken.
 
         Raises:
             ShardMissingError: it does not have the shard.
@@ -148,6 +151,12 @@ class ShardClient:
             left = layout.parse_natural(answer.get("bytes"), 1 << 62)
         except ValueError as exc:
             raise ReplicatorUnreachableError(f"{self._address} gave an answer that is none: {exc}") from exc
+        if left > most_bytes:
+            self.close()
+            name = f"{path.parent.name}/{path.name}"
+            raise ReplicatorUnreachableError(
+                f"{self._address} has {left} bytes of {name}, more than {most_bytes}"
+            )
         try:
             with atomic_writer(path, 0o600) as out:
                 while left:
@@ -209,6 +218,7 @@ def fetch_shards(
     folder: Path,
     step: int,
     layers: Mapping[int, tuple[str, int]],
+    limits: Mapping[int, int],
     run_id: str,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[int, FileDigest], dict[int, str]]:
@@ -216,6 +226,7 @@ def fetch_shards(
 
     Args:
         layers: by layer, the shard's SHA-256 and attempt.
+        limits: by layer of the model, the most bytes that its shard can have.
         is_cancelled: asked between two shards.
 
     Returns:
@@ -235,7 +246,7 @@ def fetch_shards(
         if layer in here and here[layer].sha256 == sha256:
             continue
         try:
-            copied[layer] = client.get(folder, step, layer, sha256)
+            copied[layer] = client.get(folder, step, layer, sha256, limits.get(layer, 0))
             layout.write_copy_manifest(folder, step, layer, copied[layer], attempt, run_id)
         except ReplicatorUnreachableError:
             raise
@@ -258,6 +269,7 @@ class ShardFollower:
     tried again, at growing intervals, until ``close``.
 
     Args:
+        limits: by layer of the model, the most bytes that its shard can have.
         slots: held while shards are copied, which limits how many followers copy at once.
         send: sends an event to the launcher for each step that was copied, and one when the node is lost or
             the disk is full.
@@ -270,12 +282,14 @@ class ShardFollower:
         credentials: ReplicatorCredentials,
         *,
         keep: int,
+        limits: Mapping[int, int],
         slots: threading.Semaphore,
         send: Callable[[dict[str, Any]], None],
         poll_s: float = POLL_S,
     ) -> None:
         self._folder, self._address, self._credentials = folder, address, credentials
         self._keep, self._slots, self._send_event, self._poll_s = keep, slots, send, poll_s
+        self._limits = limits
         self._closed = threading.Event()
         self._client: ShardClient | None = None
         self._last_error = ""
@@ -321,9 +335,8 @@ class ShardFollower:
                 continue
             began = time.perf_counter()
             with self._slots:
-                copied, failed = fetch_shards(
-                    client, self._folder, step, wanted, self._credentials.run_id, self._closed.is_set
-                )
+                run_id, ended = self._credentials.run_id, self._closed.is_set
+                copied, failed = fetch_shards(client, self._folder, step, wanted, self._limits, run_id, ended)
             if copied:
                 layout.prune_steps(self._folder, self._keep)
                 self._send_replicated(step, attempt, copied, time.perf_counter() - began)
@@ -363,7 +376,7 @@ class ShardFollower:
             step=step,
             attempt=attempt,
             source=self._address.node,
-            layers={n: {"sha256": file.sha256, "bytes": file.size_bytes} for n, file in copied.items()},
+            layers={n: CopiedShard(file.sha256, file.size_bytes) for n, file in copied.items()},
             bytes=sum(file.size_bytes for file in copied.values()),
             wall_s=wall_s,
         )

@@ -167,5 +167,5 @@ def _connect_replicators(
             require_all(reached.failures)
         for name, failure in reached.failures.items():
             out.warn(f"{name}: {failure.message}")
-        with replicators_on(known.paths.run_id, reached.sessions) as replicators:
+        with replicators_on(known, reached.sessions) as replicators:
             yield RunNodes(replicators, dict(reached.sessions), sorted(reached.failures))

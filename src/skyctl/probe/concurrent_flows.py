@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skyctl.errors import ProtocolError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
+from skyctl.probe.probe_messages import check_arrivals
 
 FlowEnds = tuple[str, str]
 """The nodes (source, target) of a flow."""
@@ -173,8 +175,18 @@ class FlowPlayer:
             return  # of an earlier round
         kind = event.get("event")
         if kind == "line":
-            self._answers[name] = str(event["error"]) if "error" in event else event["arrivals"]
+            if "error" not in event:
+                sizes = (
+                    {hub: request.message_bytes[name][0]}
+                    if name != hub
+                    else {peer: back for peer, (_, back) in request.message_bytes.items()}
+                )
+                check_arrivals(member.node, event.get("arrivals", {}), sizes, self.sizes.messages)
+            self._answers[name] = event["error"] if "error" in event else event["arrivals"]
         elif kind == "line-listening":
+            again = set(self._asked) & set(request.message_bytes)
+            if name != hub or again or len(event["ports"]) != len(request.message_bytes):
+                raise ProtocolError(f"node {name} listens for flows that it was not asked for", node=name)
             for peer, port in zip(request.message_bytes, event["ports"], strict=True):
                 self._send(peer, request, {"role": "peer", "host": event["address"], "port": port}, [hub])
                 self._asked.append(peer)

@@ -14,6 +14,7 @@ from typing import Any
 from skyctl.errors import SkyctlError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes, SessionLike
 from skyctl.probe.layer_shapes import distinct_layers, layer_kinds
+from skyctl.probe.probe_messages import LayerFlops, check_timings, layer_flops
 from skyctl.probe.profile_cache import CachedTimings
 from skyctl.probe.resource_shares import assign_threads
 from skyctl.records.base import GIB
@@ -142,7 +143,7 @@ def measure_devices(
     kinds = layer_kinds(shapes, layers)
     generic = bool(layers) and not any(layer["flops"] for layer in layers)
     limits = {"budget_s": budget_s, "cap_s": cap_s}
-    heard = partial(_hear, on_progress)
+    heard = partial(_hear, on_progress, layer_flops(shapes))
     members = probes.alive()
     cold = [m for m in members if layers and known.measures(m.id)]
     for member in cold:
@@ -168,7 +169,7 @@ def measure_devices(
     probes.wait([m for m in probes.alive() if not m.measured], "timings", cap_s, heard)
 
 
-def _hear(on_progress: ProbeProgress, member: DeviceProbe, event: dict[str, Any]) -> None:
+def _hear(on_progress: ProbeProgress, flops: LayerFlops, member: DeviceProbe, event: dict[str, Any]) -> None:
     """Notes what a device says while it is measured."""
     kind = event.get("event")
     if kind == "progress":
@@ -181,6 +182,7 @@ def _hear(on_progress: ProbeProgress, member: DeviceProbe, event: dict[str, Any]
         member.phase, member.done = "measured, waiting for the others", True
         on_progress(member.node.name, "measured", 1.0)
     elif kind == "timings":
+        check_timings(member.node, event["timings"], flops)
         member.measured = event
         member.phase = "measured"
 

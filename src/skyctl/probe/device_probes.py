@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skyctl.errors import SkyctlError, UnfitError
+from skyctl.errors import ProtocolError, SkyctlError, UnfitError
+from skyctl.probe.probe_messages import read_probe_message
 from skyctl.records.cluster import Node, device_id
 from skyctl.records.profile import NodeFailure
 from skyctl.remote.awake_clock import awake_s
-from skyctl.remote.remote_task import translate_task_failure
 from skyctl.remote.task_group import GroupEvent, TaskGroup
 
 PROBE_TASK = "skyctl.probe.node.probe_task"
@@ -67,7 +67,8 @@ class DeviceProbe:
     """One device's process. ``facts`` and ``measured`` are what it sent; ``heard_at``: when it last
     spoke, by ``remote.awake_clock``; ``returned``: it has ended well.
 
-    ``done``: it has measured its layers, and only keeps its device busy.
+    ``done``: it has measured its layers, and only keeps its device busy. ``asked``: the device it was started
+    for; None: the node's first.
     """
 
     node: Node
@@ -79,6 +80,7 @@ class DeviceProbe:
     done: bool = False
     heard_at: float | None = None
     returned: bool = False
+    asked: str | None = None
     tail: list[str] = field(default_factory=list)
 
     @property
@@ -130,7 +132,7 @@ class DeviceProbes:
         except (SkyctlError, OSError, EOFError) as exc:
             self.fail(session.node.name, exc)
             return
-        self.add(DeviceProbe(session.node, session.host, task))
+        self.add(DeviceProbe(session.node, session.host, task, asked=payload.get("device")))
 
     def add(self, member: DeviceProbe) -> None:
         """Takes in a device whose process was started already."""
@@ -173,7 +175,8 @@ class DeviceProbes:
 
         Args:
             fatal: False: who has not is only waited for no longer.
-            handler: called with every event of every member, except log lines and endings.
+            handler: called with every event of every member, except log lines and endings. What it refuses
+                (ProtocolError) is a failure of the member's node.
         """
         kinds = {kind} if isinstance(kind, str) else set(kind)
         waiting = {id(member): member for member in members}
@@ -185,10 +188,8 @@ class DeviceProbes:
         while pending():
             for came in self._events.receive_all(min(POLL_S, max(0.0, end_at - awake_s()))):
                 member, event = came.key, self._take(came)
-                if event is not None:
-                    handler(member, event)
-                    if event.get("event") in kinds:
-                        waiting.pop(id(member), None)
+                if event is not None and self._handle(member, event, handler) and event["event"] in kinds:
+                    waiting.pop(id(member), None)
                 if not pending():
                     return  # what else is there is for those who wait next
             now = awake_s()
@@ -209,17 +210,28 @@ class DeviceProbes:
                 lost = came.error if isinstance(came.error, SkyctlError) else _lost_error(member)
                 self.fail(member.node.name, lost)
             return None
-        event: dict[str, Any] = came.value
-        kind = event.get("event")
+        try:
+            event = read_probe_message(member, came.value)
+        except SkyctlError as exc:
+            self.fail(member.node.name, exc)
+            return None
+        kind = event["event"]
         if kind == "log":
-            member.tail = (member.tail + str(event.get("text", "")).splitlines())[-TAIL_LINES:]
-        elif kind in ("error", "exit"):
-            self.fail(member.node.name, translate_task_failure(member.node, event))
+            member.tail = (member.tail + event["text"].splitlines())[-TAIL_LINES:]
         elif kind == "result":
             member.returned = True
-        elif kind != "alive":
+        elif kind != "alive" and member.node.name not in self.failures:
             return event
         return None
+
+    def _handle(self, member: DeviceProbe, event: dict[str, Any], handler: EventHandler) -> bool:
+        """Hands an event out; False where the handler has refused it, which is the node's failure."""
+        try:
+            handler(member, event)
+        except ProtocolError as exc:
+            self.fail(member.node.name, exc)
+            return False
+        return True
 
     def close(self) -> None:
         """Tells every process to end, then kills what still runs. Errors don't matter here."""

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from skyctl.errors import ProtocolError
 from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
 from skyctl.probe.pairings import (
     NodePair,
@@ -53,9 +54,15 @@ def measure_round(
         if peer is None:
             return
         if event.get("event") == "listening":
+            if all(one is not member for one in asked) or any(one is peer for one in expected):
+                name = member.node.name
+                raise ProtocolError(f"node {name} listens for a link that it was not asked for", node=name)
             order(peer, member, role="connect", host=event["address"], port=event["port"])
             expected.append(peer)
         elif event.get("event") == "link":
+            if "error" not in event and not {"latency_s", "bandwidth_bytes_per_s"} <= set(event):
+                name = member.node.name
+                raise ProtocolError(f"node {name} gave neither figures of a link nor an error", node=name)
             answers[id(member)] = event
 
     expected: list[DeviceProbe] = []
@@ -99,7 +106,7 @@ def _link_profile(
     errors: Sequence[str],
 ) -> LinkProfile:
     names = source.node.name, target.node.name
-    if "latency_s" not in end:
+    if "latency_s" not in end or "bandwidth_bytes_per_s" not in end:
         reason = "; ".join(dict.fromkeys(errors)) or "the pair gave no figures"
         return LinkProfile(source=names[0], target=names[1], error=reason)
     return LinkProfile(

@@ -40,6 +40,8 @@ Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 
+MAX_FAULT_CHARS = 500
+"""Of what is wrong with a field are shown: what stood there may be of any length."""
 GIB = 2**30
 """Bytes of one, wherever memory is said in words."""
 
@@ -196,7 +198,7 @@ def describe(
     ``cls``: what was read; then an unknown field's likely meaning is named.
     """
     errors: Sequence[Any] = exc.errors(include_url=False)
-    lines = [_line(e, cls) for e in errors[:limit]]
+    lines = [_line(e, cls)[:MAX_FAULT_CHARS] for e in errors[:limit]]
     if len(errors) > limit:
         lines.append(f"and {len(errors) - limit} more")
     return "; ".join(lines)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq
+from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq, since
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")
@@ -64,7 +64,8 @@ class RunState(FileRecord):
     ``workload``: its source; ``cluster_file``: the inventory, read again by whoever takes the run over.
     ``order``: what else is needed to go on (``supervision.run_settings``; JSON values, no secrets).
     ``step``: steps that every rank has finished; ``checkpoint``: the newest complete one's.
-    ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason.
+    ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason;
+    ``untrusted``: those of them that sent what skyctl never sends, so they are not taken back by themselves.
     """
 
     kind: Literal["skyctl/run"] = "skyctl/run"
@@ -87,4 +88,5 @@ class RunState(FileRecord):
     sessions: Seq[NodeSession] = ()
     away: Seq[Name] = ()
     lost: dict[str, str] = Field(default_factory=dict)
+    untrusted: Seq[Name] = since(1, ())
     attempts: Seq[RunAttempt] = ()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from skyctl.agent.frames import FrameError, Message, read_frame, write_frame
-from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnreachableError
+from skyctl.errors import NodeError, ProtocolError, SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_messages import (
     AgentBye,
@@ -186,8 +186,13 @@ class AgentConnection:
         except SessionGoneError as exc:
             self.has_ended = True
             self._mark_lost(exc)
-        except FrameError as exc:
-            why = f"what came is not from its agent ({exc})"
+        except FrameError as exc:  # SSH lets nothing through that was changed on the way: the node said that
+            self._mark_lost(
+                ProtocolError(
+                    f"node {self.node.name} was lost: what came is not from its agent ({exc})",
+                    node=self.node.name,
+                )
+            )
         except (OSError, EOFError, ValueError) as exc:
             why = why or (f"the connection broke ({exc})" if str(exc) else None)
         finally:

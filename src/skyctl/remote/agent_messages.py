@@ -8,15 +8,20 @@ of a session that is taken over may be another version's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
 
 from skyctl.agent.frames import FrameError, Message
 from skyctl.records.base import Index, Seq, describe
 
 EVENTS, REPLIES = "n", "r"
 """The keys of a frame's number, and the names of the two sequences."""
+
+
+MAX_ADDRESSES = 10_000
+IPv4 = Annotated[str, AfterValidator(lambda text: str(IPv4Address(text)))]
 
 
 class AgentMessage(BaseModel):
@@ -36,7 +41,7 @@ class KnownTask(AgentMessage):
     """A task that the agent has started. ``gone``: the number of its ``TaskGone``, None while it runs."""
 
     task: int
-    name: str
+    name: Annotated[str, Field(max_length=200)]
     gone: int | None = None
     returncode: int | None = None
     signal: str | None = None
@@ -51,7 +56,7 @@ class AgentHello(AgentMessage):
     """
 
     op: Literal["hello"]
-    session: str
+    session: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
     folder: str
     cache: str
     home: str
@@ -62,9 +67,11 @@ class AgentHello(AgentMessage):
     version: str
     pid: int
     guardian: int | None
-    addresses: Seq[Annotated[tuple[str, str], Field(strict=False)]]
-    lease_s: float | None = None
-    hold_s: float | None = None
+    addresses: Annotated[
+        Seq[Annotated[tuple[str, IPv4], Field(strict=False)]], Field(max_length=MAX_ADDRESSES)
+    ]
+    lease_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    hold_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     tasks: Seq[KnownTask] = ()
     highest: int = 0
     received: int = 0

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyctl.agent.frames import Message
+from skyctl.agent.task_events import read_as_json
 from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_connection import AgentConnection
@@ -168,11 +169,21 @@ class Session:
         return task
 
     def run_task(
-        self, module: str, payload: Message, timeout_s: float, env: dict[str, str] | None = None
+        self,
+        module: str,
+        payload: Message,
+        timeout_s: float,
+        env: dict[str, str] | None = None,
+        *,
+        answer: type,
     ) -> Message:
         """Runs a task to its end and gives its result (without the key ``event``).
 
+        Args:
+            answer: the dataclass of the result (``agent.task_events``).
+
         Raises:
+            ProtocolError: the result is none that the task gives.
             SkyctlError: what went wrong there, translated (UnfitError for a lack of the node's).
             NodeError: no result in time; the task is ended.
         """
@@ -182,7 +193,8 @@ class Session:
             while (event := task.recv(max(0.0, deadline - time.monotonic()), for_answer=True)) is not None:
                 message = event[0]
                 if message.get("event") == "result":
-                    return {key: value for key, value in message.items() if key != "event"}
+                    found = read_as_json(answer, message, self.node.name)
+                    return {key: value for key, value in found.items() if key != "event"}
                 if message.get("event") in ("error", "exit"):
                     raise translate_task_failure(self.node, message)
         except BaseException:
@@ -224,14 +236,18 @@ class Session:
         """A folder into the node's cache, unless it is there; gives its path there. Keys: relative paths."""
         return self._transfers.push_tree(files)
 
-    def fetch(self, remote_path: str, local_path: Path) -> None:
+    def fetch(self, remote_path: str, local_path: Path, most_bytes: int) -> None:
         """Copies a file from the node; it appears under its name when it is whole and right.
 
+        Args:
+            most_bytes: how large it can be; of a larger one nothing is taken.
+
         Raises:
+            ProtocolError: it is larger, or not as large as the node has announced.
             NodeError: the node can't read it.
             SkyctlError: it can't be written here.
         """
-        self._transfers.fetch(remote_path, local_path)
+        self._transfers.fetch(remote_path, local_path, most_bytes)
 
     def close(self) -> None:
         """Ends every task, waits until the agent says that nothing is left, and disconnects.

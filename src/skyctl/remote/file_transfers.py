@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from skyctl.agent.frames import CHUNK_BYTES, Message
 from skyctl.agent.node_cache import pack_archive
-from skyctl.errors import InputError, NodeError, SkyctlError, UnfitError
+from skyctl.errors import InputError, NodeError, ProtocolError, SkyctlError, UnfitError
 from skyctl.remote.agent_connection import AgentConnection
 from skyctl.remote.agent_messages import FileChunk, FileMessage, FileReply
 
@@ -54,10 +54,14 @@ class FileTransfers:
         found = self._request({"op": "have", "kind": "trees", "digest": digest}).path
         return found or self._put("trees", digest, archive)
 
-    def fetch(self, remote_path: str, local_path: Path) -> None:
+    def fetch(self, remote_path: str, local_path: Path, most_bytes: int) -> None:
         """Copies a file from the node; it appears under its name when it is whole and right.
 
+        Args:
+            most_bytes: how large it can be; of a larger one nothing is taken.
+
         Raises:
+            ProtocolError: it is larger, or not as large as the node has announced.
             NodeError: the node can't read it.
             SkyctlError: it can't be written here.
         """
@@ -67,7 +71,7 @@ class FileTransfers:
             fd, name = tempfile.mkstemp(prefix=f".{local_path.name[:50]}-", dir=local_path.parent)
             with os.fdopen(fd, "wb") as file:
                 self._connection.send({"op": "fetch", "id": request, "path": remote_path})
-                self._receive_file(request, file, remote_path)
+                self._receive_file(request, file, remote_path, most_bytes)
             Path(name).chmod(0o644)
             Path(name).replace(local_path)
         except OSError as exc:
@@ -133,20 +137,35 @@ class FileTransfers:
         finally:
             self._cancel(request)
 
-    def _receive_file(self, request: int, file: BinaryIO, remote_path: str) -> None:
+    def _receive_file(self, request: int, file: BinaryIO, remote_path: str, most_bytes: int) -> None:
         digest = hashlib.sha256()
+        size = left = -1
         while True:
             message, body = self._next_reply(request)
             if isinstance(message, FileChunk):
+                left -= len(body)
+                if left < 0:
+                    raise self._refused(remote_path, f"sent more than the {max(size, 0)} bytes it announced")
                 file.write(body)
                 digest.update(body)
                 self._connection.send({"op": "more", "id": request})
             elif isinstance(message, FileReply):
                 break
+            elif size >= 0:
+                raise self._refused(remote_path, "said twice how large it is")
+            else:
+                size = left = message.bytes
+                if not 0 <= size <= most_bytes:
+                    raise self._refused(remote_path, f"is {size} bytes large; {most_bytes} are the most")
+        if left > 0:
+            raise self._refused(remote_path, f"ended {left} bytes before the {size} that it announced")
         if digest.hexdigest() != message.sha256:
             raise NodeError(
                 f"{remote_path} of node {self.node.name} was damaged on the way", node=self.node.name
             )
+
+    def _refused(self, remote_path: str, what: str) -> ProtocolError:
+        return ProtocolError(f"{remote_path} of node {self.node.name} {what}", node=self.node.name)
 
 
 def _split_chunks(content: bytes | Path) -> Iterable[tuple[int, bytes | memoryview, bool]]:

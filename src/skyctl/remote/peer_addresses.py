@@ -12,8 +12,10 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+from skyctl.agent.event_fields import Address
 from skyctl.errors import SkyctlError, UnfitError
 
 if TYPE_CHECKING:
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 ROUTE_TASK_MODULE = "skyctl.check.check_task"
 _ROUTE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class RouteAnswer:
+    """The node's own address on the route to its peers; None: it has none."""
+
+    kind: ClassVar[str] = "result"
+    address: Address | None
 
 
 def find_peer_addresses(sessions: Mapping[str, Session]) -> dict[str, str]:
@@ -133,8 +143,9 @@ def _address_towards_peers(session: Session, peers: list[str]) -> str:
     if peers and session.node.transport == "local":
         source = find_source_address(peers)
     elif peers:
-        answer = session.run_task(ROUTE_TASK_MODULE, {"op": "route", "towards": peers}, _ROUTE_TIMEOUT_S)
-        source = answer.get("address")
+        order = {"op": "route", "towards": peers}
+        answer = session.run_task(ROUTE_TASK_MODULE, order, _ROUTE_TIMEOUT_S, answer=RouteAnswer)
+        source = answer["address"]
     if source is not None:
         return source
     outside = [address for address in own_addresses(session) if not _is_loopback(address)]

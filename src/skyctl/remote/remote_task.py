@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from skyctl import errors
+from skyctl.agent.event_fields import clean_text
 from skyctl.agent.frames import Message
-from skyctl.errors import NodeError, RunError, SkyctlError, UnfitError
+from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.records.base import Seq, describe
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_connection import AgentConnection
@@ -18,6 +20,21 @@ from skyctl.remote.agent_messages import AgentMessage
 
 MAX_UNREAD_LOG_EVENTS = 10_000
 NOTE_TAIL_LINES = 20
+MAX_TAIL_LINES = 1000
+MAX_WORDS_CHARS = 64 << 10
+"""Of what an exception says of itself, and of its traceback, the first and the last are kept."""
+
+
+def _shorten(value: object) -> object:
+    """A text that can be written everywhere, its middle left out where it is too long."""
+    if not isinstance(value, str):
+        return value
+    text, half = clean_text(value), MAX_WORDS_CHARS // 2
+    return text if len(text) <= MAX_WORDS_CHARS else f"{text[:half]}\n[…]\n{text[-half:]}"
+
+
+Words = Annotated[str, BeforeValidator(_shorten)]
+SmallInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class RemoteTask:
@@ -91,6 +108,7 @@ class RemoteTask:
         if self._manual_ack:
             self._events.append(({**message, "seq": seq}, body))
             return True
+        message.pop("seq", None)  # where it counts it is the agent's
         if message.get("event") == "log":
             if self._unread_logs >= MAX_UNREAD_LOG_EVENTS:
                 self._dropped_lines += 1
@@ -122,15 +140,15 @@ class TaskError(AgentMessage):
     """The exception that ended a task, as ``agent/task_runner.py`` sends it."""
 
     event: Literal["error"]
-    type: str
-    message: str
-    traceback: str | None = None
+    type: Words
+    message: Words
+    traceback: Words | None = None
     skyctl: bool = False
-    exit_code: int = 1
-    hint: str | None = None
-    python: str | None = None
-    module: str | None = None
-    errno: int | None = None
+    exit_code: SmallInt = 1
+    hint: Words | None = None
+    python: Words | None = None
+    module: Words | None = None
+    errno: SmallInt | None = None
     out_of_memory: bool = False
 
 
@@ -141,37 +159,38 @@ class TaskExit(AgentMessage):
     """
 
     event: Literal["exit"]
-    returncode: int | None = None
-    signal: str | None = None
-    tail: Seq[str] = ()
-    agent_ended: str | None = None
+    returncode: SmallInt | None = None
+    signal: Words | None = None
+    tail: Annotated[Seq[Words], Field(max_length=MAX_TAIL_LINES)] = ()
+    agent_ended: Words | None = None
 
 
 TaskFailure = TaskError | TaskExit
 _FAILURE: TypeAdapter[TaskFailure] = TypeAdapter(Annotated[TaskFailure, Field(discriminator="event")])
 
 
-def read_task_failure(node: Node, event: Message) -> TaskFailure | None:
+def read_task_failure(node: Node, event: Mapping[str, Any]) -> TaskFailure | None:
     """What a task's event says of its end; None where it tells of something else.
 
     Raises:
-        RunError: it does not say how the task failed.
+        ProtocolError: it does not say how the task failed.
     """
     if event.get("event") not in ("error", "exit"):
         return None
     try:
         return _FAILURE.validate_python(event)
     except ValidationError as exc:
-        raise RunError(
-            f"a process on node {node.name} failed, and does not say how: {describe(exc, limit=1)}"
+        raise ProtocolError(
+            f"a process on node {node.name} failed, and does not say how: {describe(exc, limit=1)}",
+            node=node.name,
         ) from None
 
 
-def translate_task_failure(node: Node, event: Message) -> SkyctlError:
+def translate_task_failure(node: Node, event: Mapping[str, Any]) -> SkyctlError:
     """An ``error`` or ``exit`` event of a task on that node → the error to raise."""
     try:
         failure = read_task_failure(node, event)
-    except RunError as exc:
+    except ProtocolError as exc:
         return exc
     assert failure is not None
     return task_failure_error(node, failure)

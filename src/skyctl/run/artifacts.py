@@ -7,28 +7,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.task_events import read_as_json
+from skyctl.checkpoint.safetensors import merge, read_header
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.timeline_charts import plot_trace
-from skyctl.errors import SkyctlError
+from skyctl.errors import ProtocolError, RecordError, SkyctlError
 from skyctl.files import write_atomic
 from skyctl.remote.agent_session import Session
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.rank_group import RankGroup
+from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.worker.trace_document import TraceDocument, trace_limit_bytes
 
 
-def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path | None:
-    """Fetches every rank's part and merges them into the run's one safetensors file."""
-    from skyctl.checkpoint.safetensors import merge
+def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
+    """Fetches every rank's part and merges them into the run's one safetensors file.
 
+    Raises:
+        ProtocolError: what a node has sent are not its rank's layers' weights.
+        SkyctlError: a part did not come, or can't be written.
+    """
     parts: list[Path] = []
     try:
         for rank, result in sorted(ranks.results().items()):
-            if result.weights is not None:
-                parts.append(ranks.paths.weights_part(rank))
-                sessions[ranks.specs[rank].node].fetch(result.weights, parts[-1])
-        if not parts:
-            return None
+            spec = ranks.specs[rank]
+            if result.weights is None:
+                raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)
+            parts.append(ranks.paths.weights_part(rank))
+            sessions[spec.node].fetch(result.weights, parts[-1], sum(spec.shard_limits.values()))
+            _check_weights(parts[-1], spec)
         merge(parts, ranks.paths.weights)
         return ranks.paths.weights
     except OSError as exc:
@@ -39,6 +47,26 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path | 
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
+
+
+def _check_weights(path: Path, spec: RankSpec) -> None:
+    """Raises ProtocolError where a file has not the weights of just this rank's layers."""
+    layers = range(*spec.payload["layers"])
+    try:
+        header = read_header(path)
+    except RecordError as exc:
+        why = exc.message.replace(str(path), "the file")
+    else:
+        indexes = {name.partition(".")[0] for name in header.tensors}
+        indexes |= {key.removeprefix("layer.") for key in header.metadata if key.startswith("layer.")}
+        if indexes <= set(map(str, layers)):
+            return
+        why = f"they are of layers {', '.join(sorted(indexes))[:60]}"
+    raise ProtocolError(
+        f"node {spec.node} sent something else than the weights of layers [{layers.start}, {layers.stop}): "
+        f"{why}",
+        node=spec.node,
+    )
 
 
 def gather_traces(ranks: RankGroup, sessions: Mapping[str, Session]) -> list[dict[str, Any]]:
@@ -55,9 +83,11 @@ def gather_traces(ranks: RankGroup, sessions: Mapping[str, Session]) -> list[dic
             result = results.get(spec.rank)
             if result is None or result.trace is None:
                 raise SkyctlError(f"rank {spec.rank} on {spec.device} recorded nothing")
-            sessions[spec.node].fetch(result.trace, part)
-            out.append(json.loads(part.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as exc:
+            limit = trace_limit_bytes(spec.payload["microbatches"])
+            sessions[spec.node].fetch(result.trace, part, limit)
+            document = json.loads(part.read_text(encoding="utf-8"))
+            out.append(_plain_trace(document, spec))
+        except (OSError, ValueError, RecursionError) as exc:
             raise SkyctlError(
                 f"can't read what rank {spec.rank} on {spec.device} recorded: {exc}",
                 hint="free some space, or set SKYCTL_HOME to another disk",
@@ -65,6 +95,12 @@ def gather_traces(ranks: RankGroup, sessions: Mapping[str, Session]) -> list[dic
         finally:
             part.unlink(missing_ok=True)
     return out
+
+
+def _plain_trace(document: Any, spec: RankSpec) -> dict[str, Any]:
+    """A rank's trace as JSON values of the right types. Raises ProtocolError for anything else."""
+    message = {"event": TraceDocument.kind, **document} if isinstance(document, dict) else {}
+    return read_as_json(TraceDocument, message, spec.node)
 
 
 def write_trace(
@@ -78,6 +114,8 @@ def write_trace(
     devices = [spec.device for spec in ranks.specs]
     try:
         measured = timeline.measured_timeline(gather_traces(ranks, sessions), devices)
+        if not measured.steps:
+            raise SkyctlError("the ranks have no step in common in what they recorded")
         simulated = timeline.simulated_timeline(simulation, devices)
         made = chrome_trace.trace_document(measured, simulated, run_id=ranks.paths.run_id)
         write_atomic(ranks.paths.trace, json.dumps(made, separators=(",", ":"), ensure_ascii=False) + "\n")

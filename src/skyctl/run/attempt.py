@@ -30,7 +30,7 @@ from skyctl.run.step_metrics import (
     with_differences,
     with_early_deviation_note,
 )
-from skyctl.worker.rank_events import EnvironmentEvent
+from skyctl.worker.rank_events import EnvironmentEvent, WrittenShard
 
 LAST_CHECKPOINT_STEPS = 3.0
 """How many steps' time the ranks have to end after the one under way: all are to finish it, and to write."""
@@ -113,7 +113,7 @@ class Attempt:
             recipe=context.request.recipe.to_dict(),
             trace=context.options.trace,
         )
-        self._specs = [self._with_checkpoints(spec, origin) for spec in made]
+        self._specs = [self._with_limits(self._with_checkpoints(spec, origin)) for spec in made]
         self._ranks = self._make_ranks()
         self._ranks.start()
         self._started = True
@@ -130,9 +130,11 @@ class Attempt:
             payload: dict[str, Any] = {
                 "steps": context.options.steps,
                 "layers": [stage.start, stage.stop],
+                "microbatches": self._plan.problem.microbatches,
                 "resume": {"step": first},
             }
-            self._specs.append(RankSpec(rank, split_device_id(device)[0], device, payload))
+            spec = RankSpec(rank, split_device_id(device)[0], device, payload)
+            self._specs.append(self._with_limits(spec))
         self._ranks = self._make_ranks()
         self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
         self._started = True
@@ -242,6 +244,11 @@ class Attempt:
             }
         return replace(spec, payload={**spec.payload, **more})
 
+    def _with_limits(self, spec: RankSpec) -> RankSpec:
+        limits = policy.shard_limits(self._plan.problem)
+        own = {layer: limits[layer] for layer in range(*spec.payload["layers"])}
+        return replace(spec, shard_limits=own)
+
     def _make_ranks(self) -> RankGroup:
         context = self._context
         hooks = RankGroupHooks(
@@ -272,13 +279,13 @@ class Attempt:
         self._context.replicate(self._plan)
         self._context.on_tick()
 
-    def _on_checkpoint(self, step: int, sha256s: dict[int, str]) -> None:
+    def _on_checkpoint(self, step: int, shards: dict[int, WrittenShard]) -> None:
         context = self._context
         context.written(step, self._plan)
         context.on_checkpoint(step)
         if context.options.keep_here:
             nodes = {layer: spec.node for spec in self._specs for layer in range(*spec.payload["layers"])}
-            context.copy_here(step, {layer: nodes[layer] for layer in sha256s}, sha256s)
+            context.copy_here(step, {layer: nodes[layer] for layer in shards}, shards)
 
     def _measurement(self, weights: str | None = None) -> Measurement:
         assert self._ranks is not None

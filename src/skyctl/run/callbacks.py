@@ -12,6 +12,7 @@ from typing import Any
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import (
     EnvironmentEvent,
+    WrittenShard,
 )
 
 
@@ -78,11 +79,11 @@ class RankGroupHooks:
         message: every message of a rank, before anything is done about it; False: it was heard before, and
             means nothing now.
         tick: called every half second or so while the ranks are watched.
-        checkpoint: every rank has written its layers after so many steps; by layer, its file's SHA-256.
+        checkpoint: every rank has written its layers after so many steps; by layer, its file.
         facts: told by rank what each found where it was sent; raises where the plan does not go with that.
     """
 
     message: Callable[[RankSpec, Mapping[str, Any]], bool] = lambda _spec, _message: True
     tick: Callable[[], None] = lambda: None
-    checkpoint: Callable[[int, dict[int, str]], None] = lambda _step, _sha256s: None
+    checkpoint: Callable[[int, dict[int, WrittenShard]], None] = lambda _step, _shards: None
     facts: Callable[[Mapping[int, EnvironmentEvent]], None] = lambda _facts: None

@@ -19,6 +19,7 @@ from skyctl.files import RunPaths
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import StepProgress
+from skyctl.run.log_limits import LogLimits
 from skyctl.run.rank_spec import rank_of_task
 
 DISK_HINT = "free some space, or set SKYCTL_HOME to another disk"
@@ -95,6 +96,7 @@ class RunFolderSink:
     def __init__(self, paths: RunPaths, state: RunState, note: Callable[[str], None]) -> None:
         self.paths, self.state = paths, state
         self._tensorboard = TensorBoardWriter(paths, note)
+        self._limits = LogLimits(note)
 
     def begin(self, paths: RunPaths, plan: str) -> None:
         """Writes the attempt's plan into its folder."""
@@ -104,9 +106,12 @@ class RunFolderSink:
     def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:  # noqa: ARG002 - a protocol's
         """Adds what a rank printed, and the traceback of its end, to its log; True."""
         rank = rank_of_task(who)
-        text = event.get("text" if event.get("event") == "log" else "traceback")
+        is_log = event.get("event") == "log"
+        text = event.get("text" if is_log else "traceback")
         if rank is not None and text:
-            append_lines(self.paths.log(rank), str(text).splitlines(), "the log")
+            path = self.paths.log(rank)
+            lines = "".join(f"{line}\n" for line in str(text).splitlines()).encode("utf-8", "replace")
+            _append(path, self._limits.cut(f"the log {path}", lines) if is_log else lines, "the log")
         return True
 
     def step(self, progress: StepProgress) -> None:
@@ -177,9 +182,15 @@ def append_lines(path: Path, lines: Iterable[str], what: str) -> None:
     Raises:
         SkyctlError: the disk is full, or the folder is gone.
     """
+    _append(path, "".join(f"{line}\n" for line in lines).encode(), what)
+
+
+def _append(path: Path, data: bytes, what: str) -> None:
+    if not data:
+        return
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
+        with path.open("ab") as file:
+            file.write(data)
     except OSError as exc:
         raise SkyctlError(f"cannot write {what} {path}: {exc.strerror or exc}", hint=DISK_HINT) from exc
 

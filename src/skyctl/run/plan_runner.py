@@ -14,16 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import NodeError, SkyctlError
+from skyctl.errors import NodeError, ProtocolError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
-from skyctl.records.run_state import NodeSession, RunState
+from skyctl.records.run_state import RunState
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.attempt import AdoptedRanks, Attempt
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
+from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, timestamp_s, update_attempt
 from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
 from skyctl.run.plan_update import nodes_in, replan_without
@@ -38,6 +39,7 @@ from skyctl.run.restart_policy import (
     restart_reason,
 )
 from skyctl.run.run_context import RunContext, RunOptions
+from skyctl.run.run_nodes import RunNodes
 from skyctl.run.step_metrics import StepCollector, StepHistory
 
 RANKS_END_S = 15.0
@@ -117,10 +119,8 @@ class PlanRunner:
         self._history = StepHistory.read(sink.paths.metrics) if before else StepHistory()
         self._from_checkpoint = resume
         self._restart_policy = RestartPolicy(options.max_restarts)
-        self._lost = {name: why for name, why in sink.state.lost.items() if name not in sessions}
         self._stop: StopRequest | None = None
         self._stop_asked_at = 0.0
-        self._noted_nodes: set[str] = set()
         self._attempt: Attempt | None = None
         self._last_collected: StepCollector | None = None
         self._restart_began: float | None = None
@@ -133,12 +133,11 @@ class PlanRunner:
             sink=sink,
             on_checkpoint=self._on_checkpoint,
             on_tick=self._tick,
+            shard_limits=shard_limits(plan.problem),
         )
         file = sink.state.cluster_file
         self._replanner = Replanner(cluster, request, sessions, connect, plan, callbacks, file)
-        self._replanner.request_nodes([name for name in sink.state.lost if name in sessions])
-        for name in self._lost:
-            self._replanner.note_lost(name, None, plan)
+        self._nodes = RunNodes(sessions, sink, self._replanner, plan, self._context.drop)
 
     def run(self, adopted: AdoptedRanks | None = None) -> tuple[Measurement, RunPaths]:
         """Plays attempts until the run has ended.
@@ -222,11 +221,12 @@ class PlanRunner:
 
     def _start(self, attempt: Attempt) -> None:
         """Starts the ranks, from the newest checkpoint where the run has begun before."""
-        self._note_sessions()
+        self._nodes.note()
         if self._now.number == 1 and not self._from_checkpoint:
             attempt.start(None)
             return
         origin = attempt.restore(self._history.count)
+        self._give_up_untrusted()
         what = f"step {origin.step}" if origin else "the start: no checkpoint is there in full"
         self._callbacks.note(f"going on from {what}")
         step = origin.step if origin else 0
@@ -236,16 +236,6 @@ class PlanRunner:
         for progress in before.heard(step) if before is not None else ():
             self._on_step(progress, now=False)
         attempt.start(origin)
-
-    def _note_sessions(self) -> None:
-        """Those of lost nodes, too: their agents may hold there, and whoever comes next can end them."""
-        known = [
-            NodeSession(node=name, session=s.id, cache=s.hello.cache)
-            for name, s in {**self._replanner.given_up, **self._sessions}.items()
-        ]
-        self._noted_nodes = set(self._sessions)
-        lost = {name: why for name, why in self._lost.items() if name not in self._sessions}
-        self._sink.update(sessions=tuple(known), lost=lost)
 
     # --- while an attempt is watched
 
@@ -269,17 +259,21 @@ class PlanRunner:
     def _tick(self) -> None:
         """Twice a second while an attempt is watched."""
         self._look_for_requests()
-        if set(self._sessions) != self._noted_nodes:  # a standby node has come
-            self._note_sessions()
-        away = tuple(sorted(name for name, s in self._sessions.items() if s.disconnected_s > 0))
-        if away != self._sink.state.away:
-            self._sink.update(away=away)
+        self._give_up_untrusted()
+        self._nodes.update()
         if self._attempt is None or self._stop is not None:
             return
-        self._replanner.update(self._now.plan, self._attempt.collected, self._options.steps, self._lost)
+        self._replanner.update(self._now.plan, self._attempt.collected, self._options.steps, self._nodes.lost)
         decided = self._replanner.decided
         if decided is not None and not self._attempt.ending and self._attempt.end_early():
             self._callbacks.note(f"{decided.why}: going on with another plan")
+
+    def _give_up_untrusted(self) -> None:
+        """A node's replicator has sent what none would send. Raises that where the plan needs the node."""
+        for error in self._context.take_protocol_errors():
+            if error.node in nodes_in(self._now.plan):
+                raise error
+            self._nodes.give_up(error.node, error.message, self._now.plan, trusted=False)
 
     def _look_for_requests(self) -> None:
         for request in take_requests(self._sink.paths):
@@ -309,10 +303,7 @@ class PlanRunner:
         if fault.kind == "node" and self._is_hopeless(error):
             fault = Fault("final")
         slowdowns = attempt.slowdowns() if attempt is not None else {}
-        lost = dict.fromkeys(fault.lost, error.message)
-        lost |= {name: s.lost.message for name, s in self._sessions.items() if s.lost is not None}
-        for name, why in lost.items():
-            self._give_up_node(name, why)
+        self._nodes.give_up_lost(fault.lost, error, self._now.plan)
         if attempt is not None:
             attempt.end(RANKS_END_S)
             self._last_collected = attempt.collected
@@ -325,10 +316,16 @@ class PlanRunner:
             ) from None
         plan = self._replanned(slowdowns)
         soon = f" in {wait_s:.0f} s" if wait_s else ""
+        run_id = self._sink.paths.run_id
+        distrust = (
+            f"\n  node {error.node} is not taken back unless asked for: skyctl join {run_id} {error.node}"
+            if isinstance(error, ProtocolError)
+            else ""
+        )
         self._callbacks.warn(
-            f"attempt {self._now.number} of run {self._sink.paths.run_id} ended: {error.message}\n"
+            f"attempt {self._now.number} of run {run_id} ended: {error.message}\n"
             f"  trying again{soon} on {', '.join(nodes_in(plan))} "
-            f"({self._restart_policy.failed} of {self._options.max_restarts} restarts)"
+            f"({self._restart_policy.failed} of {self._options.max_restarts} restarts){distrust}"
         )
         self._now = _CurrentAttempt(plan, restart_reason(fault, error), number=self._now.number + 1)
         self._sink.update(status="restarting", detail=self._now.why)
@@ -346,15 +343,7 @@ class PlanRunner:
         """The same plan while all of its nodes are there, else the best one on those that are."""
         checkpoint = self._sink.state.checkpoint
         hint = self._resume_hint(checkpoint) if checkpoint is not None else None
-        return replan_without(self._now.plan, self._sessions, self._lost, slowdowns, hint)
-
-    def _give_up_node(self, name: str, why: str) -> None:
-        """A node is lost; it may come back."""
-        session = self._sessions.pop(name, None)
-        self._lost[name] = why.splitlines()[0]
-        self._context.drop(name)
-        self._replanner.note_lost(name, session, self._now.plan)
-        self._note_sessions()
+        return replan_without(self._now.plan, self._sessions, self._nodes.lost, slowdowns, hint)
 
     def _change_plan(self, change: PlanChange) -> None:
         """The attempt has ended because there is a better plan."""
@@ -363,7 +352,7 @@ class PlanRunner:
         if attempt is not None:
             attempt.end(RANKS_END_S)
         update_attempt(self._sink, ended=timestamp_s())
-        self._lost = {name: why for name, why in self._lost.items() if name not in nodes_in(change.plan)}
+        self._nodes.keep_lost(nodes_in(change.plan))
         self._now = _CurrentAttempt(change.plan, change.why, True, self._now.number + 1)
 
     # --- the end

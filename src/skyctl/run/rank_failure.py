@@ -65,6 +65,11 @@ class RankState:
             self.phase, self.waiting, self.phase_since = phase, waiting, awake_s()
 
 
+def as_skyctl_error(error: BaseException) -> SkyctlError:
+    """What ended a connection, as an error that names its cause."""
+    return error if isinstance(error, SkyctlError) else SkyctlError(str(error))
+
+
 def is_consequence(rank: RankState) -> bool:
     """Whether its failure follows from another: a neighbour is gone, or the agent was ending its tasks."""
     return _lost_its_peer(rank) or _ended_by_agent(rank)

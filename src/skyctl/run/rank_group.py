@@ -13,24 +13,24 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
-from skyctl.agent.task_events import LogEvent, read_event
-from skyctl.errors import RunError, SkyctlError
+from skyctl.agent.task_events import LogEvent
+from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import RunPaths
 from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.credentials import make_credentials
-from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task_failure
+from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit
 from skyctl.remote.task_group import TaskGroup
 from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
-from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState
+from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
+from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_spec import RankSpec, rank_task_name
 from skyctl.run.step_metrics import StepCollector
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
-    RANK_EVENTS,
     CheckpointEvent,
     EnvironmentEvent,
     HeartbeatEvent,
@@ -46,8 +46,6 @@ RANK_MODULE = "skyctl.worker.rank"
 TICK_S = 0.5
 INTERRUPT = -1
 """Ctrl-C's place among the ranks whose events come."""
-
-_EVENT_TYPES = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
 
 
 class RankGroup:
@@ -76,6 +74,10 @@ class RankGroup:
         self._hooks = hooks or RankGroupHooks()
         first = int((specs[0].payload.get("resume") or {}).get("step", 0))
         self.collected = StepCollector(len(specs), specs[0].payload["steps"], first=first)
+        self._readers = [
+            RankMessageReader(spec, sessions[spec.node].node, len(specs), first, self.collected.steps)
+            for spec in specs
+        ]
         self.failure: FailureReport | None = None
         self.ending = False
         self._ranks: list[RankState] = []
@@ -130,11 +132,12 @@ class RankGroup:
         self._reported_before = reported
         for spec in self.specs:
             self._ranks.append(RankState(spec, tasks[spec.rank]))
+            self._readers[spec.rank].may_end_early = True
         for number, message in past:
             rank = self._ranks[number]
-            event = self._read(rank, message)
-            if isinstance(event, TaskError | TaskExit):
-                rank.failure = event
+            event = self._readers[number].read_again(message)
+            if isinstance(event, TaskError | TaskExit | ProtocolError):
+                rank.failure = rank.failure or event
             elif event is not None:
                 self._handle(rank, event, tell=False)
         for rank in self._ranks:
@@ -172,12 +175,14 @@ class RankGroup:
         """Tells the first rank to end the run after the step under way, or the next one. Does not wait."""
         if not self.ending and self._ranks:
             self.ending = True
+            for reader in self._readers:
+                reader.may_end_early = True
             with suppress(SkyctlError):
                 self._ranks[0].task.send({"op": "stop"})
 
     def results(self) -> dict[int, RankResult]:
         """By rank, what it returned, as far as it has."""
-        return {rank.spec.rank: rank.result for rank in self._ranks if rank.result is not None}
+        return {rank.spec.rank: rank.result for rank in self._ranks if rank.result}
 
     def stop(self) -> None:
         """Kills every rank that still runs. Idempotent; errors of dead connections don't matter here."""
@@ -228,9 +233,9 @@ class RankGroup:
         elif isinstance(event, CheckpointEvent):
             if event.error and tell:
                 self._callbacks.warn(f"{rank.name} could not write its checkpoint: {event.error}")
-            sha256s = self.collected.add_checkpoint(rank.spec.rank, event)
-            if sha256s is not None and tell:
-                self._hooks.checkpoint(event.step, sha256s)
+            shards = self.collected.add_checkpoint(rank.spec.rank, event)
+            if shards is not None and tell:
+                self._hooks.checkpoint(event.step, shards)
         elif isinstance(event, RankResult):
             rank.result = event
 
@@ -289,22 +294,24 @@ class RankGroup:
     def _take(
         self, rank: RankState, message: dict[str, Any] | None, error: BaseException | None = None
     ) -> RankEvent | None:
-        """Takes in what came of a rank, written down before anything else; None: it needs no handling.
+        """Takes in what came of a rank, written down before anything else; its end becomes its ``failure``.
 
-        What ends the rank becomes its ``failure``.
+        None: it needs no handling.
         """
         if error is not None:
-            lost = error if isinstance(error, SkyctlError) else SkyctlError(str(error))
-            rank.failure = rank.failure or lost
+            rank.failure = rank.failure or as_skyctl_error(error)
             return None
-        if message is not None:
-            rank.heard_at = awake_s()
-        if message is None or not self._hooks.message(rank.spec, message):
+        if message is None or isinstance(rank.failure, ProtocolError):
             return None
+        rank.heard_at = awake_s()
+        reader = self._readers[rank.spec.rank]
         try:
-            event = self._read(rank, message)
-        except SkyctlError as exc:
-            rank.failure = rank.failure or exc
+            read = reader.read(message)
+            if not self._hooks.message(rank.spec, read.plain):
+                return None
+            reader.accept(event := read.event)
+        except ProtocolError as exc:
+            rank.failure = exc
             return None
         if isinstance(event, TaskError | TaskExit):
             rank.failure = rank.failure or event
@@ -315,14 +322,7 @@ class RankGroup:
             for line in lines:
                 self._callbacks.log(rank.spec, line)
             return None
-        return cast("RankEvent | None", event)
-
-    def _read(self, rank: RankState, message: dict[str, Any]) -> Any:
-        """The message as a record; None for a kind that nobody here knows."""
-        cls = _EVENT_TYPES.get(str(message.get("event")))
-        if cls is None:
-            return read_task_failure(self._sessions[rank.spec.node].node, message)
-        return read_event(cls, message, rank.spec.node)
+        return event
 
     def _take_late(
         self, rank: RankState, message: dict[str, Any] | None, error: BaseException | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyctl.errors import InputError, MismatchError
@@ -14,12 +15,16 @@ from skyctl.schedule.actions import check_in_flight
 
 @dataclass(frozen=True)
 class RankSpec:
-    """One process: its rank, where it runs, and the payload its task gets (``worker/rank.py``)."""
+    """One process: its rank, where it runs, and the payload its task gets (``worker/rank.py``).
+
+    ``shard_limits``: by layer of its own, the most bytes that a file with its state may have.
+    """
 
     rank: int
     node: str
     device: str
     payload: dict[str, Any]
+    shard_limits: Mapping[int, int] = field(default_factory=dict)
 
 
 def rank_task_name(rank: int) -> str:
@@ -30,7 +35,7 @@ def rank_task_name(rank: int) -> str:
 def rank_of_task(name: str) -> int | None:
     """The rank whose task is called so; None for a task that is no rank."""
     kind, _, number = name.partition("-")
-    return int(number) if kind == "rank" and number.isdecimal() else None
+    return int(number) if kind == "rank" and re.fullmatch("[0-9]{1,8}", number) else None
 
 
 def check_plan_fits(plan: Plan, cluster: Cluster) -> None:

@@ -86,12 +86,16 @@ class _JobResult:
 
 @dataclass
 class _LostNode:
-    """A node that was given up at ``lost_at`` (awake seconds). ``problem``: one that knows its devices;
-    ``next_try``: monotonic seconds."""
+    """A node that was given up at ``lost_at`` (awake seconds).
+
+    ``problem``: one that knows its devices. ``trusted``: it is taken back by itself when it answers again.
+    ``next_try``: monotonic seconds.
+    """
 
     session: Session | None
     problem: Problem
     lost_at: float
+    trusted: bool = True
     tries: int = 0
     next_try: float = 0.0
 
@@ -149,10 +153,10 @@ class Replanner:
         """Somebody wants these to be used (``skyctl join``)."""
         self._requested += [name for name in nodes if name not in self._requested]
 
-    def note_lost(self, name: str, session: Session | None, plan: Plan) -> None:
-        """A node was lost; it is taken back when it answers again."""
+    def note_lost(self, name: str, session: Session | None, plan: Plan, *, trusted: bool = True) -> None:
+        """A node was lost; it is taken back when it answers again, or (``trusted``: False) when asked for."""
         self._lost[name] = _LostNode(
-            session, plan.problem, lost_at=awake_s(), next_try=time.monotonic() + RETRY_S
+            session, plan.problem, awake_s(), trusted, next_try=time.monotonic() + RETRY_S
         )
         if self.decided is not None and name in nodes_in(self.decided.plan):
             self.decided = None
@@ -290,7 +294,7 @@ class Replanner:
             return
         now = time.monotonic()
         for name, known in self._lost.items():
-            if name not in lost or self._returns.get(name, 0) >= MAX_RETURNS:
+            if name not in lost or not known.trusted or self._returns.get(name, 0) >= MAX_RETURNS:
                 continue
             back = known.has_answered()
             if not back and (now < known.next_try or self._connect is None):

@@ -11,6 +11,7 @@ from skyctl.errors import (
     InputError,
     MismatchError,
     NodeError,
+    ProtocolError,
     SkyctlError,
     UndecidedError,
     UnreachableError,
@@ -133,8 +134,8 @@ def final_error(
 
 
 def node_is_gone(error: NodeError) -> bool:
-    """Whether the error says that the node went away; else the node lacks something."""
-    return isinstance(error, UnreachableError) or type(error) is NodeError
+    """Whether the error says that the node went away, or can't be trusted; else the node lacks something."""
+    return isinstance(error, UnreachableError | ProtocolError) or type(error) is NodeError
 
 
 def restart_reason(fault: Fault, error: SkyctlError) -> str:

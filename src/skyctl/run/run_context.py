@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from skyctl.checkpoint.replicator_events import ReplicationFailed, ReplicatorEnded, ReplicatorNews
+from skyctl.checkpoint.replicator_events import ReplicationFailed
 from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import SkyctlError
+from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.remote.agent_session import Session
@@ -19,14 +20,18 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
 from skyctl.run.checkpoints.policy import RetentionPolicy
 from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
+from skyctl.run.checkpoints.replicator_messages import ReplicatorEnded, ReplicatorNews
 from skyctl.run.event_sink import EventSink
 from skyctl.run.health_monitor import Deadlines
 from skyctl.run.plan_update import nodes_in
+from skyctl.worker.rank_events import WrittenShard
 
 DEFAULT_REPLICAS = 2
 REPLICATION_WAIT_S = 15.0
 """For copies of a last checkpoint, once nothing is computed any more."""
 POLL_S = 0.05
+MAX_COPY_WARNINGS = 20
+"""So often in a run a node's word that it can't copy checkpoints is passed on."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class RunContext:
         sessions: by node, those that can be used; changed in place as nodes are lost and come.
         on_checkpoint: told after how many steps every rank has written its layers.
         on_tick: called twice a second while an attempt is watched.
+        shard_limits: by layer of the model, the most bytes that its file of a checkpoint can have.
     """
 
     cluster: Cluster
@@ -92,12 +98,15 @@ class RunContext:
     sink: EventSink
     on_checkpoint: Callable[[int], None]
     on_tick: Callable[[], None]
+    shard_limits: Mapping[int, int]
     _addresses: dict[str, str] = field(default_factory=dict)
     _replicators: ReplicatorGroup | None = None
     _mirror: CheckpointMirror | None = None
     _follow_order: tuple[str, ...] = ()
     _retention: RetentionPolicy | None = None
     _nodes_asked: set[str] = field(default_factory=set)
+    _protocol_errors: dict[str, ProtocolError] = field(default_factory=dict)
+    _copy_warnings: Counter[str] = field(default_factory=Counter)
 
     def addresses(self, needed: tuple[str, ...]) -> dict[str, str]:
         """By node, the address where its peers reach it; found out again when the nodes have changed.
@@ -123,6 +132,7 @@ class RunContext:
                 self.sink.heard,
                 self._on_replicator_news,
                 make_tls_certificate(),
+                shard_limits=self.shard_limits,
             )
         self._nodes_asked = set(self.sessions)
         self._replicators.start(self.addresses(needed))
@@ -171,12 +181,19 @@ class RunContext:
         self.retention(plan).restarted(step)
         self._pin()
 
-    def copy_here(self, step: int, node_of_layer: Mapping[int, str], sha256s: Mapping[int, str]) -> None:
+    def copy_here(
+        self, step: int, node_of_layer: Mapping[int, str], shards: Mapping[int, WrittenShard]
+    ) -> None:
         """Copies a checkpoint to this machine, in the background (``--keep-here``)."""
         if self._mirror is None:
             self._mirror = CheckpointMirror(self.sink.paths, self.options.keep, self.callbacks.warn)
         sources = {layer: self.sessions[node] for layer, node in node_of_layer.items()}
-        self._mirror.take(MirrorRequest(step, self.sink.paths.attempt, sources, sha256s))
+        self._mirror.take(MirrorRequest(step, self.sink.paths.attempt, sources, shards))
+
+    def take_protocol_errors(self) -> list[ProtocolError]:
+        """Of nodes that the run has: what their replicators sent that none would, since the last call."""
+        found, self._protocol_errors = self._protocol_errors, {}
+        return [error for name, error in found.items() if name in self.sessions]
 
     def drop(self, name: str) -> None:
         """A node is lost: nothing is asked of it any more."""
@@ -222,12 +239,22 @@ class RunContext:
         retention = self._retention
         known = retention.steps if retention is not None else []
         if isinstance(news, ReplicatorEnded):
-            self.callbacks.warn(f"node {node} keeps no checkpoints any more: {news.error}")
+            if isinstance(news.error, ProtocolError):
+                self._protocol_errors.setdefault(node, news.error)
+            self.callbacks.warn(f"node {node} keeps no checkpoints any more: {news.error.message}")
         elif isinstance(news, ReplicationFailed):
             if retention is not None:
                 retention.failed()
-            self.callbacks.warn(f"checkpoints of {news.source} are not copied to {node}: {news.error}")
+            self._copy_warnings[node] += 1
+            if self._copy_warnings[node] <= MAX_COPY_WARNINGS:
+                self.callbacks.warn(f"checkpoints of {news.source} are not copied to {node}: {news.error}")
         elif retention is not None and news.attempt == self.sink.paths.attempt:
+            if news.step > self.options.steps or max(news.layers, default=0) >= retention.layers:
+                raise ProtocolError(
+                    f"node {node} says that it has copied what there is not: layers "
+                    f"{', '.join(map(str, list(news.layers)[:5]))} of step {news.step}",
+                    node=node,
+                )
             retention.copied(news.step, list(news.layers))
         if retention is not None and retention.steps != known:
             self._pin()

@@ -23,7 +23,7 @@ from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
-from skyctl.worker.rank_events import CheckpointEvent, StepEvent
+from skyctl.worker.rank_events import CheckpointEvent, StepEvent, WrittenShard
 
 EARLY_STEPS = 5
 """After so many steps the prediction is looked at, the warm-up step left out."""
@@ -54,13 +54,13 @@ class StepCollector:
     def __post_init__(self) -> None:
         self.reported = max(self.reported, self.first)
 
-    def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, str] | None:
-        """A rank has written its layers; by layer the file's SHA-256, once every rank has written."""
+    def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, WrittenShard] | None:
+        """A rank has written its layers; by layer its file, once every rank has written."""
         events = self._checkpoints.setdefault(event.step, {})
         events[rank] = event
         if len(events) < self.ranks or any(one.error for one in events.values()):
             return None
-        return {layer: shard.sha256 for one in events.values() for layer, shard in one.layers.items()}
+        return {layer: shard for one in events.values() for layer, shard in one.layers.items()}
 
     def add(self, rank: int, event: StepEvent) -> None:
         """Keeps one rank's figures of one step."""

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
+from skyctl.agent.task_events import LogEvent, read_as_json, read_event, unknown_event
 from skyctl.errors import SkyctlError, UnfitError
 from skyctl.records.base import Bytes, Name, Record, Seconds, Seq
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import translate_task_failure
 from skyctl.remote.task_group import TaskGroup
+from skyctl.setup.node.setup_events import ANSWERS, SetupProgress
 
 SETUP_TASK_MODULE = "skyctl.setup.node.setup_task"
 
@@ -97,6 +99,7 @@ def run_setup_task(
     """One task on the node to its end, as long as that takes; what it says on the way is passed on.
 
     Raises:
+        ProtocolError: the node sends what setup never does.
         SkyctlError: what went wrong there, or that the node is lost.
     """
     task = session.start_task(SETUP_TASK_MODULE, payload, name=f"setup-{payload['op']}")
@@ -106,13 +109,16 @@ def run_setup_task(
             message = event[0]
             kind = message.get("event")
             if kind == "progress":
-                say(str(message["what"]), min(float(message["share"]), UNFINISHED_SHARE))
+                progress = read_event(SetupProgress, message, session.node.name)
+                say(progress.what, min(progress.share, UNFINISHED_SHARE))
             elif kind == "log":
-                last = str(message.get("text"))
+                last = read_event(LogEvent, message, session.node.name).text
             elif kind == "result":
-                return {key: value for key, value in message.items() if key != "event"}
+                return read_as_json(ANSWERS[payload["op"]], message, session.node.name)
             elif kind in ("error", "exit"):
                 raise translate_task_failure(session.node, message)
+            else:
+                raise unknown_event(message, session.node.name)
     except BaseException:
         with contextlib.suppress(SkyctlError):
             task.kill()

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from skyctl.errors import UnfitError
+from skyctl.errors import ProtocolError, UnfitError
 from skyctl.inventory.environment_registry import register_environment
 from skyctl.records.cluster import Node, PreparedEnvironment
 from skyctl.remote.agent_session import Session
 from skyctl.setup.fleet import NodeOutcome, Status, run_setup_task
 from skyctl.setup.node.environment_builder import BuildRequest, is_url_reachable
 from skyctl.setup.wheels import FetchedWheels, WheelFetcher, WheelTarget, pip_wheel
-from skyctl.setup.workload_requirements import Requirements, merge_requirements
+from skyctl.setup.workload_requirements import Requirements, is_plain_requirement, merge_requirements
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Where torch is without CUDA; on PyPI, for Linux, it comes with several GB of it."""
@@ -176,7 +176,8 @@ class NodeInstaller:
             return NodeOutcome(
                 node=self._node.name, status="ready", python=self._entry.python, torch=found["torch"]
             )
-        self._requirements = merge_requirements(self._requirements, tuple(found["had"]))
+        had = tuple(line for line in found["had"] if is_plain_requirement(line))
+        self._requirements = merge_requirements(self._requirements, had)
         return None
 
     def _name(self) -> str:
@@ -230,7 +231,7 @@ class NodeInstaller:
             if "unmatched" not in answer:
                 return answer
             missed = str(answer["unmatched"])
-            if missed in wanted:
+            if missed in wanted or not is_plain_requirement(missed):
                 break
             # This machine's pip had judged a marker (sys_platform, python_version) by this machine.
             wanted.append(missed)
@@ -271,7 +272,13 @@ class NodeInstaller:
             wheels=dict(wheels) if wheels is not None else None,
             need_bytes=need_bytes,
         )
-        return run_setup_task(self._session, {"op": "make", **asdict(order)}, self._say)
+        answer = run_setup_task(self._session, {"op": "make", **asdict(order)}, self._say)
+        made = {"path", "python", "made", "torch", "size_bytes"} <= set(answer)
+        if not made and not {"offline", "unmatched"} & set(answer):
+            raise ProtocolError(
+                f"node {self._node.name} says neither what it made nor why not", node=self._node.name
+            )
+        return answer
 
     def _cpu_index(self) -> str | None:
         """Torch's index without CUDA, for a node that has no accelerator or is to use none."""

@@ -21,6 +21,11 @@ _PIP_OPTION = re.compile(
     r"|-i\b)"
 )
 _INCLUDE = re.compile(r"(?:-r|--requirement|-c|--constraint)(?:\s+|=)(.+)")
+_PLAIN = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*\s?(\[[A-Za-z0-9._, -]*\])?"  # name, extras
+    r"[ 0-9A-Za-z.,<>=!~*+()]*"  # versions
+    r"(;[ A-Za-z0-9._<>=!~'\"()]*)?"  # marker
+)
 _PACKAGE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -61,6 +66,15 @@ def merge_requirements(new: tuple[str, ...], had: tuple[str, ...]) -> tuple[str,
     """Both; of a package that both name, what is new counts."""
     named = {_normalised_name(line) for line in new}
     return (*new, *(line for line in had if _normalised_name(line) not in named))
+
+
+def is_plain_requirement(line: str) -> bool:
+    """Whether a line is a package's name, with extras, versions and a marker at most.
+
+    Of what a node says, nothing else goes to this machine's pip: an address or an option of pip's could have
+    it run code.
+    """
+    return _PLAIN.fullmatch(line) is not None
 
 
 def _normalised_name(line: str) -> str:

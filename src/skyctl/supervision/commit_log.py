@@ -71,6 +71,11 @@ class CommitLog:
             made._sizes[name] = _cut(folder / name, size)
         return made
 
+    def sizes(self) -> dict[str, int]:
+        """By file, its committed length in bytes."""
+        with self._lock:
+            return dict(self._sizes)
+
     def upto(self, source: str) -> int:
         """The number up to which all events of that source are done with."""
         with self._lock:

@@ -150,7 +150,13 @@ def resumed_run(
         for path in lock.paths.requests.glob("*"):  # left before it ended
             path.unlink(missing_ok=True)
         journal.update(
-            status="restarting", detail=None, supervisor=lock.supervisor, lost={}, away=(), **changes
+            status="restarting",
+            detail=None,
+            supervisor=lock.supervisor,
+            lost={},
+            untrusted=(),
+            away=(),
+            **changes,
         )
         yield handle
 

@@ -19,6 +19,7 @@ from skyctl.files import RunPaths, read_record, safe_name, write_atomic
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.event_sink import TensorBoardWriter, metrics_line
+from skyctl.run.log_limits import LogLimits
 from skyctl.run.rank_spec import rank_of_task
 from skyctl.supervision.commit_log import CommitLog
 
@@ -33,6 +34,7 @@ WRITTEN_AT_ONCE = {
     "supervisor",
     "away",
     "lost",
+    "untrusted",
     "checkpoint",
     "detail",
     "order",
@@ -78,6 +80,7 @@ class RunJournal:
         self._failure: SkyctlError | None = None
         self._log = CommitLog(paths.folder, self._acknowledge)
         self._tensorboard = TensorBoardWriter(paths, note)
+        self._limits = LogLimits(note)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._flush_regularly, name="run journal", daemon=True)
 
@@ -106,6 +109,9 @@ class RunJournal:
         number = state.attempts[-1].number if state.attempts else 1
         made = cls(RunPaths(run_id, number), state, note)
         made._log = CommitLog.open(made.paths.folder, made._acknowledge)
+        for name, size in made._log.sizes().items():
+            if name.endswith(".log"):
+                made._limits.begin(name, size)
         return made._started()
 
     def _started(self) -> RunJournal:
@@ -172,10 +178,13 @@ class RunJournal:
         name: str | None = None
         data = b""
         if kind == "log":
-            name, data = self._log_name(node, who, number), _lines(str(event.get("text", "")))
+            name = self._log_name(node, who, number)
+            data = self._limits.cut(name, _lines(str(event.get("text", ""))))
         elif kind not in _NOT_KEPT:
             name = f"attempts/{number}/events.jsonl"
             data = (json.dumps({"node": node, "who": who, **event}) + "\n").encode()
+            if rank_of_task(who) is None and not self._limits.fits(f"{name} of {who} on {node}", len(data)):
+                name = None  # a rank's are as many as its steps
         fresh = self._log.take(source, event.get("seq"), name, data)
         if fresh and event.get("traceback"):
             self._log.take("", None, self._log_name(node, who, number), _lines(str(event["traceback"])))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import ClassVar
 
-from skyctl.errors import InputError, SkyctlError, UndecidedError
+from skyctl.agent.event_fields import Index
+from skyctl.errors import InputError, ProtocolError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
 from skyctl.records.run_state import ENDED, RunState, Supervisor
 from skyctl.supervision.run_lock import SupervisorStatus, supervisor_status
@@ -17,6 +19,22 @@ RECENT_S = 86_400.0
 """Runs that ended longer ago are listed only when asked for."""
 LOOK_S = 8.0
 """How long a node may take to say what runs there."""
+
+
+@dataclass(frozen=True)
+class SessionProcesses:
+    """How many processes a session has on its node, and how many of them are ranks."""
+
+    processes: Index
+    running: Index
+
+
+@dataclass(frozen=True)
+class ProcessCounts:
+    """What a node answers when it is asked for its processes, by session."""
+
+    kind: ClassVar[str] = "result"
+    sessions: Mapping[str, SessionProcesses]
 
 
 @dataclass(frozen=True)
@@ -173,10 +191,11 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
                 looks[name] = NodeProcesses(name, error=session.message)
                 continue
             try:
-                said = session.run_task(
-                    "skyctl.agent.process_tree", {"sessions": [ids[name]], "module": RANK_MODULE}, LOOK_S
-                )
-                counts = said["sessions"][ids[name]]
+                order = {"sessions": [ids[name]], "module": RANK_MODULE}
+                said = session.run_task("skyctl.agent.process_tree", order, LOOK_S, answer=ProcessCounts)
+                counts = said["sessions"].get(ids[name])
+                if counts is None:
+                    raise ProtocolError(f"node {name} did not say what it was asked", node=name)
                 looks[name] = NodeProcesses(name, counts["processes"], counts["running"])
             except SkyctlError as exc:
                 looks[name] = NodeProcesses(name, error=exc.message)

@@ -18,6 +18,7 @@ from skyctl.files import RunPaths, home, make_private, read_record, run_folder
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.remote.agent_session import Session
+from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.checkpoints.replicator_group import LAUNCHER_COPIES, ReplicatorGroup, run_folder_on_node
 
 
@@ -68,9 +69,10 @@ def refuse_running(run: StoredRun, what: str) -> None:
 
 
 @contextmanager
-def replicators_on(run_id: str, sessions: Mapping[str, Session]) -> Iterator[ReplicatorGroup]:
+def replicators_on(run: StoredRun, sessions: Mapping[str, Session]) -> Iterator[ReplicatorGroup]:
     """Replicators that answer on those nodes; no other node reaches them."""
-    replicators = ReplicatorGroup(run_id, sessions)
+    limits = shard_limits(run.plan.problem)
+    replicators = ReplicatorGroup(run.paths.run_id, sessions, shard_limits=limits)
     try:
         replicators.start(dict.fromkeys(sessions, "127.0.0.1"))
         replicators.wait_ready()
@@ -162,7 +164,9 @@ def _gather(
                 shutil.copyfile(layout.layer_path(run.paths.checkpoints, point.step, layer), target)
             else:
                 there = run_folder_on_node(sessions[node], run.paths.run_id)
-                sessions[node].fetch(str(layout.layer_path(there, point.step, layer)), target)
+                sessions[node].fetch(
+                    str(layout.layer_path(there, point.step, layer)), target, wanted.size_bytes
+                )
             if file_digest(target) == wanted.sha256:
                 return
             reasons.append(f"{node or 'here'}: damaged")

@@ -9,7 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from skyctl.agent.event_fields import (
+    Address,
+    AnyNumber,
+    ByteCount,
+    Bytes,
+    Index,
+    Label,
+    MaxLength,
+    Port,
+    Seconds,
+    Sha256,
+    Within,
+)
 
 CONNECT_PHASE = "connect"
 """The phase of a rank that waits for its neighbours."""
@@ -27,16 +41,16 @@ class EnvironmentEvent:
     """
 
     kind: ClassVar[str] = "facts"
-    device_name: str | None
-    devices: tuple[str, ...]
-    cpu_model: str
-    cpus: float
-    threads: int
-    python: str
-    torch: str
-    memory_bytes: float | None
-    memory_scope: str | None
-    own_bytes: float
+    device_name: Label | None
+    devices: Annotated[tuple[Label, ...], MaxLength(1000)]
+    cpu_model: Label
+    cpus: Annotated[float, Within(0.0, 1e6)]
+    threads: Annotated[int, Within(0, 10**6)]
+    python: Label
+    torch: Label
+    memory_bytes: Bytes | None
+    memory_scope: Label | None
+    own_bytes: Bytes
 
 
 @dataclass(frozen=True)
@@ -44,8 +58,8 @@ class ListeningEvent:
     """The address at which the rank waits for its successor."""
 
     kind: ClassVar[str] = "listening"
-    address: str
-    port: int
+    address: Address
+    port: Port
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ class HeartbeatEvent:
     """The rank is alive. ``phase``: what it is at; ``waiting``: it only waits for another rank."""
 
     kind: ClassVar[str] = "alive"
-    phase: str
+    phase: Label
     waiting: bool
 
 
@@ -79,23 +93,23 @@ class StepEvent:
     """
 
     kind: ClassVar[str] = "step"
-    step: int
-    iteration_s: float
-    compute_s: float
-    transfer_s: float
-    idle_s: float
-    forward_s: float
-    backward_s: float
-    weight_s: float | None
-    optimizer_s: float
-    input_message_s: float | None
-    gradient_message_s: float | None
-    loss: float | None
-    grad_norm: float | None
+    step: Index
+    iteration_s: Seconds
+    compute_s: Seconds
+    transfer_s: Seconds
+    idle_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    weight_s: Seconds | None
+    optimizer_s: Seconds
+    input_message_s: Seconds | None
+    gradient_message_s: Seconds | None
+    loss: Annotated[float, AnyNumber()] | None
+    grad_norm: Annotated[float, AnyNumber()] | None
     learning_rate: float | None
     validates: bool
-    samples: int
-    peak_memory_bytes: float | None
+    samples: Index
+    peak_memory_bytes: Bytes | None
 
 
 @dataclass(frozen=True)
@@ -103,17 +117,17 @@ class ValidationEvent:
     """The validation loss after a step, from the last stage. ``wall_s``: what the validation took."""
 
     kind: ClassVar[str] = "validation"
-    step: int
-    loss: float
-    wall_s: float
+    step: Index
+    loss: Annotated[float, AnyNumber()]
+    wall_s: Seconds
 
 
 @dataclass(frozen=True)
 class WrittenShard:
     """One layer's file of a checkpoint."""
 
-    sha256: str
-    bytes: int
+    sha256: Sha256
+    bytes: ByteCount
 
 
 @dataclass(frozen=True)
@@ -124,10 +138,10 @@ class CheckpointEvent:
     """
 
     kind: ClassVar[str] = "checkpoint"
-    step: int
+    step: Index
     layers: Mapping[int, WrittenShard]
-    wall_s: float
-    notes: tuple[str, ...] = ()
+    wall_s: Seconds
+    notes: Annotated[tuple[str, ...], MaxLength(1000)] = ()
     error: str | None = None
 
 
@@ -139,10 +153,10 @@ class RankResult:
     """
 
     kind: ClassVar[str] = "result"
-    steps: int
+    steps: Index
     weights: str | None = None
     trace: str | None = None
-    peak_memory_bytes: float | None = None
+    peak_memory_bytes: Bytes | None = None
 
 
 RankEvent = (

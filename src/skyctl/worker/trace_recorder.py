@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.transport.clock_offset import ClockOffset
+from skyctl.worker.trace_document import KEPT_STEPS
 
-KEPT_STEPS = 20
 CLIP = "C"
 SEND = "S"
 IDLE = "idle"

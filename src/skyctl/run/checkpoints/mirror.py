@@ -14,18 +14,19 @@ from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, make_private
 from skyctl.remote.agent_session import Session
 from skyctl.run.checkpoints.replicator_group import run_folder_on_node
+from skyctl.worker.rank_events import WrittenShard
 
 MIRROR_CLOSE_S = 20.0
 
 
 @dataclass(frozen=True)
 class MirrorRequest:
-    """A step to copy; by layer, the session of a node that has it, and the file's SHA-256."""
+    """A step to copy; by layer, the session of a node that has it, and the file's SHA-256 and size."""
 
     step: int
     attempt: int
     where: Mapping[int, Session]
-    sha256s: Mapping[int, str]
+    shards: Mapping[int, WrittenShard]
 
 
 class CheckpointMirror:
@@ -71,9 +72,11 @@ class CheckpointMirror:
                 return
             there = run_folder_on_node(session, self._paths.run_id)
             local = layout.layer_path(folder, request.step, layer)
-            session.fetch(str(layout.layer_path(there, request.step, layer)), local)
+            sha256 = request.shards[layer].sha256
+            session.fetch(
+                str(layout.layer_path(there, request.step, layer)), local, request.shards[layer].bytes
+            )
             local.chmod(0o600)
-            sha256 = request.sha256s[layer]
             if file_digest(local) != sha256:
                 local.unlink(missing_ok=True)
                 raise SkyctlError(f"{local.name} of step {request.step} was written anew while it was copied")

@@ -13,6 +13,19 @@ from dataclasses import dataclass, field
 
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+
+SHARD_SIZE_FACTOR, SHARD_HEADER_BYTES = 2, 1 << 20
+"""A layer's file holds no more than its state; twice that and a little more for what a count may miss, and
+for names and shapes."""
+
+
+def shard_limits(problem: Problem) -> dict[int, int]:
+    """By layer, the most bytes that a file with its state can have, or one with its weights."""
+    return {
+        number: int(SHARD_SIZE_FACTOR * layer.state_bytes) + SHARD_HEADER_BYTES
+        for number, layer in enumerate(problem.layers)
+    }
 
 
 @dataclass

@@ -6,7 +6,6 @@ this process's sessions.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import tempfile
 import time
@@ -15,22 +14,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyctl.agent.task_events import read_event
 from skyctl.checkpoint import layout
+from skyctl.checkpoint.layout import HeldShard
 from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer, place_replicas, plan_transfers
 from skyctl.checkpoint.replicator_events import (
     LayersReplicated,
     ReplicationFailed,
     ReplicatorAnswer,
-    ReplicatorEnded,
     ReplicatorListening,
-    ReplicatorNews,
 )
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session
-from skyctl.remote.remote_task import RemoteTask, read_task_failure, task_failure_error
-from skyctl.remote.task_group import GroupEvent, TaskGroup
+from skyctl.remote.remote_task import RemoteTask
+from skyctl.remote.task_group import TaskGroup
+from skyctl.run.checkpoints.replicator_messages import (
+    ReplicatorEnded,
+    ReplicatorNews,
+    ReplicatorOrders,
+    read_replicator_message,
+)
 
 REPLICATOR_MODULE = "skyctl.checkpoint.replicator"
 REPLICATOR_TASK = "keeper"
@@ -44,9 +47,6 @@ LAUNCHER_COPIES = ""
 WriteDown = Callable[[str, str, Mapping[str, Any]], bool]
 """Told (node, task's name, message) of everything; False: it was heard before."""
 Message = dict[str, Any]
-
-
-_EVENTS = {c.kind: c for c in (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed)}
 
 
 def run_folder_on_node(session: Session, run_id: str) -> Path:
@@ -64,6 +64,7 @@ class ReplicatorGroup:
         write_down: gets every message, in the calling thread.
         on_news: gets what is no answer, with the node.
         tls: the run's certificate and key, or None.
+        shard_limits: by layer of the model, the most bytes that its file can have.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class ReplicatorGroup:
         write_down: WriteDown = lambda _node, _who, _message: True,
         on_news: Callable[[str, ReplicatorNews], None] = lambda _node, _news: None,
         tls: Mapping[str, str] | None = None,
+        *,
+        shard_limits: Mapping[int, int],
     ) -> None:
         self.run_id = run_id
         self._sessions, self._write_down, self._on_news, self._tls = sessions, write_down, on_news, tls
@@ -82,9 +85,7 @@ class ReplicatorGroup:
         self._listening: dict[str, ReplicatorListening] = {}
         self.pinned: frozenset[int] = frozenset()
         self._forgotten = False
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, str] = {}
-        self._answers: dict[int, ReplicatorAnswer | SkyctlError] = {}
+        self._orders = ReplicatorOrders(shard_limits)
 
     @property
     def nodes(self) -> list[str]:
@@ -113,7 +114,7 @@ class ReplicatorGroup:
             try:
                 task = session.start_task(REPLICATOR_MODULE, payload, name=REPLICATOR_TASK)
             except SkyctlError as exc:
-                self._on_news(name, ReplicatorEnded(exc.message))
+                self._on_news(name, ReplicatorEnded(exc))
                 continue
             self._tasks[name] = task
             self._events.follow(name, task)
@@ -130,7 +131,7 @@ class ReplicatorGroup:
             self._take(0.5)
         for name in [name for name in self._tasks if name not in self._listening]:
             why = f"it did not start within {limit_s:.0f} s" if self._is_heard(name) else "it is not heard"
-            self._on_news(name, ReplicatorEnded(why))
+            self._on_news(name, ReplicatorEnded(RunError(why)))
             self.drop(name)
 
     def drop(self, name: str) -> None:
@@ -160,11 +161,12 @@ class ReplicatorGroup:
                 for owner in owners
             ]
             with suppress(SkyctlError):
-                self._tasks[name].send({"op": "follow", "peers": peers, "keep": keep})
+                order = {"op": "follow", "peers": peers, "keep": keep, "limits": self._orders.limits}
+                self._tasks[name].send(order)
 
     def holdings(
         self, limit_s: float = LIST_S, *, named: bool = False
-    ) -> dict[str, dict[int, dict[int, layout.HeldShard]]]:
+    ) -> dict[str, dict[int, dict[int, HeldShard]]]:
         """By node, step and layer, what there is; nodes that do not answer hold nothing.
 
         Args:
@@ -173,7 +175,10 @@ class ReplicatorGroup:
         orders = {name: {"op": "list", "named": named} for name in self.nodes}
         return {
             name: {
-                step: {layer: layout.HeldShard.from_dict(file) for layer, file in layers.items()}
+                step: {
+                    n: HeldShard(file.sha256, file.bytes, file.attempt, file.own)
+                    for n, file in layers.items()
+                }
                 for step, layers in (answer.steps or {}).items()
             }
             for name, answer in self._ask_all(orders, limit_s).items()
@@ -226,7 +231,9 @@ class ReplicatorGroup:
                 by_source.setdefault(transfer.source, []).append(transfer)
             for source, needs in by_source.items():
                 if source in self._listening:
-                    asked[self._send(name, self._pull_order(point, source, needs))] = (name, needs)
+                    asked[
+                        self._send(name, self._orders.pull(point, self._listening[source], source, needs))
+                    ] = (name, needs)
                 else:
                     missing += [(name, need, "") for need in needs]
         for number, answer in self._gather(list(asked), limit_s).items():
@@ -244,17 +251,6 @@ class ReplicatorGroup:
                 lacking.setdefault(name, {})[need.layer] = (need.source, told)
         return lacking
 
-    def _pull_order(self, point: RestorePoint, source: str, needs: list[ShardTransfer]) -> Message:
-        return {
-            "op": "pull",
-            "host": self._listening[source].address,
-            "port": self._listening[source].port,
-            "node": source,
-            "step": point.step,
-            "attempt": point.attempt,
-            "layers": {str(need.layer): need.sha256 for need in needs},
-        }
-
     def _bring_over_here(
         self, point: RestorePoint, name: str, need: ShardTransfer, here: Path | None
     ) -> str | None:
@@ -267,7 +263,9 @@ class ReplicatorGroup:
                     session = self._sessions[need.source]
                     there = run_folder_on_node(session, self.run_id)
                     local = Path(folder) / "layer"
-                    session.fetch(str(layout.layer_path(there, point.step, need.layer)), local)
+                    session.fetch(
+                        str(layout.layer_path(there, point.step, need.layer)), local, need.size_bytes
+                    )
                 path = self._sessions[name].push(local, need.sha256, keep=False)
                 order = {
                     "op": "adopt",
@@ -336,63 +334,70 @@ class ReplicatorGroup:
         name = came.key
         if self._tasks.get(name) is not came.task:  # one that was dropped
             if came.value is not None and name in self._sessions:
-                self._sessions[name].acknowledge(int(came.value.get("seq", 0)))
+                self._sessions[name].acknowledge(came.value.get("seq", 0))
         elif came.ended:
             self.drop(name)
-        elif self._write_down(name, REPLICATOR_TASK, came.value):
-            self._handle(name, came)
+        else:
+            try:
+                self._handle(name, came.value)
+            except SkyctlError as exc:
+                self._on_news(name, ReplicatorEnded(exc))
+                self.drop(name)
         return True
 
-    def _handle(self, name: str, came: GroupEvent[str]) -> None:
-        node, message = self._sessions[name].node, came.value
-        cls = _EVENTS.get(message.get("event"))
-        try:
-            event = None if cls is None else read_event(cls, message, name)
-            if (failure := read_task_failure(node, message)) is not None:
-                raise task_failure_error(node, failure)
-        except SkyctlError as exc:
-            self._on_news(name, ReplicatorEnded(exc.message))
-            self.drop(name)
+    def _handle(self, name: str, message: Message) -> None:
+        """Writes down what a replicator has sent, and acts on it.
+
+        Raises:
+            ProtocolError: no replicator sends that, or not now.
+            SkyctlError: what has ended it.
+        """
+        read = read_replicator_message(self._sessions[name].node, message)
+        if not self._write_down(name, REPLICATOR_TASK, read.plain):
             return
+        event = read.event
+        if isinstance(event, SkyctlError):
+            raise event
         if isinstance(event, ReplicatorListening):
+            if name in self._listening:
+                raise ProtocolError(f"node {name} said twice where its replicator listens", node=name)
             self._listening[name] = event
             self.pinned |= set(event.pinned)
         elif isinstance(event, ReplicatorAnswer):
-            if event.id is not None:
-                self._answers[event.id] = SkyctlError(event.error) if event.error else event
+            self._orders.take(name, event)
         elif isinstance(event, LayersReplicated | ReplicationFailed):
             self._on_news(name, event)
 
     def _send(self, name: str, order: Message) -> int:
-        number = next(self._numbers)
+        number = self._orders.next_number()
         task = self._tasks.get(name)
         try:
             if task is None:
                 raise RunError(f"node {name} has no checkpoint replicator any more")
             task.send({**order, "id": number})
         except SkyctlError as exc:
-            self._answers[number] = exc
+            self._orders.answers[number] = exc
         else:
-            self._asked[number] = name
+            self._orders.give(number, name)
         return number
 
     def _gather(self, numbers: Collection[int], limit_s: float) -> dict[int, ReplicatorAnswer | SkyctlError]:
-        deadline = time.monotonic() + limit_s
-        while any(number not in self._answers for number in numbers):
+        asked, answers, deadline = self._orders.asked, self._orders.answers, time.monotonic() + limit_s
+        while any(number not in answers for number in numbers):
             self._take(min(0.5, max(0.0, deadline - time.monotonic())))
             for number in numbers:
-                name = self._asked.get(number)
-                if number in self._answers or name is None:
+                name = asked.get(number)
+                if number in answers or name is None:
                     continue
                 if name not in self._tasks:
-                    self._answers[number] = RunError(f"the checkpoint replicator of node {name} is gone")
+                    answers[number] = RunError(f"the checkpoint replicator of node {name} is gone")
                 elif not self._is_heard(name):
-                    self._answers[number] = RunError(f"node {name} is not heard")
+                    answers[number] = RunError(f"node {name} is not heard")
                 elif time.monotonic() > deadline:
-                    self._answers[number] = RunError(f"node {name} gave no answer within {limit_s:.0f} s")
+                    answers[number] = RunError(f"node {name} gave no answer within {limit_s:.0f} s")
         for number in numbers:
-            self._asked.pop(number, None)
-        return {number: self._answers.pop(number) for number in numbers}
+            asked.pop(number, None)
+        return {number: answers.pop(number) for number in numbers}
 
     def _ask_all(
         self, orders: Mapping[str, Message], limit_s: float

@@ -1,0 +1,132 @@
+"""Reads what a node's checkpoint replicator sends, and refuses what none sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyctl.agent.task_events import DoneEvent, LogEvent, read_event, to_message, unknown_event
+from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer
+from skyctl.checkpoint.replicator_events import (
+    LayersReplicated,
+    ReplicationFailed,
+    ReplicatorAnswer,
+    ReplicatorListening,
+)
+from skyctl.errors import ProtocolError, SkyctlError
+from skyctl.records.cluster import Node
+from skyctl.remote.remote_task import read_task_failure, task_failure_error
+
+_EVENTS = (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed, LogEvent, DoneEvent)
+_EVENT_TYPES: Mapping[str, type] = {cls.kind: cls for cls in _EVENTS}
+
+
+@dataclass(frozen=True)
+class ReplicatorEnded:
+    """A node has no replicator any more, and why."""
+
+    error: SkyctlError
+
+
+ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
+
+
+@dataclass(frozen=True)
+class ReplicatorMessage:
+    """A message that was read. ``plain``: it as a JSON object, without anything that nobody knows.
+
+    ``event``: its record, or the error of a replicator that has failed.
+    """
+
+    event: Any
+    plain: Mapping[str, Any]
+
+
+def read_replicator_message(node: Node, message: Mapping[str, Any]) -> ReplicatorMessage:
+    """The message as its record.
+
+    Raises:
+        ProtocolError: no replicator sends that.
+    """
+    number = {"seq": message["seq"]} if "seq" in message else {}
+    cls = _EVENT_TYPES.get(str(message.get("event")))
+    if cls is not None:
+        event: Any = read_event(cls, message, node.name)
+        return ReplicatorMessage(event, to_message(event) | number)
+    failure = read_task_failure(node, message)
+    if failure is None:
+        raise unknown_event(message, node.name)
+    plain = failure.model_dump(exclude_none=True) | number
+    return ReplicatorMessage(task_failure_error(node, failure), plain)
+
+
+class ReplicatorOrders:
+    """Orders by number, to whom each was given, and the answers that somebody waits for.
+
+    ``limits``: by layer, as orders have them, the most bytes that its file can have.
+
+    Args:
+        shard_limits: the same by the layers' numbers.
+    """
+
+    def __init__(self, shard_limits: Mapping[int, int]) -> None:
+        self._shard_limits = shard_limits
+        self.limits = {str(layer): size for layer, size in shard_limits.items()}
+        self._number = 0
+        self._given: dict[int, str] = {}
+        self.asked: dict[int, str] = {}
+        self.answers: dict[int, ReplicatorAnswer | SkyctlError] = {}
+
+    def next_number(self) -> int:
+        """The number of the next order."""
+        self._number += 1
+        return self._number
+
+    def give(self, number: int, node: str) -> None:
+        """That order was sent to that node's replicator; its answer is waited for."""
+        self.asked[number] = self._given[number] = node
+
+    def pull(
+        self,
+        point: RestorePoint,
+        address: ReplicatorListening,
+        source: str,
+        needs: Sequence[ShardTransfer],
+    ) -> dict[str, Any]:
+        """The order to fetch those files from the replicator of the node ``source``."""
+        return {
+            "op": "pull",
+            "host": address.address,
+            "port": address.port,
+            "node": source,
+            "step": point.step,
+            "attempt": point.attempt,
+            "layers": {str(need.layer): need.sha256 for need in needs},
+            "limits": self.limits,
+        }
+
+    def take(self, node: str, event: ReplicatorAnswer) -> None:
+        """An answer has come.
+
+        Raises:
+            ProtocolError: the node was given no such order, or has answered before, or lists files that no
+                layer of the model has.
+        """
+        if event.id is None:
+            return
+        if self._given.get(event.id) != node:
+            raise ProtocolError(f"node {node} answered order {event.id}, which it was not given", node=node)
+        del self._given[event.id]
+        for step, layers in (event.steps or {}).items():
+            for layer, shard in layers.items():
+                limit = self._shard_limits.get(layer, -1)
+                if shard.bytes > limit:
+                    known = f"{limit} are the most" if limit >= 0 else "there is no such layer"
+                    raise ProtocolError(
+                        f"node {node} lists a file of {shard.bytes} bytes for layer {layer} of step {step}; "
+                        f"{known}",
+                        node=node,
+                    )
+        if event.id in self.asked:  # else it came too late
+            self.answers[event.id] = SkyctlError(event.error) if event.error else event

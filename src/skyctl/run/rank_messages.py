@@ -1,0 +1,174 @@
+"""Reads what one rank sends, and refuses what that rank can't say then: its node counts as lost.
+
+A message must be of a kind that ranks send, each field with a value that it can have
+(``agent.event_fields``), and it must come in its turn: what a rank finds, where it listens and that it is
+ready once each; then its steps one by one, the last rank's with a loss and validations, and checkpoints of
+its own layers after them; its result after its last step. Whether figures are true can't be told here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skyctl.agent.task_events import LogEvent, read_event, to_message, unknown_event
+from skyctl.errors import ProtocolError
+from skyctl.records.cluster import Node
+from skyctl.remote.remote_task import TaskError, TaskExit, read_task_failure
+from skyctl.run.rank_spec import RankSpec
+from skyctl.worker.rank_events import (
+    RANK_EVENTS,
+    CheckpointEvent,
+    EnvironmentEvent,
+    HeartbeatEvent,
+    ListeningEvent,
+    RankEvent,
+    RankResult,
+    ReadyEvent,
+    StepEvent,
+    ValidationEvent,
+)
+
+_EVENT_TYPES: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
+_ONCE = (EnvironmentEvent, ListeningEvent, ReadyEvent)
+
+
+@dataclass(frozen=True)
+class RankMessage:
+    """A message that was read. ``plain``: it as a JSON object, without anything that nobody knows."""
+
+    event: RankEvent | LogEvent | TaskError | TaskExit
+    plain: Mapping[str, Any]
+
+
+class RankMessageReader:
+    """The messages of one rank, in their order: ``read``, then, where it was not heard before, ``accept``.
+
+    ``may_end_early``: the run may have been told to end before its last step.
+
+    Args:
+        ranks: how many there are.
+        first, steps: the attempt makes steps [first, steps).
+    """
+
+    def __init__(self, spec: RankSpec, node: Node, ranks: int, first: int, steps: int) -> None:
+        self.may_end_early = False
+        self._spec, self._node, self._steps = spec, node, steps
+        self._is_last = spec.rank == ranks - 1
+        self._next_step = first
+        self._checkpoint = first
+        self._validates: int | None = None
+        self._seen: set[type] = set()
+
+    def read(self, message: Mapping[str, Any]) -> RankMessage:
+        """The message as its record.
+
+        Raises:
+            ProtocolError: it is no event of a rank.
+        """
+        number = {"seq": message["seq"]} if "seq" in message else {}
+        cls = _EVENT_TYPES.get(str(message.get("event")))
+        if cls is None:
+            failure = read_task_failure(self._node, message)
+            if failure is None:
+                raise unknown_event(message, self._node.name)
+            return RankMessage(failure, failure.model_dump(exclude_none=True) | number)
+        event: Any = read_event(cls, message, self._node.name)
+        return RankMessage(event, to_message(event) | number)
+
+    def read_again(
+        self, message: Mapping[str, Any]
+    ) -> RankEvent | TaskError | TaskExit | ProtocolError | None:
+        """The event of a message that was written down before, or what is wrong with it; None: a log line."""
+        try:
+            event = self.read(message).event
+            self.accept(event)
+        except ProtocolError as exc:
+            return exc
+        return None if isinstance(event, LogEvent) else event
+
+    def accept(self, event: Any) -> None:
+        """Takes an event that was read, once, in its turn.
+
+        Raises:
+            ProtocolError: it is not this event's turn, or none of this rank's.
+        """
+        fault = self._fault(event)
+        if fault is not None:
+            kind = event.event if isinstance(event, TaskError | TaskExit) else event.kind
+            raise ProtocolError(
+                f"node {self._node.name} sent {kind!r} for rank {self._spec.rank}, but {fault}",
+                node=self._node.name,
+            )
+        self._seen.add(type(event))
+        if isinstance(event, StepEvent):
+            self._next_step = event.step + 1
+            self._validates = event.step if event.validates else None
+        elif isinstance(event, ValidationEvent):
+            self._validates = None
+        elif isinstance(event, CheckpointEvent):
+            self._checkpoint = event.step
+
+    def _fault(self, event: Any) -> str | None:
+        """Why the rank can't say that now, or None."""
+        if isinstance(event, LogEvent | HeartbeatEvent):
+            return None
+        if self._seen & {TaskError, TaskExit}:
+            return "it had failed before"
+        if isinstance(event, TaskError | TaskExit):
+            return None
+        if RankResult in self._seen:
+            return "it had ended before"
+        if isinstance(event, _ONCE):
+            return self._fault_of_start(event)
+        if ReadyEvent not in self._seen:
+            return "it is not ready yet"
+        if isinstance(event, StepEvent):
+            return self._fault_of_step(event)
+        if isinstance(event, ValidationEvent):
+            expected = self._is_last and event.step == self._validates
+            return None if expected else f"there is none after step {event.step}"
+        if isinstance(event, CheckpointEvent):
+            return self._fault_of_checkpoint(event)
+        if event.steps != self._next_step:
+            return f"it has told of {self._next_step} steps, not of {event.steps}"
+        if self._lacks_validation:
+            return f"not of the validation after step {self._validates}"
+        if event.steps < self._steps and not self.may_end_early:
+            return f"the run has {self._steps} steps, not {event.steps}"
+        return None
+
+    def _fault_of_start(self, event: RankEvent) -> str | None:
+        if type(event) in self._seen:
+            return "it had said so before"
+        if ReadyEvent in self._seen:
+            return "it is ready already"
+        if isinstance(event, ListeningEvent) and self._is_last:
+            return "no rank comes after it"
+        return None
+
+    def _fault_of_step(self, event: StepEvent) -> str | None:
+        if event.step != self._next_step:
+            return f"step {self._next_step} comes next, not step {event.step}"
+        if event.step >= self._steps:
+            return f"the run has {self._steps} steps"
+        if self._lacks_validation:
+            return f"not the validation after step {self._validates}"
+        return "it has no loss" if self._is_last and event.loss is None else None
+
+    @property
+    def _lacks_validation(self) -> bool:
+        return self._is_last and self._validates is not None
+
+    def _fault_of_checkpoint(self, event: CheckpointEvent) -> str | None:
+        if event.step != self._next_step or event.step <= self._checkpoint:
+            return f"it has told of {self._next_step} steps, not of {event.step}"
+        start, stop = self._spec.payload["layers"]
+        if event.error is None and set(event.layers) != set(range(start, stop)):
+            return f"its layers are [{start}, {stop})"
+        for layer, shard in event.layers.items():
+            limit = self._spec.shard_limits.get(layer)
+            if limit is not None and shard.bytes > limit:
+                return f"layer {layer} has {limit} bytes at most, not {shard.bytes}"
+        return None

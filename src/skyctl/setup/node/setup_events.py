@@ -1,0 +1,91 @@
+"""What a node answers to ``skyctl setup``: one frozen record for each kind of event and question.
+
+``agent.task_events`` reads them. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from skyctl.agent.event_fields import ByteCount, Label, Matches, MaxLength, Within
+
+MOST_REQUIREMENTS = 10_000
+WheelTag = Annotated[str, Matches(r"[A-Za-z0-9_.]{1,100}")]
+PythonVersion = Annotated[str, Matches(r"[0-9]{1,3}(\.[0-9]{1,5}){1,2}[A-Za-z0-9+.]{0,20}")]
+PathText = Annotated[str, Matches(r"/[^\x00-\x1f]{0,4095}")]
+Names = Annotated[tuple[str, ...], MaxLength(MOST_REQUIREMENTS)]
+
+
+@dataclass(frozen=True)
+class SetupProgress:
+    """What is under way, and what part of it is done."""
+
+    kind: ClassVar[str] = "progress"
+    what: Label
+    share: Annotated[float, Within(-1.0, 1.0)]
+
+
+@dataclass(frozen=True)
+class SetupFacts:
+    """The answer to ``facts``: Python, pip, room on the disk, accelerators, which wheels fit."""
+
+    kind: ClassVar[str] = "result"
+    python: PathText
+    version: PythonVersion
+    base: Annotated[str, MaxLength(4096)]
+    pip: PathText | None
+    root: PathText
+    free_bytes: ByteCount | None
+    same_disk: bool
+    cards: Annotated[tuple[Label, ...], MaxLength(100)]
+    platforms: Annotated[tuple[WheelTag, ...], MaxLength(MOST_REQUIREMENTS)]
+    abis: Annotated[tuple[WheelTag, ...], MaxLength(MOST_REQUIREMENTS)]
+    implementation: WheelTag
+
+
+@dataclass(frozen=True)
+class FoundPackages:
+    """The answer to ``look``. ``had``: what an environment of ours was made with."""
+
+    kind: ClassVar[str] = "result"
+    torch: Label | None
+    gloo: bool
+    missing: Names
+    fault: str | None
+    had: Names
+
+
+@dataclass(frozen=True)
+class MadeEnvironment:
+    """The answer to ``make``: what was made, or why not (``offline``, ``unmatched``)."""
+
+    kind: ClassVar[str] = "result"
+    path: PathText | None = None
+    python: PathText | None = None
+    made: bool | None = None
+    torch: Label | None = None
+    size_bytes: ByteCount | None = None
+    offline: str | None = None
+    unmatched: Label | None = None
+
+
+@dataclass(frozen=True)
+class RemovedEnvironments:
+    """The answer to ``remove``. ``busy``: by path, the processes that use it."""
+
+    kind: ClassVar[str] = "result"
+    removed: Annotated[tuple[PathText, ...], MaxLength(1000)]
+    shared: Annotated[tuple[PathText, ...], MaxLength(1000)]
+    busy: Annotated[Mapping[str, tuple[int, ...]], MaxLength(1000)]
+    freed_bytes: ByteCount
+
+
+ANSWERS: Mapping[str, type] = {
+    "facts": SetupFacts,
+    "look": FoundPackages,
+    "make": MadeEnvironment,
+    "remove": RemovedEnvironments,
+}
+"""By ``op``, the record of its answer."""

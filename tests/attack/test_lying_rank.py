@@ -1,0 +1,160 @@
+"""Runs in which one rank's process really lies: the run goes on without its node, with the same losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..helpers import runs
+from ..helpers.commands import Skyctl
+from ..helpers.processes import left_of_state
+
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+STEPS = 24
+HONEST = ("a", "b")
+LIAR = "c"
+TRAIN = """\
+import gc
+import os
+import time
+
+import torch
+from torch import nn
+
+LIE = os.environ.get("LIE")
+
+
+def channel():
+    return next(one for one in gc.get_objects() if type(one).__name__ == "TaskChannel")
+
+
+def lie():
+    if LIE == "nan":
+        figures = dict.fromkeys(
+            ("iteration_s", "compute_s", "transfer_s", "idle_s", "forward_s", "backward_s", "optimizer_s"),
+            float("nan"),
+        )
+        channel().send({"event": "step", "step": 3, "loss": 1.0, "samples": 8, "validates": False, **figures})
+    elif LIE == "deep":
+        deep = []
+        for _ in range(400):
+            deep = [deep]
+        channel().send({"event": "checkpoint", "step": 4, "layers": deep, "wall_s": 1.0})
+    elif LIE == "weights":
+        from skyctl.worker import trainer
+
+        honest = trainer.save_weights
+
+        def save(path, *rest):
+            honest(path, *rest)
+            os.truncate(path, 1 << 30)
+            return str(path)
+
+        trainer.save_weights = save
+    elif LIE == "log":
+        for _ in range(3000):
+            print("x" * 30_000)
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.count = 0
+
+    def forward(self, x):
+        self.count += 1
+        if self.count == 17 and LIE:
+            lie()
+        time.sleep(0.01)
+        return self.linear(x)
+
+
+def model():
+    return [Stage() for _ in range(6)] + [nn.Linear(8, 3)]
+
+
+def data(batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield (
+            torch.randn(batch_size, 8, generator=generator),
+            torch.randint(3, (batch_size,), generator=generator),
+        )
+"""
+
+
+def write_cluster(folder: Path, lie: str) -> None:
+    node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2, env: {{LIE: {lie!r}}}}}\n"
+    lines = [node.format(name=name, lie=lie if name == LIAR else "") for name in (*HONEST, LIAR)]
+    (folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{''.join(lines)}")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
+    """Three nodes, and a plan that has the last stage on the one that will lie."""
+    folder = tmp_path_factory.mktemp("lying")
+    (folder / "work").mkdir()
+    made = Skyctl(folder / "work", folder / "state")
+    made.env["XDG_CACHE_HOME"] = str(folder / "cache")
+    write_cluster(made.folder, "")
+    (made.folder / "train.py").write_text(TRAIN)
+    try:
+        made.run("probe", "train.py", *SIZES, "--links", "none")
+        made.run("plan", "train.py", *SIZES, "--assign", "a=0:2,b=2:4,c=4:7", "-o", "plan.json")
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def losses(three: Skyctl) -> list[float]:
+    calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
+    return runs.losses_of(three.run("launch", "plan.json", *calm))
+
+
+def launch(three: Skyctl, lie: str) -> runs.Run:
+    write_cluster(three.folder, lie)
+    return runs.launch(three, "plan.json", "--steps", str(STEPS), "--checkpoint-every", "3", "--json")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("nan", "node c sent 'step' with iteration_s: nan is no number"),
+        ("deep", "node c sent 'checkpoint' with layers: list is no dict"),
+        ("weights", "weights-2.safetensors of node c is 1073741824 bytes large"),
+    ],
+)
+def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str, words: str) -> None:
+    run = launch(three, lie)
+    err = run.end().stderr
+    assert words in err
+    assert f"node {LIAR} is not taken back unless asked for: skyctl join {run.id} {LIAR}" in err
+    run.is_as(losses, 2)
+    state = run.state
+    assert state["untrusted"] == [LIAR]
+    assert words in state["lost"][LIAR]
+    assert state["attempts"][1]["why"] == f"node {LIAR} was lost"
+    assert {device.partition("/")[0] for device in state["attempts"][1]["devices"]} <= set(HONEST)
+    assert (run.folder / "weights.safetensors").stat().st_size < 1 << 20
+    assert sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file()) < 8 << 20
+    assert "NaN" not in (run.folder / "attempts/1/events.jsonl").read_text()
+    assert runs.left_behind(three) == []
+    assert left_of_state(three.state) == []
+
+
+@pytest.mark.attack
+def test_a_log_without_end_ends(three: Skyctl, losses: list[float]) -> None:
+    run = launch(three, "log")
+    err = run.end().stderr
+    run.is_as(losses, 1)
+    log = run.folder / "attempts/1/logs/rank-002.log"
+    assert 60 << 20 < log.stat().st_size <= 65 << 20
+    assert log.read_text().splitlines()[-1].startswith("[skyctl: the log ends here: it has 64 MiB]")
+    assert err.count("rank-002.log has reached 64 MiB: no more of what it prints is kept") == 1
+    assert json.loads((run.folder / "state.json").read_text())["lost"] == {}
