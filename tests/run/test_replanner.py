@@ -262,6 +262,25 @@ def test_a_node_that_has_gone_again_while_it_was_planned_with_stays_lost(
     assert here.sessions["b"] is session, "its owner closes it"
 
 
+def test_a_node_that_is_not_trusted_is_taken_back_only_when_asked_for(desk: Callable[[Plan], Desk]) -> None:
+    first = plan(problem(), "optimal")
+    here = desk(first)
+    session = here.sessions.pop("b")
+    here.replanner.note_lost("b", session, first, trusted=False)
+    made = replan(first, without_nodes(first.problem, {"b": ""}))
+    done = collected(made, {}, 5.0)
+    for _ in range(3):
+        here.look(made, done, {"b": "it lied"})
+    assert here.replanner.decided is None
+    assert "b" not in here.sessions
+    here.replanner.request_nodes(["b"])
+    here.look(made, done, {"b": "it lied"})
+    here.look(made, done, {"b": "it lied"})
+    move = here.replanner.decided
+    assert move is not None
+    assert here.sessions["b"] is session
+
+
 def test_what_was_asked_for_and_can_not_be_had_is_said(desk: Callable[[Plan], Desk]) -> None:
     made = plan(problem(), "optimal")
     here = desk(made)
