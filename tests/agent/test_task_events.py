@@ -9,10 +9,12 @@ import pytest
 
 from skyctl.agent.task_events import LogEvent, read_event, to_message
 from skyctl.checkpoint.replicator_events import LayersReplicated, ReplicatorListening
-from skyctl.errors import RunError
+from skyctl.errors import ProtocolError
 from skyctl.worker.rank_events import CheckpointEvent, StepEvent, WrittenShard
 
 from ..helpers.events import step_event
+
+SHA256 = "ab" * 32
 
 
 def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
@@ -24,9 +26,9 @@ def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
     [
         LogEvent("a line"),
         step_event(3, grad_norm=1.5, peak_memory_bytes=2**30),
-        CheckpointEvent(20, {0: WrittenShard("ab", 10), 7: WrittenShard("cd", 20)}, 0.5, ("a note",)),
+        CheckpointEvent(20, {0: WrittenShard(SHA256, 10), 7: WrittenShard(SHA256, 20)}, 0.5, ("a note",)),
         CheckpointEvent(20, {}, 0.5, error="the disk is full"),
-        LayersReplicated(20, 1, "b", {3: {"sha256": "ab", "bytes": 10}}, 10, 0.1),
+        LayersReplicated(20, 1, "b", {3: {"sha256": SHA256, "bytes": 10}}, 10, 0.1),
         ReplicatorListening("192.0.2.1", 4000, (10, 20)),
     ],
 )
@@ -48,11 +50,11 @@ def test_what_is_not_known_is_left_out() -> None:
         (
             CheckpointEvent,
             {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": []},
-            "layers: .. is no dict",
+            "layers: list is no dict",
         ),
         (
             CheckpointEvent,
-            {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": {"0": {"sha256": "ab"}}},
+            {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": {"0": {"sha256": SHA256}}},
             "layers: no bytes",
         ),
         (
@@ -63,5 +65,5 @@ def test_what_is_not_known_is_left_out() -> None:
     ],
 )
 def test_a_wrong_message_is_refused_with_its_node_and_field(cls: Any, message: Any, words: str) -> None:
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(ProtocolError, match=words):
         read_event(cls, message, "b")

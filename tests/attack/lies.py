@@ -154,7 +154,7 @@ CHECK: Mapping[str, Message] = {
 TORCH: Message = {
     "event": "result",
     "torch": "2.6.0",
-    "gloo": True,
+    "distributed": True,
     "threads": 2,
     "devices": [{"id": "cuda:0", "name": "a card", "memory_bytes": 2**34}],
     "missing": ["cuda:1"],
@@ -183,7 +183,7 @@ SETUP: Mapping[str, Sequence[Message]] = {
         {
             "event": "result",
             "torch": "2.6.0",
-            "gloo": True,
+            "distributed": True,
             "missing": ["numpy>=2"],
             "fault": None,
             "had": ["numpy>=2"],

@@ -242,7 +242,7 @@ def test_what_a_replicator_sends() -> None:
             if isinstance(news, ReplicatorEnded):
                 ended[node] = news
 
-        sessions: Any = {name: SimpleNamespace(node=node) for name, node in NODES.items()}
+        sessions: Any = {name: SimpleNamespace(node=node, is_waited_for=True) for name, node in NODES.items()}
         group = ReplicatorGroup("r", sessions, write_down, hear, shard_limits={0: 1000, 1: 1000})
         task: Any = SimpleNamespace(send=lambda _m: None, kill=lambda: None, ended=True)
         for session in sessions.values():
@@ -410,7 +410,7 @@ def test_of_a_file_that_is_too_large_nothing_is_taken(tmp_path: Path) -> None:
             changed=threading.Condition(),
             lost=None,
             send=lambda _message: None,
-            wait=lambda ready, _timeout: ready(),
+            wait=lambda ready, _timeout, **_options: ready(),
         )
         transfers = FileTransfers(connection, itertools.count(1).__next__)
         expect = transfers._expect

@@ -40,6 +40,7 @@ from skyctl.remote.session_factory import open_session
 from skyctl.setup.node.environment_builder import release_environments
 from skyctl.setup.node.environment_store import lock_environments
 from skyctl.setup.node.setup_task import _inspect
+from skyctl.supervision.run_status import ProcessCounts
 
 pytestmark = [
     pytest.mark.lab,
@@ -97,7 +98,9 @@ class Machine:
     def open(self) -> None:
         """A session on the node, and the import of what a task imports first."""
         with open_session(self.node, OPTIONS) as session:
-            session.run_task("skyctl.agent.process_tree", {"sessions": [], "module": "x"}, 30)
+            session.run_task(
+                "skyctl.agent.process_tree", {"sessions": [], "module": "x"}, 30, answer=ProcessCounts
+            )
 
     def assert_nothing_ran(self) -> None:
         assert [path.name for path in self.traces.iterdir()] == []

@@ -14,6 +14,7 @@ from skyctl.cli.app import main
 from skyctl.records.cluster import Node
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_session
+from skyctl.supervision.run_status import ProcessCounts
 
 Run = Callable[..., tuple[int, str, str]]
 OWN = Node(name="own", transport="local")
@@ -99,7 +100,9 @@ def test_what_is_in_use_stays_and_is_counted(run: Run, tmp_path: Path) -> None:
         assert "skyctl's code" in out
         assert "1 in use" in out
         assert (path / "train.py").exists()
-        session.run_task("skyctl.agent.process_tree", {"sessions": [], "module": "x"}, 30)
+        session.run_task(
+            "skyctl.agent.process_tree", {"sessions": [], "module": "x"}, 30, answer=ProcessCounts
+        )
     assert run("clean")[0] == 0
     assert not default_cache_root().exists()
 

@@ -81,7 +81,7 @@ def test_who_asks_a_silent_node_gets_an_error(
         os.kill(session.hello.pid, signal.SIGSTOP)
         for ask in (
             lambda: session.push(b"text", sha256(b"text").hexdigest()),
-            lambda: session.run_task("node_tasks", {"do": "noisy"}, 60, env=env),
+            lambda: run_node_task(session, {"do": "noisy"}, 60, env),
         ):
             with pytest.raises(UnreachableError, match="laptop has not been heard for"):
                 ask()
@@ -89,7 +89,7 @@ def test_who_asks_a_silent_node_gets_an_error(
         os.kill(session.hello.pid, signal.SIGCONT)
         until(lambda: session.is_waited_for)
         assert Path(session.push(b"text", sha256(b"text").hexdigest())).read_bytes() == b"text"
-        assert session.run_task("node_tasks", {"do": "noisy"}, 20, env=env) == {}
+        assert run_node_task(session, {"do": "noisy"}, 20, env) == {}
 
 
 def test_acknowledged_files_are_removed(home: Path, task_env: Env) -> None:

@@ -61,7 +61,9 @@ class FakeSession:
 def started(*sessions: FakeSession) -> tuple[ReplicatorGroup, list[tuple[str, Any]]]:
     said: list[tuple[str, Any]] = []
     by_name: Any = {session.node.name: session for session in sessions}
-    group = ReplicatorGroup("run", by_name, on_news=lambda node, news: said.append((node, news)))
+    group = ReplicatorGroup(
+        "run", by_name, on_news=lambda node, news: said.append((node, news)), shard_limits={}
+    )
     group.start(dict.fromkeys(by_name, "127.0.0.1"))
     return group, said
 

@@ -120,7 +120,7 @@ class TorchFacts:
 
     kind: ClassVar[str] = "result"
     torch: Label
-    gloo: bool
+    distributed: bool
     threads: Annotated[int, Within(1, 10**6)]
     devices: Annotated[tuple[TorchDevice, ...], MaxLength(MOST_DEVICES)]
     missing: Annotated[tuple[Label, ...], MaxLength(MOST_DEVICES)]

@@ -51,7 +51,7 @@ class FoundPackages:
 
     kind: ClassVar[str] = "result"
     torch: Label | None
-    gloo: bool
+    distributed: bool
     missing: Names
     fault: str | None
     had: Names
