@@ -21,13 +21,16 @@ EVENTS, REPLIES = "n", "r"
 
 
 MAX_ADDRESSES = 10_000
+MAX_TEXT_CHARS = 128 << 10
 IPv4 = Annotated[str, AfterValidator(lambda text: str(IPv4Address(text)))]
 
 
 class AgentMessage(BaseModel):
     """Base of all that an agent says: immutable, with the field types taken literally."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="ignore", populate_by_name=True, str_max_length=MAX_TEXT_CHARS
+    )
 
 
 class NumberedMessage(AgentMessage):

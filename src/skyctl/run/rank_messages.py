@@ -31,6 +31,8 @@ from skyctl.worker.rank_events import (
 )
 
 _EVENT_TYPES: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
+MAX_NOTES = 1000
+"""Of what a rank says about its checkpoints in an attempt, each once."""
 _ONCE = (EnvironmentEvent, ListeningEvent, ReadyEvent)
 
 
@@ -40,6 +42,23 @@ class RankMessage:
 
     event: RankEvent | LogEvent | TaskError | TaskExit
     plain: Mapping[str, Any]
+
+
+def read_rank_message(node: Node, message: Mapping[str, Any]) -> RankMessage:
+    """What a rank on that node has sent, as its record.
+
+    Raises:
+        ProtocolError: no rank sends that.
+    """
+    number = {"seq": message["seq"]} if "seq" in message else {}
+    cls = _EVENT_TYPES.get(str(message.get("event")))
+    if cls is None:
+        failure = read_task_failure(node, message)
+        if failure is None:
+            raise unknown_event(message, node.name)
+        return RankMessage(failure, failure.model_dump(exclude_none=True) | number)
+    event: Any = read_event(cls, message, node.name)
+    return RankMessage(event, to_message(event) | number)
 
 
 class RankMessageReader:
@@ -58,24 +77,13 @@ class RankMessageReader:
         self._is_last = spec.rank == ranks - 1
         self._next_step = first
         self._checkpoint = first
+        self._notes = 0
         self._validates: int | None = None
         self._seen: set[type] = set()
 
     def read(self, message: Mapping[str, Any]) -> RankMessage:
-        """The message as its record.
-
-        Raises:
-            ProtocolError: it is no event of a rank.
-        """
-        number = {"seq": message["seq"]} if "seq" in message else {}
-        cls = _EVENT_TYPES.get(str(message.get("event")))
-        if cls is None:
-            failure = read_task_failure(self._node, message)
-            if failure is None:
-                raise unknown_event(message, self._node.name)
-            return RankMessage(failure, failure.model_dump(exclude_none=True) | number)
-        event: Any = read_event(cls, message, self._node.name)
-        return RankMessage(event, to_message(event) | number)
+        """The message as its record. Raises as ``read_rank_message``."""
+        return read_rank_message(self._node, message)
 
     def read_again(
         self, message: Mapping[str, Any]
@@ -109,6 +117,7 @@ class RankMessageReader:
             self._validates = None
         elif isinstance(event, CheckpointEvent):
             self._checkpoint = event.step
+            self._notes += len(event.notes)
 
     def _fault(self, event: Any) -> str | None:
         """Why the rank can't say that now, or None."""
@@ -164,6 +173,8 @@ class RankMessageReader:
     def _fault_of_checkpoint(self, event: CheckpointEvent) -> str | None:
         if event.step != self._next_step or event.step <= self._checkpoint:
             return f"it has told of {self._next_step} steps, not of {event.step}"
+        if self._notes + len(event.notes) > MAX_NOTES:
+            return f"it has {MAX_NOTES} notes at most"
         start, stop = self._spec.payload["layers"]
         if event.error is None and set(event.layers) != set(range(start, stop)):
             return f"its layers are [{start}, {stop})"

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from skyctl.control.node_sessions import require_all
 from skyctl.control.observations import keep_observations
 from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import InputError, NodeError, RunError, SkyctlError, UnreachableError
+from skyctl.errors import InputError, NodeError, ProtocolError, RunError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths, read_record, write_atomic
-from skyctl.records.cluster import Cluster, node_of, split_device_id
+from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.attempt import AdoptedRanks
 from skyctl.run.callbacks import Detached, RunCallbacks
+from skyctl.run.checkpoints.replicator_messages import read_replicator_message
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.plan_update import nodes_in
+from skyctl.run.rank_messages import read_rank_message
+from skyctl.run.rank_spec import rank_of_task
 from skyctl.run.run_context import RunOptions
 from skyctl.supervision.run_handle import RunHandle, taken_over_run
 from skyctl.supervision.run_lock import RunLock
@@ -185,8 +189,19 @@ def end_tasks(handle: RunHandle, but: Iterable[RemoteTask] = ()) -> None:
                 if not task.ended:
                     task.kill()
                 while (said := task.recv(0.0)) is not None:
-                    handle.journal.heard(name, task.name, said[0])
+                    try:
+                        handle.journal.heard(
+                            name, task.name, _plain_message(session.node, task.name, said[0])
+                        )
+                    except ProtocolError:  # nothing of it is kept
+                        session.acknowledge(said[0].get("seq", 0))
             session.discard(task)
+
+
+def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a task of a run has said, with nothing in it that nobody knows. Raises ProtocolError."""
+    is_rank = rank_of_task(task) is not None
+    return (read_rank_message if is_rank else read_replicator_message)(node, message).plain
 
 
 # What a supervised run begins with: a fresh one, or one that has ended and goes on.

@@ -19,6 +19,7 @@ from skyctl.files import RunPaths, read_record
 from skyctl.records.cluster import split_device_id
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import RunCallbacks
+from skyctl.run.log_limits import LOG_LIMIT_BYTES
 from skyctl.supervision.run_journal import timestamp_ms
 
 READ_BYTES = 1 << 20
@@ -252,7 +253,8 @@ def log_supervisor(path: Path, kind: str, text: str) -> None:
     stamped = f"{timestamp_ms()} {kind}: " + text.replace("\n", "\n    ") + "\n"
     with suppress(OSError), _lock, path.open("a", encoding="utf-8", errors="replace") as log:
         path.chmod(0o600)
-        log.write(stamped)
+        if log.tell() < LOG_LIMIT_BYTES:  # what nodes say is part of it
+            log.write(stamped)
 
 
 def parse_supervisor_line(line: str) -> SupervisorLogLine:

@@ -141,8 +141,8 @@ class CheckpointEvent:
     step: Index
     layers: Mapping[int, WrittenShard]
     wall_s: Seconds
-    notes: Annotated[tuple[str, ...], MaxLength(1000)] = ()
-    error: str | None = None
+    notes: Annotated[tuple[Label, ...], MaxLength(1000)] = ()
+    error: Annotated[str, MaxLength(5000)] | None = None
 
 
 @dataclass(frozen=True)
