@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from skyctl.agent import process_tree
 from skyctl.agent.session_folder import SessionFolder
@@ -31,6 +34,18 @@ def test_create_and_remove(tmp_path: Path) -> None:
     assert folder.path.is_dir(), "a living agent's folder is not swept"
     folder.remove()
     other.remove()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_where_nothing_can_be_written_no_folder_stays(tmp_path: Path) -> None:
+    """As on a full disk: folders can be made, and nothing put into files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            SessionFolder.create(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 

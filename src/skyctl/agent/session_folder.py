@@ -43,9 +43,13 @@ class SessionFolder:
                 if path.is_dir():
                     _sweep_if_dead(path)
             path = Path(tempfile.mkdtemp(prefix="s-", dir=sessions))
-            lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (path / "owner.json").write_text(json.dumps(_describe_owner()))
+            with contextlib.ExitStack() as undo:  # on a full disk it has no owner's name to be swept by
+                undo.callback(shutil.rmtree, path, ignore_errors=True)
+                lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                undo.callback(os.close, lock_fd)
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (path / "owner.json").write_text(json.dumps(_describe_owner()))
+                undo.pop_all()
         return cls(path, lock_fd)
 
     def start_guardian(self) -> None:
