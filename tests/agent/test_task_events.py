@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyctl.agent.task_events import LogEvent, read_event, to_message
-from skyctl.checkpoint.replicator_events import LayersReplicated, ReplicatorListening
+from skyctl.checkpoint.replicator_events import CopiedShard, LayersReplicated, ReplicatorListening
 from skyctl.errors import ProtocolError
 from skyctl.worker.rank_events import CheckpointEvent, StepEvent, WrittenShard
 
@@ -28,7 +28,7 @@ def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
         step_event(3, grad_norm=1.5, peak_memory_bytes=2**30),
         CheckpointEvent(20, {0: WrittenShard(SHA256, 10), 7: WrittenShard(SHA256, 20)}, 0.5, ("a note",)),
         CheckpointEvent(20, {}, 0.5, error="the disk is full"),
-        LayersReplicated(20, 1, "b", {3: {"sha256": SHA256, "bytes": 10}}, 10, 0.1),
+        LayersReplicated(20, 1, "b", {3: CopiedShard(SHA256, 10)}, 10, 0.1),
         ReplicatorListening("192.0.2.1", 4000, (10, 20)),
     ],
 )
