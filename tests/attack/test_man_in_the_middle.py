@@ -1,7 +1,7 @@
 """Somebody on the path: what he does ends a run with the pair named, or changes nothing.
 
-In the clear he may change activations after the proof (docs/security.md says so), but he can't reorder the
-pipeline or use a proof twice. Through TLS he can do nothing at all but delay and cut.
+In the clear what passes after a proof is his to replace (docs/security.md says so), but what he passes on
+unread reaches the right rank or none. Through TLS he can do nothing at all but delay and cut.
 """
 
 from __future__ import annotations
