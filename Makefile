@@ -59,7 +59,7 @@ attack: $(STAMP)
 
 # Seeded runs, each with faults drawn at random; its record is kept, so that it goes on where it was stopped. As root.
 chaos: $(STAMP)
-	$(BIN)/python benchmarks/chaos.py --write $(ARGS)
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 # Whether skyctl still does what was recorded before its rooms were named anew, run by run: about 20 minutes.
 behaviour: $(STAMP)

@@ -5,7 +5,7 @@ A run is well where its losses are those of an undisturbed one, or its error nam
 is left, and nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the
 record; seeds that are in it are not run again. The last line printed sums up. Needs root; 100 take an hour.
 
-    make chaos                                         # seeds 1..100, and the table in docs/faults.md
+    make chaos ARGS=--write                            # seeds 1..100, and the table in docs/faults.md
     python benchmarks/chaos.py --seeds 7..7 -v         # one, with what its command printed
     python benchmarks/chaos.py --steps 600 --faults 15..15 --seeds 1..1 --record build/long.jsonl
 """
@@ -187,7 +187,7 @@ def table(lines: list[dict[str, Any]]) -> Table:
         f"{differs}), {figures['error']} with an error that names a node, {len(bad)} otherwise or with "
         f"something left or unsaid{': seeds ' + ', '.join(map(str, bad)) if bad else ''}. "
         f"{figures['lost_steps']} steps were done again. The longest silence was {figures['silent_s']:.1f} s "
-        f"({SILENT_S:.0f} are allowed); a run took {figures['run_s'] / max(1, figures['runs']):.0f} s on "
+        f"({SILENT_S:.0f} s are allowed); a run took {figures['run_s'] / max(1, figures['runs']):.0f} s on "
         "average.\n\n"
     )
     return Table(figures, text + markdown(head, rows))
@@ -203,7 +203,7 @@ def main() -> int:
         (line for line in _lines(given.record) if line["seed"] in seeds), key=lambda line: line["seed"]
     )
     if given.write:
-        write("chaos", [table(lines)], f'make chaos ARGS="--seeds {seeds[0]}..{seeds[-1]}"', DOCUMENT)
+        write("chaos", [table(lines)], f'make chaos ARGS="--seeds {seeds[0]}..{seeds[-1]} --write"', DOCUMENT)
     figures = summary(lines)
     print(json.dumps(figures), flush=True)
     return int(bool(figures["not_ok"]))
