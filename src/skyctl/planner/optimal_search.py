@@ -46,7 +46,7 @@ RELAXATION_S = 1.0
 """Seconds that the tables of a bound with deferred weight gradients may take."""
 RELAXED_SHARE, RELAXED_SHARE_ROOMY = 0.4, 0.8
 """Share of the time for the relaxation; the second where its plan seems to fit without recomputing."""
-HEURISTIC_SHARE = 0.4
+HEURISTIC_SHARE = 0.75
 """Share of the time left that the heuristic may take, if it is so slow, before the search itself."""
 MAX_DESCENT_CANDIDATES = 3000
 """Candidates that a descent without a deadline looks at."""
