@@ -64,6 +64,7 @@ def test_it_leaves_layers_a_part_of_their_time() -> None:
     assert found.seconds(by_cpu=True) == pytest.approx(0.75 * 0.005, rel=0.1)
 
 
+@pytest.mark.alone
 def test_where_wall_time_counts_it_is_wall_time() -> None:
     """As with several threads and no quota: twice as slow is twice as much."""
     found = CallOverhead(FOUR, 2)

@@ -47,6 +47,7 @@ def measure(found: LayerBench, tasks: list[DistinctLayer]) -> list[dict[str, Any
     return found.timings(tasks)
 
 
+@pytest.mark.alone
 def test_every_layer_and_size_gets_figures(gpt: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyctl.probe.node.layer_bench.MIN_TOTAL_S", 0.0)
     tasks = [task(gpt, index, 1, 2) for index in (0, 1, 2, gpt.layers - 1)]
