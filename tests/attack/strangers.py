@@ -1,6 +1,6 @@
 """Somebody on the same network: at every port that opens, with all that can be done without the secret.
 
-``Strangers`` looks for new listening ports of this machine every few milliseconds, as a port scan would, and
+``Strangers`` looks for new listening ports of this machine every millisecond, as a port scan would, and
 sends a crowd to each: idle and half-closed connections, garbage, other protocols, resets, half a hello and a
 wrong one, and a flood until the port is closed. All of it is bounded.
 """
@@ -63,7 +63,7 @@ class Strangers:
             sock.close()
 
     def _scan(self) -> None:
-        while not self._ended.wait(0.005):
+        while not self._ended.wait(0.001):
             now = listening_ports()
             for port in now - self._known:
                 self.ports.add(port)
