@@ -27,7 +27,7 @@ OfflineOption = Annotated[
 ]
 
 
-class RunNodes(NamedTuple):
+class ReachedNodes(NamedTuple):
     """A run's nodes: replicators (None: nobody was asked) and sessions of those that answer, the others."""
 
     replicators: ReplicatorGroup | None
@@ -142,14 +142,14 @@ def _connect_replicators(
     connection: ConnectionOptions,
     *,
     offline: bool = False,
-) -> Iterator[RunNodes]:
+) -> Iterator[ReachedNodes]:
     """The run's nodes, connected; those that do not answer are warned of."""
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.records.cluster import node_of
     from skyctl.supervision.stored_checkpoints import replicators_on
 
     if offline:
-        yield RunNodes(None, {}, [])
+        yield ReachedNodes(None, {}, [])
         return
     own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
     target = ClusterOptions(cluster=cluster or own_file).load()
@@ -168,4 +168,4 @@ def _connect_replicators(
         for name, failure in reached.failures.items():
             out.warn(f"{name}: {failure.message}")
         with replicators_on(known, reached.sessions) as replicators:
-            yield RunNodes(replicators, dict(reached.sessions), sorted(reached.failures))
+            yield ReachedNodes(replicators, dict(reached.sessions), sorted(reached.failures))

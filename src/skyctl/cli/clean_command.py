@@ -13,7 +13,7 @@ from skyctl.cli.option_values import complete_nodes
 from skyctl.cli.options import ClusterOption, ClusterOptions, ConnectionOptions, DryRunOption
 
 if TYPE_CHECKING:
-    from skyctl.control.cache_cleaning import CleaningReport, NodeCleaning
+    from skyctl.control.cleaning_report import CleaningReport, NodeCleaning
     from skyctl.remote.agent_messages import CleanedKind
     from skyctl.setup.fleet import NodeOutcome
 
@@ -53,7 +53,7 @@ def clean(
     What a session or run uses stays, and so do checkpoints (`skyctl checkpoint rm`). Exit 4 where a node
     could not be cleaned: the others are.
     """
-    from skyctl.control.cache_cleaning import clean_caches
+    from skyctl.control.cleaning_report import clean_caches
     from skyctl.inventory.cluster_file import DEFAULT_PATH
 
     target = None

@@ -28,7 +28,7 @@ FRAME = struct.Struct("<BIQ")
 _RECEIVE_READY, _PAYLOAD = 1, 2
 
 
-class ProtocolError(ConnectionError):
+class UnexpectedFrameError(ConnectionError):
     """The other end does not speak as it should."""
 
 
@@ -162,7 +162,7 @@ class MessageTransport(ABC):
         """What a frame that has arrived whole announces: the receive whose payload follows, or None.
 
         Raises:
-            ProtocolError: the other end may not send that.
+            UnexpectedFrameError: the other end may not send that.
         """
         kind, tag, nbytes = FRAME.unpack(frame)
         with self._lock:
@@ -174,14 +174,14 @@ class MessageTransport(ABC):
                     self._requested[tag] += 1
                 return None
             if kind != _PAYLOAD:
-                raise ProtocolError(f"the peer sent a frame of kind {kind}")
+                raise UnexpectedFrameError(f"the peer sent a frame of kind {kind}")
             if self._error is not None:
                 return None
             if not self._posted[tag]:
-                raise ProtocolError(f"the peer sent a message of tag {tag} that nobody waits for")
+                raise UnexpectedFrameError(f"the peer sent a message of tag {tag} that nobody waits for")
             work = self._posted[tag].popleft()
         if work.nbytes != nbytes:
-            fault = ProtocolError(f"the peer sent {nbytes} bytes where {work.nbytes} are expected")
+            fault = UnexpectedFrameError(f"the peer sent {nbytes} bytes where {work.nbytes} are expected")
             work.finish(transfer_error(fault))
             raise fault
         return work
