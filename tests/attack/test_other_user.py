@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import py_compile  # noqa: F401 - forks that are another user may not be able to read where it lies
 import shutil
 import socket
 import struct
