@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.interval import Interval
 
 
 class StepMeasurement(Record):
@@ -87,10 +88,13 @@ class ValidationMeasurement(Record):
 
 
 class Measurement(FileRecord):
-    """``measurement.json`` in a run's folder; ``launch --json`` prints the same."""
+    """``measurement.json`` in a run's folder; ``launch --json`` prints the same.
+
+    ``predicted_interval``: the plan's, of its step; None where it has none.
+    """
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     run_id: Name
     strategy: str
     steps: Seq[StepMeasurement]
@@ -103,6 +107,7 @@ class Measurement(FileRecord):
     validation: Seq[ValidationMeasurement] = since(2, ())
     trace: str | None = since(2, None)
     differences: Seq[Difference] = since(2, ())
+    predicted_interval: Interval | None = since(3, None)
 
     @model_validator(mode="after")
     def _explains_its_replicas(self) -> Measurement:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.interval import Interval
 from skyctl.records.problem import Problem
 
 Strategy = Literal["even", "heuristic", "optimal", "assigned"]
@@ -82,11 +83,15 @@ class ReplicaPrediction(Record):
 
 
 class Prediction(Record):
-    """The simulator's prediction of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward)."""
+    """The simulator's prediction of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward).
+
+    ``interval``: of ``iteration_s``; None where the problem does not say how sure its figures are.
+    """
 
     iteration_s: Seconds
     bottleneck_s: Seconds
     replicas: Seq[ReplicaPrediction]
+    interval: Interval | None = since(7, None)
 
 
 class Witness(Record):
@@ -136,7 +141,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[6] = 6
+    version: Literal[7] = 7
     form: Literal["grid"] = "grid"
     strategy: Strategy
     problem: Problem
