@@ -22,6 +22,7 @@ from skyctl.control.schedule_choice import (
 )
 from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import assigned, plan
+from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.transformer_blocks import model_parts
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
@@ -135,8 +136,14 @@ def plan_run(
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     """The best plan of problems that differ in their number of microbatches, with ``auto`` also in schedule.
 
+    Its predicted step has an interval where the problems say how sure their figures are.
+
     Raises: see ``plan_profile``.
     """
+    return with_interval(_plan_best(candidates, options))
+
+
+def _plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     deadline = time.perf_counter() + options.time_limit_s
     searched = options.strategy == "optimal" and options.assign is None
     quick = replace(options, strategy="heuristic") if searched else options

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from statistics import fmean, median
 
+from skyctl.control.figure_uncertainty import OVERHEAD, link_uncertainty, time_uncertainty
 from skyctl.errors import InputError, InvalidRecordError, MismatchError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
@@ -116,6 +117,8 @@ def _build_problem(
                 reserved_bytes=d.reserved_bytes + (RANK_BYTES if _is_cpu(d) else 0.0),
                 action_s=d.action_s,
                 neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
+                time_uncertainty=time_uncertainty(d, shape),
+                overhead_uncertainty=OVERHEAD,
             )
             for d in devices
         ),
@@ -248,6 +251,7 @@ def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) ->
                         target=target,
                         latency_s=link.latency_s,
                         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+                        uncertainty=link_uncertainty(link),
                     )
                 )
     return tuple(links)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ MOST_LISTED = 12
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
+Uncertainty = Annotated[float, Field(ge=0, le=10)]
+"""A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
 
 
 class Layer(Record):
@@ -41,6 +43,9 @@ class Device(Record):
 
     What a microbatch takes there on top of its layers, half of it forward and half backward: ``handling_s``,
     ``neighbour_s`` for each stage next to its own, and ``action_s`` in its forward and backward themselves.
+
+    ``time_uncertainty``, ``overhead_uncertainty``: how far the seconds of its layers, and those on top of
+    them, may be from what a run takes, as a relative standard uncertainty (JCGM 100). None: nobody knows.
     """
 
     id: Name
@@ -50,6 +55,8 @@ class Device(Record):
     handling_s: Seconds = since(2, 0.0)
     neighbour_s: Seconds = since(5, 0.0)
     action_s: Seconds = since(5, 0.0)
+    time_uncertainty: Uncertainty | None = since(6, None)
+    overhead_uncertainty: Uncertainty | None = since(6, None)
 
 
 class LayerTimes(Record):
@@ -70,7 +77,7 @@ class Link(Record):
     """A directed link between two devices; where there is none, messages take no time.
 
     ``dtype``: what numbers are sent as (None: as they are); ``sent_share``: bytes on the link for a byte of a
-    layer's output.
+    layer's output. ``uncertainty``: of a message's seconds, as a device's ``time_uncertainty``.
     """
 
     source: Name
@@ -79,6 +86,7 @@ class Link(Record):
     bandwidth_bytes_per_s: Positive
     dtype: LinkDtype | None = since(2, None)
     sent_share: Positive = since(2, 1.0)
+    uncertainty: Uncertainty | None = since(6, None)
 
 
 class SharedResource(Record):
@@ -96,7 +104,7 @@ class Problem(FileRecord):
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)

@@ -19,6 +19,7 @@ from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
+from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
@@ -110,7 +111,7 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
     strategy = "optimal" if had.strategy == "assigned" else had.strategy
     options = PlanOptions(strategy=strategy, time_limit_s=REPLAN_TIME_LIMIT_S)
     try:
-        found = plan_problem(problem, options, REPLAN_TIME_LIMIT_S)
+        found = with_interval(plan_problem(problem, options, REPLAN_TIME_LIMIT_S))
     except (InfeasibleError, UndecidedError):
         roomy = problem.model_copy(update={"recompute": True})
         found = plan_best([roomy], replace(options, strategy="optimal", schedule=AUTO))

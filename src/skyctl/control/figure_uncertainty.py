@@ -1,0 +1,71 @@
+"""How far a profile's figures may be from what a run takes, from what the probe saw while it measured. Pure.
+
+Each is a relative standard uncertainty (JCGM 100), put together as the root of the squares of its parts. The
+constants are of the table that ``make bench-runtime ARGS="--only coverage"`` prints (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from skyctl.records.profile import (
+    Conditions,
+    DeviceProfile,
+    LayerTiming,
+    LinkProfile,
+    ShapeProfile,
+    layer_time_s,
+)
+
+LEAST_TIME = 0.03
+"""Of layers: the same device is not the same minutes later, however well it was measured."""
+OVERHEAD = 0.3
+"""Of what a stage does beside its layers."""
+RATE = 0.05
+ESTIMATED_RATE = 0.15
+"""Of a link's rate as measured, and as filled in from those of its sites."""
+HALF_NORMAL_95 = 2.0
+"""``LayerTiming.interval`` is so many standard errors."""
+NORMAL_P10_P90 = 2.56
+"""From p10 to p90 of a normal distribution, in standard deviations; ``LayerTiming.spread`` is that."""
+LASTING_SHARE = 0.25
+"""How much of the blocks' spread a run's median still has: most of it averages out."""
+OTHERS_SHARE = 0.5
+"""How much the part of a device that other processes took may be another in the run, of itself."""
+
+
+def time_uncertainty(device: DeviceProfile, shape: ShapeProfile, seen_spread: float | None = None) -> float:
+    """Of the seconds of a device's layers at one microbatch size.
+
+    Args:
+        seen_spread: how far earlier runs were from what was measured; None: there were none.
+    """
+    parts = [LEAST_TIME, *_sampling(device, shape), _others(device.conditions), seen_spread or 0.0]
+    return math.hypot(*parts)
+
+
+def link_uncertainty(link: LinkProfile) -> float:
+    """Of the seconds that a message's bytes take on a link."""
+    return ESTIMATED_RATE if link.estimated else RATE
+
+
+def _sampling(device: DeviceProfile, shape: ShapeProfile) -> tuple[float, float]:
+    """(how well means are known, how much of the blocks' spread lasts), each layer by its share of the time."""
+    timings: Mapping[str, LayerTiming] = {
+        t.signature: t for t in device.timings if t.microbatch_size == shape.microbatch_size
+    }
+    known = [timings[layer.signature] for layer in shape.layers if layer.signature in timings]
+    total_s = sum(map(layer_time_s, known))
+    if total_s <= 0:
+        return 0.0, 0.0
+    error = sum(layer_time_s(t) * (t.interval or 0.0) for t in known) / total_s / HALF_NORMAL_95
+    spread = sum(layer_time_s(t) * (t.spread or 0.0) for t in known) / total_s / NORMAL_P10_P90
+    return error, LASTING_SHARE * spread
+
+
+def _others(conditions: Conditions | None) -> float:
+    """What may come of other processes' being busier, or less busy, in the run."""
+    if conditions is None or not conditions.share:
+        return 0.0
+    return OTHERS_SHARE * (1.0 - conditions.share) / conditions.share
