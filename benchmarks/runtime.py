@@ -3,7 +3,8 @@
 Prints one JSON line a case. Needs root (network namespaces, cgroups, sshd) but for ``published``.
 
     make bench-runtime                               # everything, half an hour or more
-    make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published
+    make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published, coverage
+    make bench-runtime ARGS="--only coverage --kind idle --record build/coverage.jsonl"    # goes on with a record
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from runs.coverage import KINDS, RECORD, coverage
 from runs.prediction import prediction
 from runs.published import published
 from runs.sleeping import sleeping
@@ -24,14 +27,29 @@ SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "unequal": unequal,
     "prediction": prediction,
 }
+"""Those that run where none is named; ``coverage`` takes hours, and runs where it is named."""
 
 
 def main() -> None:
     """Runs the sections asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section (may be repeated)")
+    parser.add_argument(
+        "--only", action="append", choices=[*SECTIONS, "coverage"], help="this section (may be repeated)"
+    )
+    parser.add_argument(
+        "--kind", action="append", choices=KINDS, help="of coverage: this kind of machine (may be repeated)"
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        default=RECORD,
+        help="of coverage: its cases; those that it has are not run again",
+    )
     given = parser.parse_args()
-    for name, section in SECTIONS.items():
+    sections = dict(SECTIONS)
+    if "coverage" in (given.only or ()):
+        sections["coverage"] = lambda: coverage(given.record, given.kind or tuple(KINDS))
+    for name, section in sections.items():
         if name in (given.only or SECTIONS):
             for line in section():
                 print(json.dumps(line), flush=True)

@@ -5,9 +5,7 @@ In labs, over real SSH.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -16,9 +14,6 @@ from statistics import median
 from typing import Any
 
 from runs.labs import Bench, lab
-from tests.lab import fault_injection
-
-from skyctl.lab.lab_state import LabState
 
 QUOTAS = {"n1": 0.6, "n2": 0.4, "n3": 0.3, "n4": 0.2, "n5": 0.1}
 WORKLOAD = ("gpt:layers=4,hidden=128,heads=4,context=64", "--batch-size", 32, "--microbatches", 8)
@@ -170,7 +165,7 @@ def _probed(
 def _against_plain(bench: Bench, times: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The same layers in a plain loop on all nodes at once, and what the probe's times are of its."""
     words = [sys.executable, "-c", PLAIN, CHURN, str(MICROBATCH), str(PLAIN_S)]
-    loops = {node: _start(bench, node, words) for node in QUOTAS}
+    loops = {node: bench.start_in(node, words) for node in QUOTAS}
     for loop in loops.values():
         assert loop.stdin is not None
         loop.stdin.write(b"go\n")
@@ -196,7 +191,7 @@ def busy() -> Iterator[dict[str, Any]]:
     two = "nodes:\n  - {name: eaten, cpus: 0.5, memory_gib: 2}\n  - {name: quiet, cpus: 0.5, memory_gib: 2}\n"
     with lab(two) as bench:
         for loaded in (True, False):
-            spinner = _start(bench, "eaten", ["python3", "-c", SPIN]) if loaded else None
+            spinner = bench.start_in("eaten", ["python3", "-c", SPIN]) if loaded else None
             try:
                 profile = bench.skyctl("probe", *WORKLOAD, "--refresh")
             finally:
@@ -209,17 +204,6 @@ def busy() -> Iterator[dict[str, Any]]:
                 "share": {d["node"]: (d.get("conditions") or {}).get("share") for d in profile["devices"]},
                 "notes": _notes(profile),
             }
-
-
-def _start(bench: Bench, node: str, argv: list[str]) -> subprocess.Popen[bytes]:
-    """A command in that node, under its quota, once it has said its first line."""
-    state = LabState.model_validate(json.loads(next(bench.folder.rglob("lab.json")).read_text()))
-    process = subprocess.Popen(
-        fault_injection.command_in_node(state, node, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
 
 
 def _layer_seconds(profile: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.lab import fault_injection
+
+from skyctl.lab.lab_state import LabState
+
 MEASURING_S = 12.0
 """About so long before all layers are measured, nodes are at it: their first lines may be left out."""
 
@@ -74,6 +78,28 @@ class Bench:
         if code not in ok:
             raise SystemExit(f"{' '.join(command)} ended with {code}\n{document}")
         return json.loads(document), Lines(lines)
+
+    def start_in(self, node: str, argv: list[str]) -> subprocess.Popen[bytes]:
+        """A command in that node of the lab, under its quota, once it has said its first line."""
+        state = LabState.model_validate(json.loads(next(self.folder.rglob("lab.json")).read_text()))
+        process = subprocess.Popen(
+            fault_injection.command_in_node(state, node, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+
+@contextmanager
+def local_nodes(text: str) -> Iterator[Bench]:
+    """A cluster of this machine's own processes, as that cluster.yaml has it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="skyctl-bench-") as name:
+        folder = Path(name)
+        cluster = folder / "cluster.yaml"
+        cluster.write_text(text)
+        env = {**os.environ, "SKYCTL_HOME": str(folder / "state"), "SKYCTL_CLUSTER": str(cluster)}
+        yield Bench(folder, env)
 
 
 @contextmanager

@@ -95,7 +95,8 @@ def _neighbour(node: NodeState, site: int, number: int) -> str:
 
 def set_cpus(state: LabState, node: str, cpus: float) -> None:
     """Changes the node's CPU quota from now on; lab.json keeps that of lab.yaml."""
-    cgroup_quotas.set_quota(state.node(node).cgroups, cpus, state.spec.cpu_slice_ms)
+    spec = state.spec
+    cgroup_quotas.set_quota(state.node(node).cgroups, cpus, spec.cpu_slice_ms, spec.cpu_period_ms)
 
 
 def set_rate(state: LabState, node: str, rate_mbit: float) -> None:

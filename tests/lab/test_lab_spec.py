@@ -73,6 +73,7 @@ def test_sites_may_be_left_out(tmp_path):
         (GOOD.replace("latency_ms: 5", "latency_ms: -5"), 4, "'latency_ms' in sites"),
         (f"{GOOD}cpu_slice_ms: 0.5\n", 5, "'cpu_slice_ms' in the file"),
         (f"{GOOD}cpu_slice_ms: [10]\n", 5, "'cpu_slice_ms' in the file"),
+        (f"{GOOD}cpu_slice_ms: 10\ncpu_period_ms: 100\n", 1, "cpu_slice_ms and cpu_period_ms"),
     ],
 )
 def test_errors_name_file_line_and_key(tmp_path, text, line, words):

@@ -102,6 +102,7 @@ def test_quotas_have_short_periods():
     assert cgroup_quotas.quota_us(0.4) == (4000, 10_000)
     assert cgroup_quotas.quota_us(2.0) == (20_000, 10_000)
     assert cgroup_quotas.quota_us(0.05) == (1000, 20_000)
+    assert cgroup_quotas.quota_us(0.4, period_ms=100) == (40_000, 100_000)
     for cpus in (0.001, 0.0123, 0.333, 7.7):
         quota, period = cgroup_quotas.quota_us(cpus)
         assert quota >= 1000

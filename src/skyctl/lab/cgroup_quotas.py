@@ -17,7 +17,7 @@ from pathlib import Path
 
 from skyctl.errors import SkyctlError
 
-_PERIOD_US = 10_000
+_PERIOD_MS = 10
 """Much smoother than the kernel's default of 100 ms."""
 
 _MIN_QUOTA_US = 1000
@@ -121,21 +121,24 @@ def _limit_memory(folder: Path, limit_bytes: int) -> None:
             (folder / "memory.swap.max").write_text("0", encoding="utf-8")
 
 
-def quota_us(cpus: float, slice_ms: float | None = None) -> tuple[int, int]:
+def quota_us(cpus: float, slice_ms: float | None = None, period_ms: float | None = None) -> tuple[int, int]:
     """(quota, period) in microseconds; the period grows where the quota would be less than 1 ms.
 
     Args:
-        slice_ms: the quota, as far as a period of at most a second allows; None: the period is 10 ms.
+        slice_ms: the quota, as far as a period of at most a second allows; None: as ``period_ms`` says.
+        period_ms: None: 10 ms.
     """
-    period = _PERIOD_US if slice_ms is None else math.ceil(slice_ms * 1000 / cpus)
+    period = math.ceil(1000 * ((period_ms or _PERIOD_MS) if slice_ms is None else slice_ms / cpus))
     period = max(period, math.ceil(_MIN_QUOTA_US / cpus), _MIN_QUOTA_US)
     period = min(period, _LONGEST_US)
     return max(_MIN_QUOTA_US, round(cpus * period)), period
 
 
-def set_quota(folders: Iterable[str | Path], cpus: float, slice_ms: float | None = None) -> None:
+def set_quota(
+    folders: Iterable[str | Path], cpus: float, slice_ms: float | None = None, period_ms: float | None = None
+) -> None:
     """Holds a node to that many cores from now on, and where cores are short, to its share of them."""
-    quota, period = quota_us(cpus, slice_ms)
+    quota, period = quota_us(cpus, slice_ms, period_ms)
     for folder in map(Path, folders):
         _set_weight(folder, cpus)
         if (folder / "cpu.cfs_quota_us").exists():

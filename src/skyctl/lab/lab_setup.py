@@ -138,7 +138,8 @@ def _make(state: LabState, programs: dict[str, str], carrier: str) -> LabState:
     _await_sshd(state)
     # The quota comes last: a node of 10% would take long to get up.
     for node, wanted in zip(state.nodes, state.spec.nodes, strict=True):
-        cgroup_quotas.set_quota(node.cgroups, wanted.cpus, state.spec.cpu_slice_ms)
+        spec = state.spec
+        cgroup_quotas.set_quota(node.cgroups, wanted.cpus, spec.cpu_slice_ms, spec.cpu_period_ms)
     return lab_state.save_state(state.model_copy(update={"stage": "up"}))
 
 

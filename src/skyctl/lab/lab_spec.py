@@ -56,11 +56,13 @@ class LabSpec(Record):
     """A whole lab. Nodes that name no site share one.
 
     ``cpu_slice_ms``: every node runs so long at a time and then stands still, for as long as its ``cpus`` ask
-    for; caches are then as cold after a pause on all of them. None: each has its part of every 10 ms.
+    for; caches are then as cold after a pause on all of them. None: each has its part of every
+    ``cpu_period_ms`` (None: 10 ms; containers usually have 100).
     """
 
     nodes: Seq[LabNode] = Field(min_length=1)
     cpu_slice_ms: float | None = Field(default=None, ge=1, le=1000)
+    cpu_period_ms: float | None = Field(default=None, ge=1, le=1000)
     sites: LabSites = LabSites()
 
     @model_validator(mode="after")
@@ -69,6 +71,8 @@ class LabSpec(Record):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"duplicate node {doubled[0]!r}")
+        if self.cpu_slice_ms is not None and self.cpu_period_ms is not None:
+            raise ValueError("cpu_slice_ms and cpu_period_ms are two ways to say the same; give one of them")
         known = self.site_names()
         for site in self.sites.uplink_mbit:
             if site not in known:
@@ -116,8 +120,10 @@ def read_lab(path: str | Path) -> LabSpec:
             raise document.error(loc, f"duplicate node {node.name!r} (first on line {first})")
         nodes[node.name] = node
     sites = _sites(document, list(nodes.values()))
+    names = ("cpu_slice_ms", "cpu_period_ms")
+    given = {name: value for name in names if (value := document.at((name,))) is not None}
     try:
-        return LabSpec(nodes=tuple(nodes.values()), sites=sites, cpu_slice_ms=document.at(("cpu_slice_ms",)))
+        return LabSpec(nodes=tuple(nodes.values()), sites=sites, **given)
     except InvalidRecordError as exc:
         raise document.validation(exc, (), "the file") from exc
 

@@ -55,8 +55,8 @@ class Device(Record):
     handling_s: Seconds = since(2, 0.0)
     neighbour_s: Seconds = since(5, 0.0)
     action_s: Seconds = since(5, 0.0)
-    time_uncertainty: Uncertainty | None = since(6, None)
-    overhead_uncertainty: Uncertainty | None = since(6, None)
+    time_uncertainty: Uncertainty | None = since(7, None)
+    overhead_uncertainty: Uncertainty | None = since(7, None)
 
 
 class LayerTimes(Record):
@@ -86,7 +86,7 @@ class Link(Record):
     bandwidth_bytes_per_s: Positive
     dtype: LinkDtype | None = since(2, None)
     sent_share: Positive = since(2, 1.0)
-    uncertainty: Uncertainty | None = since(6, None)
+    uncertainty: Uncertainty | None = since(7, None)
 
 
 class SharedResource(Record):
@@ -104,7 +104,7 @@ class Problem(FileRecord):
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[6] = 6
+    version: Literal[7] = 7
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)

@@ -19,8 +19,8 @@ from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
-from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.problem import Link, Problem, SharedResource
