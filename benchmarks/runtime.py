@@ -3,8 +3,8 @@
 Prints one JSON line a case. Needs root (network namespaces, cgroups, sshd) but for ``published``.
 
     make bench-runtime                               # everything, half an hour or more
-    make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published, coverage
-    make bench-runtime ARGS="--only coverage --kind idle --record build/coverage.jsonl"    # goes on with a record
+    make bench-runtime ARGS="--only sleeping"        # one section; also: unequal, prediction, published
+    make bench-runtime ARGS="--only coverage"        # hours; goes on with its record; also: --kind idle
 """
 
 from __future__ import annotations
@@ -33,23 +33,13 @@ SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
 def main() -> None:
     """Runs the sections asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--only", action="append", choices=[*SECTIONS, "coverage"], help="this section (may be repeated)"
-    )
-    parser.add_argument(
-        "--kind", action="append", choices=KINDS, help="of coverage: this kind of machine (may be repeated)"
-    )
-    parser.add_argument(
-        "--record",
-        type=Path,
-        default=RECORD,
-        help="of coverage: its cases; those that it has are not run again",
-    )
+    sections = [*SECTIONS, "coverage"]
+    parser.add_argument("--only", action="append", choices=sections, help="this section (may be repeated)")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="of coverage: this kind of machine")
+    parser.add_argument("--record", type=Path, default=RECORD, help="of coverage: cases not to run again")
     given = parser.parse_args()
-    sections = dict(SECTIONS)
-    if "coverage" in (given.only or ()):
-        sections["coverage"] = lambda: coverage(given.record, given.kind or tuple(KINDS))
-    for name, section in sections.items():
+    measured = SECTIONS | {"coverage": lambda: coverage(given.record, given.kind or tuple(KINDS))}
+    for name, section in measured.items():
         if name in (given.only or SECTIONS):
             for line in section():
                 print(json.dumps(line), flush=True)

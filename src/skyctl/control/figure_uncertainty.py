@@ -51,7 +51,7 @@ def link_uncertainty(link: LinkProfile) -> float:
 
 
 def _sampling(device: DeviceProfile, shape: ShapeProfile) -> tuple[float, float]:
-    """(how well means are known, how much of the blocks' spread lasts), each layer by its share of the time."""
+    """(how well means are known, how much of the blocks' spread lasts), by their shares of the time."""
     timings: Mapping[str, LayerTiming] = {
         t.signature: t for t in device.timings if t.microbatch_size == shape.microbatch_size
     }
