@@ -32,7 +32,9 @@ NORMAL_P10_P90 = 2.56
 LASTING_SHARE = 0.25
 """How much of the blocks' spread a run's median still has: most of it averages out."""
 OTHERS_SHARE = 0.5
-"""How much the part of a device that other processes took may be another in the run, of itself."""
+"""How much the part of a device that others took, processes or the host's guests, may change until a run."""
+LEAST_LEFT = 0.1
+"""Where less of a device was left to the probe, its times are not known any worse than with that."""
 
 
 def time_uncertainty(device: DeviceProfile, shape: ShapeProfile, seen_spread: float | None = None) -> float:
@@ -65,7 +67,8 @@ def _sampling(device: DeviceProfile, shape: ShapeProfile) -> tuple[float, float]
 
 
 def _others(conditions: Conditions | None) -> float:
-    """What may come of other processes' being busier, or less busy, in the run."""
-    if conditions is None or not conditions.share:
+    """What may come of others' being busier, or less busy, in the run."""
+    if conditions is None:
         return 0.0
-    return OTHERS_SHARE * (1.0 - conditions.share) / conditions.share
+    left = (1.0 if conditions.share is None else conditions.share) * (1.0 - (conditions.stolen_share or 0.0))
+    return OTHERS_SHARE * (1.0 / max(left, LEAST_LEFT) - 1.0)

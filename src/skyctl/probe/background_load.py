@@ -137,7 +137,8 @@ def _cpu_conditions(seen: LoadReading, own: float, ours: float, demand: float) -
             f"it waited {stood_s:.1f} s for something else than a processor (a disk?): left out of its times"
         )
     stolen = seen.rate("steal_s")
-    if stolen is not None and stolen >= STOLEN_SHARE * float(seen.counts.get("machine_cpus") or 1):
+    stolen_share = None if stolen is None else stolen / float(seen.counts.get("machine_cpus") or 1)
+    if stolen_share is not None and stolen_share >= STOLEN_SHARE:
         notes.append(
             f"the machine under it took {stolen:.2f} processors away (steal time): another guest is busy"
         )
@@ -150,6 +151,7 @@ def _cpu_conditions(seen: LoadReading, own: float, ours: float, demand: float) -
         others_cpus=others,
         share=share,
         notes=tuple(notes),
+        stolen_share=stolen_share and min(1.0, stolen_share),
     )
 
 

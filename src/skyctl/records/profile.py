@@ -70,7 +70,8 @@ class Conditions(Record):
     ``wall_s``: how long that was watched. ``own_cpus``, ``others_cpus``: how many of the processors that it
     may use were taken by the probe and by other processes (None on an accelerator, or where the system does
     not say). ``share``: the part of the device that the probe could have, 1 where it was alone. ``notes``:
-    what a reader of the figures should know, in words.
+    what a reader of the figures should know, in words. ``stolen_share``: the part of its processors' time
+    that the host of a virtual machine took (None: not told).
     """
 
     wall_s: Seconds
@@ -78,6 +79,7 @@ class Conditions(Record):
     others_cpus: float | None = None
     share: float | None = None
     notes: Seq[str] = ()
+    stolen_share: float | None = since(7, None)
 
 
 class DeviceProfile(Record):
@@ -225,7 +227,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[6] = 6
+    version: Literal[7] = 7
     cluster: Name
     cluster_digest: str
     created: str
