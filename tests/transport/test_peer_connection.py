@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.errors import RunError
 from skyctl.remote.credentials import make_tls_certificate
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+from skyctl.transport.socket_transport import SocketTransport
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.transport.transfer_errors import PeerLostError
 
@@ -115,6 +117,46 @@ def test_order_is_kept_within_a_tag_and_tags_are_told_apart(
         work.wait()
     assert [int(t) for t in even] == [0, 2, 4]
     assert [int(t) for t in odd] == [1, 3, 5]
+
+
+def test_what_is_started_together_leaves_in_one_system_call(
+    peer: tuple[PeerConnection, subprocess.Popen[str]],
+) -> None:
+    pair, process = peer
+    _tell(process, "got = [torch.empty(n) for n in (4, 0, 700, 9000)]")
+    _tell(process, "ws = [pair.recv(t, 50) for t in got]; pair.send(torch.ones(1), 51)")
+    ready = pair.recv(torch.empty(1), 51)
+    ready.wait()  # every receive is posted, so the sends may leave at once
+    calls = _count_system_calls(pair)
+    with pair.together():
+        works = [pair.send(torch.full((n,), float(n)), 50) for n in (4, 0, 700, 9000)]
+        assert not calls
+    for work in works:
+        work.wait()
+    assert len(calls) == (2 if isinstance(pair._transport, SocketTransport) else 0)  # 36 KB are not short
+    answer = pair.recv(sums := torch.empty(4), 51)
+    _tell(process, "[w.wait() for w in ws]; pair.send(torch.tensor([t.sum() for t in got]), 51).wait()")
+    answer.wait()
+    assert sums.tolist() == [16.0, 0.0, 490000.0, 81000000.0]
+
+
+def _count_system_calls(pair: PeerConnection) -> list[int]:
+    """Grows by one number for each write to the connection's socket, which is none of Python's under TLS."""
+    calls: list[int] = []
+    transport = pair._transport
+    if isinstance(transport, SocketTransport):
+        inner = transport._sock
+
+        class Counted:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+            def sendmsg(self, *parts: Any) -> int:
+                calls.append(1)
+                return inner.sendmsg(*parts)
+
+        transport._sock = Counted()  # type: ignore[assignment]
+    return calls
 
 
 def test_much_sent_both_ways_at_once_arrives_whole(

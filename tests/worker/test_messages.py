@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -41,6 +42,9 @@ class Lane:
     def recv(self, tensor: torch.Tensor, tag: int) -> Any:
         self.posted += 1
         return self._work(lambda: tensor.copy_(self.sent.pop(0)))
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _count(self) -> None:
         self.settled += 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,18 +50,25 @@ def private_bytes() -> int:
 
 def resident_bytes() -> int:
     """All of this process's resident pages, shared libraries included, less what falls to others."""
-    return _own_bytes(_status_bytes("VmRSS"))
+    return _own_bytes(_status_bytes("VmRSS"), shared_pages().all_bytes)
 
 
 def peak_resident_bytes() -> int:
-    """The most that this process has held so far, less what falls to others now."""
-    return _own_bytes(_status_bytes("VmHWM"))
+    """The most that this process has held so far, less what fell to others when it had grown to that."""
+    peak = _status_bytes("VmHWM")
+    return _own_bytes(peak, _shared_bytes_at(peak >> 20))
 
 
-def _own_bytes(resident: int) -> int:
-    """Of pages that the kernel counts as resident (0: it does not say)."""
+@lru_cache(maxsize=1)
+def _shared_bytes_at(peak_mib: int) -> int:  # noqa: ARG001 — the key
+    """Read anew once the peak has grown by a MiB: the kernel walks over every page, which takes 5 ms."""
+    return shared_pages().all_bytes
+
+
+def _own_bytes(resident: int, shared: int) -> int:
+    """Of pages that the kernel counts as resident (0: it does not say), without those that fall to others."""
     if resident:
-        return max(0, resident - shared_pages().all_bytes)
+        return max(0, resident - shared)
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

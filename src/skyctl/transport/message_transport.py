@@ -15,6 +15,8 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -83,6 +85,7 @@ class MessageTransport(ABC):
         self._sendable: deque[Transfer] = deque()
         self._posted: dict[int, deque[Transfer]] = defaultdict(deque)
         self._control_frames = bytearray()
+        self._is_held = False
 
     def send(self, tensor: Tensor, tag: int) -> Transfer:
         """Starts sending; raises RuntimeError where the connection is gone."""
@@ -92,7 +95,7 @@ class MessageTransport(ABC):
             if self._requested[tag]:
                 self._requested[tag] -= 1
                 self._sendable.append(work)
-                self._wake()
+                self._wake_unless_held()
             else:
                 self._unrequested[tag].append(work)
         return work
@@ -104,8 +107,21 @@ class MessageTransport(ABC):
             self._check_open()
             self._posted[tag].append(work)
             self._control_frames += FRAME.pack(_RECEIVE_READY, tag, 0)
-            self._wake()
+            self._wake_unless_held()
         return work
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is started within it leaves at its end: short messages in one system call, which wakes the
+        other end once."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_held = False
+                if self._has_outgoing():
+                    self._wake()
 
     def fail(self, error: RuntimeError) -> None:
         """Ends everything in flight with that error; the first one counts."""
@@ -137,6 +153,10 @@ class MessageTransport(ABC):
     @abstractmethod
     def _join(self) -> None:
         """Returns once all threads have ended and the socket is closed."""
+
+    def _wake_unless_held(self) -> None:
+        if not self._is_held:
+            self._wake()
 
     def _check_open(self) -> None:
         if self._error is not None:

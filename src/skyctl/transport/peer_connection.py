@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -160,6 +160,10 @@ class PeerConnection:
         if self._nccl is not None and tensor.is_cuda:
             return self._nccl.recv(tensor)
         return self._start(tensor, tag, sending=False)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is sent and received within it is started together, at its end (``MessageTransport``)."""
+        return nullcontext() if self._transport is None else self._transport.together()
 
     def measure_round_trip_s(self, rounds: int = 5) -> float:
         """The shortest of ``rounds`` round trips of a small message; both ends must call it alike."""

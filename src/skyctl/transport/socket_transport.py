@@ -18,8 +18,10 @@ _WAKE_BYTES = 1 << 15
 """Of a payload the reader is woken once so many bytes are there, or all, not for every packet."""
 _PACKETS_BYTES = 1 << 13
 """Shorter payloads are a few packets: not worth two system calls."""
-_INLINE_BYTES = 1 << 15
-"""Messages up to this are sent by whoever finds that they can be."""
+_INLINE_BYTES = (1 << 15) + 64
+"""Messages up to this together are sent by whoever finds that they can be: 32 KiB and a header."""
+_READ_AHEAD_BYTES = 1 << 14
+"""Read at once where a frame or a short payload is to come: mostly all there is, in one system call."""
 
 
 class SocketTransport(MessageTransport):
@@ -39,7 +41,9 @@ class SocketTransport(MessageTransport):
         self._changed = threading.Condition(self._lock)
         self._is_writing = False
         self._left: list[memoryview] = []
-        self._sending: Transfer | None = None
+        self._sending: list[Transfer] = []
+        self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._ahead = self._buffer[:0]
         self._receiving: Transfer | None = None
         self._threads = [
             threading.Thread(target=self._until_failed, args=(move,), daemon=True, name=f"{what} {peer}")
@@ -78,9 +82,10 @@ class SocketTransport(MessageTransport):
                 move()
             except OSError as exc:
                 self.fail(transfer_error(exc))
-        cut_off = self._sending if move == self._write else self._receiving
-        if cut_off is not None:
-            cut_off.finish(self._error)
+        cut_off = self._sending if move == self._write else [self._receiving]
+        for transfer in cut_off:
+            if transfer is not None:
+                transfer.finish(self._error)
 
     def _write(self) -> None:
         """Writes what is left, or what can be sent next; waits where there is nothing."""
@@ -97,10 +102,17 @@ class SocketTransport(MessageTransport):
         self._finish_sending()
 
     def _take_next(self) -> None:
-        head, self._sending = self._take_outgoing()
-        self._left = [memoryview(head)]
-        if self._sending is not None and self._sending.nbytes:
-            self._left.append(self._sending.memory())
+        """Takes what is to be written in one system call: one message, or several that are short together."""
+        inline_bytes = 0
+        while self._has_outgoing() and (not self._left or inline_bytes + self._next_bytes() <= _INLINE_BYTES):
+            head, message = self._take_outgoing()
+            self._left.append(memoryview(head))
+            if message is None:
+                return
+            self._sending.append(message)
+            if message.nbytes:
+                self._left.append(message.memory())
+            inline_bytes += message.nbytes
 
     def _drop_sent(self, sent: int) -> None:
         while self._left and sent >= len(self._left[0]):
@@ -109,9 +121,9 @@ class SocketTransport(MessageTransport):
             self._left[0] = self._left[0][sent:]
 
     def _finish_sending(self) -> None:
-        if self._sending is not None:
-            done, self._sending = self._sending, None
-            done.finish()
+        done, self._sending = self._sending, []
+        for transfer in done:
+            transfer.finish()
 
     def _read(self) -> None:
         """Reads one frame, and the payload that it announces."""
@@ -120,19 +132,36 @@ class SocketTransport(MessageTransport):
         self._receiving = self._take_frame(frame)
         if self._receiving is None:
             return
-        payload = self._receiving.memory()
+        payload = self._read_ahead(self._receiving.memory())
         if len(payload) >= _PACKETS_BYTES:
             wake_bytes = min(len(payload), _WAKE_BYTES)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
-            self._fill(payload[:-wake_bytes])  # behind every byte of it at least so many come
+            self._receive_all(payload[:-wake_bytes])  # behind every byte of it at least so many come
             self._readable.poll()  # now exactly so many are left
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            payload = payload[-wake_bytes:]
-        self._fill(payload)
+            self._receive_all(payload[-wake_bytes:])
+        else:
+            self._fill(payload)
         done, self._receiving = self._receiving, None
         done.finish()
 
     def _fill(self, view: memoryview) -> None:
+        """Fills what is short, reading on as far as there is anything."""
+        while view := self._read_ahead(view):
+            got = self._sock.recv_into(self._buffer)
+            if not got:
+                raise ConnectionResetError("the peer has closed the connection")
+            self._ahead = self._buffer[:got]
+
+    def _read_ahead(self, view: memoryview) -> memoryview:
+        """Takes what was read already; what of the view is still to be filled."""
+        count = min(len(view), len(self._ahead))
+        if count:  # the memory of an empty tensor can't be written to
+            view[:count] = self._ahead[:count]
+            self._ahead = self._ahead[count:]
+        return view[count:]
+
+    def _receive_all(self, view: memoryview) -> None:
         while view:
             got = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
             if not got:

@@ -19,6 +19,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -246,8 +247,11 @@ class MessageReceiver(_MessageStream):
 
     def refill(self) -> None:
         """Posts receives up to the window again: best after the action that was waited for has run."""
-        while len(self._posted) < self._window and self._next < self._microbatches:
-            self._post()
+        if len(self._posted) >= self._window or self._next >= self._microbatches:
+            return
+        with self._connection.together():
+            while len(self._posted) < self._window and self._next < self._microbatches:
+                self._post()
 
     def _post(self) -> None:
         header = self._buffers.header()
@@ -321,16 +325,17 @@ class MessageSender(_MessageStream):
         tag = self._tag(microbatch)
         header = self._buffers.header()
         header.write(step, microbatch, flags, len(filled))
-        # the header goes first: the receiver, too, counts the encoding as transfer
-        works = [self._connection.send(header.tensor, tag)]
-        wires = []
-        for tensor, codec in filled:
-            out = tensor
-            if codec is not None:
-                out = self._buffers.wire(codec, tensor.device)
-                codec.encode(tensor, out)
-                wires.append(out)
-            works.append(self._connection.send(out, tag))
+        wires: list[torch.Tensor] = []
+        with nullcontext() if any(codec for _, codec in filled) else self._connection.together():
+            # the header goes first: the receiver, too, counts the encoding as transfer
+            works = [self._connection.send(header.tensor, tag)]
+            for tensor, codec in filled:
+                out = tensor
+                if codec is not None:
+                    out = self._buffers.wire(codec, tensor.device)
+                    codec.encode(tensor, out)
+                    wires.append(out)
+                works.append(self._connection.send(out, tag))
         spent_s = time.perf_counter() - start if wires else 0.0
         self._pending.append(_PendingSend(microbatch, header, wires, works))
         if self._window is None or len(self._pending) <= self._window:
