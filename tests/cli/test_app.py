@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.fuzz import samples
 
 import skyctl
 from skyctl.cli.examples import EXAMPLES
@@ -65,6 +69,69 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
         [sys.executable, "-c", code, *arguments], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+def run_without(unwanted: Sequence[str], folder: Path, *arguments: str, code: int = 0) -> None:
+    """Runs the command in that folder, which is skyctl's home, too; none of those modules may be imported."""
+    program = (
+        "import sys; from skyctl.cli.app import main; sys.argv = ['skyctl', *sys.argv[1:]]\n"
+        f"try: main()\nfinally: print([m for m in {unwanted} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env={**os.environ, "SKYCTL_HOME": str(folder / "home")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "[]"), done.stderr
+
+
+def test_a_measured_workload_is_planned_without_torch_and_without_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skyctl.files import RunPaths, save_profile, write_atomic
+    from skyctl.records.profile import Profile
+    from skyctl.records.run_state import RunState
+    from skyctl.workload.shipped_files import digest_workload
+    from skyctl.workload.workload_spec import make_spec
+
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom layers import make\nraise SystemExit('it was run')\n"
+    )
+    (tmp_path / "layers.py").write_text("import transformers\n")
+    (tmp_path / "cluster.yaml").write_text(
+        "name: home\nnodes:\n  - {name: a, transport: local}\n  - {name: b, transport: local}\n"
+    )
+    monkeypatch.setenv("SKYCTL_HOME", str(tmp_path / "home"))
+    digest = digest_workload(make_spec(str(tmp_path / "train.py"), batch_size=8))
+    profile = samples.profile(digest)
+    profile["workload"]["source"] = "train.py"
+    save_profile(Profile.model_validate_json(json.dumps(profile)))
+    slow = ("torch", "transformers", "ortools", "paramiko", "matplotlib")
+    settings = ("--batch-size", "8", "--microbatches", "4", "--time-limit", "1")
+    run_without(slow, tmp_path, "plan", "train.py", *settings, "-o", "plan.json")
+    paths = RunPaths.new()
+    now = "2026-01-01T00:00:00Z"
+    state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="home", steps=3)
+    write_atomic(paths.state, state.to_json())
+    write_atomic(paths.folder / "plan.json", (tmp_path / "plan.json").read_text())
+    for words in (["verify", "plan.json"], ["ps"]):
+        run_without(slow, tmp_path, *words)
+    run_without(slow, tmp_path, "checkpoint", "ls", paths.run_id, code=1)  # it has none
+    (tmp_path / "layers.py").write_text("import transformers  # changed\n")
+    changed = subprocess.run(
+        [sys.executable, "-m", "skyctl", "plan", "train.py", *settings],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert changed.returncode == 2
+    assert "train.py has changed since it was measured" in changed.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 
@@ -31,9 +30,6 @@ from skyctl.records.profile import (
     WorkloadProfile,
 )
 from skyctl.workload.workload_spec import make_spec
-
-if TYPE_CHECKING:
-    from skyctl.workload.workload import Workload
 
 
 def timing(signature: str, seconds: float, size: int = 2) -> LayerTiming:
@@ -223,9 +219,8 @@ def test_a_plan_prefers_the_fast_device() -> None:
     assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
 
 
-def ask(microbatches: int | None = None) -> tuple[TrainingRequest, Workload]:
-    workload = cast("Workload", SimpleNamespace(digest="w"))
-    return TrainingRequest(make_spec("gpt:layers=3", batch_size=8), microbatches), workload
+def ask(microbatches: int | None = None) -> tuple[TrainingRequest, str]:
+    return TrainingRequest(make_spec("gpt:layers=3", batch_size=8), microbatches), "w"
 
 
 def nodes(*names: str, **settings: Any) -> list[Node]:
@@ -233,13 +228,13 @@ def nodes(*names: str, **settings: Any) -> list[Node]:
 
 
 def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
-    request, workload = ask(4)
+    request, digest = ask(4)
     measured = profile(device("a", 1.0), device("b", 2.0))
-    assert profile_misfit(measured, request, workload, nodes("a", "b")) is None
-    assert profile_misfit(measured, request, workload, nodes("a")) is None
-    assert profile_misfit(measured, request, workload, nodes("a", "b", "c")) == "node c is not in it"
+    assert profile_misfit(measured, request, digest, nodes("a", "b")) is None
+    assert profile_misfit(measured, request, digest, nodes("a")) is None
+    assert profile_misfit(measured, request, digest, nodes("a", "b", "c")) == "node c is not in it"
     failed = measured.model_copy(update={"failures": (NodeFailure(node="c", error="no torch"),)})
-    assert profile_misfit(failed, request, workload, nodes("a", "b", "c")) is None
+    assert profile_misfit(failed, request, digest, nodes("a", "b", "c")) is None
     assert unmeasured_nodes(failed, nodes("a", "b", "c")) == ["c"]
 
 
@@ -253,8 +248,8 @@ def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
     ],
 )
 def test_a_node_that_has_changed_must_be_measured_again(changed: dict[str, Any], words: str) -> None:
-    request, workload = ask(4)
-    assert words in str(profile_misfit(profile(device("a", 1.0)), request, workload, nodes("a", **changed)))
+    request, digest = ask(4)
+    assert words in str(profile_misfit(profile(device("a", 1.0)), request, digest, nodes("a", **changed)))
 
 
 def test_what_is_typed_to_ask_for_it_again(tmp_path: Path) -> None:
@@ -269,10 +264,9 @@ def test_what_is_typed_to_ask_for_it_again(tmp_path: Path) -> None:
 
 def test_what_was_measured_is_said_where_it_does_not_fit() -> None:
     measured = profile(device("a", 1.0))
-    request, workload = ask(2)
-    assert "at 4 microbatches, not at 2" in str(profile_misfit(measured, request, workload, nodes("a")))
-    other = cast("Workload", SimpleNamespace(digest="other"))
-    assert profile_misfit(measured, ask(4)[0], other, nodes("a")) == "it holds gpt:…"
+    request, digest = ask(2)
+    assert "at 4 microbatches, not at 2" in str(profile_misfit(measured, request, digest, nodes("a")))
+    assert profile_misfit(measured, ask(4)[0], "other", nodes("a")) == "it holds gpt:…"
 
 
 def test_left_to_itself_the_best_strategys_microbatches_serve_all() -> None:

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ import yaml
 from tests.fuzz import mutate, samples
 
 from skyctl.cli import app
-from skyctl.cli.options import WorkloadOptions
 from skyctl.errors import RecordError
 
 CASES = int(os.environ.get("SKYCTL_FUZZ", "10000"))
@@ -185,21 +184,25 @@ def test_plans(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skyctl.control.training_request import TrainingRequest
+def test_profiles(tmp_path: Path) -> None:
+    from skyctl.workload.shipped_files import digest_workload
+    from skyctl.workload.workload_spec import make_spec
 
-    request, loaded = WorkloadOptions(batch_size=8).make_request(samples.WORKLOAD, microbatches=4)
-    assert isinstance(request, TrainingRequest)
-    # The model itself is the same each time: it is looked through once.
-    light = SimpleNamespace(digest=loaded.digest, notes=loaded.notes, spec=loaded.spec)
-    ref = request.ref(loaded)
-    monkeypatch.setattr(TrainingRequest, "ref", lambda *_: ref)
-    monkeypatch.setattr(WorkloadOptions, "make_request", lambda *_, **__: (request, light))
     (tmp_path / "cluster.yaml").write_text(
         "name: home\nnodes:\n  - {name: a, transport: local}\n  - {name: b, transport: local}\n"
     )
-    original = samples.profile(loaded.digest)
-    words = ("plan", samples.WORKLOAD, "--time-limit", "0.1", "--json", "--microbatches", "4")
+    original = samples.profile(digest_workload(make_spec(samples.WORKLOAD)))
+    words = (
+        "plan",
+        samples.WORKLOAD,
+        "--time-limit",
+        "0.1",
+        "--json",
+        "--microbatches",
+        "4",
+        "--batch-size",
+        "8",
+    )
     (tmp_path / "whole.json").write_bytes(mutate.text_of(original))
     code, _, err = run(*words, "--profile", "whole.json")
     assert code == 0, err

@@ -57,7 +57,7 @@ def test_sixteen_workers_train_what_one_device_trains() -> None:
     with connect_nodes(nodes, ConnectOptions()) as links:
         require_all(links.failures)
         for made in (everybody, alone):
-            ready = made.model_copy(update={"workload": request.ref(loaded)})
+            ready = made.model_copy(update={"workload": request.ref(loaded.digest)})
             done, _ = run_plan(ready, cluster, request, links.sessions, options, RunCallbacks())
             losses.append([step.loss for step in done.steps])
     assert len(losses[0]) == STEPS

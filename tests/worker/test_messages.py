@@ -15,8 +15,8 @@ from skyctl.worker.messages import (
     MessageSender,
     message_bytes,
     parse_dtype,
-    receive_window,
 )
+from skyctl.worker.receive_window import receive_window
 from skyctl.workload.shape_inference import TensorSpec
 
 CPU = torch.device("cpu")

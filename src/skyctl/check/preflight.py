@@ -32,9 +32,11 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.peer_addresses import find_peer_address_outcomes, interface_with_address, own_addresses
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
-from skyctl.remote.session_factory import open_sessions
+from skyctl.remote.session_factory import make_connector, open_sessions
 
 CHECK_TASK = "skyctl.check.check_task"
+PRELOADED = (CHECK_TASK, "torch")
+"""What local nodes' tasks are forked with: not all of what ranks need, which takes as long again."""
 CONNECT_TIMEOUT_S = 5.0
 """How long one node tries to connect to another."""
 
@@ -113,7 +115,10 @@ def check_nodes(
     timeouts = timeouts or CheckTimeouts()
     said = _ProgressCounter(on_event, len(cluster.nodes))
     said("connecting")
-    outcomes = open_sessions(cluster.nodes, options, lambda name, _: said(f"{name} answered"))
+    with make_connector(cluster.nodes, preloaded=PRELOADED) as connector:
+        outcomes = open_sessions(
+            cluster.nodes, options, lambda name, _: said(f"{name} answered"), connector=connector
+        )
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
     subjects = {name: _CheckedNode(session, timeouts) for name, session in sessions.items()}
     with _closing_sessions(sessions), ThreadPoolExecutor(_NODES_AT_ONCE, "check") as pool:

@@ -146,6 +146,8 @@ def _connect_replicators(
     """The run's nodes, connected; those that do not answer are warned of."""
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.records.cluster import node_of
+    from skyctl.remote.session_factory import make_connector
+    from skyctl.run.checkpoints.replicator_group import REPLICATOR_MODULE
     from skyctl.supervision.stored_checkpoints import replicators_on
 
     if offline:
@@ -162,7 +164,11 @@ def _connect_replicators(
             f"cluster {target.cluster.name!r} has none of the run's nodes ({', '.join(sorted(wanted))})",
             hint="give the cluster file that it was launched with: -c FILE",
         )
-    with out.progress("checkpoint") as progress, connect_nodes(chosen, connect, progress) as reached:
+    with (
+        out.progress("checkpoint") as progress,
+        make_connector(chosen, preloaded=[REPLICATOR_MODULE]) as connector,  # and not torch
+        connect_nodes(chosen, connect, progress, connector=connector) as reached,
+    ):
         if not reached.sessions:
             require_all(reached.failures)
         for name, failure in reached.failures.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,16 +47,20 @@ def demo(
     from skyctl.cli.show_profile import show_profile
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.control.report_builder import build_report
+    from skyctl.remote.session_factory import make_connector
     from skyctl.run.run_context import RunOptions
 
-    job = make_demo_job()
     machines = ", ".join(f"{name} (slowed {slowdown:g}×)" for name, slowdown in SLOWDOWNS.items())
     out.line(f"Three machines, emulated here: {machines}")
     out.line(f"The model: {WORKLOAD}, batch {BATCH_SIZE} in {MICROBATCHES} microbatches")
-    with (
-        out.progress("demo") as progress,
-        connect_nodes(job.cluster.nodes, ConnectionOptions().connect_options(None), progress) as sessions,
-    ):
+    with ExitStack() as stack:
+        progress = stack.enter_context(out.progress("demo"))
+        nodes = make_demo_cluster().nodes
+        connector = stack.enter_context(make_connector(nodes))
+        progress("loading the workload")
+        job = make_demo_job()
+        connect = ConnectionOptions().connect_options(None)
+        sessions = stack.enter_context(connect_nodes(nodes, connect, progress, connector=connector))
         require_all(sessions.failures)
         profile = job.profile(sessions, None, progress, fresh=True)
         out.line("\n1. probe: what each machine can do")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from skyctl.supervision.run_handle import RunHandle
     from skyctl.workload.workload import Workload
 
-    MakePlan = Callable[[ProgressDisplay, NodeSessions], Plan]
+    LoadWorkload = Callable[[], tuple[TrainingRequest, Workload]]
+    MakePlan = Callable[[ProgressDisplay, NodeSessions, TrainingRequest, Workload], Plan]
 
 
 @command
@@ -84,7 +87,8 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         )
     from skyctl.control.training_request import load_plan_request
 
-    request, loaded = load_plan_request(
+    load = partial(
+        load_plan_request,
         plan.workload,
         plan.problem.microbatches,
         learning_rate=options.learning_rate,
@@ -92,13 +96,12 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         random_inputs=options.random_inputs,
         recipe=recipe,
     )
-    out.notes(loaded.notes)
     if options.dry_run:
-        _show_ranks(out, plan, target, request, options)
+        _show_ranks(out, plan, target, _load(out, load)[0], options)
         return
     if options.encrypt and not plan.encrypted:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
-    _train(out, target, used_nodes(plan, target.cluster), request, loaded, lambda *_: plan, options)
+    _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options)
 
 
 def _refuse_settled(path: Path, options: LaunchOptions) -> None:
@@ -126,7 +129,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     """Probes (what earlier probes found and still holds is reused), plans, and trains."""
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
-    request, loaded = options.make_request(
+    load = partial(
+        options.make_request,
         source,
         microbatches=options.microbatches,
         learning_rate=options.learning_rate,
@@ -137,8 +141,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         strategy=require_choice("--strategy", options.strategy or "optimal", STRATEGIES),
         microbatches=options.microbatches,
     )
-    out.notes(loaded.notes)
     if options.dry_run:
+        request, _ = _load(out, load)
         names = ", ".join(node.name for node in target.cluster.nodes)
         out.line(
             f"would probe {names} with {request.spec.source}, plan, and train {options.steps_wanted} steps"
@@ -146,7 +150,9 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         out.json({"ranks": None})
         return
 
-    def make_plan(progress: ProgressDisplay, sessions: NodeSessions) -> Plan:
+    def make_plan(
+        progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
+    ) -> Plan:
         from skyctl.cli.show_plan import show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_reused, warn_unmeasured
         from skyctl.control.plan_creation import plan_profile
@@ -158,35 +164,48 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)
-        plan = plan_profile(profile, choice, request.ref(loaded))
+        plan = plan_profile(profile, choice, request.ref(loaded.digest))
         show_plan(out, plan)
         show_link_dtypes(out, plan)
         return plan
 
-    _train(out, target, target.cluster.nodes, request, loaded, make_plan, options)
+    _train(out, target, target.cluster.nodes, load, make_plan, options)
+
+
+def _load(out: Output, load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
+    """The request and its workload, whose notes are printed."""
+    request, loaded = load()
+    out.notes(loaded.notes)
+    return request, loaded
 
 
 def _train(
     out: Output,
     target: ClusterTarget,
     nodes: Sequence[Node],
-    request: TrainingRequest,
-    loaded: Workload,
+    load: LoadWorkload,
     make_plan: MakePlan,
     options: LaunchOptions,
 ) -> None:
-    """Connects to the nodes, begins a run, and supervises it until it ends or is detached from."""
+    """Loads the workload, connects, begins a run, and supervises it until it ends or is detached from.
+
+    What local nodes are forked from imports torch while it is imported here.
+    """
     from skyctl.cli.run_display import show_outcome
     from skyctl.control.node_sessions import connect_nodes, require_all
-    from skyctl.supervision.run_handle import new_run
-    from skyctl.supervision.run_settings import saved_settings
+    from skyctl.remote.session_factory import make_connector
 
     connect = options.supervised_connection(target.path)
     run_options = options.run_options()
-    with (
-        out.progress("launch") as progress,
-        connect_nodes(nodes, connect, progress, target.everyone) as sessions,
-    ):
+    with ExitStack() as stack:
+        progress = stack.enter_context(out.progress("launch"))
+        connector = stack.enter_context(make_connector(nodes, target.everyone))
+        progress("loading the workload")
+        request, loaded = _load(out, load)
+        from skyctl.supervision.run_handle import new_run
+        from skyctl.supervision.run_settings import saved_settings
+
+        sessions = stack.enter_context(connect_nodes(nodes, connect, progress, target.everyone, connector))
         require_all(sessions.failures)
         settings = saved_settings(
             request,
@@ -205,7 +224,9 @@ def _train(
             cluster_file=str(target.path.absolute()),
             order=settings,
         ) as run:
-            measured = _supervise(out, progress, run, lambda: make_plan(progress, sessions), options)
+            measured = _supervise(
+                out, progress, run, lambda: make_plan(progress, sessions, request, loaded), options
+            )
     show_outcome(out, run.run_id, measured)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -214,7 +214,7 @@ class WorkloadOptions:
         ),
     ] = False
 
-    def make_request(
+    def parse_request(
         self,
         source: str,
         *,
@@ -222,8 +222,8 @@ class WorkloadOptions:
         sweep: Sequence[int] = (),
         learning_rate: float | None = None,
         recipe: Recipe | None = None,
-    ) -> tuple[TrainingRequest, Workload]:
-        """The request, and its workload loaded and checked (on the meta device: nothing is computed).
+    ) -> TrainingRequest:
+        """The request as typed: neither torch nor the user's code runs for it.
 
         Args:
             sweep: the numbers of microbatches to measure and compare, where there are several.
@@ -233,7 +233,6 @@ class WorkloadOptions:
         """
         from skyctl.control.training_request import TrainingRequest
         from skyctl.workload.recipe import Recipe
-        from skyctl.workload.workload import load_workload
         from skyctl.workload.workload_spec import make_spec
 
         spec = make_spec(
@@ -246,11 +245,31 @@ class WorkloadOptions:
             random_inputs=self.random_inputs,
             validated=recipe is not None and recipe.validate_every is not None,
         )
-        workload = load_workload(spec)
-        if spec.validated:
+        return TrainingRequest(spec, microbatches, recipe or Recipe(), self.encrypt, tuple(sweep))
+
+    def make_request(
+        self,
+        source: str,
+        *,
+        microbatches: int | None,
+        sweep: Sequence[int] = (),
+        learning_rate: float | None = None,
+        recipe: Recipe | None = None,
+    ) -> tuple[TrainingRequest, Workload]:
+        """``parse_request``, and its workload loaded and checked (on the meta device: nothing is computed).
+
+        Raises:
+            WorkloadError: as ``parse_request``, or the workload's own code is wrong.
+        """
+        from skyctl.workload.workload import load_workload
+
+        request = self.parse_request(
+            source, microbatches=microbatches, sweep=sweep, learning_rate=learning_rate, recipe=recipe
+        )
+        workload = load_workload(request.spec)
+        if request.spec.validated:
             workload.check_validation()
-        request = TrainingRequest(workload.spec, microbatches, recipe or Recipe(), self.encrypt, tuple(sweep))
-        return request, workload
+        return replace(request, spec=workload.spec), workload
 
 
 @dataclass(frozen=True, kw_only=True)

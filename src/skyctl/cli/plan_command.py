@@ -296,11 +296,12 @@ def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, 
     from skyctl.control.corrections import learn_corrections
     from skyctl.control.plan_creation import plan_profile
     from skyctl.control.profiles import find_profile
+    from skyctl.workload.shipped_files import digest_workload
 
     target = options.load()
-    request, loaded = options.make_request(workload, microbatches=options.microbatches)
-    out.notes(loaded.notes)
-    profile, path = find_profile(target.cluster, options.profile, request, loaded)
+    request = options.parse_request(workload, microbatches=options.microbatches)
+    digest = digest_workload(request.spec)
+    profile, path = find_profile(target.cluster, options.profile, request, digest)
     out.detail(f"profile: {path}")
     warn_unmeasured(out, profile, target.cluster)
     search = replace(
@@ -309,7 +310,7 @@ def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, 
         last_stage=select_node_names(target.cluster, options.pin_last),
         only_nodes=[node.name for node in target.cluster.nodes],
     )
-    plan = plan_profile(profile, search, request.ref(loaded))
+    plan = plan_profile(profile, search, request.ref(digest))
     if search.learn:
         out.notes(learn_corrections(profile, plan.problem.microbatches).notes)
     return plan

@@ -264,7 +264,7 @@ def _newest_profile(
     from skyctl.files import newest_profile
 
     if request is not None and loaded is not None:
-        then, _ = find_profile(target.cluster, None, request, loaded)
+        then, _ = find_profile(target.cluster, None, request, loaded.digest)
         return then, replace(request, microbatches=most_microbatches(then)), loaded
     newest = newest_profile(target.cluster.name)
     if newest is None:

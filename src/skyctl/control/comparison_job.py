@@ -40,11 +40,11 @@ class ComparisonJob:
 
     def known_profile(self, given: str | None) -> Profile:
         """The profile the user named, or the newest that fits (InputError where there is none)."""
-        return find_profile(self.cluster, given, self.request, self.workload)[0]
+        return find_profile(self.cluster, given, self.request, self.workload.digest)[0]
 
     def plans(self, profile: Profile) -> list[StrategyOutcome]:
         """Each strategy's outcome, planned and not run."""
-        return plan_strategies(profile, self.options, self.request.ref(self.workload), self.strategies)
+        return plan_strategies(profile, self.options, self.request.ref(self.workload.digest), self.strategies)
 
     def profile(
         self, sessions: NodeSessions, given: str | None, on_progress: OnProgress, *, fresh: bool = False
@@ -151,7 +151,7 @@ def sweep_microbatches(
     Raises:
         InfeasibleError, UndecidedError: no strategy has a plan at any of them.
     """
-    ref = job.request.ref(job.workload)
+    ref = job.request.ref(job.workload.digest)
     tried: list[tuple[int, list[StrategyOutcome]]] = []
     for value in values:
         on_progress(f"planning for {value} microbatches")
@@ -191,7 +191,7 @@ def sweep_nodes(
             hint=f"at most --nodes 1..{len(order)}, or --nodes 1..N for all",
         )
     made = next(o.plan.problem for o in outcomes if o.plan is not None)
-    ref = job.request.ref(job.workload)
+    ref = job.request.ref(job.workload.digest)
     points: list[SweepPoint] = []
     for count in counts:
         names = order[:count]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.records.cluster import Node
-from skyctl.remote.agent_session import Session
+from skyctl.remote.agent_session import Connector, Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.remote.session_factory import open_sessions
 
@@ -30,16 +30,18 @@ def connect_nodes(
     options: ConnectOptions,
     on_progress: Callable[[str], None] | None = None,
     of: Sequence[Node] | None = None,
+    connector: Connector | None = None,
 ) -> Iterator[NodeSessions]:
     """Opens one session a node; on the way out, however that comes, closes them all.
 
     Args:
         of: all nodes of the cluster, where these are some of them: it decides who is alike
             (``remote/session_factory.py``).
+        connector: what ``make_connector`` has made of these nodes already; None: it is made now.
     """
     if on_progress is not None:
         on_progress(f"connecting to {len(nodes)} nodes")
-    outcomes = open_sessions(nodes, options, cluster_nodes=of)
+    outcomes = open_sessions(nodes, options, connector=connector, cluster_nodes=of)
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
     try:
         yield NodeSessions(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})

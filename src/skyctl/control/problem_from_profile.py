@@ -28,6 +28,7 @@ from skyctl.records.profile import (
     ShapeProfile,
     WorkloadProfile,
 )
+from skyctl.worker.receive_window import receive_window
 
 HEAP_SHARE = 1.25
 """Bytes a process holds per byte of activations on a CPU: its heap has gaps (docs/decisions.md)."""
@@ -158,8 +159,6 @@ def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DevicePro
 
 def _receive_window(shape: ShapeProfile) -> int:
     """How many receives the worker would post ahead; their buffers count as memory."""
-    from skyctl.worker.messages import receive_window
-
     return receive_window(0, shape.microbatches, max(layer.output_bytes for layer in shape.layers))
 
 

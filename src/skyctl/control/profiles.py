@@ -88,7 +88,7 @@ def progress_text(on_progress: Callable[[str], None]) -> Callable[[str, str, flo
 
 
 def find_profile(
-    cluster: Cluster, given: str | None, request: TrainingRequest, workload: Workload
+    cluster: Cluster, given: str | None, request: TrainingRequest, digest: str
 ) -> tuple[Profile, Path]:
     """The profile the user named, or the cluster's newest that fits the request and the cluster as it is now.
 
@@ -100,26 +100,24 @@ def find_profile(
     hint = f"measure it: skyctl probe {shlex.join(request.words())}"
     if given is not None:
         profile = read_record(Profile, given)
-        reason = profile_misfit(profile, request, workload, cluster.nodes)
+        reason = profile_misfit(profile, request, digest, cluster.nodes)
         if reason is not None:
             raise InputError(f"the profile {given} does not fit: {reason}", hint=hint)
         return profile, Path(given)
-    found = newest_profile(
-        cluster.name, lambda p: profile_misfit(p, request, workload, cluster.nodes) is None
-    )
+    found = newest_profile(cluster.name, lambda p: profile_misfit(p, request, digest, cluster.nodes) is None)
     if found is not None:
         return gather_observations(found[1], recent_profiles(cluster.name)), found[0]
     newest = newest_profile(cluster.name)
     if newest is None:
         raise InputError(f"cluster {cluster.name!r} has no profile yet", hint=hint)
-    reason = profile_misfit(newest[1], request, workload, cluster.nodes)
+    reason = profile_misfit(newest[1], request, digest, cluster.nodes)
     raise InputError(
         f"no profile of cluster {cluster.name!r} fits {request.spec.source}; the newest: {reason}", hint=hint
     )
 
 
 def profile_misfit(
-    profile: Profile, request: TrainingRequest, workload: Workload, nodes: Sequence[Node]
+    profile: Profile, request: TrainingRequest, digest: str, nodes: Sequence[Node]
 ) -> str | None:
     """Why a profile can't serve the request on these nodes, in words; None where it can.
 
@@ -128,7 +126,7 @@ def profile_misfit(
     measured = profile.workload
     if measured is None:
         return "it was taken without a workload"
-    if measured.digest != workload.digest:
+    if measured.digest != digest:
         if measured.source == request.spec.source:
             return f"{measured.source} has changed since it was measured"
         return f"it holds {measured.source}"

@@ -17,11 +17,11 @@ from skyctl.remote.agent_session import Session
 from skyctl.workload.corpus import default_corpus
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.shipped_files import encode_text, files_to_ship, find_stored_weights, shipped_path
-from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
 
 if TYPE_CHECKING:
     from skyctl.workload.hf.stored_weights import StoredWeights
+    from skyctl.workload.workload import Workload
 
 MAX_MICROBATCH_CHOICES = 3
 DEFAULT_BATCH_SIZE = 32
@@ -75,11 +75,11 @@ class TrainingRequest:
         words += ["--encrypt"] if self.encrypt else []
         return [*words, "--random-inputs"] if spec.random_inputs else words
 
-    def ref(self, workload: Workload) -> WorkloadRef:
-        """What a plan records of the request, to recognize its workload later."""
+    def ref(self, digest: str) -> WorkloadRef:
+        """What a plan records of the request, to recognize its workload (of that digest) later."""
         return WorkloadRef(
             source=self.spec.source,
-            digest=digest_training(self.spec, workload),
+            digest=digest_training(self.spec, digest),
             batch_size=self.spec.batch_size,
             dtype=self.spec.dtype,
             seed=self.spec.seed,
@@ -101,6 +101,8 @@ def load_plan_request(
         MismatchError: the workload has changed since.
         WorkloadError: the recipe validates, and there is nothing to validate on.
     """
+    from skyctl.workload.workload import load_workload  # late: it needs torch
+
     recipe = recipe or Recipe()
     spec = make_spec(
         ref.source,
@@ -115,7 +117,7 @@ def load_plan_request(
     workload = load_workload(spec)
     if spec.validated:
         workload.check_validation()
-    digest = digest_training(workload.spec, workload)
+    digest = digest_training(spec, workload.digest)
     if digest != ref.digest:
         data = f" with --data {data_path}" if data_path is not None else ""
         raise MismatchError(
@@ -126,12 +128,12 @@ def load_plan_request(
     return TrainingRequest(workload.spec, microbatches, recipe), workload
 
 
-def digest_training(spec: WorkloadSpec, workload: Workload) -> str:
-    """The digest of the workload, together with the user's own data where ``--data`` names some."""
+def digest_training(spec: WorkloadSpec, workload_digest: str) -> str:
+    """The workload's digest, together with the user's own data where ``--data`` names some."""
     if spec.data_path is None:
-        return workload.digest
+        return workload_digest
     data = _read_data(spec) or b""
-    return hashlib.sha256(workload.digest.encode() + hashlib.sha256(data).digest()).hexdigest()
+    return hashlib.sha256(workload_digest.encode() + hashlib.sha256(data).digest()).hexdigest()
 
 
 def send_workload(

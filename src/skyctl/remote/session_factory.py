@@ -25,7 +25,7 @@ from skyctl.remote.agent_messages import EVENTS
 from skyctl.remote.agent_session import CLOSE_TIMEOUT_S, Connector, Session
 from skyctl.remote.base import ConnectOptions, NodeConnection
 from skyctl.remote.bootstrap import attach_agent, node_python, start_agent
-from skyctl.remote.forkserver_client import ForkedConnection, ForkServerClient
+from skyctl.remote.forkserver_client import PRELOADED_MODULES, ForkedConnection, ForkServerClient
 from skyctl.remote.task_group import TaskGroup
 
 DIAL_JITTER_S = 0.1
@@ -58,20 +58,25 @@ def forkable_nodes(nodes: Sequence[Node]) -> set[str]:
 
 @contextlib.contextmanager
 def make_connector(
-    nodes: Sequence[Node], cluster_nodes: Sequence[Node] | None = None
-) -> Iterator[Callable[[Node, ConnectOptions], NodeConnection]]:
+    nodes: Sequence[Node],
+    cluster_nodes: Sequence[Node] | None = None,
+    preloaded: Sequence[str] = PRELOADED_MODULES,
+) -> Iterator[Connector]:
     """``connect_node``, with a fork server for the nodes that can use one, which lives as long as they do.
+
+    The server imports its modules from now on: who has to import torch as well does so meanwhile.
 
     Args:
         cluster_nodes: the whole cluster (None: these are all of it), by which it is decided which nodes are:
             one that was forked when all were measured is forked when it trains alone, too, or the measurement
             of its memory would not hold.
+        preloaded: the modules that the server imports.
     """
     served = forkable_nodes(nodes if cluster_nodes is None else cluster_nodes) & {node.name for node in nodes}
     forkserver = None
     if served:
         with contextlib.suppress(OSError, ValueError):
-            forkserver = ForkServerClient()
+            forkserver = ForkServerClient(preloaded)
     if forkserver is None:
         yield connect_node
         return

@@ -12,7 +12,6 @@ from pathlib import Path
 from skyctl.agent.node_cache import file_digest
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.recovery import RestorePoint, ShardHoldings, newest_restore_point
-from skyctl.checkpoint.weights_export import export_weights
 from skyctl.errors import InputError, RunError, SkyctlError
 from skyctl.files import RunPaths, home, make_private, read_record, run_folder
 from skyctl.records.plan import Plan
@@ -123,6 +122,8 @@ def export_checkpoint(
         RunError: no such step is there in full, or some layer has no whole copy.
         SkyctlError: the disk is full or not writable.
     """
+    from skyctl.checkpoint.weights_export import export_weights  # late: it needs torch
+
     holdings = checkpoint_holdings(run, replicators)
     if step is not None:
         holdings = {

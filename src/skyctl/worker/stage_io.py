@@ -14,7 +14,8 @@ from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.transport import clock_offset
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.worker.messages import MessageReceiver, MessageSender, MessageSpecs, message_bytes, receive_window
+from skyctl.worker.messages import MessageReceiver, MessageSender, MessageSpecs, message_bytes
+from skyctl.worker.receive_window import receive_window
 from skyctl.worker.trace_recorder import TraceRecorder
 
 CONNECT_TIMEOUT_S = 60.0

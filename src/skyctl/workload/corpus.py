@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,11 +25,7 @@ def default_corpus() -> bytes:
         WorkloadError: this Python comes without its sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    names = sorted(
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if not _SKIP.intersection(path.relative_to(root).parts)
-    )
+    names = sorted(_source_names(root))
     parts: list[bytes] = []
     room = LIMIT_BYTES
     for name in names:
@@ -45,6 +43,14 @@ def default_corpus() -> bytes:
             hint="give a text: --data FILE.txt",
         )
     return b"".join(parts)
+
+
+def _source_names(root: Path) -> Iterator[str]:
+    """The relative names of the sources under a folder; what is left out is not even listed."""
+    for folder, inside, files in os.walk(root):
+        inside[:] = [name for name in inside if name not in _SKIP]
+        place = Path(folder).relative_to(root)
+        yield from ((place / name).as_posix() for name in files if name.endswith(".py") and name not in _SKIP)
 
 
 @lru_cache(maxsize=2)

@@ -1,12 +1,15 @@
-"""What nodes are sent of a workload: the user's modules, a config, token ids, stored weights."""
+"""What nodes are sent of a workload: the user's modules, a config, token ids, stored weights; and its digest.
+
+Torch is imported for stored weights alone: a workload that was measured is recognised without it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from skyctl.workload import user_code
 from skyctl.workload.hf import hub_folder as hub
-from skyctl.workload.layered_model import make_model
 from skyctl.workload.workload_spec import WorkloadSpec, resolve_source
 
 if TYPE_CHECKING:
@@ -25,6 +28,25 @@ def files_to_ship(spec: WorkloadSpec) -> dict[str, bytes]:
     if source.path is None:
         return {}
     return hub.config_files(source.path) if source.kind == "hf" else user_code.imported_files(source.path)
+
+
+def digest_workload(spec: WorkloadSpec) -> str:
+    """A text that changes with the model's source and its dtype, not with batch size, seed or learning rate.
+
+    Of the user's file it covers the modules beside it that it imports; of an ``hf:`` folder config and
+    tokenizer, not the weights. None of them is run.
+
+    Raises:
+        WorkloadError: a file is missing or can't be read, or has a syntax error.
+    """
+    source = resolve_source(spec)
+    digest = hashlib.sha256(f"{source.canonical} {spec.dtype}".encode())
+    hub_folder = source.path if source.kind == "hf" else None
+    known = files_to_ship(spec) if hub_folder is None else hub.digested_files(hub_folder)
+    for name, content in known.items():
+        digest.update(f"\0{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
 
 
 def shipped_path(spec: WorkloadSpec, folder: str) -> str:
@@ -48,5 +70,7 @@ def find_stored_weights(spec: WorkloadSpec) -> StoredWeights | None:
     source = resolve_source(spec)
     if source.kind != "hf":
         return None
+    from skyctl.workload.layered_model import make_model  # late: it needs torch
+
     made = make_model(source, spec.seed).hub
     return made.stored if made is not None else None
