@@ -19,11 +19,10 @@ for module in (torch.accelerator, torch.cuda, torch.xpu, torch._C):
             setattr(module, name, asked)
 for name in sys.argv[1:]:
     getattr(importlib.import_module(name), "warm", lambda: None)()
-print("torch._dynamo" in sys.modules)
 """
 
 
-def test_warming_asks_for_no_accelerator_and_imports_what_steps_need() -> None:
+def test_warming_asks_for_no_accelerator() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ASKED, *PRELOADED_MODULES],
         check=False,
@@ -31,4 +30,4 @@ def test_warming_asks_for_no_accelerator_and_imports_what_steps_need() -> None:
         text=True,
         timeout=120,
     )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert done.returncode == 0, done.stderr

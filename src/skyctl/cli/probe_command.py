@@ -108,8 +108,14 @@ def probe(
     links = options.checked_links()
     target = nodes.load()
     request = loaded = None
-    if workload is not None:
-        request, loaded = _request(out, workload, training, options)
+
+    def load() -> None:
+        nonlocal request, loaded
+        if workload is not None:
+            request, loaded = _request(out, workload, training, options)
+
+    if options.dry_run or options.quick:
+        load()
     if options.dry_run and options.quick:
         _show_check_plan(out, target, request, loaded)
         return None
@@ -121,7 +127,7 @@ def probe(
         return _check_profile(out, target, connect, request, loaded)
     with (
         out.progress("probe") as progress,
-        connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions,
+        connect_nodes(target.cluster.nodes, connect, progress, target.everyone, meanwhile=load) as sessions,
     ):
         profile, path = probe_cluster(
             target.cluster,

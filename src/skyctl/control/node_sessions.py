@@ -31,17 +31,19 @@ def connect_nodes(
     on_progress: Callable[[str], None] | None = None,
     of: Sequence[Node] | None = None,
     connector: Connector | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[NodeSessions]:
     """Opens one session a node; on the way out, however that comes, closes them all.
 
     Args:
+        meanwhile: called while the nodes are dialled; what it raises ends that.
         of: all nodes of the cluster, where these are some of them: it decides who is alike
             (``remote/session_factory.py``).
         connector: what ``make_connector`` has made of these nodes already; None: it is made now.
     """
     if on_progress is not None:
         on_progress(f"connecting to {len(nodes)} nodes")
-    outcomes = open_sessions(nodes, options, connector=connector, cluster_nodes=of)
+    outcomes = open_sessions(nodes, options, connector=connector, cluster_nodes=of, meanwhile=meanwhile)
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
     try:
         yield NodeSessions(sessions, {n: o for n, o in outcomes.items() if isinstance(o, SkyctlError)})

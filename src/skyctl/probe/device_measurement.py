@@ -30,9 +30,9 @@ For a node that has failed: why, and ``FAILED_SHARE``.
 FAILED_SHARE = -1.0
 UNFINISHED_SHARE = 0.99
 """The largest share of a node that has not ended."""
-MORE, LONGER, OF_START = 1.5, 0.3, 0.2
-"""How long at most what counts is measured: times the budget, or a share of the slowest device's first pass,
-or of the time since the start. Slow devices repeat less often, and starting takes them longest."""
+MORE, LONGER = 1.5, 0.7
+"""How long at most what counts is measured: times the budget, or a share of the slowest device's first pass.
+Slow devices repeat less often."""
 
 PayloadMaker = Callable[[str, "str | None"], dict[str, Any]]
 """``task_payload`` of a cluster, by node and device; no device: the node's first."""
@@ -130,7 +130,7 @@ def measure_devices(
     on_progress: ProbeProgress,
     known: CachedTimings,
 ) -> None:
-    """Measures every device at once, once all are warm.
+    """Measures every device at once.
 
     What counts is measured from when the last device has been through its layers, until the last one's layers
     have converged.
@@ -145,13 +145,6 @@ def measure_devices(
     limits = {"budget_s": budget_s, "cap_s": cap_s}
     heard = partial(_hear, on_progress, layer_flops(shapes))
     members = probes.alive()
-    cold = [m for m in members if layers and known.measures(m.id)]
-    for member in cold:
-        member.phase = "warming up"
-        on_progress(member.node.name, member.phase, 0.0)
-        probes.send(member, {"op": "warm"})
-    probes.wait(cold, "warm", cap_s, heard)
-    members = probes.alive()
     counts = assign_threads(members)
     for member in members:
         order = {"layers": known.order(member.id, layers), "kinds": kinds, "threads": counts.get(id(member))}
@@ -159,7 +152,7 @@ def measure_devices(
     sent = time.monotonic()
     probes.wait(members, ("passed", "measured", "timings"), cap_s, heard)
     now = time.monotonic()
-    count_s = max(MORE * budget_s, LONGER * (now - sent), OF_START * (now - probes.began))
+    count_s = max(MORE * budget_s, LONGER * (now - sent))
     for member in probes.alive():
         probes.send(member, {"op": "count", "seconds": count_s})
     left = [member for member in probes.alive() if not (member.done or member.measured)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -123,7 +122,6 @@ class DeviceProbes:
         self.members: list[DeviceProbe] = []
         self.failures: dict[str, NodeFailure] = {}
         self._events: TaskGroup[DeviceProbe] = TaskGroup("probe")
-        self.began = time.monotonic()
 
     def start(self, session: SessionLike, payload: dict[str, Any], name: str) -> None:
         """Starts one device's process; a failure is the node's."""

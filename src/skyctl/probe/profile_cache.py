@@ -84,11 +84,6 @@ class CachedTimings:
         """Whether that device measures only its speed: the profile that is rechecked does not have it."""
         return self.speeds is not None and name not in self.speeds
 
-    def measures(self, name: str) -> bool:
-        """Whether that device measures layers."""
-        lacking = self.lacking.get(name)
-        return lacking is None or bool(lacking)
-
     def handles(self, name: str) -> bool:
         """Whether that device measures what messages cost it."""
         return self.handling and (not self.rows.get(name) or bool(self.lacking.get(name)))

@@ -139,11 +139,13 @@ def open_sessions(
     limit: int = 8,
     connector: Connector | None = None,
     cluster_nodes: Sequence[Node] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> SessionOutcomes:
     """Opens a session with every node, ``limit`` at a time (sshd's MaxStartups begins to refuse at 10).
 
     Args:
         cluster_nodes: the whole cluster, where these nodes are only a part.
+        meanwhile: called while the nodes are dialled; what it raises counts as an interrupt.
 
     Returns:
         A session or an error for each node, in the nodes' order.
@@ -154,7 +156,9 @@ def open_sessions(
     nodes = list(nodes)
     with contextlib.nullcontext(connector) if connector else make_connector(nodes, cluster_nodes) as dialled:
         open_one = partial(open_session, options=options, connector=dialled)
-        return _open_all(nodes, open_one, Session.close, on_progress, limit, resumable=options.hold_s > 0)
+        return _open_all(
+            nodes, open_one, Session.close, on_progress, limit, meanwhile, resumable=options.hold_s > 0
+        )
 
 
 def adopt_sessions(
@@ -183,6 +187,7 @@ def _open_all(
     undo: Callable[[Session], None],
     on_progress: OnSessionOutcome | None,
     limit: int,
+    meanwhile: Callable[[], None] = lambda: None,
     *,
     resumable: bool,
 ) -> SessionOutcomes:
@@ -210,6 +215,7 @@ def _open_all(
     try:
         for index, node in enumerate(nodes):
             group.run(node.name, partial(dial, index, node))
+        meanwhile()
         while left and (event := group.receive()) is not None:
             left -= 1
             outcome = event.error or event.value

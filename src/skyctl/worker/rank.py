@@ -31,6 +31,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from skyctl.device.process_memory import keep_freed_memory
+from skyctl.device.torch_import import import_torch
 from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
     keep_freed_memory()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-        import torch  # noqa: F401 — where it is missing, that is the error to report
+        import_torch()  # where it is missing, that is the error to report
 
         from skyctl.device.dtype_support import prepare_dtype
         from skyctl.worker.trainer import Trainer
@@ -73,15 +74,8 @@ def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
 def warm() -> None:
     """Imports what a rank needs, once for all processes that a forkserver (``agent/forkserver.py``) forks.
 
-    The first step of an optimizer imports torch's compiler, 67 MB and a second of CPU time; so one is made.
-    Not of Adam: its step asks whether there is an accelerator, and after that no fork of this process can use
-    CUDA. No backward: a fork must find no thread of autograd's. Nothing is drawn: every rank's seeds stay its
-    own.
+    Nothing is computed: a fork must find no thread of autograd's, nor that somebody has asked for an
+    accelerator.
     """
-    import torch
-
+    import_torch()
     from skyctl.worker import trainer  # noqa: F401 - imported once, for all ranks
-
-    weight = torch.nn.Parameter(torch.zeros(1))
-    weight.grad = torch.zeros(1)
-    torch.optim.SGD([weight]).step()

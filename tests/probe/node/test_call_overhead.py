@@ -11,7 +11,7 @@ from skyctl.probe.node.layer_windows import LayerWindow
 from skyctl.probe.node.repetition_timer import RepetitionTimer
 
 ENTERING_S, LAYER_S = 0.001, {0: 0.002, 1: 0.004}
-FOUR = LayerWindow(3, 7, (0, 1, 0, 1), in_flight=2)
+FOUR = LayerWindow((3, 4, 5, 6), (0, 1, 0, 1), in_flight=2)
 
 
 class Busy:
@@ -93,9 +93,9 @@ def test_where_there_is_nothing_hardly_anything_is_found() -> None:
 def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:
     seconds = {
         (2, FOUR): 4 * CHEAP_S,
-        (2, LayerWindow(0, 4, (2, 0, 1, 0), 2)): 3 * CHEAP_S,
-        (2, LayerWindow(7, 9, (1, 3), 2)): CHEAP_S,
-        (4, LayerWindow(1, 5, (0, 1, 0, 1), 2)): CHEAP_S,
+        (2, LayerWindow((0, 1, 2, 3), (2, 0, 1, 0), 2)): 3 * CHEAP_S,
+        (2, LayerWindow((7, 8), (1, 3), 2)): CHEAP_S,
+        (4, LayerWindow((1, 2, 3, 4), (0, 1, 0, 1), 2)): CHEAP_S,
     }
 
     def seconds_of(size: int, window: LayerWindow) -> float:
@@ -103,8 +103,8 @@ def test_the_longest_cheap_window_at_the_smallest_size_is_taken() -> None:
 
     best = choose_window(list(seconds), seconds_of)
     assert best is not None
-    assert (best.window.start, best.size) == (0, 2)
+    assert (best.window.layers[0], best.size) == (0, 2)
     assert choose_window([(2, FOUR)], lambda *_: 5 * CHEAP_S) is None
-    assert choose_window([(2, LayerWindow(0, 1, (0,), 2))], lambda *_: 0.0) is None
-    assert choose_window([(2, LayerWindow(3, 7, FOUR.kinds, in_flight=1))], lambda *_: 0.0) is None
+    assert choose_window([(2, LayerWindow((0,), (0,), 2))], lambda *_: 0.0) is None
+    assert choose_window([(2, LayerWindow(FOUR.layers, FOUR.kinds, in_flight=1))], lambda *_: 0.0) is None
     assert choose_window([], seconds_of) is None

@@ -126,7 +126,7 @@ def test_only_what_was_measured_with_all_others_counts(
 
 def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
     module = gpt.build(1, 2, "cpu")[0]
-    steps = ChainRepetition(gpt, [module], 1, 2, "cpu")
+    steps = ChainRepetition(gpt, [module], [1], 2, "cpu")
     grads = []
     for _ in range(2):
         steps.prepare()
@@ -139,7 +139,7 @@ def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
 
 def test_several_microbatches_are_in_flight_and_leave_oldest_first(gpt: Workload) -> None:
     module = gpt.build(1, 2, "cpu")[0]
-    steps = ChainRepetition(gpt, [module], 1, 2, "cpu", in_flight=3)
+    steps = ChainRepetition(gpt, [module], [1], 2, "cpu", in_flight=3)
     steps.prepare()
     assert len(steps._outputs) == 2
     oldest = steps._outputs[0]
@@ -165,7 +165,7 @@ def test_a_layer_that_gives_a_list(tmp_path: Path) -> None:
     )
     workload = load_workload(make_spec(str(tmp_path / "train.py"), batch_size=4))
     module = workload.build(0, 1, "cpu")[0]
-    steps = ChainRepetition(workload, [module], 0, 2, "cpu")
+    steps = ChainRepetition(workload, [module], [0], 2, "cpu")
     steps.prepare()
     steps.forward()
     steps.between()
@@ -176,7 +176,7 @@ def test_a_layer_that_gives_a_list(tmp_path: Path) -> None:
 def test_a_backward_in_two_parts_gives_the_same_gradients(gpt: Workload) -> None:
     for index in (1, 2, gpt.layers - 1):
         module = gpt.build(index, index + 1, "cpu")[0]
-        whole = ChainRepetition(gpt, [module], index, 2, "cpu")
+        whole = ChainRepetition(gpt, [module], [index], 2, "cpu")
         torch.manual_seed(0)  # of the gradients that come back
         whole.prepare()
         whole.forward()
@@ -184,7 +184,7 @@ def test_a_backward_in_two_parts_gives_the_same_gradients(gpt: Workload) -> None
         whole.backward()
         expected = [parameter.grad for parameter in module.parameters()]
         module.zero_grad()
-        layer = ChainRepetition(gpt, [module], index, 2, "cpu")
+        layer = ChainRepetition(gpt, [module], [index], 2, "cpu")
         layer._values = whole._values
         parts = SplitRepetition(layer, "cpu")
         torch.manual_seed(0)

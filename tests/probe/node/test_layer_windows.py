@@ -30,31 +30,38 @@ WANTED = [(0, 0), (1, 1), (2, 2), (3, 13)]
 PLENTY = float("inf")
 
 
-def test_every_kind_is_in_a_window_of_its_neighbours() -> None:
-    found = choose_windows(KINDS, WANTED, [1.0] * 4, (), PLENTY)
-    assert found == [
-        LayerWindow(0, 4, (0, 1, 2, 1), MOST_IN_FLIGHT),
-        LayerWindow(10, 14, (2, 1, 2, 3), MOST_IN_FLIGHT),
+def test_every_kind_of_a_model_whose_blocks_repeat_is_in_one_window() -> None:
+    assert choose_windows(KINDS, WANTED, [1.0] * 4, (), PLENTY) == [
+        LayerWindow((0, 1, 2, 13), (0, 1, 2, 3), MOST_IN_FLIGHT)
+    ]
+
+
+def test_a_layer_follows_only_what_it_follows_in_the_model() -> None:
+    kinds = [0, 1, 2, 3, 0, 4, 2, 5]
+    found = choose_windows(kinds, [(0, 0), (4, 5), (5, 7)], [1.0] * 6, (), PLENTY)
+    assert found == [LayerWindow((0, 5, 6, 7), (0, 4, 2, 5), MOST_IN_FLIGHT)]
+    assert choose_windows(KINDS, [(3, 13)], [1.0] * 4, (), PLENTY) == [
+        LayerWindow((10, 11, 12, 13), (2, 1, 2, 3), MOST_IN_FLIGHT)
     ]
 
 
 def test_layers_that_fill_the_caches_or_the_memory_stand_alone() -> None:
     large = MOST_WINDOW_BYTES / 2
     found = choose_windows(KINDS, WANTED, [large, large, large / 2, large], (), PLENTY)
-    assert found[0] == LayerWindow(0, 2, (0, 1), 2)
+    assert found[0] == LayerWindow((0, 1), (0, 1), 2)
     tight = choose_windows(KINDS, WANTED, [10.0] * 4, (), 25.0)
-    assert all(window.stop - window.start == 2 and window.in_flight == 1 for window in tight)
+    assert all(len(window.layers) == 2 and window.in_flight == 1 for window in tight)
     assert choose_windows(KINDS, [(1, 1)], [1.0] * 4, (2,), PLENTY) == [
-        LayerWindow(0, 2, (0, 1), MOST_IN_FLIGHT)
+        LayerWindow((0, 1), (0, 1), MOST_IN_FLIGHT)
     ]
-    assert choose_windows(KINDS, [(2, 2)], [1.0] * 4, (2,), PLENTY) == [LayerWindow(2, 3, (2,), 1)]
+    assert choose_windows(KINDS, [(2, 2)], [1.0] * 4, (2,), PLENTY) == [LayerWindow((2,), (2,), 1)]
 
 
 def test_a_window_taken_apart_has_every_kind_once() -> None:
-    assert single_layer_windows(LayerWindow(10, 14, (2, 1, 2, 3))) == [
-        LayerWindow(10, 11, (2,)),
-        LayerWindow(11, 12, (1,)),
-        LayerWindow(13, 14, (3,)),
+    assert single_layer_windows(LayerWindow((10, 11, 12, 13), (2, 1, 2, 3))) == [
+        LayerWindow((10,), (2,)),
+        LayerWindow((11,), (1,)),
+        LayerWindow((13,), (3,)),
     ]
 
 
@@ -92,7 +99,7 @@ class Sleeper(nn.Module):
 def test_marks_tell_which_layer_took_the_time(gpt: Workload, place: int) -> None:
     modules: list[nn.Module] = list(gpt.build(1, 5, "cpu"))
     modules[place] = Sleeper()
-    steps = ChainRepetition(gpt, modules, 1, 2, "cpu", in_flight=2, clock=time.perf_counter)
+    steps = ChainRepetition(gpt, modules, range(1, 5), 2, "cpu", in_flight=2, clock=time.perf_counter)
     for _ in range(2):
         steps.prepare()
         steps.forward()
@@ -104,7 +111,7 @@ def test_marks_tell_which_layer_took_the_time(gpt: Workload, place: int) -> None
 
 
 def test_nothing_is_kept_when_it_is_over(gpt: Workload) -> None:
-    steps = ChainRepetition(gpt, gpt.build(1, 4, "cpu"), 1, 2, "cpu", in_flight=3)
+    steps = ChainRepetition(gpt, gpt.build(1, 4, "cpu"), range(1, 4), 2, "cpu", in_flight=3)
     steps.prepare()
     output = weakref.ref(steps._outputs[0][0])
     gc.disable()
@@ -121,8 +128,8 @@ def test_no_memory_in_company_is_tried_alone(gpt: Workload, monkeypatch: pytest.
     asked = []
 
     def small(start: int, stop: int, device: str) -> list[nn.Module]:
-        asked.append((start, stop))
-        if stop - start > 1:
+        asked.append(start)
+        if len(asked) == 2:
             raise MemoryError("no room for that many")
         return build(start, stop, device)
 
@@ -131,7 +138,7 @@ def test_no_memory_in_company_is_tried_alone(gpt: Workload, monkeypatch: pytest.
     tasks = [DistinctLayer(index, gpt.names[index], {2: str(index)}, {2: 1.0}) for index in (0, 1, 2, 7)]
     bench = LayerBench(WindowBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None))
     bench.measure(tasks, 0.1, 60.0, Alone(), {2: kinds})
-    assert asked[:4] == [(0, 4), (0, 1), (1, 2), (2, 3)]
+    assert asked[:6] == [0, 1, 0, 1, 2, 7]
     rows = bench.timings(tasks)
     assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in rows)
 
@@ -158,7 +165,7 @@ def test_layers_without_a_gradient_have_no_backward(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("skyctl.probe.node.layer_bench.MIN_TOTAL_S", 0.0)
     (tmp_path / "train.py").write_text(RAGGED)
     workload = load_workload(make_spec(str(tmp_path / "train.py"), batch_size=4))
-    steps = ChainRepetition(workload, workload.build(0, 5, "cpu"), 0, 2, "cpu")
+    steps = ChainRepetition(workload, workload.build(0, 5, "cpu"), range(5), 2, "cpu")
     steps.prepare()
     steps.forward()
     steps.between()

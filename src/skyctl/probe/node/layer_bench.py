@@ -24,8 +24,9 @@ repetitions shows."""
 
 FIRST_PASS_CAP = 0.8
 """Of the time there is at most, for the first pass: what it does not come to is skipped."""
-STOP_GRACE_S = 0.1
-"""Time for the order to stop, which the last device gets at once: repetitions under way are also ended."""
+ORDER_GRACE_S = 0.1
+"""Time for the order to count, or to stop, which the last device gets at once: a repetition that is under way
+is not ended by it."""
 MIN_PERIODS = 25
 """A device is measured over so many quota periods at least, for its wall/CPU ratio to be right."""
 
@@ -98,6 +99,7 @@ class LayerBench:
             self.bench.use_wall_clock()
             self._pass(budget)
         coordinator.passed()
+        time.sleep(ORDER_GRACE_S)
         budget = LayerBudget(slice_s, slice_s, 0.0)
         self._repeat_passes(budget, lambda: coordinator.count_s() is not None, end)
         if with_call_overhead and kinds is not None and self.bench.timer.on_cpu:
@@ -108,7 +110,7 @@ class LayerBench:
         company_s = max(budget_s, until - time.monotonic()) / parts
         self._measure_together(LayerBudget(company_s, slice_s, 0.0), least_s, until)
         coordinator.measured()
-        time.sleep(STOP_GRACE_S)
+        time.sleep(ORDER_GRACE_S)
         self._repeat_passes(budget, lambda: False, end)
 
     def _measure_together(self, budget: LayerBudget, least_s: float, until: float) -> None:

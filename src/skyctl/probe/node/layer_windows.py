@@ -1,4 +1,8 @@
-"""Windows: which consecutive layers are run together to time those of them that are still to be timed."""
+"""Windows: which layers are run together, one after the other, to time those of them that are not timed yet.
+
+A layer follows one that is like the layer before it in the model. So the kinds of a model whose blocks repeat
+fit into one window, and its last layer needs no second one with blocks that are timed already.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,9 @@ MOST_IN_FLIGHT_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class LayerWindow:
-    """Layers [start, stop) of the workload. ``kinds``: by layer, the position of the distinct layer it is."""
+    """Layers of the workload, by index. ``kinds``: by layer, the position of the distinct layer it is."""
 
-    start: int
-    stop: int
+    layers: tuple[int, ...]
     kinds: tuple[int, ...]
     in_flight: int = 1
 
@@ -42,39 +45,53 @@ def choose_windows(
         room_bytes: what a window may take in all.
     """
     found: list[LayerWindow] = []
-    covered: set[int] = set()
+    left = {kind for kind, _ in wanted}
     for kind, first in wanted:
-        if kind not in covered:
-            found.append(_window_around(kinds, first, needs, alone, room_bytes))
-            covered.update(found[-1].kinds)
+        if kind in left:
+            found.append(_window_around(kinds, first, left, needs, alone, room_bytes))
+            left.difference_update(found[-1].kinds)
     return found
 
 
 def _window_around(
-    kinds: Sequence[int], first: int, needs: Sequence[float], alone: Collection[int], room_bytes: float
+    kinds: Sequence[int],
+    first: int,
+    left: Collection[int],
+    needs: Sequence[float],
+    alone: Collection[int],
+    room_bytes: float,
 ) -> LayerWindow:
-    """The largest window from ``first`` on that fits ``room_bytes``; at the model's end also before it."""
-    start, stop, sum_bytes = first, first + 1, needs[kinds[first]]
+    """The largest window from ``first`` on that fits ``room_bytes``; at the model's end also before it.
+
+    Args:
+        left: kinds that no window has yet; layers of these come first.
+    """
+    layers, sum_bytes = [first], needs[kinds[first]]
     most_bytes = 0.0 if kinds[first] in alone else min(MOST_WINDOW_BYTES, room_bytes)
-    after = range(first + 1, min(len(kinds), first + MOST_LAYERS))
-    before = range(first - 1, max(-1, first - MOST_LAYERS), -1)
-    for index in (*after, *before):
-        further = sum_bytes + needs[kinds[index]]
-        if stop - start == MOST_LAYERS or index not in (start - 1, stop):
-            continue
-        if kinds[index] in alone or further > most_bytes:
-            continue
-        start, stop, sum_bytes = min(start, index), max(stop, index + 1), further
+    while len(layers) < MOST_LAYERS:
+        new = set(left) - {kinds[index] for index in layers}
+        after = range(layers[-1] + 1, len(kinds))
+        follow = [index for index in after if kinds[index - 1] == kinds[layers[-1]]]
+        choices = [*(index for index in follow if kinds[index] in new), *after[:1], *range(layers[0])[-1:]]
+        fits = (
+            index
+            for index in choices
+            if kinds[index] not in alone and sum_bytes + needs[kinds[index]] <= most_bytes
+        )
+        chosen = next(fits, None)
+        if chosen is None:
+            break
+        layers = sorted([*layers, chosen])
+        sum_bytes += needs[kinds[chosen]]
     in_flight = int(min(MOST_IN_FLIGHT_BYTES, room_bytes) // max(1.0, sum_bytes)) if most_bytes else 1
-    return LayerWindow(start, stop, tuple(kinds[start:stop]), max(1, min(MOST_IN_FLIGHT, in_flight)))
+    found = tuple(layers)
+    return LayerWindow(found, tuple(kinds[i] for i in found), max(1, min(MOST_IN_FLIGHT, in_flight)))
 
 
 def single_layer_windows(window: LayerWindow) -> list[LayerWindow]:
     """Windows of one layer each, one for every kind in that window."""
-    first = {kind: window.start + at for at, kind in reversed(list(enumerate(window.kinds)))}
-    return [
-        LayerWindow(index, index + 1, (kind,)) for kind, index in sorted(first.items(), key=lambda kv: kv[1])
-    ]
+    first = {kind: index for index, kind in reversed(list(zip(window.layers, window.kinds, strict=True)))}
+    return [LayerWindow((index,), (kind,)) for kind, index in sorted(first.items(), key=lambda kv: kv[1])]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ Both ends run ``measure`` on a connected pair; each reports the direction in whi
   that its waits are not taken for the network's.
 * ``bandwidth_bytes_per_s``: messages sent one behind the other, and what their receiver saw come in a second
   once the stream was under way (TCP's start and a bucket's burst left out). The bytes adapt to the link,
-  so a slow one takes no more time. Streams are repeated until the two fastest agree: lost packets and waits
-  for a processor only take away, and TCP may need many round trips to fill a long link.
+  so a slow one takes no more time. A stream that is as fast in its first half as in its second has shown it.
+  Others are repeated until the two fastest agree: lost packets and waits for a processor only take away, and
+  TCP may need many round trips to fill a long link.
 * ``send_byte_s``, ``receive_byte_s``: CPU time of this process for each byte of these streams. The slower a
   link, the more it is: data come in smaller pieces, and each wakes the process up.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +47,8 @@ SETTLE_TRIPS, MEASURE_TRIPS = 6, 3
 """At least so many round trips are left out, and measured."""
 MOST_STREAMS = 8
 RATE_TOLERANCE = 0.03
+MIN_HALF = 5
+"""Messages in half a stream at least for it to be judged by its halves."""
 BUDGET_S = 1.5
 BUDGET_TRIPS = 45
 """Streams that do not agree are repeated for so long, in seconds or round trips, whichever is longer."""
@@ -145,6 +149,8 @@ def _measure_rate(line: PointToPoint, round_trip_s: float, device: str, cost: _B
         rate = stream_rate(arrivals, size, settle_s)
         if arrivals[-1] >= 0.6 * wanted_s or size >= LARGEST_BYTES // MESSAGES:
             rates.append(rate)
+            if rate == max(rates) and is_steady(arrivals, settle_s):
+                return rate
             if rates_agree(rates) or time.perf_counter() - begun > budget_s:
                 break
         grown = min(max([rate, *rates]) * wanted_s, size * MESSAGES * GROWTH, LARGEST_BYTES)
@@ -157,6 +163,22 @@ def rates_agree(rates: Sequence[float]) -> bool:
     """Whether there are two, and the two fastest agree."""
     best = sorted(rates, reverse=True)[:2]
     return len(best) == 2 and best[0] <= best[1] * (1 + RATE_TOLERANCE)
+
+
+def is_steady(arrivals_s: Sequence[float], settle_s: float) -> bool:
+    """Whether both halves of a stream after its first ``settle_s`` seconds had the same rate.
+
+    Not where round trips are long, as ``SETTLE_TRIPS`` has it: TCP may then still become faster.
+
+    Args:
+        arrivals_s: when each message had come, in order.
+    """
+    first = bisect_right(arrivals_s, arrivals_s[0] + settle_s)
+    messages = (len(arrivals_s) - 1 - first) // 2
+    if settle_s > SETTLE_S or messages < MIN_HALF:
+        return False
+    starts = len(arrivals_s) - 1 - 2 * messages, len(arrivals_s) - 1 - messages
+    return rates_agree([1.0 / max(1e-6, arrivals_s[n + messages] - arrivals_s[n]) for n in starts])
 
 
 def stream_rate(arrivals_s: Sequence[float], message_bytes: int, settle_s: float) -> float:

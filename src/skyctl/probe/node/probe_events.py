@@ -74,13 +74,6 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True)
-class WarmEvent:
-    """Torch has imported what its first backward and optimizer need."""
-
-    kind: ClassVar[str] = "warm"
-
-
-@dataclass(frozen=True)
 class PassedEvent:
     """The first pass over the layers is over."""
 
@@ -216,7 +209,6 @@ class FlowArrivals:
 
 PROBE_EVENTS = (
     ProbeFacts,
-    WarmEvent,
     PassedEvent,
     MeasuredEvent,
     ProgressEvent,

@@ -3,7 +3,6 @@
 One process for everything, because importing torch costs seconds where CPU time is rationed. Orders come as
 ``{"op": …}``, by which the launcher (``probe/device_measurement.py``) keeps all devices in step:
 
-* ``warm`` → ``warm``, when what torch imports with its first backward and optimizer is there;
 * ``measure`` → ``progress``…, ``passed`` and more until ``count``, ``measured`` and more until ``stop``
   → ``timings``;
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
@@ -19,13 +18,16 @@ from __future__ import annotations
 
 import gc
 import threading
-import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+from skyctl.device.torch_import import import_torch
 
-import torch  # noqa: E402 - the filter must come first
+import_torch()
+
+import torch  # noqa: E402 - after that
 
 from skyctl.device import node_facts  # noqa: E402
 from skyctl.device.dtype_support import prepare_dtype  # noqa: E402
@@ -79,7 +81,7 @@ def main(payload: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     spec = payload.get("workload")
     support = prepare_dtype(spec.get("dtype", "float32"), device, channel.cache) if spec else None
     workload = load_workload(WorkloadSpec.from_dict(spec)) if spec else None
-    gc.freeze()  # torch's own objects: a collection would look at all of them, half a second on a slow node
+    gc.freeze()  # a collection would look at all there is, half a second on a slow node
     max_cpu_isa = support.max_cpu_isa if support is not None else None
     channel.send({"event": "facts", "device": device, "max_cpu_isa": max_cpu_isa, **found})
     server = _ProbeServer(payload, channel, device, found, workload)
@@ -121,12 +123,13 @@ class _ProbeServer:
         self._identity = TlsIdentity.from_credentials(payload.get("tls"))
         self._stopped = False
         self._count_s: float | None = None
+        self._measure_rest: Callable[[], None] = lambda: None
         self.gpu: dict[str, Any] | None = None
         """What ``nvidia-smi`` told of the device before this process used it."""
 
     def serve(self) -> None:
         """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
-        orders = {"warm": self.warm, "measure": self.measure, "link": self.link, "line": self.line}
+        orders = {"measure": self.measure, "link": self.link, "line": self.line}
         while True:
             got = self._channel.recv(None)
             if got is None:
@@ -138,17 +141,6 @@ class _ProbeServer:
                 follow(got[0])
                 give_back_freed_memory()
 
-    def warm(self, order: dict[str, Any]) -> None:  # noqa: ARG002 - there is nothing to say
-        """Makes torch import what it needs for backwards and optimizers: more than a second of CPU time.
-
-        Before anybody measures: a slow node would come to its layers when the others have had theirs for
-        long, and a machine's speed changes meanwhile.
-        """
-        weight = torch.nn.Parameter(torch.zeros(1))
-        torch.autograd.backward([weight * 1.0], [torch.zeros(1)])
-        torch.optim.SGD([weight]).step()
-        self._channel.send({"event": "warm"})
-
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""
         self._stopped, self._count_s = False, None
@@ -156,9 +148,10 @@ class _ProbeServer:
         if order.get("threads"):
             torch.set_num_threads(int(order["threads"]))
         threads = torch.get_num_threads()
-        counters = load_counters.LoadCounters()
-        left_out_s = 0.0
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
+        counters = load_counters.LoadCounters()
+        self._measure_rest = partial(self._read_load, order, counters, result)
+        left_out_s = 0.0
         if self._workload is None:
             self.progress(0, 1, "matrix products")
             result["flops_per_s"] = self._flops_per_s(budget_s / 2, cap_s, told=False)
@@ -168,7 +161,18 @@ class _ProbeServer:
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
-        result["watched"] = counters.read() | {"left_out_s": left_out_s, "gpu": self.gpu}
+        if "watched" not in result:
+            self._measure_rest()
+        result["watched"]["left_out_s"] = left_out_s
+        self._channel.send(result)
+        while not self._stopped:  # past the cap, the order to stop is still to come
+            self._hear(None)
+
+    def _read_load(
+        self, order: dict[str, Any], counters: load_counters.LoadCounters, result: dict[str, Any]
+    ) -> None:
+        """Adds what others took of the device since then, its memory and the message overhead to a result."""
+        result["watched"] = counters.read() | {"gpu": self.gpu}
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
@@ -177,9 +181,6 @@ class _ProbeServer:
                 self._quota["cpus"] if self._quota else None, self._identity
             )
             result |= {"handling_s": overhead.stage_s, "handling_byte_s": overhead.byte_s}
-        self._channel.send(result)
-        while not self._stopped:  # past the cap, the order to stop is still to come
-            self._hear(None)
 
     def _measure_layers(
         self, workload: Workload, order: dict[str, Any], result: dict[str, Any]
@@ -241,8 +242,13 @@ class _ProbeServer:
         self._channel.send({"event": "passed"})
 
     def measured(self) -> None:
-        """Tells the launcher that this device has measured its layers."""
+        """Tells the launcher that this device has measured its layers.
+
+        Under a quota the rest is measured at once: it takes as much of the machine as layers do.
+        """
         self._channel.send({"event": "measured"})
+        if self._quota is not None:
+            self._measure_rest()
 
     def progress(self, done: int, of: int, what: str) -> None:
         """Tells the launcher which layer is under way."""

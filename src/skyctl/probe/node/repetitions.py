@@ -1,7 +1,7 @@
 """One repetition of what a worker does with layers: forward and backward, or the optimizer's step.
 
 What a layer takes depends on its company: its input has just been written by the layer before, and its call
-is one of many. So consecutive layers are run as a stage runs them, with marks between them. Several
+is one of many. So a few layers are run as a stage runs them, with marks between them. Several
 microbatches are in flight: a forward writes to memory that has not just been used, a backward reads what was
 written a while ago, and its gradient has just come.
 
@@ -50,10 +50,10 @@ LayerValue = Tensor | tuple[Tensor, ...]
 
 
 class ChainRepetition:
-    """Consecutive layers at one microbatch size, forward and then backward, as the worker's executor does it.
+    """Layers in turn at one microbatch size, forward and then backward, as the worker's executor does it.
 
     Args:
-        start: index of the first of the modules in the workload.
+        layers: the modules' indices in the workload.
         in_flight: microbatches, the one whose backward comes next included.
         clock: reads the seconds that the marks between layers are made of.
     """
@@ -62,7 +62,7 @@ class ChainRepetition:
         self,
         workload: Workload,
         modules: Sequence[nn.Module],
-        start: int,
+        layers: Sequence[int],
         samples: int,
         device: str,
         *,
@@ -70,10 +70,10 @@ class ChainRepetition:
         clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._modules = modules
-        self._as_tuple = workload.is_tuple(start)
-        self._last = start + len(modules) == workload.layers
+        self._as_tuple = workload.is_tuple(layers[0])
+        self._last = layers[-1] == workload.layers - 1
         self._loss = workload.loss
-        self._values, self._wants_grad = layer_inputs(workload, start, samples, device)
+        self._values, self._wants_grad = layer_inputs(workload, layers[0], samples, device)
         self._targets: Any = layer_targets(workload, samples, device) if self._last else None
         self._trigger = torch.zeros((), requires_grad=True)
         self._fresh: list[Tensor] = []

@@ -1,6 +1,6 @@
 """One window of layers at a time on one device: its layers, their backwards in two parts, their optimizers.
 
-A few consecutive layers are built at a time (``layer_windows``), and run as ``repetitions`` has it. Gradients
+A few layers are built at a time (``layer_windows``), and run as ``repetitions`` has it. Gradients
 accumulate over repetitions as they do over microbatches. A layer that finds no memory is left out, with the
 reason.
 """
@@ -99,7 +99,7 @@ class WindowBench:
                 for number, layer in enumerate(layers)
                 if size in layer.needs_bytes and size not in layer.known and self._fits(layer, size)
             ]
-            placed = [LayerWindow(index, index + 1, (number,)) for number, index in wanted]
+            placed = [LayerWindow((index,), (number,)) for number, index in wanted]
             if kinds is not None and self.timer.on_cpu:
                 needs = [layer.needs_bytes.get(size, math.inf) for layer in layers]
                 room_bytes = math.inf if self._memory_bytes is None else self._memory_bytes
@@ -139,7 +139,7 @@ class WindowBench:
                 hurried = self.counting or self.over()
                 splits, updates = (1, 1) if hurried else (ENOUGH_SPLITS, ENOUGH_UPDATES)
                 if len(self.layer_samples.split_samples(index, size)) < splits:
-                    self._measure_split(layers[number], modules[at], window.start + at, size, budget.whole_s)
+                    self._measure_split(layers[number], modules[at], window.layers[at], size, budget.whole_s)
                 if number not in updated and len(self.layer_samples.samples_of((index, 0))) < updates:
                     updated.add(number)
                     self._measure_optimizer(layers[number], modules[at], budget.whole_s * OPTIMIZER_SHARE)
@@ -157,7 +157,7 @@ class WindowBench:
                     self.measure(layers, single, size, single.kinds, budget, updated)
 
     def _built(self, window: LayerWindow) -> Sequence[nn.Module]:
-        modules = self._workload.build(window.start, window.stop, self._device)
+        modules = [self._workload.build(index, index + 1, self._device)[0] for index in window.layers]
         for module in modules:
             module.train()
         return modules
@@ -171,7 +171,7 @@ class WindowBench:
         budget: LayerBudget,
         count: int,
     ) -> None:
-        steps = self._steps(modules, window.start, size, window.in_flight)
+        steps = self._steps(modules, window.layers, size, window.in_flight)
         samples = collect_samples(
             self.timer,
             steps,
@@ -189,12 +189,12 @@ class WindowBench:
             self.layer_samples.add((layers[number].index, size), parts, blocks, samples)
 
     def _steps(
-        self, modules: Sequence[nn.Module], start: int, size: int, in_flight: int = 1
+        self, modules: Sequence[nn.Module], layers: Sequence[int], size: int, in_flight: int = 1
     ) -> ChainRepetition:
         by_cpu = self.timer.by_cpu and (self._threads == 1 or self.quota is not None)
         clock = time.process_time if by_cpu else time.perf_counter
         return ChainRepetition(
-            self._workload, modules, start, size, self._device, in_flight=in_flight, clock=clock
+            self._workload, modules, layers, size, self._device, in_flight=in_flight, clock=clock
         )
 
     def _measure_split(
@@ -204,7 +204,7 @@ class WindowBench:
         found = SplitSamples()
         try:
             measure_split_backward(
-                self.timer, self._steps([module], index, size), self._device, slice_s, found
+                self.timer, self._steps([module], [index], size), self._device, slice_s, found
             )
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
@@ -236,7 +236,7 @@ class WindowBench:
             modules = self._built(window)
             overhead.measure(
                 self.timer,
-                lambda a, b: self._steps(modules[a:b], window.start + a, size, in_flight),
+                lambda a, b: self._steps(modules[a:b], window.layers[a:b], size, in_flight),
                 slice_s,
                 self.over,
             )
