@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from skyctl.control.corrections import learn_corrections
+from skyctl.control.contradiction_recheck import doubted_nodes, keep_remeasurements, remeasurements_of
+from skyctl.control.corrections import learn_corrections, seen_spread
+from skyctl.control.evidence_notes import learned_notes
 from skyctl.control.link_dtypes import LinkChoice
 from skyctl.control.observations import (
     MOST_KEPT,
     correct_from_run,
-    gather_observations,
+    gather_evidence,
     keep_observations,
-    merge_observations,
+    newest_evidence,
     observe_run,
 )
 from skyctl.control.plan_creation import PlanOptions, plan_profile, plan_run, problems_of
@@ -29,12 +32,13 @@ from skyctl.records.measurement import (
     ReplicaPredicted,
     StepMeasurement,
 )
-from skyctl.records.plan import Machine, Plan, WorkloadRef
+from skyctl.records.plan import Contradiction, Machine, Plan, WorkloadRef
 from skyctl.records.profile import (
     DeviceProfile,
     LayerCosts,
     LayerTiming,
     LinkProfile,
+    NodeProfile,
     Profile,
     ShapeProfile,
     WorkloadProfile,
@@ -97,6 +101,7 @@ def profile() -> Profile:
 def ran(plan: Plan, real: dict[str, float], message_s: float | None = None, **more: object) -> Measurement:
     """A run on machines that take ``real`` times the probe's seconds, whatever the plan thinks."""
     probed = simulation_input_of(plan.model_copy(update={"problem": build_problem(profile(), 4)}))
+    spread = more.pop("layers_spread", None)
     replicas = []
     for index, stage in enumerate(plan.stages):
         device, layers = stage.replicas[0].device, probed.layer_times(index)
@@ -112,6 +117,7 @@ def ran(plan: Plan, real: dict[str, float], message_s: float | None = None, **mo
                 backward_s=4 * layers.backward_s * real[device],
                 optimizer_s=layers.optimizer_s * real[device],
                 input_message_s=message_s if index else None,
+                layers_spread=spread,  # type: ignore[arg-type]
             )
         )
     steps = int(more.pop("steps", 6))  # type: ignore[call-overload]
@@ -138,15 +144,18 @@ def test_three_runs_of_the_same_slowness_count_it_once() -> None:
     save_profile(profile())
     for number in range(3):
         made = plan_profile(newest(), OPTIONS, REF)
-        said = keep_observations("c", made, "w", ran(made, {A: 1.3, B: 0.9}, run_id=f"r{number}"))
+        said = keep_observations("c", made, "w", ran(made, {A: 1.2, B: 0.9}, run_id=f"r{number}"))
         assert said is not None
         assert "the next plan uses it" in said
         seen = learn_corrections(newest(), 4)
-        assert seen.corrections.factors == pytest.approx({A: 1.3, B: 0.9})
+        assert seen.corrections.factors == pytest.approx({A: 1.2, B: 0.9})
         assert len(list(profile_folder("c").glob("*.json"))) == 1
         (problem,) = problems_of(newest(), OPTIONS)
-        assert problem.times[A].backward_s == pytest.approx((0.04 * 1.3,) * 4)
-    assert f"as seen in run r2: times of {A} 1.30 × the probe's, times of {B} 0.90" in seen.notes[0]
+        assert problem.times[A].backward_s == pytest.approx((0.04 * 1.2,) * 4)
+    (said,) = learned_notes(seen)
+    assert said.startswith(
+        f"as seen in run r2 and 2 earlier: times of {A} 1.20 × the probe's, times of {B} 0.9"
+    )
     assert newest().created == profile().created
     assert newest().devices == profile().devices
 
@@ -158,18 +167,18 @@ def test_a_run_makes_no_profile_the_newest_and_what_it_saw_is_found_all_the_same
     other = WorkloadProfile(source="x", digest="x", batch_size=8, dtype="float32", shapes=())
     later = profile().model_copy(update={"workload": other, "created": "2026-01-02T00:00:00+00:00"})
     save_profile(later)
-    keep_observations("c", made, "w", ran(made, {A: 1.3, B: 0.9}))
+    keep_observations("c", made, "w", ran(made, {A: 1.2, B: 0.9}))
     assert newest() == later
     assert read_record(Profile, path).observations
     assert [p.created for p in recent_profiles("c")] == [later.created, profile().created]
     taken = [d.model_copy(update={"measured": profile().created}) for d in profile().devices]
     again = profile().model_copy(update={"devices": tuple(taken), "created": "2026-01-03T00:00:00+00:00"})
     assert learn_corrections(
-        gather_observations(again, recent_profiles("c")), 4
-    ).corrections.factors == pytest.approx({A: 1.3, B: 0.9})
+        gather_evidence(again, recent_profiles("c")), 4
+    ).corrections.factors == pytest.approx({A: 1.2, B: 0.9})
     anew = [d.model_copy(update={"measured": again.created}) for d in profile().devices]
     again = again.model_copy(update={"devices": tuple(anew)})
-    assert gather_observations(again, recent_profiles("c")).observations == ()
+    assert gather_evidence(again, recent_profiles("c")).observations == ()
 
 
 def test_a_run_is_kept_with_a_profile_that_has_its_devices() -> None:
@@ -177,7 +186,7 @@ def test_a_run_is_kept_with_a_profile_that_has_its_devices() -> None:
     made = plan_profile(newest(), OPTIONS, REF)
     part = profile().model_copy(update={"devices": profile().devices[:1]})
     save_profile(part)
-    assert keep_observations("c", made, "w", ran(made, {A: 1.3, B: 0.9})) is not None
+    assert keep_observations("c", made, "w", ran(made, {A: 1.2, B: 0.9})) is not None
     assert newest() == part
     assert [len(p.observations) for p in recent_profiles("c")] == [0, 2]
 
@@ -210,14 +219,14 @@ def test_a_node_that_rested_under_its_quota_tells_nothing(cpus: float, idle_s: f
 
 def test_a_size_that_no_run_has_used_takes_what_was_seen_of_the_device() -> None:
     made = plan_profile(profile(), OPTIONS, REF)
-    seen = observe_run(profile(), made, ran(made, {A: 1.3, B: 0.9}), "2026-02-01T00:00:00+00:00")
+    seen = observe_run(profile(), made, ran(made, {A: 1.2, B: 0.9}), "2026-02-01T00:00:00+00:00")
     known = profile().model_copy(update={"observations": tuple(seen)})
-    assert learn_corrections(known, 2).corrections.factors == pytest.approx({A: 1.3, B: 0.9})
+    assert learn_corrections(known, 2).corrections.factors == pytest.approx({A: 1.2, B: 0.9})
 
 
 def test_what_is_older_than_the_probe_is_not_used() -> None:
     made = plan_profile(profile(), OPTIONS, REF)
-    seen = observe_run(profile(), made, ran(made, {A: 1.3, B: 0.9}), "2025-02-01T00:00:00+00:00")
+    seen = observe_run(profile(), made, ran(made, {A: 1.2, B: 0.9}), "2025-02-01T00:00:00+00:00")
     assert (
         learn_corrections(profile().model_copy(update={"observations": tuple(seen)}), 4).corrections.factors
         == {}
@@ -238,19 +247,109 @@ def test_a_disturbed_run_is_kept_and_not_used_and_a_short_one_is_not_kept() -> N
     assert len(newest().observations) == 2
     seen = learn_corrections(newest(), 4)
     assert seen.corrections.factors == {}
-    assert "run r1 was disturbed" in seen.notes[0]
+    assert "run r1 was disturbed" in learned_notes(seen)[0]
+
+
+def test_a_run_that_something_slowed_moves_no_plan_and_the_plan_says_so() -> None:
+    save_profile(profile())
+    alone = plan_profile(newest(), OPTIONS, REF)
+    said = keep_observations("c", alone, "w", ran(alone, {A: 3.0, B: 0.8}, steps=12))
+    assert said is not None
+    assert f"run r1 saw times of {A} 3.00 × the probe's" in said
+    assert "what else it saw is kept" in said
+    after = plan_profile(newest(), OPTIONS, REF)
+    assert after.stages == alone.stages
+    assert after.predicted == alone.predicted
+    (found,) = after.contradictions
+    assert (found.device, found.target, found.run_id, found.believed) == (A, None, "r1", 1.0)
+    assert found.factor == pytest.approx(3.0)
+    (note,) = learned_notes(learn_corrections(newest(), 4))
+    assert note in said
+    assert plan_profile(newest(), replace(OPTIONS, learn=False), REF).contradictions == ()
+
+
+@pytest.mark.parametrize(("again", "factor"), [(2.9, 3.0), (1.05, None)])
+def test_measured_again_it_is_settled_and_later_plans_know(again: float, factor: float | None) -> None:
+    save_profile(profile())
+    made = plan_profile(newest(), OPTIONS, REF)
+    keep_observations("c", made, "w", ran(made, {A: 3.0, B: 1.0}, steps=12))
+    known = newest()
+    asked = plan_profile(known, OPTIONS, REF).contradictions
+    (looked,) = remeasurements_of(known, measured_again(again), asked)
+    assert (looked.device, looked.target) == (A, None)
+    assert looked.factor == pytest.approx(again)
+    keep_remeasurements(known, (looked,))
+    after = plan_profile(newest(), OPTIONS, REF)
+    assert after.contradictions == ()
+    assert learn_corrections(newest(), 4).corrections.factors.get(A) == (factor and pytest.approx(factor))
+    notes = learned_notes(learn_corrections(newest(), 4))
+    assert any("measured again on" in note for note in notes)
+    assert any("not used" in note for note in notes) == (factor is None)
+    assert gather_evidence(profile(), recent_profiles("c")).remeasurements == (looked,)
+
+
+def measured_again(factor: float) -> Profile:
+    """What a look finds: device a's costliest layer takes so many times as long, at the smallest size."""
+    (layer,) = (one for one in profile().devices[0].timings if one.microbatch_size == 2)
+    assert layer.forward_s is not None
+    assert layer.backward_s is not None
+    update = {"forward_s": layer.forward_s * factor, "backward_s": layer.backward_s * factor}
+    device = profile().devices[0].model_copy(update={"timings": (layer.model_copy(update=update),)})
+    return profile().model_copy(update={"devices": (device,), "created": "2026-12-24T00:00:00+00:00"})
+
+
+def test_nodes_of_one_machine_are_measured_again_together() -> None:
+    def node(name: str, host: str) -> NodeProfile:
+        words = {"platform": "x", "python": "3.11", "torch": "2.13", "cpu_model": "x"}
+        memory = {"memory_total_bytes": 1e9, "memory_available_bytes": 1e9}
+        return NodeProfile(
+            name=name, hostname=host, cpus=1.0, address=None, interface=None, **words, **memory
+        )
+
+    known = profile().model_copy(update={"nodes": (node("a", "x"), node("b", "y"), node("c", "x"))})
+    about = Contradiction(run_id="r", seen="2026-12-01", device=A, factor=3.0, believed=1.0)
+    assert doubted_nodes(known, [about]) == {"a", "c"}
+    assert doubted_nodes(known, [about.model_copy(update={"target": B})]) == {"a", "b", "c"}
+    assert doubted_nodes(known, []) == set()
+
+
+def test_a_device_that_was_uneven_by_itself_takes_the_run_with_it() -> None:
+    made = plan_profile(profile(), OPTIONS, REF)
+    steady = {"p90": 1.6, "layers_spread": 1.1}  # the steps varied, the layers did not
+    for more, kept in ((steady, {A: 1.1, B: 0.9}), ({"p90": 1.1, "layers_spread": 1.6}, {})):
+        done = ran(made, {A: 1.1, B: 0.9}, **more)
+        seen = observe_run(profile(), made, done, "2026-02-01T00:00:00+00:00")
+        known = profile().model_copy(update={"observations": tuple(seen)})
+        assert learn_corrections(known, 4).corrections.factors == pytest.approx(kept)
+
+
+def test_how_far_runs_were_from_what_is_reckoned_with() -> None:
+    made = plan_profile(profile(), OPTIONS, REF)
+
+    def known(*factors: float) -> Profile:
+        dates = [f"2026-02-0{day + 1}T00:00:00+00:00" for day in range(len(factors))]
+        runs = [ran(made, {A: f, B: 1.0}, run_id=f"r{i}", steps=12) for i, f in enumerate(factors)]
+        seen = [o for run, at in zip(runs, dates, strict=True) for o in observe_run(profile(), made, run, at)]
+        return profile().model_copy(update={"observations": tuple(seen)})
+
+    assert seen_spread(profile(), A) is None
+    assert seen_spread(known(1.1), A) == pytest.approx(math.log(1.1))
+    assert seen_spread(known(1.0, 1.1, 1.2), A) == pytest.approx(0.0913, abs=1e-3)
+    assert seen_spread(known(1.1, 1.1), A) == pytest.approx(0.0)
+    assert seen_spread(known(3.0), A) == pytest.approx(math.log(3.0))
+    assert seen_spread(known(1.1, 3.0, 1.1), A) == pytest.approx(0.0)  # settled by the run after it
 
 
 def test_a_links_rate_comes_from_its_messages_unless_they_are_mostly_latency() -> None:
     made = plan_profile(profile(), OPTIONS, REF)
-    half = LATENCY_S + 2e4 / (RATE / 2)
-    seen = observe_run(profile(), made, ran(made, {A: 1, B: 1}, half), "2026-02-01T00:00:00+00:00")
+    slower = LATENCY_S + 2e4 / (0.8 * RATE)
+    seen = observe_run(profile(), made, ran(made, {A: 1, B: 1}, slower), "2026-02-01T00:00:00+00:00")
     known = profile().model_copy(update={"observations": tuple(seen)})
     first, second = (stage.replicas[0].device for stage in made.stages)
-    assert learn_corrections(known, 4).corrections.rates == pytest.approx({(first, second): RATE / 2})
+    assert learn_corrections(known, 4).corrections.rates == pytest.approx({(first, second): 0.8 * RATE})
     (problem,) = problems_of(known, OPTIONS)
     rates = {(link.source, link.target): link.bandwidth_bytes_per_s for link in problem.links}
-    assert rates == pytest.approx({(first, second): RATE / 2, (second, first): RATE})
+    assert rates == pytest.approx({(first, second): 0.8 * RATE, (second, first): RATE})
     short = observe_run(profile(), made, ran(made, {A: 1, B: 1}, 0.0012), "2026-02-01T00:00:00+00:00")
     known = profile().model_copy(update={"observations": tuple(short)})
     assert learn_corrections(known, 4).corrections.rates == {}
@@ -291,6 +390,6 @@ def test_only_the_newest_of_a_kind_are_kept(tmp_path: Path) -> None:
             profile(), made, ran(made, {A: 1, B: 1}, run_id=f"r{day}"), f"2026-02-0{day}T00:00:00+00:00"
         )
     ]
-    kept = merge_observations([*seen, *seen])
+    kept = newest_evidence([*seen, *seen])
     assert len(kept) == 2 * MOST_KEPT
     assert kept[0].run_id == "r5"

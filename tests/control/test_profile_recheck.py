@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from skyctl.control.profile_recheck import LATENCY_TOLERANCE_S, TIME_TOLERANCE, profile_changes
+from skyctl.control.evidence import TIME_TOLERANCE
+from skyctl.control.profile_recheck import LATENCY_TOLERANCE_S, profile_changes
 from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, NodeFailure, NodeProfile, Profile
 
 

@@ -192,6 +192,7 @@ def _measured(
 ) -> tuple[Profile, list[StrategyOutcome], list[ComparisonSweep]]:
     """The profile (probed, where none fits), and what each plan of it was run to."""
     from skyctl.cli.run_display import measure_with_progress
+    from skyctl.control.contradiction_recheck import recheck_contradictions
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.run.run_context import RunOptions
 
@@ -199,6 +200,7 @@ def _measured(
     with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
         require_all(sessions.failures)
         profile = job.profile(sessions, options.profile, progress)
+        profile = recheck_contradictions(job.cluster, sessions, profile, job.request, job.workload, progress)
         planned, sweeps = _planned(out, progress, job, profile, options)
         run = RunOptions(steps=options.steps, weights=False, trace=options.trace)
         outcomes = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
@@ -209,7 +211,7 @@ def _planned(
     out: Output, progress: ProgressDisplay, job: ComparisonJob, profile: Profile, options: CompareOptions
 ) -> tuple[list[StrategyOutcome], list[ComparisonSweep]]:
     """The plans that are compared, and the sweeps that were asked for."""
-    from skyctl.cli.show_profile import warn_unmeasured
+    from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.control.comparison_job import nodes_by_speed, sweep_microbatches, sweep_nodes
 
     warn_unmeasured(out, profile, job.cluster)
@@ -221,6 +223,7 @@ def _planned(
         sweeps.append(sweep)
     else:
         outcomes = job.plans(profile)
+    show_learned(out, profile, next(o.plan for o in outcomes if o.plan is not None))
     node_counts = options.node_counts
     if node_counts is not None:
         counts = node_counts(len(nodes_by_speed(outcomes)))

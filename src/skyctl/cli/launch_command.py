@@ -154,17 +154,20 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         progress: ProgressDisplay, sessions: NodeSessions, request: TrainingRequest, loaded: Workload
     ) -> Plan:
         from skyctl.cli.show_plan import show_link_dtypes, show_plan
-        from skyctl.cli.show_profile import show_reused, warn_unmeasured
+        from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
+        from skyctl.control.contradiction_recheck import recheck_contradictions
         from skyctl.control.plan_creation import plan_profile
         from skyctl.control.profiles import probe_cluster
 
         profile, _ = probe_cluster(
             target.cluster, sessions, request, loaded, progress, progress.node, encrypt=request.encrypt
         )
+        profile = recheck_contradictions(target.cluster, sessions, profile, request, loaded, progress)
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)
         plan = plan_profile(profile, choice, request.ref(loaded.digest))
+        show_learned(out, profile, plan)
         show_plan(out, plan)
         show_link_dtypes(out, plan)
         return plan

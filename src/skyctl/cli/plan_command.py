@@ -292,8 +292,7 @@ def _plan_from_run(
 
 def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, search: PlanOptions) -> Plan:
     """From a profile, and what runs on the same machines have seen since."""
-    from skyctl.cli.show_profile import warn_unmeasured
-    from skyctl.control.corrections import learn_corrections
+    from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.control.plan_creation import plan_profile
     from skyctl.control.profiles import find_profile
     from skyctl.workload.shipped_files import digest_workload
@@ -312,5 +311,5 @@ def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, 
     )
     plan = plan_profile(profile, search, request.ref(digest))
     if search.learn:
-        out.notes(learn_corrections(profile, plan.problem.microbatches).notes)
+        show_learned(out, profile, plan)
     return plan

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from skyctl.control.evidence import (
+    RATE_TOLERANCE,
+    Estimate,
+    Evidence,
+    Scale,
+    is_steady,
+    weigh,
+)
+from skyctl.control.figure_uncertainty import LEAST_TIME, link_uncertainty, time_uncertainty
 from skyctl.control.problem_from_profile import measured_shape
 from skyctl.records.cluster import node_of
+from skyctl.records.plan import Contradiction
 from skyctl.records.problem import LayerTimes, Problem
-from skyctl.records.profile import Observation, Profile
+from skyctl.records.profile import LinkProfile, Observation, Profile
 
-UNSTEADY_RATIO = 1.5
-"""A run whose steps' p90 is more than so many times their p10 was disturbed: kept, not used."""
 LEAST_BYTES_SHARE = 0.5
 """Part of a message's time that its bytes must have taken for a rate to be told from it."""
 
 DevicePair = tuple[str, str]
-RunNotes = list[tuple[str, str]]
+Subject = tuple[str, "str | None"]
+"""A device and None, or a link's two devices."""
 
 
 @dataclass(frozen=True)
@@ -53,105 +63,179 @@ def _scaled_times(times: LayerTimes, factor: float) -> LayerTimes:
     )
 
 
-def spread_text(one: Observation) -> str:
-    """How uneven the steps of an observation's run were, in words."""
-    return f"its steps' p90 is {one.spread:.1f} times their p10"
+@dataclass(frozen=True)
+class LearnedEstimates:
+    """The estimates of a profile's devices (target None) and links, by (device, target)."""
+
+    by_subject: Mapping[Subject, Estimate] = field(default_factory=dict)
+    scales: Mapping[Subject, Scale] = field(default_factory=dict)
+    disturbed: tuple[Observation, ...] = ()
+
+    def factor(self, one: Observation) -> float:
+        """Seconds as seen ÷ as probed."""
+        return self.scales[one.device, one.target].factor_of(one)
+
+    @property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """The newest observation of each device and link that nothing has settled, devices first."""
+        found = []
+        for (device, target), known in sorted(self.by_subject.items(), key=lambda item: item[0][1] or ""):
+            if known.contradictions:
+                one = known.contradictions[-1]
+                found.append(
+                    Contradiction(
+                        run_id=one.run_id,
+                        seen=one.seen,
+                        device=device,
+                        target=target,
+                        factor=self.factor(one),
+                        believed=known.factor,
+                    )
+                )
+        return tuple(found)
 
 
 @dataclass(frozen=True)
 class LearnedCorrections:
-    """What a profile's observations say at one microbatch size, and notes on what comes from which run."""
+    """What a profile's evidence says at one microbatch size, and the estimates that it comes from."""
 
     corrections: Corrections = Corrections()
-    notes: tuple[str, ...] = ()
+    estimates: LearnedEstimates = LearnedEstimates()
 
 
 def learn_corrections(profile: Profile, microbatches: int) -> LearnedCorrections:
-    """Corrections by observations of the profile's workload that are newer than the probe's own figures.
+    """Corrections by what was seen of the profile's workload since the probe, weighed against its figures.
 
     A size that no run has used takes what was seen of the device at another size: else sizes that were never
     tried would always look better, or worse, than those that were.
     """
-    if profile.workload is None or not profile.observations:
+    if profile.workload is None or not (profile.observations or profile.remeasurements):
         return LearnedCorrections()
     size = measured_shape(profile, microbatches).microbatch_size
-    mine = [one for one in profile.observations if one.digest == profile.workload.digest]
-    factors, notes = _device_factors(profile, mine, size)
-    rates, link_notes = _link_rates(profile, mine)
-    ignored = [one for one in mine if one.spread > UNSTEADY_RATIO and _is_newer(one, probed_at(profile, one))]
-    said = [
-        f"as seen in run {run}: {', '.join(parts)}"
-        for run, parts in _notes_by_run(notes + link_notes).items()
-    ]
-    said += [
-        f"run {run} was disturbed ({spread_text(one)}): not used"
-        for run, one in {one.run_id: one for one in ignored}.items()
-    ]
-    return LearnedCorrections(Corrections(factors, rates), tuple(said))
-
-
-def _notes_by_run(notes: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for run, text in notes:
-        found.setdefault(run, []).append(text)
-    return found
-
-
-def _device_factors(
-    profile: Profile, observations: Sequence[Observation], size: int
-) -> tuple[dict[str, float], RunNotes]:
-    """By device, seconds as measured ÷ as probed; and notes as (run, text)."""
+    found = estimate_profile(profile)
     factors: dict[str, float] = {}
-    notes = []
-    for device in profile.devices:
-        found = _usable_observations(
-            [o for o in observations if o.device == device.id and o.target is None], profile
-        )
-        found = [one for one in found if one.microbatch_size == size] or found
-        if found:
-            one = found[-1]
-            factors[device.id] = one.seen_s / one.probed_s
-            notes.append((one.run_id, f"times of {device.id} {factors[device.id]:.2f} × the probe's"))
-    return factors, notes
-
-
-def _link_rates(
-    profile: Profile, observations: Sequence[Observation]
-) -> tuple[dict[DevicePair, float], RunNotes]:
-    """By link of the plan, its bytes per second; and notes as (run, text)."""
     rates: dict[DevicePair, float] = {}
-    notes = []
-    latency = {(link.source, link.target): link.latency_s for link in profile.links}
-    probed = {(link.source, link.target): link.bandwidth_bytes_per_s for link in profile.links}
-    pairs = {(one.device, one.target) for one in observations if one.target is not None}
-    for source, target in sorted((a, b) for a, b in pairs if b is not None):
-        nodes = node_of(source), node_of(target)
-        bandwidth, latency_s = probed.get(nodes), latency.get(nodes)
-        if bandwidth is None or latency_s is None:
+    for (device, target), known in found.by_subject.items():
+        if not known.sources and known.remeasured is None:
             continue
-        found = _usable_observations(
-            [o for o in observations if (o.device, o.target) == (source, target)], profile
-        )
-        found = [
-            one
-            for one in found
-            if one.seen_s - latency_s >= LEAST_BYTES_SHARE * one.seen_s and one.message_bytes
-        ]
-        if found:
-            one = found[-1]
-            rates[source, target] = (one.message_bytes or 0.0) / (one.seen_s - latency_s)
-            share = rates[source, target] / bandwidth
-            notes.append((one.run_id, f"rate of {source} → {target} {share:.2f} × the probe's"))
-    return rates, notes
+        if target is None:
+            sources = [one for one in known.sources if one.microbatch_size == size] or known.sources
+            factors[device] = found.scales[device, None].median(sources) if sources else known.factor
+        elif (link := _link_of(profile, device, target)) is not None:
+            rates[device, target] = (link.bandwidth_bytes_per_s or 0.0) / known.factor
+    return LearnedCorrections(Corrections(factors, rates), found)
 
 
-def _usable_observations(observations: Sequence[Observation], profile: Profile) -> list[Observation]:
-    """The observations of undisturbed runs that are newer than the probe, oldest first."""
-    found = [one for one in observations if one.spread <= UNSTEADY_RATIO]
-    return sorted((o for o in found if _is_newer(o, probed_at(profile, o))), key=lambda one: one.seen)
+def estimate_profile(profile: Profile) -> LearnedEstimates:
+    """What is believed of each device and link that anything was seen of since the probe.
+
+    Where one device of a run was disturbed or is in doubt, nothing else of that run counts: its neighbours
+    waited for it, and had a machine that they share to themselves.
+    """
+    if profile.workload is None:
+        return LearnedEstimates()
+    looks = [one for one in profile.remeasurements if _is_newer(one, probed_at(profile, one))]
+    mine = [
+        one
+        for one in profile.observations
+        if one.digest == profile.workload.digest and _is_newer(one, probed_at(profile, one))
+    ]
+    disturbed = tuple(one for one in mine if not is_steady(one))
+    bad = {one.run_id for one in disturbed if one.target is None}
+    steady = [
+        one
+        for one in mine
+        if is_steady(one) and one.run_id not in bad and (one.target is None or _tells_rate(profile, one))
+    ]
+    scales = _scales(profile, [*steady, *looks])
+    first = _weigh_all([*steady, *looks], scales)
+    doubted = [one for known in first.values() for one in _doubted(known)]
+    runs = {one.run_id for one in doubted if one.target is None}
+    certain = [one for one in steady if one.run_id not in runs]
+    in_doubt = [one for one in doubted if one.run_id in runs]
+    return LearnedEstimates(_weigh_all([*certain, *in_doubt, *looks], scales), scales, disturbed)
 
 
-def probed_at(profile: Profile, one: Observation) -> str:
+def _doubted(known: Estimate) -> tuple[Observation, ...]:
+    return (*known.contradictions, *(gone.observation for gone in known.dismissals))
+
+
+def _weigh_all(evidence: Sequence[Evidence], scales: Mapping[Subject, Scale]) -> dict[Subject, Estimate]:
+    by_subject: dict[Subject, list[Evidence]] = {}
+    for one in evidence:
+        if (one.device, one.target) in scales:
+            by_subject.setdefault((one.device, one.target), []).append(one)
+    return {subject: weigh(found, scales[subject]) for subject, found in by_subject.items()}
+
+
+def _scales(profile: Profile, evidence: Iterable[Evidence]) -> dict[Subject, Scale]:
+    """How the evidence of each device and link is read; none for what the profile has no figures of."""
+    scales: dict[Subject, Scale] = {}
+    for one in evidence:
+        if one.target is None:
+            scales[one.device, None] = Scale(_time_factor, _time_uncertainty(profile, one.device))
+        elif (link := _link_of(profile, one.device, one.target)) is not None:
+            reading = _RateReading(link.latency_s or 0.0, link.bandwidth_bytes_per_s or 1.0)
+            scales[one.device, one.target] = Scale(reading.factor, link_uncertainty(link), RATE_TOLERANCE)
+    return scales
+
+
+def _time_factor(one: Observation) -> float:
+    return one.seen_s / one.probed_s
+
+
+@dataclass(frozen=True)
+class _RateReading:
+    """The probe's figures of a link, by which a message's seconds are read."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def factor(self, one: Observation) -> float:
+        """Seconds of a message's bytes ÷ the probe's."""
+        return (one.seen_s - self.latency_s) * self.bandwidth_bytes_per_s / (one.message_bytes or 1.0)
+
+
+def _tells_rate(profile: Profile, one: Observation) -> bool:
+    """Whether at least ``LEAST_BYTES_SHARE`` of a message's time was its bytes."""
+    link = _link_of(profile, one.device, one.target or "")
+    if link is None or not one.message_bytes:
+        return False
+    return one.seen_s - (link.latency_s or 0.0) >= LEAST_BYTES_SHARE * one.seen_s
+
+
+def _time_uncertainty(profile: Profile, device_id: str) -> float:
+    """Of the probe's figures of a device's layers, at the size where they are known least."""
+    shapes = profile.workload.shapes if profile.workload is not None else ()
+    found = [time_uncertainty(d, shape) for d in profile.devices if d.id == device_id for shape in shapes]
+    return max(found, default=LEAST_TIME)
+
+
+def _link_of(profile: Profile, source: str, target: str) -> LinkProfile | None:
+    """The probe's figures between two devices; None where it has none."""
+    nodes = node_of(source), node_of(target)
+    for link in profile.links:
+        if (link.source, link.target) == nodes and None not in (link.latency_s, link.bandwidth_bytes_per_s):
+            return link
+    return None
+
+
+def seen_spread(profile: Profile, device_id: str) -> float | None:
+    """How far a device's earlier undisturbed runs were from what a plan reckons with, relative.
+
+    The standard deviation of ln(seen ÷ believed); of a single run its distance from the probe. Runs that were
+    shown to be of something that passed are left out. None: no run has seen the device since the probe.
+    """
+    known = estimate_profile(profile).by_subject.get((device_id, None), Estimate())
+    seen = [math.log(_time_factor(one)) for one in (*known.sources, *known.contradictions)]
+    if not seen:
+        return None
+    if len(seen) == 1:
+        return abs(seen[0])
+    return math.sqrt(sum((value - math.log(known.factor)) ** 2 for value in seen) / (len(seen) - 1))
+
+
+def probed_at(profile: Profile, one: Evidence) -> str:
     """When the probe measured the same thing (ISO)."""
     if one.target is None:
         dates = [device.measured for device in profile.devices if device.id == one.device]
@@ -161,7 +245,7 @@ def probed_at(profile: Profile, one: Observation) -> str:
     return (dates[0] if dates else None) or profile.created
 
 
-def _is_newer(one: Observation, date: str) -> bool:
+def _is_newer(one: Evidence, date: str) -> bool:
     try:
         return datetime.fromisoformat(one.seen) >= datetime.fromisoformat(date)
     except (ValueError, TypeError):

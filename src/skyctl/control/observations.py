@@ -6,18 +6,23 @@ changed, so that the same slowness seen three times is counted once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
-from skyctl.control.corrections import LEAST_BYTES_SHARE, UNSTEADY_RATIO, Corrections, probed_at, spread_text
+from skyctl.control.corrections import LEAST_BYTES_SHARE, Corrections, estimate_profile, probed_at
+from skyctl.control.evidence import UNSTEADY_RATIO, Evidence
+from skyctl.control.evidence_notes import contradiction_text, spread_text
 from skyctl.control.problem_from_profile import build_problem, measured_shape
 from skyctl.errors import InputError, MismatchError, SkyctlError
-from skyctl.files import newest_profile, write_atomic
+from skyctl.files import newest_profile, recent_profiles, write_atomic
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.measurement import Measurement, ReplicaMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem
-from skyctl.records.profile import Observation, Profile
+from skyctl.records.profile import Observation, Profile, Remeasurement
+
+AnyEvidence = TypeVar("AnyEvidence", Observation, Remeasurement)
 
 LEAST_STEPS = 3
 """A run with fewer after its warm-up is not kept."""
@@ -59,8 +64,10 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         seen_s=0.0,
     )
     found = []
-    for stage, (device, expected_s, took_s) in zip(probed.stages, _stage_times(probed, done), strict=True):
-        update = {"device": device, "layers": (stage.start, stage.stop)}
+    timed = zip(probed.stages, done.replicas, _stage_times(probed, done), strict=True)
+    for stage, replica, (device, expected_s, took_s) in timed:
+        layers = {"layers": (stage.start, stage.stop), "layers_spread": replica.layers_spread}
+        update = {"device": device, **layers}
         found.append(about.model_copy(update=update | {"probed_s": expected_s, "seen_s": took_s}))
     for link, size, took_s in _message_times(probed, done):
         expected_s = link.latency_s + size / link.bandwidth_bytes_per_s
@@ -163,45 +170,66 @@ def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) 
         new = observe_run(profile, plan, done, datetime.now(UTC).isoformat(timespec="seconds"))
         if not new:
             return None
-        together = merge_observations([*profile.observations, *new])
-        write_atomic(path, profile.model_copy(update={"observations": together}).to_json())
+        profile = profile.model_copy(update={"observations": newest_evidence([*profile.observations, *new])})
+        write_atomic(path, profile.to_json())
     except (MismatchError, InputError) as exc:
         return f"nothing was learned from this run: {exc.message}"
     except SkyctlError as exc:
         return f"what this run saw could not be kept: {exc.message}"
-    if not is_steady(done):
-        return f"this run was disturbed ({spread_text(new[0])}): what it saw is kept, but not planned with"
+    return _kept_text(gather_evidence(profile, recent_profiles(cluster)), new)
+
+
+def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
+    """What becomes of what a run saw, in words."""
+    run_id, found = new[0].run_id, estimate_profile(profile)
+    disturbed = [one for one in found.disturbed if one.run_id == run_id]
+    doubts = [one for one in found.contradictions if one.run_id == run_id]
+    used = any(one.run_id == run_id for known in found.by_subject.values() for one in known.sources)
+    if doubts:
+        rest = "; what else it saw is kept, and not planned with before that" if not used else ""
+        return "; ".join(contradiction_text(one) for one in doubts) + rest
+    if disturbed:
+        words = spread_text(disturbed[0])
+        rest = "the next plan uses the rest" if used else "what it saw is kept, but not planned with"
+        return f"this run was disturbed ({words}): {rest}"
     return (
         "what this run saw is kept; the next plan uses it (skyctl plan --no-learn: the probe's figures alone)"
     )
 
 
-def gather_observations(profile: Profile, others: Iterable[Profile]) -> Profile:
-    """The profile with what runs saw of the same figures, whichever profiles it is kept in.
+def gather_evidence(profile: Profile, others: Iterable[Profile]) -> Profile:
+    """The profile with what was seen of the same figures since, whichever profiles it is kept in.
 
     Where a figure was measured at another time than this profile's, it is not the same.
     """
-    seen = [
-        one
-        for other in others
-        for one in other.observations
-        if probed_at(other, one) == probed_at(profile, one)
-    ]
-    return profile.model_copy(update={"observations": merge_observations([*profile.observations, *seen])})
+    known = [*others, profile]
+
+    def same(other: Profile, one: Evidence) -> bool:
+        return other is profile or probed_at(other, one) == probed_at(profile, one)
+
+    seen = [one for other in known for one in other.observations if same(other, one)]
+    looks = [one for other in known for one in other.remeasurements if same(other, one)]
+    update = {"observations": newest_evidence(seen), "remeasurements": newest_evidence(looks)}
+    return profile.model_copy(update=update)
 
 
-def merge_observations(observations: Iterable[Observation]) -> tuple[Observation, ...]:
+def newest_evidence(evidence: Iterable[AnyEvidence]) -> tuple[AnyEvidence, ...]:
     """Each once, the newest ``MOST_KEPT`` of the same kind, in the order of their dates."""
-    kinds: dict[tuple[object, ...], list[Observation]] = {}
-    once = {_identity(one): one for one in observations}
+    kinds: dict[tuple[object, ...], list[AnyEvidence]] = {}
+    once = {_identity(one): one for one in evidence}
     for one in sorted(once.values(), key=lambda o: o.seen):
-        kinds.setdefault((one.device, one.target, one.digest, one.microbatch_size), []).append(one)
+        kinds.setdefault(_kind(one), []).append(one)
     kept = [one for found in kinds.values() for one in found[-MOST_KEPT:]]
     return tuple(sorted(kept, key=lambda one: (one.seen, one.device, one.target or "")))
 
 
-def _identity(one: Observation) -> tuple[object, ...]:
-    return one.run_id, one.device, one.target, one.digest, one.microbatch_size, one.layers
+def _kind(one: Evidence) -> tuple[object, ...]:
+    about = (one.device, one.target)
+    return (*about, one.digest, one.microbatch_size) if isinstance(one, Observation) else about
+
+
+def _identity(one: Evidence) -> tuple[object, ...]:
+    return (*_kind(one), *((one.run_id, one.layers) if isinstance(one, Observation) else (one.seen,)))
 
 
 def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skyctl.control.cluster_changes import machines_of
-from skyctl.control.corrections import learn_corrections
+from skyctl.control.corrections import estimate_profile, learn_corrections
 from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
 from skyctl.control.observations import correct_from_run
 from skyctl.control.problem_from_profile import BROKEN_LATENCY_S, build_problem, measured_workload
@@ -100,8 +100,14 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
     if options.schedule is None:
         options = replace(options, schedule=AUTO)
     best = plan_best(problems_of(profile, options), options)
-    known = machines_of(profile, [device.id for device in best.problem.devices])
-    update = {"workload": workload or best.workload, "machines": known, "encrypted": profile.encrypted}
+    ids = [device.id for device in best.problem.devices]
+    doubts = estimate_profile(profile).contradictions if options.learn else ()
+    update = {
+        "workload": workload or best.workload,
+        "machines": machines_of(profile, ids),
+        "encrypted": profile.encrypted,
+        "contradictions": tuple(one for one in doubts if {one.device, one.target or one.device} <= set(ids)),
+    }
     return best.model_copy(update=update)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skyctl.control.cluster_changes import ClusterChange, machine_changes, machines_of
+from skyctl.control.evidence import RATE_TOLERANCE, TIME_TOLERANCE
 from skyctl.control.node_sessions import NodeSessions, require_all
 from skyctl.control.profiles import progress_text, ship_timed_workload
 from skyctl.control.training_request import TrainingRequest
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
 
 BUDGET_S = 1.0
-TIME_TOLERANCE = 0.25
-"""How far a layer's time may be from the profile's, either way (docs/decisions.md)."""
 MEMORY_TOLERANCE = 0.10
-RATE_TOLERANCE = 0.30
 FAST_BYTES_PER_S = 2.5e8
 """Rates above (2 Gbit/s) are the machine's own, its processors' load in them: no plan waits for them."""
 LATENCY_TOLERANCE = 0.5
@@ -69,8 +67,13 @@ def recheck_profile(
     request: TrainingRequest | None,
     workload: Workload | None,
     on_progress: Callable[[str], None],
+    *,
+    with_links: bool = True,
 ) -> Profile:
     """What a quick look shows: devices, versions, memory, each device's costliest layer, a ring of links.
+
+    Args:
+        with_links: whether links are looked at.
 
     Raises:
         NodeError: no node answered.
@@ -91,6 +94,7 @@ def recheck_profile(
         node_specs=told,
         options=ProbeOptions(
             budget_s=BUDGET_S,
+            link_selection=None if with_links else "none",
             encrypt=then.encrypted,
             recheck=Recheck(then, lambda now: not _link_changes(known.get((now.source, now.target)), now)),
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyctl.control.node_sessions import NodeSessions, require_all
-from skyctl.control.observations import gather_observations
+from skyctl.control.observations import gather_evidence
 from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
@@ -66,7 +66,7 @@ def probe_cluster(
     )
     if not profile.devices:
         raise _nobody_measured(list(profile.failures))
-    profile = gather_observations(profile, earlier)
+    profile = gather_evidence(profile, earlier)
     return profile, save_profile(profile)
 
 
@@ -106,7 +106,7 @@ def find_profile(
         return profile, Path(given)
     found = newest_profile(cluster.name, lambda p: profile_misfit(p, request, digest, cluster.nodes) is None)
     if found is not None:
-        return gather_observations(found[1], recent_profiles(cluster.name)), found[0]
+        return gather_evidence(found[1], recent_profiles(cluster.name)), found[0]
     newest = newest_profile(cluster.name)
     if newest is None:
         raise InputError(f"cluster {cluster.name!r} has no profile yet", hint=hint)

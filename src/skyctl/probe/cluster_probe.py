@@ -72,8 +72,9 @@ class ProbeOptions:
     ``budget_s``: about how long the first pass over the layers may take. ``start_s``, ``cap_s``: deadlines
     for a node to be ready, and for its measurement. ``link_selection``: which links are measured (None:
     ``default_link_selection``). ``earlier``: the cluster's profiles, newest first; what still holds is not
-    measured again. ``recheck``: a profile to look at again; only its costliest layers and a ring of links are
-    measured. ``encrypt``: messages and links are measured through TLS, as training will send them.
+    measured again. ``recheck``: a profile to look at again; only its costliest layers and a ring of links (or
+    ``link_selection`` "none") are measured. ``encrypt``: messages and links are measured through TLS, as
+    training will send them.
     """
 
     budget_s: float = 4.0
@@ -171,6 +172,8 @@ def _find_network(
     on_progress: ProbeProgress,
 ) -> MeasuredNetwork:
     """The network between the nodes: a ring of a recheck, what still holds, or all of it measured."""
+    if options.recheck is not None and options.link_selection == "none":
+        return MeasuredNetwork(())
     if options.recheck is not None:
         on_round = round_progress("links", on_progress)
         return MeasuredNetwork(measure_ring(probes, addresses, options.recheck.holds, on_round))

@@ -48,7 +48,7 @@ class ReplicaMeasurement(Record):
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own part of ``compute_s``.
     ``input_message_s``, ``gradient_message_s``: the median transfer of those messages that were waited for
-    from before their start.
+    from before their start. ``layers_spread``: p90 / p10 of the three together, step by step.
     """
 
     device: Name
@@ -62,6 +62,7 @@ class ReplicaMeasurement(Record):
     optimizer_s: Seconds | None = since(2, None)
     input_message_s: Seconds | None = since(2, None)
     gradient_message_s: Seconds | None = since(2, None)
+    layers_spread: float | None = since(3, None)
 
 
 class Difference(Record):

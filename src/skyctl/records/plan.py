@@ -134,10 +134,26 @@ class Certificate(Record):
     whole_blocks: WholeBlocksProof | None = since(6, None)
 
 
+class Contradiction(Record):
+    """A run that saw a device, or the link to ``target``, much slower than is known: not planned with.
+
+    ``seen``: when (ISO). ``factor``: seconds as seen ÷ as probed; ``believed``: the same of what the plan
+    reckons with.
+    """
+
+    run_id: Name
+    seen: str
+    device: Name
+    target: Name | None = None
+    factor: float
+    believed: float
+
+
 class Plan(FileRecord):
     """An envelope (problem, prediction, certificate) around a form; this form is stages × replicas.
 
-    ``encrypted``: its links were measured through TLS, and it is run so.
+    ``encrypted``: its links were measured through TLS, and it is run so. ``contradictions``: what runs saw
+    and nothing has settled yet; the next launch or comparison of the workload measures those nodes again.
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
@@ -152,6 +168,7 @@ class Plan(FileRecord):
     certificate: Certificate
     machines: Seq[Machine] = since(3, ())
     encrypted: bool = since(4, False)
+    contradictions: Seq[Contradiction] = since(7, ())
 
     @model_validator(mode="after")
     def _covers(self) -> Plan:

@@ -167,7 +167,8 @@ class Observation(Record):
     ``seen``: when (ISO). ``steps``: how many went into the medians; ``spread``: p90 / p10 of the run's steps.
     A device: ``layers`` [start, stop) at ``microbatch_size`` of the workload ``digest``, seconds a step. A
     link: ``target`` given, seconds of one message of ``message_bytes``. ``probed_s`` is the probe's figure
-    for the same, never one that an earlier observation has changed.
+    for the same, never one that an earlier observation has changed. ``layers_spread``: p90 / p10 of the
+    device's own seconds in its layers, step by step.
     """
 
     run_id: Name
@@ -182,6 +183,20 @@ class Observation(Record):
     message_bytes: Bytes | None = None
     probed_s: Seconds
     seen_s: Seconds
+    layers_spread: float | None = since(7, None)
+
+
+class Remeasurement(Record):
+    """A device, or the link to ``target``, measured again because a run contradicted the probe.
+
+    ``seen``: when (ISO). ``factor``: seconds of its costliest layer, or of a byte, as measured then ÷ as
+    probed.
+    """
+
+    seen: str
+    device: Name
+    target: Name | None = None
+    factor: Positive
 
 
 class LayerCosts(Record):
@@ -241,6 +256,7 @@ class Profile(FileRecord):
     uplinks: Seq[UplinkProfile] = since(3, ())
     observations: Seq[Observation] = since(3, ())
     encrypted: bool = since(4, False)
+    remeasurements: Seq[Remeasurement] = since(7, ())
 
 
 def unconverged(timings: Sequence[LayerTiming], limit: float = CONVERGED_INTERVAL) -> list[LayerTiming]:

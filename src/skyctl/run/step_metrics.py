@@ -16,6 +16,7 @@ from skyctl.records.measurement import (
     ReplicaPredicted,
     StepMeasurement,
     ValidationMeasurement,
+    quantile,
     quantiles,
 )
 from skyctl.records.plan import Plan
@@ -164,6 +165,7 @@ def build_measurement(
                     **predicted_time_parts(simulation, rank.rank),
                 ),
                 **measured_time_parts(events),
+                layers_spread=layers_spread(events),
             )
         )
     return Measurement(
@@ -191,6 +193,13 @@ def measured_time_parts(events: Sequence[StepEvent]) -> dict[str, float | None]:
         known = [seconds for event in events if (seconds := getattr(event, name)) is not None]
         parts[name] = median(known) if known else None
     return parts
+
+
+def layers_spread(events: Sequence[StepEvent]) -> float | None:
+    """p90 / p10 of one rank's seconds in its layers over its steps; None where they took no time."""
+    seconds = [event.forward_s + event.backward_s + event.optimizer_s for event in events]
+    low = quantile(seconds, 0.1)
+    return quantile(seconds, 0.9) / low if low > 0 else None
 
 
 def predicted_time_parts(simulation: SimulationInput | None, stage: int) -> dict[str, float | None]:

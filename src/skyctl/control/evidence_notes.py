@@ -1,0 +1,80 @@
+"""What a plan says of the runs that it learned from: what is used of which, what is not and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyctl.control.corrections import LearnedCorrections, LearnedEstimates
+from skyctl.control.evidence import Dismissal, spread_of
+from skyctl.records.cluster import node_of
+from skyctl.records.plan import Contradiction
+from skyctl.records.profile import Observation, Remeasurement
+
+
+def learned_notes(learned: LearnedCorrections) -> list[str]:
+    """What the corrections come from, and what was seen and is not used."""
+    corrections, estimates = learned.corrections, learned.estimates
+    found: dict[str, list[str]] = {}
+    for (device, target), known in estimates.by_subject.items():
+        text = None
+        if target is None and device in corrections.factors:
+            text = f"times of {device} {corrections.factors[device]:.2f} × the probe's"
+        elif target is not None and (device, target) in corrections.rates:
+            text = f"rate of {device} → {target} {1 / known.factor:.2f} × the probe's"
+        if text is not None:
+            found.setdefault(_source_text(known.sources, known.remeasured), []).append(text)
+    return [f"{source}: {', '.join(texts)}" for source, texts in found.items()] + _unused_notes(estimates)
+
+
+def spread_text(one: Observation) -> str:
+    """How uneven the steps of an observation's run were, in words."""
+    whose = "its steps'" if one.layers_spread is None else f"of {one.device}'s seconds a step the"
+    return f"{whose} p90 is {spread_of(one):.1f} times {'their' if one.layers_spread is None else 'the'} p10"
+
+
+def _source_text(sources: Sequence[Observation], remeasured: Remeasurement | None) -> str:
+    """Where a factor comes from."""
+    again = "" if remeasured is None else f"measured again on {remeasured.seen}"
+    if not sources:
+        return f"as {again}"
+    runs = list(dict.fromkeys(one.run_id for one in sources))
+    text = f"as seen in run {runs[-1]}" + (f" and {len(runs) - 1} earlier" if len(runs) > 1 else "")
+    return text + (f" and {again}" if again else "")
+
+
+def _unused_notes(found: LearnedEstimates) -> list[str]:
+    """What is not used, and why; each run that was disturbed once."""
+    said = [contradiction_text(one) for one in found.contradictions]
+    for known in found.by_subject.values():
+        said += [_dismissal_text(gone, found.factor(gone.observation)) for gone in known.dismissals]
+    said += [
+        f"run {run} was disturbed ({spread_text(one)}): not used"
+        for run, one in {one.run_id: one for one in found.disturbed}.items()
+    ]
+    return said
+
+
+def contradiction_text(one: Contradiction) -> str:
+    """That a plan does not reckon with what a run saw, and what settles it."""
+    nodes = node_of(one.device) if one.target is None else f"{node_of(one.device)} and {node_of(one.target)}"
+    base = "the probe's" if one.believed == 1.0 else f"{one.believed:.2f} × the probe's, as known"
+    return (
+        f"run {one.run_id} saw {_subject_text(one.device, one.target, one.factor)}: more than runs differ "
+        f"by, so the plan reckons with {base}; the next launch or compare --measure of the workload "
+        f"measures {nodes} again first"
+    )
+
+
+def _dismissal_text(gone: Dismissal, factor: float) -> str:
+    one, by = gone.observation, gone.by
+    why = f"measured again on {by.seen}" if isinstance(by, Remeasurement) else f"seen in run {by.run_id}"
+    return (
+        f"run {one.run_id} saw {_subject_text(one.device, one.target, factor)}: not used, since it was not "
+        f"so when {why}"
+    )
+
+
+def _subject_text(device: str, target: str | None, factor: float) -> str:
+    if target is None:
+        return f"times of {device} {factor:.2f} × the probe's"
+    return f"a rate of {device} → {target} {1 / factor:.2f} × the probe's"
