@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from skyctl.compare.outcome import StrategyOutcome
+from skyctl.records.interval import Interval
 from skyctl.records.measurement import (
     Measurement,
     ReplicaMeasurement,
@@ -23,19 +24,19 @@ from skyctl.records.problem import Device, Layer, Problem
 MakeOutcome = Callable[..., StrategyOutcome]
 
 
-def _plan(strategy, devices, counts, compute_s, step_s, bound_s, status) -> Plan:
+def _plan(strategy, devices, counts, compute_s, step_s, bound_s, status, interval_s, microbatches) -> Plan:
     problem = Problem(
         layers=[
             Layer(name=f"layer.{i}", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
             for i in range(sum(counts))
         ],
         devices=[Device(id=device, flops_per_s=1.0, memory_bytes=None) for device in sorted(devices)],
-        microbatches=4,
+        microbatches=microbatches,
     )
     stages, at = [], 0
     for device, count in zip(devices, counts, strict=False):
         if count:
-            replica = Replica(device=device, microbatches=4, in_flight=1)
+            replica = Replica(device=device, microbatches=microbatches, in_flight=1)
             stages.append(Stage(start=at, stop=at + count, replicas=[replica]))
             at += count
     used = {stage.replicas[0].device for stage in stages}
@@ -47,6 +48,7 @@ def _plan(strategy, devices, counts, compute_s, step_s, bound_s, status) -> Plan
         predicted=Prediction(
             iteration_s=step_s,
             bottleneck_s=step_s,
+            interval=Interval(low_s=interval_s[0], high_s=interval_s[1]) if interval_s else None,
             replicas=[
                 ReplicaPrediction(device=device, compute_s=busy, idle_s=step_s - busy, memory_bytes=1.0)
                 for device, busy in zip(devices, compute_s, strict=False)
@@ -74,6 +76,7 @@ def _measurement(plan: Plan, steps_s: Sequence[float], losses: Sequence[float], 
         ],
         iteration_s=quantiles(steps_s[1:]),
         predicted_iteration_s=plan.predicted.iteration_s,
+        predicted_interval=plan.predicted.interval,
         replicas=[
             ReplicaMeasurement(
                 device=replica.device,
@@ -109,8 +112,10 @@ def outcome() -> MakeOutcome:
         losses: Sequence[float] | None = None,
         off: float = 1.05,
         error: str | None = None,
+        interval_s: tuple[float, float] | None = None,
+        microbatches: int = 4,
     ) -> StrategyOutcome:
-        plan = _plan(strategy, devices, counts, compute_s, step_s, bound_s, status)
+        plan = _plan(strategy, devices, counts, compute_s, step_s, bound_s, status, interval_s, microbatches)
         run = None
         if steps_s is not None:
             run = _measurement(plan, steps_s, losses or [3.0 - 0.1 * i for i in range(len(steps_s))], off)

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from skyctl.compare.charts.chart import MatrixCell, MatrixChart
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.report_data import ComparisonReport, DeviceSpeed, Reproduction
-from skyctl.compare.sweeps import ComparisonSweep, add_measured_steps, sweep_point
+from skyctl.compare.sweeps import ComparisonSweep, NodesPoint, add_measured_steps, nodes_sweep, sweep_point
 from skyctl.control.report_builder import build_report
 from skyctl.records.cluster import Cluster, Node
 
@@ -43,13 +43,10 @@ def made(outcomes: Sequence[StrategyOutcome], *, full: bool = False) -> Comparis
         DeviceSpeed(m.device, m.label, "AMD EPYC, 1 thread", m.samples_per_s, 0.12, 8e9)
         for m in report.devices
     ]
-    nodes = ComparisonSweep(
-        kind="nodes",
-        points=(sweep_point(1, outcomes, nodes=("tower",)), sweep_point(2, outcomes, added="laptop")),
-        chosen=2,
-    )
+    planned = [replace(outcome, measurement=None) for outcome in outcomes]
+    nodes = nodes_sweep([NodesPoint(("tower",), planned), NodesPoint(("tower", "laptop"), planned)], 2)
     batches = ComparisonSweep(
-        kind="microbatches", points=(sweep_point(4, outcomes), sweep_point(8, outcomes)), chosen=4
+        kind="microbatches", points=(sweep_point(4, planned), sweep_point(8, planned)), chosen=4
     )
     sweeps = (add_measured_steps(batches, report.rows), nodes)
     return replace(report, links=links, devices=devices, sweeps=sweeps)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from skyctl.cli.show_comparison import _choice
+from skyctl.compare.sweeps import nodes_sweep
 from skyctl.control import comparison_job
 from skyctl.control.comparison_job import ComparisonJob
 from skyctl.control.plan_creation import PlanOptions, plan_best
@@ -55,7 +56,7 @@ def test_the_best_number_is_what_is_compared(job: ComparisonJob) -> None:
     said: list[str] = []
     outcomes, sweep = comparison_job.sweep_microbatches(job, None, (1, 2, 8, 32), said.append)  # type: ignore[arg-type]
     assert [point.value for point in sweep.points] == [1, 2, 8, 32]
-    assert [cell.status for cell in sweep.points[0].cells] == ["infeasible"] * 3
+    assert [cell.status for cell in sweep.points[0].cells] == ["infeasible"] * 4
     best = min(sweep.line("optimal"), key=lambda one: one[1])[0]
     assert sweep.chosen == sweep.points[best].value
     assert all(o.plan is not None and o.plan.problem.microbatches == sweep.chosen for o in outcomes)
@@ -71,7 +72,8 @@ def test_nodes_come_by_speed(job: ComparisonJob) -> None:
     outcomes = job.plans(None)  # type: ignore[arg-type]
     assert comparison_job.nodes_by_speed(outcomes) == ["fast", "middle", "slow"]
     assert comparison_job.nodes_by_speed(outcomes, ["slow"]) == ["slow", "fast", "middle"]
-    sweep = comparison_job.sweep_nodes(job, None, outcomes, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
+    points = comparison_job.plan_nodes(job, None, outcomes, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
+    sweep = nodes_sweep(points, 3)
     assert [point.nodes for point in sweep.points] == [
         ("fast",),
         ("fast", "middle"),
@@ -82,7 +84,7 @@ def test_nodes_come_by_speed(job: ComparisonJob) -> None:
     assert steps == sorted(steps, reverse=True)
     assert sweep.chosen == 3
     with pytest.raises(InputError, match="3 nodes were measured"):
-        comparison_job.sweep_nodes(job, None, outcomes, (4,), lambda _text: None)  # type: ignore[arg-type]
+        comparison_job.plan_nodes(job, None, outcomes, (4,), lambda _text: None)  # type: ignore[arg-type]
 
 
 def test_all_rows_take_the_best_ones_choice(monkeypatch):
@@ -110,6 +112,7 @@ def test_all_rows_take_the_best_ones_choice(monkeypatch):
     monkeypatch.setattr(comparison_job, "plan_profile", plan_profile)
     outcomes = comparison_job.plan_strategies(None, PlanOptions(), REF)
     problems = [outcome.plan.problem for outcome in outcomes]
-    assert problems[0] == problems[1] == problems[2]
-    assert problems[0].schedule in asked or asked == [None] * 3
+    assert problems[0] == problems[2] == problems[3]
+    assert problems[0].schedule in asked or asked == [None, "1f1b", None, None]
+    assert problems[1].schedule == "1f1b"  # alone: one stage needs no other
     assert _choice(outcomes) == [f"every row: {problems[0].schedule}, 8 microbatches"]

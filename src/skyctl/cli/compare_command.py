@@ -1,8 +1,8 @@
-"""``skyctl compare``: even, heuristic and optimal side by side, predicted and measured."""
+"""``skyctl compare``: even, one device alone, heuristic and optimal side by side, predicted and measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +31,7 @@ from skyctl.errors import InputError, SkyctlError
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.compare.outcome import StrategyOutcome
-    from skyctl.compare.sweeps import ComparisonSweep
+    from skyctl.compare.sweeps import ComparisonSweep, NodesPoint
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.paper.paper_result import PaperResult
     from skyctl.records.profile import Profile
@@ -68,7 +68,8 @@ class ComparisonOptions:
         typer.Option(
             "--nodes",
             metavar="A..B",
-            help="What the first nodes by speed would give: 2..N (N: all of them), or 1,2,4. Predicted only.",
+            help="What the first nodes by speed give: 2..N (N: all of them), or 1,2,4; with --measure each "
+            "number's best plan is run, too.",
         ),
     ] = None
 
@@ -139,7 +140,7 @@ class CompareOptions(
 def compare(
     out: Output, context: typer.Context, workload: WorkloadArgument = None, *, options: CompareOptions
 ) -> int | None:
-    """Even, heuristic and optimal for one workload: predicted, and with --measure run for real.
+    """Even, one device alone, heuristic and optimal for one workload: predicted, with --measure run for real.
 
     Uses the newest profile that fits; with --measure a cluster that has none is probed first. Writes a report
     (one HTML file that needs nothing else), and says where.
@@ -162,7 +163,8 @@ def compare(
             profile, outcomes, sweeps = _measured(out, progress, job, target, options)
         else:
             profile = job.known_profile(options.profile)
-            outcomes, sweeps = _planned(out, progress, job, profile, options)
+            outcomes, sweeps, points = _planned(out, progress, job, profile, options)
+            sweeps += _nodes_sweeps(points, outcomes)
         progress("writing the report")
         reproduction = describe_reproduction(
             context,
@@ -181,9 +183,18 @@ def compare(
             sweeps=sweeps,
         )
         show_comparison(out, report, options.output, workload=workload)
-    failed = [outcome for outcome in outcomes if outcome.plan is not None and outcome.error is not None]
-    for outcome in failed:
-        out.warn(f"{outcome.strategy} did not run to its end: {outcome.error}")
+    failed = {
+        outcome.strategy: outcome.error for outcome in outcomes if outcome.plan is not None and outcome.error
+    }
+    failed |= {
+        f"{cell.strategy} with {point.value} {sweep.kind}": cell.error
+        for sweep in sweeps
+        for point in sweep.points
+        for cell in point.cells
+        if cell.predicted_s is not None and cell.error and point.value != sweep.chosen
+    }
+    for name, error in failed.items():
+        out.warn(f"{name} did not run to its end: {error}")
     return 1 if failed else None
 
 
@@ -192,6 +203,7 @@ def _measured(
 ) -> tuple[Profile, list[StrategyOutcome], list[ComparisonSweep]]:
     """The profile (probed, where none fits), and what each plan of it was run to."""
     from skyctl.cli.run_display import measure_with_progress
+    from skyctl.control.comparison_job import measure_nodes
     from skyctl.control.contradiction_recheck import recheck_contradictions
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.run.run_context import RunOptions
@@ -201,18 +213,28 @@ def _measured(
         require_all(sessions.failures)
         profile = job.profile(sessions, options.profile, progress)
         profile = recheck_contradictions(job.cluster, sessions, profile, job.request, job.workload, progress)
-        planned, sweeps = _planned(out, progress, job, profile, options)
+        planned, sweeps, points = _planned(out, progress, job, profile, options)
         run = RunOptions(steps=options.steps, weights=False, trace=options.trace)
-        outcomes = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
+
+        def measure(
+            found: list[StrategyOutcome], earlier: Sequence[StrategyOutcome] = ()
+        ) -> list[StrategyOutcome]:
+            asked = (out, progress, job, found, sessions, run)
+            return measure_with_progress(*asked, yes=options.yes, earlier=earlier)
+
+        outcomes = measure(planned)
+        if points:
+            points = measure_nodes(points, planned, outcomes, lambda found: measure(found, outcomes))
+        sweeps += _nodes_sweeps(points, outcomes)
     return profile, outcomes, sweeps
 
 
 def _planned(
     out: Output, progress: ProgressDisplay, job: ComparisonJob, profile: Profile, options: CompareOptions
-) -> tuple[list[StrategyOutcome], list[ComparisonSweep]]:
-    """The plans that are compared, and the sweeps that were asked for."""
+) -> tuple[list[StrategyOutcome], list[ComparisonSweep], list[NodesPoint]]:
+    """The plans that are compared, and where asked for the sweep of microbatches and the points of nodes."""
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
-    from skyctl.control.comparison_job import nodes_by_speed, sweep_microbatches, sweep_nodes
+    from skyctl.control.comparison_job import nodes_by_speed, plan_nodes, sweep_microbatches
 
     warn_unmeasured(out, profile, job.cluster)
     sweeps = []
@@ -225,10 +247,19 @@ def _planned(
         outcomes = job.plans(profile)
     show_learned(out, profile, next(o.plan for o in outcomes if o.plan is not None))
     node_counts = options.node_counts
+    points = []
     if node_counts is not None:
         counts = node_counts(len(nodes_by_speed(outcomes)))
-        sweeps.append(sweep_nodes(job, profile, outcomes, counts, progress))
-    return outcomes, sweeps
+        points = plan_nodes(job, profile, outcomes, counts, progress)
+    return outcomes, sweeps, points
+
+
+def _nodes_sweeps(points: list[NodesPoint], outcomes: list[StrategyOutcome]) -> list[ComparisonSweep]:
+    """The sweep of nodes, where it was asked for."""
+    from skyctl.compare.sweeps import nodes_sweep
+    from skyctl.control.comparison_job import nodes_by_speed
+
+    return [nodes_sweep(points, len(nodes_by_speed(outcomes)))] if points else []
 
 
 def _compare_paper(out: Output, context: typer.Context, folder: Path | None, time_limit_s: float) -> None:

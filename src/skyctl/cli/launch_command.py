@@ -85,6 +85,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
             f"{path} was made from a problem file: it has no workload to train",
             hint="plan a workload: skyctl plan WORKLOAD -o plan.json",
         )
+    from skyctl.cli.show_plan import certainty_lines
     from skyctl.control.training_request import load_plan_request
 
     load = partial(
@@ -101,6 +102,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         return
     if options.encrypt and not plan.encrypted:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
+    out.line(certainty_lines(plan)[0])
     _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options)
 
 

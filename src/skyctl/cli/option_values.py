@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
-STRATEGIES = ("even", "heuristic", "optimal")
+STRATEGIES = ("even", "alone", "heuristic", "optimal")
 DTYPES = ("float32", "bfloat16")
 MAX_SWEEP_POINTS = 256
 """Points of one sweep, at most."""

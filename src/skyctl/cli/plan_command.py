@@ -80,7 +80,7 @@ class PlanSearchOptions:
             "--strategy",
             metavar="NAME",
             autocompletion=complete_choices(*STRATEGIES),
-            help="even, heuristic, or optimal (proved or bounded).",
+            help="even, alone (the fastest device), heuristic, or optimal (proved or bounded).",
         ),
     ] = "optimal"
     assign: Annotated[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import ask, is_interactive
 from skyctl.cli.progress_display import ProgressDisplay
+from skyctl.compare.number_format import format_estimate
 
 if TYPE_CHECKING:
     from skyctl.cli.command_output import Output
@@ -141,8 +142,12 @@ def measure_with_progress(
     options: RunOptions,
     *,
     yes: bool,
+    earlier: Sequence[StrategyOutcome] = (),
 ) -> list[StrategyOutcome]:
     """Runs every plan while a table shows how far each is (plain lines where there is no terminal).
+
+    Args:
+        earlier: what was measured already; none of its plans is run again.
 
     Returns:
         The same outcomes, with what was measured.
@@ -177,7 +182,7 @@ def measure_with_progress(
             out.note(table.ended_line(outcome.strategy))
 
     try:
-        return measure_strategies(outcomes, run, ended)
+        return measure_strategies(outcomes, run, ended, earlier)
     finally:
         progress.above = None
 
@@ -224,11 +229,16 @@ def show_measurement(out: Output, measured: Measurement) -> None:
     )
     step = measured.iteration_s
     error = measured.predicted_iteration_s / step.median - 1 if step.median else 0.0
+    interval = measured.predicted_interval
+    predicted, where = f"{measured.predicted_iteration_s:.4f} s", ""
+    if interval is not None:
+        predicted = format_estimate(measured.predicted_iteration_s, interval)
+        where = f", {'within' if interval.holds(step.median) else 'outside'} the interval"
     out.line(
         f"step: {step.median:.4f} s (p10 {step.p10:.4f}, p90 {step.p90:.4f}); "
-        f"predicted {measured.predicted_iteration_s:.4f} s, off by {error:+.1%}"
+        f"predicted {predicted}, off by {error:+.1%}{where}"
     )
-    if step.median < SHORT_STEP_S and abs(error) > 0.25:
+    if interval is None and step.median < SHORT_STEP_S and abs(error) > 0.25:
         out.line(
             f"note: a step under {SHORT_STEP_S * 1000:.0f} ms is mostly overhead of messages and layers, "
             "which the prediction knows only roughly"

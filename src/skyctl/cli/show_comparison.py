@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import is_given
-from skyctl.compare.outcome import ComparisonRow, StrategyOutcome, summarize_outcomes
+from skyctl.compare.outcome import (
+    ALONE,
+    ComparisonRow,
+    StrategyOutcome,
+    pipeline_problem,
+    summarize_outcomes,
+)
 from skyctl.errors import SkyctlError
 from skyctl.files import comparison_folder, make_private, write_atomic
 
@@ -43,7 +49,8 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     Returns:
         The folder.
     """
-    from skyctl.compare.comparison import Comparison, comparison_lines, comparison_table, describe_verdict
+    from skyctl.compare.comparison import Comparison, comparison_lines, comparison_table
+    from skyctl.compare.conclusion import describe_conclusion
     from skyctl.compare.report_page import render_report
 
     outcomes = list(report.outcomes)
@@ -51,7 +58,7 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     compared = summarize_outcomes(outcomes)
     files = _write_plans(outcomes, place) | _plot(out, report, place)
     files["report"] = str(write_atomic(place / "report.html", render_report(report), mode=None))
-    verdict = describe_verdict(compared)
+    verdict = describe_conclusion(report.conclusion, compared)
     document = Comparison(
         cluster=report.cluster,
         workload=workload,
@@ -59,10 +66,11 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
         files=files,
         sweeps=tuple(report.sweeps),
         verdict=verdict,
+        conclusion=report.conclusion,
     ).model_dump(mode="json")
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     write_atomic(place / "comparison.json", text, mode=None)
-    out.show(comparison_table(compared), comparison_lines(compared))
+    out.show(comparison_table(compared, report.conclusion.best), comparison_lines(compared))
     for text in [*_choice(outcomes), *_shared_runs(compared)]:
         out.line(text)
     for sweep in report.sweeps:
@@ -87,9 +95,13 @@ def _show_sweep(out: Output, sweep: ComparisonSweep) -> None:
 
 
 def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
-    """A line with the schedule and the number of microbatches, which all rows have in common."""
-    made = {(o.plan.problem.schedule, o.plan.problem.microbatches) for o in outcomes if o.plan is not None}
-    return [f"every row: {schedule}, {microbatches} microbatches" for schedule, microbatches in made][:1]
+    """A line with the schedule and the number of microbatches of all rows; ``alone`` may have its own."""
+    problem = pipeline_problem(outcomes)
+    if problem is None:
+        return []
+    own = {o.plan.problem.microbatches for o in outcomes if o.plan is not None} - {problem.microbatches}
+    others = "".join(f"; {ALONE}: {count} microbatches" for count in own)
+    return [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
 
 
 def _shared_runs(compared: list[ComparisonRow]) -> list[str]:
@@ -174,8 +186,7 @@ def describe_reproduction(
         steps: those that were trained; None: nothing was run.
         cluster_file: the cluster file's name; None: there is none (the demo's cluster is made up).
     """
-    from skyctl.compare.comparison import pick_best_row
-    from skyctl.compare.outcome import summarize_outcomes
+    from skyctl.compare.conclusion import conclude
     from skyctl.compare.report_data import Reproduction
     from skyctl.control.report_builder import versions
 
@@ -189,11 +200,11 @@ def describe_reproduction(
     if certified:
         verify = f"skyctl verify {certified[-1]}.plan.json"
         commands.append(("The certificate, checked without the solver that made it:", verify))
-    best = pick_best_row(summarize_outcomes(outcomes))
+    best = conclude(outcomes).best
     if best is not None and cluster_file is not None:
         cluster = [] if cluster_file == "cluster.yaml" else ["-c", cluster_file]
-        words = ["skyctl", "launch", f"{best.strategy}.plan.json", "--steps", str(steps or 10), *cluster]
-        commands.append((f"The plan of {best.strategy} by itself:", shlex.join(words)))
+        words = ["skyctl", "launch", f"{best}.plan.json", "--steps", str(steps or 10), *cluster]
+        commands.append((f"The plan of {best} by itself:", shlex.join(words)))
     spec = request.spec
     facts = [
         *versions(profile),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
+from skyctl.compare.number_format import format_estimate
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
 from skyctl.planner.trainer_export import TrainerExport
@@ -57,19 +58,22 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
         out.line(f"picked: {text}", wrap=True)
     binds = find_binding_constraint(plan)
     out.line(f"what binds: {binds.kind} {binds.name}: {binds.detail}", wrap=True)
-    for text in _certainty_lines(plan):
+    for text in certainty_lines(plan):
         out.line(text, wrap=True)
     if time_limit_reached and plan.certificate.status != "optimal" and plan.strategy == "optimal":
         out.line("next: a longer --time-limit may close the gap")
 
 
-def _certainty_lines(plan: Plan) -> tuple[str, str]:
+def certainty_lines(plan: Plan) -> tuple[str, str]:
     """What is predicted, in terms of the objective, and how sure it is that no plan is better."""
-    step = _seconds(plan.predicted.iteration_s)
+    predicted = plan.predicted
+    step = _seconds(predicted.iteration_s)
+    if predicted.interval is not None:
+        step = format_estimate(predicted.iteration_s, predicted.interval)
     what = f"{plan.problem.microbatches} microbatches, {plan.problem.schedule}"
     if plan.problem.objective == "iteration":
         return f"step: {step} predicted ({what})", _proof(plan)
-    slowest = _seconds(plan.predicted.bottleneck_s)
+    slowest = _seconds(predicted.bottleneck_s)
     slowest_stage = (
         f"slowest stage: {slowest} a microbatch (links ignored); a step takes {step} predicted ({what})"
     )
@@ -109,7 +113,7 @@ def show_export(out: Output, exported: TrainerExport, plan: Plan) -> None:
         out.line(exported.text)
     ranks = ", ".join(f"{rank} {device}" for rank, device in enumerate(exported.devices))
     out.note(f"{exported.setting}; pipeline ranks: {ranks}")
-    for note in (*exported.notes, *_certainty_lines(plan)):
+    for note in (*exported.notes, *certainty_lines(plan)):
         out.note(note)
 
 

@@ -1,4 +1,4 @@
-"""A comparison as a whole: ``comparison.json``, its best row, its verdict, and its table while it goes on."""
+"""A comparison as a whole: ``comparison.json``, its table at the end, and the one while it goes on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pydantic import Field
 from rich.markup import escape
 from rich.table import Table
 
+from skyctl.compare.conclusion import Conclusion
 from skyctl.compare.number_format import (
     UNKNOWN,
+    estimate_parts,
+    format_estimate,
     format_gap,
     format_number,
     format_percent,
@@ -19,16 +22,11 @@ from skyctl.compare.number_format import (
     format_seconds,
     format_seconds_range,
 )
-from skyctl.compare.outcome import BASELINE, PROVED_GAP, ComparisonRow, StrategyOutcome
+from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.records.base import FileRecord, Seq, since
+from skyctl.records.interval import Interval
 from skyctl.records.measurement import median
-
-LEAST_REPORTED_GAIN = 0.005
-"""Below this part a plan is not called faster."""
-MEASUREMENT_NOISE = 0.02
-"""Measured steps that differ by less are taken for equal."""
-
 
 _STYLES = {"running": "bold", "waiting": "dim", "no plan": "dim", "failed": "red"}
 
@@ -36,112 +34,54 @@ _STYLES = {"running": "bold", "waiting": "dim", "no plan": "dim", "failed": "red
 class Comparison(FileRecord):
     """``comparison.json``, which ``--json`` prints, too. ``files``: by what it is, where it was written.
 
-    ``workload``: as typed. ``verdict``: the comparison in a sentence.
+    ``workload``: as typed. ``verdict``: the comparison in a sentence; ``conclusion``: the same as data.
     """
 
     kind: Literal["skyctl/comparison"] = "skyctl/comparison"
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     cluster: str | None = None
     workload: str | None = None
     rows: Seq[ComparisonRow]
     files: dict[str, str] = Field(default_factory=dict)
     sweeps: Seq[ComparisonSweep] = since(2, ())
     verdict: str | None = since(2, None)
+    conclusion: Conclusion | None = since(3, None)
 
 
-def pick_best_row(compared: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """The row that the others are compared for: the fastest, and of those as fast the best proved one.
+def comparison_table(compared: Sequence[ComparisonRow], best: str | None = None) -> Table:
+    """For a terminal. What was not measured has no column; the row of the strategy ``best`` is bold.
 
-    By the measured step where any was measured, and then within ``MEASUREMENT_NOISE``. None: no plan.
-    """
-    rows = [row for row in compared if row.predicted_s is not None]
-    if any(row.measured for row in rows):
-        rows = [row for row in rows if row.measured]
-    if not rows:
-        return None
-    noise = MEASUREMENT_NOISE if rows[0].measured else PROVED_GAP
-    limit_s = min(row.shown_s or 0.0 for row in rows) * (1 + noise)
-    near = [row for row in rows if (row.shown_s or 0.0) <= limit_s]
-    order = {"optimal": 0, "bounded": 1, "feasible": 2}
-    return min(near, key=lambda row: (order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0))
-
-
-def describe_verdict(compared: Sequence[ComparisonRow], *, capitalized: bool = False) -> str:
-    """``optimal is 2.26× faster than even, predicted; 2.15× measured``.
-
-    Args:
-        capitalized: begin as a heading does; a strategy's name stays as it is.
-    """
-    best = pick_best_row(compared)
-    if best is None:
-        return f"{'No' if capitalized else 'no'} strategy gives a plan that fits"
-    base = next((row for row in compared if row.strategy == BASELINE), None)
-    if base is None or best.predicted_speedup is None:
-        lead = f"{base.strategy} does not fit; " if base is not None and base.predicted_s is None else ""
-        return f"{lead}{best.strategy} takes {_step_times(best)}"
-    speedup = best.measured_speedup if best.measured_speedup is not None else best.predicted_speedup
-    if best.strategy == BASELINE or speedup < 1 + LEAST_REPORTED_GAIN:
-        return f"{'Nothing' if capitalized else 'nothing'} {_why_nothing(compared, base)}"
-    text = f"{best.strategy} is {format_ratio(best.predicted_speedup)} faster than even, predicted"
-    if best.measured_speedup is not None:
-        text += f"; {format_ratio(best.measured_speedup)} measured"
-    return text
-
-
-def _why_nothing(compared: Sequence[ComparisonRow], base: ComparisonRow) -> str:
-    """What follows ``nothing`` where no strategy is faster than even."""
-    hoped = max(compared, key=lambda row: (row.predicted_speedup or 0.0, row.status == "optimal"))
-    if hoped.measured_speedup is not None and (hoped.predicted_speedup or 0.0) >= 1 + LEAST_REPORTED_GAIN:
-        return (
-            f"beat even when it was run: {hoped.strategy} was predicted "
-            f"{format_ratio(hoped.predicted_speedup)} faster, and measured "
-            f"{format_ratio(hoped.measured_speedup)}"
-        )
-    others = [row.strategy for row in compared if row.strategy != BASELINE]
-    gains = f"; {' and '.join(others)} gain{'' if len(others) > 1 else 's'} nothing" if others else ""
-    return f"beats even here: {_step_times(base)}{gains}"
-
-
-def _step_times(row: ComparisonRow) -> str:
-    text = f"{format_seconds(row.predicted_s)} a step, predicted"
-    return text + (f"; {format_seconds(row.measured.median)} measured" if row.measured else "")
-
-
-def comparison_table(compared: Sequence[ComparisonRow]) -> Table:
-    """For a terminal. What was not measured has no column; the best row is bold.
-
-    The layers' column is the one that wraps: 80 columns hold all of it.
+    The columns of strategies and of layers are those that wrap: 80 columns hold all of it.
     """
     measured = any(row.measured for row in compared)
-    # Two lines a heading, and the spread below the median: so that all of it fits into 80 columns.
+    # Two lines a heading, spreads and intervals below their times: so that all of it fits into 80 columns.
     out = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
-    out.add_column("strategy", no_wrap=True)
+    out.add_column("strategy", overflow="fold", min_width=9)
     out.add_column("layers per device", overflow="fold", ratio=1, min_width=14)
-    for heading in _headings(measured):
+    for heading in _headings(compared):
         out.add_column("\n".join(heading), justify="right", no_wrap=True)
-    best = pick_best_row(compared)
     for row in compared:
-        name = escape(row.strategy)
+        name = escape(row.label)
         if not row.planned:
-            dashes = [UNKNOWN] * len(_headings(measured))
+            dashes = [UNKNOWN] * len(_headings(compared))
             out.add_row(f"[dim]{name}[/]", f"[yellow]{escape(row.why_no_plan)}[/]", *dashes)
             continue
         layers = escape(row.layers) + (f"\n[yellow]{escape(row.error)}[/]" if row.error else "")
         unused = f"\n[dim]unused: {escape(', '.join(row.unused))}[/]" if row.unused else ""
         cells = map("\n".join, _cells(row, measured))
-        out.add_row(name, layers + unused, *cells, style="bold" if row is best else None)
+        out.add_row(name, layers + unused, *cells, style="bold" if row.strategy == best else None)
     return out
 
 
 def comparison_lines(compared: Sequence[ComparisonRow]) -> list[str]:
     """For a pipe: one line a strategy, columns two blanks apart, the layers (or why there are none) last."""
     measured = any(row.measured for row in compared)
-    lines = [("strategy", *map(" ".join, _headings(measured)), "layers per device")]
+    lines = [("strategy", *map(" ".join, _headings(compared)), "layers per device")]
     for row in compared:
         unused = [f"unused: {', '.join(row.unused)}"] if row.unused else []
         layers = [row.layers, *unused, *([row.error] if row.error else [])]
         last = "; ".join(layers) if row.planned else row.why_no_plan
-        lines.append((row.strategy, *map(" ".join, _cells(row, measured)), " ".join(last.split())))
+        lines.append((row.label, *map(" ".join, _cells(row, measured)), " ".join(last.split())))
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
     return [
         "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:-1], widths[1:]), line[-1]))
@@ -149,26 +89,33 @@ def comparison_lines(compared: Sequence[ComparisonRow]) -> list[str]:
     ]
 
 
-def _headings(measured: bool) -> list[tuple[str, ...]]:
+def _headings(compared: Sequence[ComparisonRow]) -> list[tuple[str, ...]]:
     """The columns' headings, each in one or two lines."""
-    headings: list[tuple[str, ...]] = [("predicted", "step"), ("over", "even"), ("above", "bound")]
-    if measured:
+    step = "step (80 %)" if any(row.predicted_interval for row in compared) else "step"
+    headings: list[tuple[str, ...]] = [("predicted", step), ("over", "even"), ("above", "bound")]
+    if any(row.measured for row in compared):
         headings += [("measured", "step"), ("over", "even"), ("predicted", "off by"), ("loss",)]
     return headings
 
 
 def _cells(row: ComparisonRow, measured: bool) -> list[list[str]]:
     """A row's figures under the headings, each in one or two lines."""
-    cells = [[format_seconds(row.predicted_s)], [format_ratio(row.predicted_speedup)], [format_gap(row.gap)]]
+    predicted = estimate_parts(row.predicted_s, row.predicted_interval)
+    cells = [predicted, [format_ratio(row.predicted_speedup)], [format_gap(row.gap)]]
     if measured:
         took = row.measured
         cells += [
             [format_seconds(took.median), format_seconds_range(took.p10, took.p90)] if took else [UNKNOWN],
             [format_ratio(row.measured_speedup)],
-            [format_percent(row.prediction_error)],
+            [format_percent(row.prediction_error), *_within(row)],
             [format_number(row.final_loss)],
         ]
     return cells
+
+
+def _within(row: ComparisonRow) -> list[str]:
+    """Whether the run was within the predicted interval, in a word; nothing where that is unknown."""
+    return [] if row.within_interval is None else ["within" if row.within_interval else "outside"]
 
 
 @dataclass
@@ -180,6 +127,7 @@ class StrategyProgress:
 
     strategy: str
     predicted_s: float | None
+    interval: Interval | None
     steps: int
     state: Literal["waiting", "running", "done", "failed", "no plan"]
     phase: str = ""
@@ -210,6 +158,7 @@ class ProgressTable:
             o.strategy: StrategyProgress(
                 o.strategy,
                 o.plan.predicted.iteration_s if o.plan is not None else None,
+                o.plan.predicted.interval if o.plan is not None else None,
                 steps,
                 "waiting" if o.plan is not None else "no plan",
             )
@@ -256,7 +205,8 @@ class ProgressTable:
         line = self._lines[strategy]
         if line.state != "done":
             return f"{strategy}: {line}"
-        loss, took, predicted, gain = self._figures(line)
+        loss, took, _, gain = self._figures(line)
+        predicted = format_estimate(line.predicted_s, line.interval)
         figures = f"loss {loss} · {took} a step, predicted {predicted} · {gain}"
         return f"{strategy}: done, {len(line.took_s)} steps · {figures}"
 

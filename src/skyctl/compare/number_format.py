@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skyctl.records.interval import Interval
+
 UNKNOWN = "–"
 
 
@@ -16,19 +21,42 @@ def format_seconds_range(low_s: float, high_s: float) -> str:
     return f"{low}–{high}" if low_unit == high_unit else f"{low} {low_unit}–{high} {high_unit}"
 
 
+def format_estimate(value_s: float | None, interval: Interval | None) -> str:
+    """A time and where it may lie, in one unit and with the same digits: ``1.38 s (1.36–1.45)``."""
+    return " ".join(estimate_parts(value_s, interval))
+
+
+def estimate_parts(value_s: float | None, interval: Interval | None) -> list[str]:
+    """As ``format_estimate``, in two parts: the time, and in brackets its interval where it has one."""
+    if value_s is None or interval is None:
+        return [format_seconds(value_s)]
+    factor, unit = _unit_of(value_s)
+    digits = _decimals(value_s * factor)
+    value, low, high = (f"{s * factor:.{digits}f}" for s in (value_s, interval.low_s, interval.high_s))
+    return [f"{value} {unit}", f"({low}–{high})"]
+
+
 def _scale_seconds(value_s: float) -> tuple[str, str]:
-    """(three significant digits, their unit): the largest unit of which it is at least 1."""
-    factor, unit = 1e6, "µs"
-    if value_s == 0 or value_s >= 0.9995:
-        factor, unit = 1, "s"
-    elif value_s * 1e3 >= 0.9995:
-        factor, unit = 1e3, "ms"
+    """(three significant digits, their unit)."""
+    factor, unit = _unit_of(value_s)
     return _format_three_digits(value_s * factor), unit
+
+
+def _unit_of(value_s: float) -> tuple[float, str]:
+    """The largest unit of which a time is at least 1: (how many of it a second has, its name)."""
+    if value_s == 0 or value_s >= 0.9995:
+        return 1, "s"
+    return (1e3, "ms") if value_s * 1e3 >= 0.9995 else (1e6, "µs")
 
 
 def format_ratio(value: float | None) -> str:
     """A ratio as a speed-up: ``1.79×``."""
     return UNKNOWN if value is None else f"{_format_three_digits(value)}×"
+
+
+def format_ratio_interval(low: float, high: float) -> str:
+    """Where a ratio may lie: ``1.71–1.86``."""
+    return f"{_format_three_digits(low)}–{_format_three_digits(high)}"
 
 
 def format_percent(value: float | None, *, sign: bool = True) -> str:
@@ -54,11 +82,12 @@ def format_gap(value: float | None) -> str:
 
 def _format_three_digits(value: float) -> str:
     """Three significant digits without an exponent: ``4.21``, ``42.1``, ``421``, ``4210``."""
-    if value >= 99.95:
-        return f"{value:.0f}"
-    if value >= 9.995:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
+    return f"{value:.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    """After the point, so that there are three significant digits."""
+    return 0 if value >= 99.95 else 1 if value >= 9.995 else 2
 
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

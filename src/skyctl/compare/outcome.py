@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq
+from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.cluster import split_device_id
+from skyctl.records.interval import Interval
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Objective, Problem
 
 BASELINE = "even"
 """The strategy that speed-ups are over."""
+ALONE = "alone"
+"""The strategy of the fastest device that holds the whole model."""
 PROVED_GAP = 1e-9
 """A plan this close to its bound, value / bound − 1, is at the bound: what is left is rounding."""
 
@@ -51,8 +54,9 @@ class ComparisonRow(Record):
 
     ``status``: the certificate's, or without a plan ``infeasible`` (proved) or ``undecided``.
     ``bound_s``: no plan of that problem can do better, in its ``objective``; ``gap``: this plan's distance
-    from it, value / bound − 1. ``predicted_speedup``, ``measured_speedup``: times faster than even.
+    from it, value / bound − 1. ``predicted_speedup``, ``measured_speedup``: times as fast as even.
     ``prediction_error``: predicted / measured − 1. ``error``: why it is infeasible or did not run.
+    ``predicted_interval``: of ``predicted_s``.
     """
 
     strategy: Name
@@ -72,6 +76,25 @@ class ComparisonRow(Record):
     final_loss: float | None = None
     run_id: str | None = None
     error: str | None = None
+    predicted_interval: Interval | None = since(3, None)
+
+    @property
+    def device_label(self) -> str:
+        """What to call the device of a plan that has only one."""
+        return self.shares[0].label if self.shares else ""
+
+    @property
+    def label(self) -> str:
+        """The strategy; with ``alone`` the device that it has found, too."""
+        named = self.strategy == ALONE and self.shares
+        return f"{self.strategy} ({self.device_label})" if named else self.strategy
+
+    @property
+    def within_interval(self) -> bool | None:
+        """Whether the measured median lies in the predicted interval; None where one of them is unknown."""
+        if self.measured is None or self.predicted_interval is None:
+            return None
+        return self.predicted_interval.holds(self.measured.median)
 
     @property
     def planned(self) -> bool:
@@ -90,7 +113,7 @@ class ComparisonRow(Record):
 
     @property
     def shown_speedup(self) -> float | None:
-        """Times faster than even: as measured, else as predicted."""
+        """Times as fast as even: as measured, else as predicted."""
         return self.measured_speedup if self.measured else self.predicted_speedup
 
     @property
@@ -161,6 +184,7 @@ def _row(
         final_loss=measurement.final_loss if measurement else None,
         run_id=measurement.run_id if measurement else None,
         error=outcome.error,
+        predicted_interval=plan.predicted.interval,
     )
 
 
@@ -191,6 +215,13 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
                 )
             )
     return shares
+
+
+def pipeline_problem(outcomes: Sequence[StrategyOutcome]) -> Problem | None:
+    """The problem that the rows answer: ``alone``'s, which has its own, only where there is no other plan."""
+    made = [outcome for outcome in outcomes if outcome.plan is not None]
+    made.sort(key=lambda outcome: outcome.strategy == ALONE)
+    return made[0].plan.problem if made and made[0].plan is not None else None
 
 
 def device_labels(problem: Problem) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skyctl.compare.charts.chart import MatrixChart
+from skyctl.compare.conclusion import Conclusion
 from skyctl.compare.outcome import ComparisonRow, StrategyOutcome
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.compare.timeline import Timeline
@@ -59,7 +60,7 @@ class ComparisonReport:
     """A whole comparison. ``created``: date and time as written (UTC). ``steps``, ``verified``: by strategy.
 
     ``about``: what all rows have in common (batch, microbatches, schedule), a phrase each. ``notes``: what to
-    know of the devices' figures.
+    know of the devices' figures. ``conclusion``: which strategy to take, and how sure that is.
     """
 
     cluster: str
@@ -67,6 +68,7 @@ class ComparisonReport:
     created: str
     rows: Sequence[ComparisonRow]
     outcomes: Sequence[StrategyOutcome]
+    conclusion: Conclusion = field(default_factory=Conclusion)
     about: Sequence[str] = ()
     devices: Sequence[DeviceSpeed] = ()
     links: MatrixChart | None = None
@@ -85,6 +87,11 @@ class ComparisonReport:
         plan = self.outcome(strategy).plan
         assert plan is not None
         return plan
+
+    @property
+    def best(self) -> ComparisonRow | None:
+        """The row of the strategy to take; None: none has a plan."""
+        return next((row for row in self.rows if row.strategy == self.conclusion.best), None)
 
     @property
     def planned(self) -> list[ComparisonRow]:
@@ -110,7 +117,7 @@ class ComparisonReport:
                 twin.append(row)
             else:
                 found.append([row])
-        return [(rows, " = ".join(row.strategy for row in rows)) for rows in found]
+        return [(rows, " = ".join(row.label for row in rows)) for rows in found]
 
     def _same_plan(self, a: ComparisonRow, b: ComparisonRow) -> bool:
         one, other = self.plan(a.strategy), self.plan(b.strategy)

@@ -22,17 +22,20 @@ from skyctl.compare.charts.step_charts import (
     utilization_chart,
 )
 from skyctl.compare.charts.timeline_charts import timeline_charts
-from skyctl.compare.comparison import describe_verdict, pick_best_row
+from skyctl.compare.conclusion import Gain, describe_conclusion
 from skyctl.compare.deviation import describe_deviation
 from skyctl.compare.number_format import (
     UNKNOWN,
+    estimate_parts,
+    format_estimate,
     format_gap,
     format_number,
     format_percent,
     format_ratio,
+    format_ratio_interval,
     format_seconds,
 )
-from skyctl.compare.outcome import BASELINE, ComparisonRow
+from skyctl.compare.outcome import ALONE, BASELINE, ComparisonRow
 from skyctl.compare.report_data import ComparisonReport, VerifiedPlan
 from skyctl.compare.sweeps import ComparisonSweep, describe_sweep, sweep_table
 from skyctl.records.measurement import Measurement
@@ -45,6 +48,7 @@ _UNIT = re.compile(r"(\d) (%|s|ms|µs|[KMGT]?i?B)(?!\w)")
 
 STRATEGY_TEXTS = {
     "even": "the same number of layers for every device, in the order of the cluster file",
+    "alone": "the fastest device that holds the whole model, with the best measured number of microbatches",
     "heuristic": "layers by memory, levelled by speed, then improved by local search",
     "optimal": "an exact search with bounds, which stops when nothing better is left or its time is over",
 }
@@ -64,8 +68,8 @@ def render_report(report: ComparisonReport) -> str:
     environment.filters["seconds"] = format_seconds
     return environment.get_template("report.html").render(
         report=report,
-        verdict=describe_verdict(report.rows),
-        heading=describe_verdict(report.rows, capitalized=True),
+        verdict=describe_conclusion(report.conclusion, report.rows),
+        heading=describe_conclusion(report.conclusion, report.rows, capitalized=True),
         tiles=_tiles(report),
         failures=[_failure(row) for row in report.rows if row.error],
         step_chart=step_time_chart(report),
@@ -129,26 +133,33 @@ def _failure(row: ComparisonRow) -> _Failure:
         what = "did not run to its end"
     else:
         what = "does not fit" if row.status == "infeasible" else "has no plan"
-    return _Failure(row.strategy, what, row.error or "")
+    return _Failure(row.label, what, row.error or "")
 
 
 def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     """(what, figure, small notes) of the figures under the verdict; none where there is no plan."""
-    best = pick_best_row(report.rows)
+    best = report.best
     if best is None:
         return []
-    base = next((row for row in report.planned if row.strategy == BASELINE and row is not best), None)
     measured = best.measured is not None
     how = ["measured" if measured else "predicted"]
-    if base is not None:
-        how.append(f"{format_seconds(base.shown_s if measured else base.predicted_s)} under {base.strategy}")
-    tiles = [(f"a step under {best.strategy}", format_seconds(best.shown_s), how)]
-    if base is not None:
-        notes = ["measured", f"predicted {format_ratio(best.predicted_speedup)}"] if measured else []
-        tiles.append(("faster than even", format_ratio(best.shown_speedup), notes))
+    if not measured and best.predicted_interval is not None:
+        how = [f"predicted {estimate_parts(best.predicted_s, best.predicted_interval)[1]}"]
+    rows = {row.strategy: row for row in report.planned}
+    if BASELINE in rows and rows[BASELINE] is not best:
+        base = rows[BASELINE]
+        how.append(f"{format_seconds(base.shown_s if measured else base.predicted_s)} under {BASELINE}")
+    tiles = [(f"a step under {best.label}", format_seconds(best.shown_s), how)]
+    tiles += [
+        (f"as fast as {rows[gain.over].label}", format_ratio(gain.ratio), _gain_notes(gain))
+        for gain in report.conclusion.gains
+        if gain.over in (BASELINE, ALONE) and not gain.same_plan
+    ]
     errors = [abs(row.prediction_error) for row in report.measured if row.prediction_error is not None]
     if errors:
         notes = ["at most", *([f"over {len(errors)} strategies"] if len(errors) > 1 else [])]
+        if known := [row.within_interval for row in report.measured if row.within_interval is not None]:
+            notes.append(f"{sum(known)} of {len(known)} within their interval")
         tiles.append(("predictions off by", format_percent(max(errors), sign=False), notes))
     if best.gap is None:
         gap, notes = UNKNOWN, ["no bound is known"]
@@ -157,6 +168,15 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     else:
         gap, notes = format_percent(best.gap, sign=False), ["at most", "by the proved bound"]
     return [*tiles, ("how far from the best", gap, notes)]
+
+
+def _gain_notes(gain: Gain) -> list[str]:
+    """What is small under a gain: how it is known, and where it lies in eight cases of ten."""
+    notes = ["predicted"] if gain.measured is None else ["measured"]
+    if gain.low is not None and gain.high is not None:
+        notes[0] += f" ({format_ratio_interval(gain.low, gain.high)})"
+    notes += [] if gain.measured is None else [f"predicted {format_ratio(gain.predicted)}"]
+    return [*notes, *([] if gain.told else ["no difference that can be told"])]
 
 
 class _Table(NamedTuple):
@@ -169,21 +189,23 @@ class _Table(NamedTuple):
 
 def _steps_table(report: ComparisonReport) -> _Table:
     measured = bool(report.measured)
-    heads = ["", "predicted", "over even", "above bound"]
+    known = any(row.predicted_interval for row in report.rows)
+    heads = ["", "predicted (80 %)" if known else "predicted", "over even", "above bound"]
     heads += ["measured", "p10 – p90", "over even", "predicted off by", "loss"] if measured else []
     rows = []
     for row in report.rows:
-        cells = [row.strategy, format_seconds(row.predicted_s), format_ratio(row.predicted_speedup)]
+        predicted = format_estimate(row.predicted_s, row.predicted_interval)
+        cells = [row.label, predicted, format_ratio(row.predicted_speedup)]
         cells.append(format_gap(row.gap))
         if measured:
             took = row.measured
             spread = f"{format_seconds(took.p10)} – {format_seconds(took.p90)}" if took else UNKNOWN
             cells += [format_seconds(took.median if took else None), spread]
-            cells += [format_ratio(row.measured_speedup), format_percent(row.prediction_error)]
+            within = {None: "", True: ", within", False: ", outside"}[row.within_interval]
+            cells += [format_ratio(row.measured_speedup), format_percent(row.prediction_error) + within]
             cells.append(format_number(row.final_loss))
         rows.append(cells)
-    best = pick_best_row(report.rows)
-    return _Table(heads, rows, next((i for i, row in enumerate(report.rows) if row is best), -1))
+    return _Table(heads, rows, next((i for i, row in enumerate(report.rows) if row is report.best), -1))
 
 
 def _deviations(report: ComparisonReport) -> list[tuple[str, list[str]]]:

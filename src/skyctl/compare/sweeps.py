@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from skyctl.compare.number_format import format_gap, format_percent, format_ratio, format_seconds
+from skyctl.compare.conclusion import Gain, compare_plans
+from skyctl.compare.number_format import (
+    format_estimate,
+    format_gap,
+    format_percent,
+    format_ratio,
+    format_seconds,
+)
 from skyctl.compare.outcome import ComparisonRow, StrategyOutcome, summarize_outcomes
-from skyctl.records.base import Count, Name, Record, Seconds, Seq
+from skyctl.records.base import Count, Name, Record, Seconds, Seq, since
+from skyctl.records.interval import Interval
 
 LEAST_NODE_GAIN = 0.01
 """A node that makes a step less than this part faster is said not to pay."""
@@ -16,7 +25,7 @@ LEAST_NODE_GAIN = 0.01
 class SweepCell(Record):
     """A strategy at one point. ``predicted_s`` None: there is no plan, ``status`` and ``error`` say why.
 
-    ``measured_s``: the median step, where it was run.
+    ``measured_s``: the median step, where it was run. ``predicted_interval``: of ``predicted_s``.
     """
 
     strategy: Name
@@ -26,15 +35,29 @@ class SweepCell(Record):
     measured_s: Seconds | None = None
     unused: Seq[str] = ()
     error: str | None = None
+    predicted_interval: Interval | None = since(3, None)
 
 
 class SweepPoint(Record):
-    """``value``: the number of microbatches, or of nodes; ``added``: the node that this point adds."""
+    """``value``: the number of microbatches, or of nodes; ``added``: the node that this point adds.
+
+    ``gain``: how many times as fast the last strategy is here as at the point before; None: it has no plan at
+    one of them.
+    """
 
     value: Count
     added: str | None = None
     nodes: Seq[str] = ()
     cells: Seq[SweepCell]
+    gain: Gain | None = since(3, None)
+
+
+@dataclass(frozen=True)
+class NodesPoint:
+    """What came of each strategy with the first ``nodes`` by speed."""
+
+    nodes: tuple[str, ...]
+    outcomes: Sequence[StrategyOutcome]
 
 
 class ComparisonSweep(Record):
@@ -60,34 +83,63 @@ class ComparisonSweep(Record):
         return found
 
 
+def nodes_sweep(points: Sequence[NodesPoint], chosen: int) -> ComparisonSweep:
+    """The sweep of these points. ``chosen``: how many nodes the comparison itself has."""
+    before: Sequence[StrategyOutcome] = ()
+    made = []
+    for point in points:
+        found = sweep_point(len(point.nodes), point.outcomes, nodes=point.nodes, before=before)
+        made.append(found.model_copy(update={"added": point.nodes[-1] if len(point.nodes) > 1 else None}))
+        before = point.outcomes
+    known = any(point.value == chosen for point in made)
+    return ComparisonSweep(kind="nodes", points=tuple(made), chosen=chosen if known else None)
+
+
 def sweep_point(
-    value: int, outcomes: Sequence[StrategyOutcome], *, nodes: Sequence[str] = (), added: str | None = None
+    value: int,
+    outcomes: Sequence[StrategyOutcome],
+    *,
+    nodes: Sequence[str] = (),
+    added: str | None = None,
+    before: Sequence[StrategyOutcome] = (),
 ) -> SweepPoint:
-    """The point of a sweep that has these outcomes."""
+    """The point of a sweep that has these outcomes; ``before``: those of the point before it."""
     cells = tuple(
         SweepCell(
             strategy=row.strategy,
             status=row.status,
             predicted_s=row.predicted_s,
             gap=row.gap,
+            measured_s=row.measured.median if row.measured else None,
             unused=row.unused,
             error=row.error,
+            predicted_interval=row.predicted_interval,
         )
         for row in summarize_outcomes(outcomes)
     )
-    return SweepPoint(value=value, added=added, nodes=tuple(nodes), cells=cells)
+    gain = compare_plans(outcomes[-1], before[-1]) if outcomes and before else None
+    return SweepPoint(value=value, added=added, nodes=tuple(nodes), cells=cells, gain=gain)
 
 
 def add_measured_steps(sweep: ComparisonSweep, compared: Sequence[ComparisonRow]) -> ComparisonSweep:
-    """The same with what the comparison measured, at the value that it was made with."""
-    took_s = {row.strategy: row.measured.median for row in compared if row.measured}
+    """The same with what the comparison measured, each row at the value that it was made with."""
+    took_s = {
+        (
+            row.strategy,
+            row.microbatches if sweep.kind == "microbatches" else sweep.chosen,
+        ): row.measured.median
+        for row in compared
+        if row.measured
+    }
 
     def measured(point: SweepPoint) -> SweepPoint:
-        cells = (c.model_copy(update={"measured_s": took_s.get(c.strategy)}) for c in point.cells)
+        cells = (
+            cell.model_copy(update={"measured_s": took_s.get((cell.strategy, point.value), cell.measured_s)})
+            for cell in point.cells
+        )
         return point.model_copy(update={"cells": tuple(cells)})
 
-    points = (measured(point) if point.value == sweep.chosen else point for point in sweep.points)
-    return sweep.model_copy(update={"points": tuple(points)})
+    return sweep.model_copy(update={"points": tuple(map(measured, sweep.points))})
 
 
 def sweep_table(sweep: ComparisonSweep) -> tuple[list[str], list[list[str]]]:
@@ -110,15 +162,24 @@ def sweep_table(sweep: ComparisonSweep) -> tuple[list[str], list[list[str]]]:
 def _cell_text(cell: SweepCell) -> str:
     if cell.predicted_s is None:
         return "does not fit" if cell.status == "infeasible" else cell.status
-    measured = f" (measured {format_seconds(cell.measured_s)})" if cell.measured_s is not None else ""
-    return format_seconds(cell.predicted_s) + measured
+    measured = f", measured {format_seconds(cell.measured_s)}" if cell.measured_s is not None else ""
+    return format_estimate(cell.predicted_s, cell.predicted_interval) + measured
 
 
 def speedup_at(sweep: ComparisonSweep, at: int) -> float | None:
-    """How many times faster the last strategy is there than at the first point where it has a plan."""
-    line = dict(sweep.line(sweep.strategies[-1])) if sweep.strategies else {}
+    """How many times as fast the last strategy is there as at the first point where it has a plan.
+
+    By what was measured, where all of its plans were run.
+    """
+    line = _shown_line(sweep, sweep.strategies[-1]) if sweep.strategies else {}
     first = next(iter(line.values()), None)
     return first / line[at] if first and line.get(at) else None
+
+
+def _shown_line(sweep: ComparisonSweep, strategy: str) -> dict[int, float]:
+    """By point, a strategy's step in seconds: measured where all of them were, else predicted."""
+    predicted, measured = dict(sweep.line(strategy)), dict(sweep.line(strategy, measured=True))
+    return measured if measured.keys() == predicted.keys() else predicted
 
 
 def describe_sweep(sweep: ComparisonSweep) -> list[str]:
@@ -139,12 +200,18 @@ def describe_sweep(sweep: ComparisonSweep) -> list[str]:
 def _describe_node(sweep: ComparisonSweep, best: str, line: dict[int, float], at: int) -> str:
     """What the node that a point adds does to the step. ``line``: by point, the best strategy's seconds."""
     point = sweep.points[at]
-    node, step = point.added or f"node {point.value}", f"{format_seconds(line[at])} a step"
-    if at - 1 not in line:
-        return f"with {node} ({point.value} nodes) there is a plan that fits: {step}"
-    faster = line[at - 1] / line[at] if line[at] else 1.0
-    if faster >= 1 + LEAST_NODE_GAIN:
-        return f"adding {node} pays: {format_ratio(faster)} faster, {step}"
+    node, gain = point.added or f"node {point.value}", point.gain
+    if at - 1 not in line or gain is None:
+        return (
+            f"with {node} ({point.value} nodes) there is a plan that fits: {format_seconds(line[at])} a step"
+        )
     if any(cell.strategy == best and node in cell.unused for cell in point.cells):
         return f"adding {node} does not pay: the best plan leaves it unused"
-    return f"adding {node} does not pay: a step takes {format_percent(1 / faster - 1)}"
+    how = "predicted" if gain.measured is None else "measured"
+    step_s = line[at] if gain.measured is None else dict(sweep.line(best, measured=True))[at]
+    took = f"{format_seconds(step_s)} a step, {how}"
+    if not gain.told and gain.low is not None:
+        return f"adding {node} makes no difference that can be told: {took}"
+    if gain.ratio >= 1 + LEAST_NODE_GAIN:
+        return f"adding {node} pays: {format_ratio(gain.ratio)} as fast, {took}"
+    return f"adding {node} does not pay: a step takes {format_percent(1 / gain.ratio - 1)}, {how}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from skyctl.compare.outcome import StrategyOutcome
-from skyctl.compare.sweeps import ComparisonSweep, SweepPoint, sweep_point
+from skyctl.compare.conclusion import is_same_plan
+from skyctl.compare.outcome import ALONE, BASELINE, StrategyOutcome, pipeline_problem
+from skyctl.compare.sweeps import ComparisonSweep, NodesPoint, sweep_point
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import PlanOptions, plan_profile
 from skyctl.control.profiles import find_profile, probe_cluster
@@ -16,11 +17,14 @@ from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.problem import Problem
 from skyctl.records.profile import Profile
 from skyctl.workload.workload import Workload
 
-STRATEGIES = ("even", "heuristic", "optimal")
+STRATEGIES = (BASELINE, ALONE, "heuristic", "optimal")
 
+MeasureAll = Callable[[list[StrategyOutcome]], list[StrategyOutcome]]
+"""Runs all plans of these outcomes, for real."""
 RunOnePlan = Callable[[str, Plan], Measurement]
 """Runs the plan of the strategy that is named, for real."""
 OnProgress = Callable[[str], None]
@@ -66,24 +70,36 @@ def plan_strategies(
     """One outcome per strategy, in the order given; one that does not fit says why.
 
     Where the number of microbatches or the schedule is left to the planner, the best strategy's choice is
-    used for all, so that the rows answer the same problem.
+    used for all, so that the rows answer the same problem. ``alone`` has no pipeline to fill: it takes
+    whichever measured number of microbatches is the fastest there, whatever the others take.
 
     Raises:
         InfeasibleError, UndecidedError: none of them has a plan.
     """
-    return require_a_plan(plan_each(profile, options, ref, strategies))
+    return require_a_plan(_best_alone(profile, options, ref, plan_each(profile, options, ref, strategies)))
+
+
+def _best_alone(
+    profile: Profile, options: PlanOptions, ref: WorkloadRef, outcomes: Sequence[StrategyOutcome]
+) -> list[StrategyOutcome]:
+    """The same, ``alone`` with the best of all measured numbers of microbatches in place of a given one."""
+    free = replace(options, strategy=ALONE, microbatches=None)
+    return [
+        _outcome(profile, free, ref) if one.strategy == ALONE and options.microbatches is not None else one
+        for one in outcomes
+    ]
 
 
 def plan_each(
     profile: Profile, options: PlanOptions, ref: WorkloadRef, strategies: Sequence[str] = STRATEGIES
 ) -> list[StrategyOutcome]:
-    """As ``plan_strategies``, but having no plan at all is an answer, too."""
+    """As ``plan_strategies``, but a given number of microbatches holds for all, and no plan is an answer."""
     outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
-    made = [outcome.plan for outcome in outcomes if outcome.plan is not None]
+    made = [outcome.plan for outcome in outcomes if outcome.plan is not None and outcome.strategy != ALONE]
     if (options.microbatches is None or options.schedule in (None, AUTO)) and made:
         chosen = min(made, key=lambda plan: plan.predicted.iteration_s).problem
         for i, outcome in enumerate(outcomes):
-            if outcome.plan is None or outcome.plan.problem != chosen:
+            if outcome.strategy != ALONE and (outcome.plan is None or outcome.plan.problem != chosen):
                 alike = replace(options, microbatches=chosen.microbatches, schedule=chosen.schedule)
                 outcomes[i] = _outcome(profile, replace(alike, strategy=outcome.strategy), ref)
     return outcomes
@@ -102,6 +118,8 @@ def require_a_plan(outcomes: list[StrategyOutcome]) -> list[StrategyOutcome]:
 
 
 def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> StrategyOutcome:
+    if options.strategy == ALONE:
+        options = replace(options, schedule="1f1b")  # of one stage the simplest schedule is as good as any
     try:
         return StrategyOutcome(options.strategy, plan_profile(profile, options, ref))
     except (InfeasibleError, UndecidedError) as exc:
@@ -112,14 +130,15 @@ def measure_strategies(
     outcomes: Sequence[StrategyOutcome],
     run: RunOnePlan,
     on_outcome: Callable[[StrategyOutcome], None] = lambda _outcome: None,
+    earlier: Sequence[StrategyOutcome] = (),
 ) -> list[StrategyOutcome]:
-    """Runs every plan there is; equal plans run once and share their measurement.
+    """Runs every plan there is; equal plans, those of ``earlier`` too, run once and share their measurement.
 
     A run that fails is an outcome that says why; the others go on. ``on_outcome`` gets each as it comes.
     """
     measured: list[StrategyOutcome] = []
     for outcome in outcomes:
-        measured.append(_measured(outcome, measured, run))
+        measured.append(_measured(outcome, [*earlier, *measured], run))
         on_outcome(measured[-1])
     return measured
 
@@ -130,9 +149,9 @@ def _measured(
     """One outcome, run, or with the measurement of an earlier one of the same plan."""
     if outcome.plan is None:
         return outcome
-    twin = next((m for m in earlier if m.plan is not None and m.plan.stages == outcome.plan.stages), None)
+    twin = next((m for m in earlier if m.measurement is not None and is_same_plan(m, outcome)), None)
     if twin is not None and twin.measurement is not None:
-        shared = twin.measurement.model_copy(update={"strategy": outcome.strategy})
+        shared = twin.measurement.model_copy(update={"strategy": outcome.plan.strategy})
         return replace(outcome, measurement=shared)
     try:
         return replace(outcome, measurement=run(outcome.strategy, outcome.plan))
@@ -166,16 +185,17 @@ def sweep_microbatches(
         outcomes = min(outcomes, again, key=_best_s)
         tried = [(value, outcomes if value == chosen else found) for value, found in tried]
     points = tuple(sweep_point(value, found) for value, found in tried)
+    outcomes = _best_alone(profile, replace(job.options, microbatches=chosen), ref, outcomes)
     return outcomes, ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
 
 
-def sweep_nodes(
+def plan_nodes(
     job: ComparisonJob,
     profile: Profile,
     outcomes: Sequence[StrategyOutcome],
     counts: Sequence[int],
     on_progress: OnProgress,
-) -> ComparisonSweep:
+) -> list[NodesPoint]:
     """What the first nodes by speed would give, for each number of them; all else as in ``outcomes``.
 
     Nodes that ``--pin-first`` and ``--pin-last`` name come first, as there is no plan without them.
@@ -190,27 +210,60 @@ def sweep_nodes(
             f"--nodes {most}: {len(order)} node{'s were' if len(order) != 1 else ' was'} measured",
             hint=f"at most --nodes 1..{len(order)}, or --nodes 1..N for all",
         )
-    made = next(o.plan.problem for o in outcomes if o.plan is not None)
     ref = job.request.ref(job.workload.digest)
-    points: list[SweepPoint] = []
+    points: list[NodesPoint] = []
     for count in counts:
-        names = order[:count]
-        added = names[-1] if count > 1 else None
+        names = tuple(order[:count])
         if count == len(order):
-            points.append(sweep_point(count, outcomes, nodes=names, added=added))
+            points.append(NodesPoint(names, outcomes))
             continue
         on_progress(f"planning for {count} of {len(order)} nodes")
-        options = replace(job.options, only_nodes=names, microbatches=made.microbatches)
-        found = plan_each(profile, _within(options, len(counts)), ref, job.strategies)
-        points.append(sweep_point(count, found, nodes=names, added=added))
-    return ComparisonSweep(
-        kind="nodes", points=tuple(points), chosen=len(order) if len(order) in counts else None
-    )
+        options = replace(job.options, only_nodes=names, microbatches=_problem_of(outcomes).microbatches)
+        options = _within(options, len(counts))
+        found = _best_alone(profile, options, ref, plan_each(profile, options, ref, job.strategies))
+        points.append(NodesPoint(names, found))
+    return points
+
+
+def measure_nodes(
+    points: Sequence[NodesPoint],
+    planned: Sequence[StrategyOutcome],
+    measured: Sequence[StrategyOutcome],
+    measure: MeasureAll,
+) -> list[NodesPoint]:
+    """Runs the last strategy's plan of each point, under a name that says which.
+
+    Args:
+        planned: the comparison's own outcomes, which the point with all nodes has.
+        measured: the same, measured.
+    """
+    todo = {
+        f"{point.outcomes[-1].strategy}, {len(point.nodes)} node{'s' if len(point.nodes) > 1 else ''}": point
+        for point in points
+        if point.outcomes is not planned
+    }
+    ran = measure([replace(point.outcomes[-1], strategy=name) for name, point in todo.items()])
+    done = {
+        point.nodes: replace(outcome, strategy=point.outcomes[-1].strategy)
+        for point, outcome in zip(todo.values(), ran, strict=True)
+    }
+    return [
+        NodesPoint(
+            point.nodes, [*point.outcomes[:-1], done[point.nodes]] if point.nodes in done else measured
+        )
+        for point in points
+    ]
+
+
+def _problem_of(outcomes: Sequence[StrategyOutcome]) -> Problem:
+    problem = pipeline_problem(outcomes)
+    assert problem is not None
+    return problem
 
 
 def nodes_by_speed(outcomes: Sequence[StrategyOutcome], first: Sequence[str] = ()) -> list[str]:
     """The nodes of the outcomes' problem, the fastest on the whole model first; ``first`` before all."""
-    problem = next(o.plan.problem for o in outcomes if o.plan is not None)
+    problem = _problem_of(outcomes)
     rates: dict[str, float] = {}
     for device in problem.devices:
         each_s = problem.alone_s(device)
@@ -224,7 +277,9 @@ def _within(options: PlanOptions, points: int) -> PlanOptions:
 
 
 def _best_s(outcomes: Sequence[StrategyOutcome]) -> float:
-    steps = [o.plan.predicted.iteration_s for o in outcomes if o.plan is not None]
+    """The least predicted step, of pipelines where there are any."""
+    pipelines = [o for o in outcomes if o.strategy != ALONE and o.plan is not None] or outcomes
+    steps = [o.plan.predicted.iteration_s for o in pipelines if o.plan is not None]
     return min(steps, default=float("inf"))
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from skyctl import __version__
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.chart import MatrixCell, MatrixChart
-from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
+from skyctl.compare.conclusion import conclude
+from skyctl.compare.outcome import ALONE, StrategyOutcome, device_labels, pipeline_problem, summarize_outcomes
 from skyctl.compare.report_data import (
     ComparisonReport,
     DeviceSpeed,
@@ -66,13 +67,14 @@ def build_report(
     compared = summarize_outcomes(outcomes)
     hide = Anonymizer(cluster)
     shown = [row.model_copy(update={"error": hide(row.error)}) if row.error else row for row in compared]
-    problem = next((o.plan.problem for o in outcomes if o.plan is not None), None)
+    problem = pipeline_problem(outcomes)
     return ComparisonReport(
         cluster=cluster.name,
         workload=anonymize_workload(workload),
         created=(created or datetime.now(UTC)).strftime("%-d %B %Y, %H:%M UTC"),
         rows=shown,
         outcomes=outcomes,
+        conclusion=conclude(outcomes),
         about=_about(outcomes),
         devices=_device_speeds(problem, profile, outcomes) if problem is not None else (),
         links=_links(profile, cluster) if profile is not None else None,
@@ -118,13 +120,19 @@ def anonymize_workload(text: str) -> str:
 
 def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
     """What all rows have in common, a phrase each; nothing where there is no plan."""
-    plan = next((o.plan for o in outcomes if o.plan is not None), None)
-    if plan is None:
+    problem = pipeline_problem(outcomes)
+    if problem is None:
         return []
-    about = [f"{plan.problem.microbatches} microbatches"]
-    if plan.workload is not None:
-        about = [f"batch {plan.workload.batch_size} in {about[0]}", plan.workload.dtype]
-    about.append(f"schedule {plan.problem.schedule}")
+    about = [f"{problem.microbatches} microbatches"]
+    workload = next((o.plan.workload for o in outcomes if o.plan is not None), None)
+    if workload is not None:
+        about = [f"batch {workload.batch_size} in {about[0]}", workload.dtype]
+    about[0] += "".join(
+        f" ({ALONE}: {o.plan.problem.microbatches})"
+        for o in outcomes
+        if o.plan is not None and o.plan.problem.microbatches != problem.microbatches
+    )
+    about.append(f"schedule {problem.schedule}")
     steps = max((len(o.measurement.steps) for o in outcomes if o.measurement is not None), default=0)
     return [*about, f"{steps} training steps"] if steps else about
 

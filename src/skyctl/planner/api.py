@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import cast, get_args
 
-from skyctl.errors import InputError
+from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.evaluation import SearchResult, least_execution, read_placement
 from skyctl.planner.heuristic.balance import even_placement
@@ -35,7 +36,7 @@ def plan(
     """A plan for ``problem``.
 
     Args:
-        strategy: ``even``, ``heuristic`` or ``optimal``.
+        strategy: ``even``, ``alone`` (the fastest device that holds it all), ``heuristic`` or ``optimal``.
         time_limit_s: when to stop and return the best plan, with its bound if ``optimal``.
         assign: a plan of the user's own, (device, start, stop) in pipeline order; ``strategy`` is ignored.
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
@@ -43,7 +44,7 @@ def plan(
     Raises:
         InputError: an unknown strategy, an assignment that does not cover the layers, or layers whose names
             do not say which block they belong to.
-        InfeasibleError: proved that nothing fits (``even`` and ``assign``: that this does not).
+        InfeasibleError: proved that nothing fits (``even``, ``alone`` and ``assign``: that this does not).
         UndecidedError: nothing found in time, nothing proved.
     """
     if assign is not None:
@@ -63,6 +64,8 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
         placement = even_placement(model)
         require_allowed(model, placement, least_execution(model, placement), "an even split")
         result = _unproved(model, placement, "equal layer counts")
+    elif strategy == "alone":
+        result = _fastest_alone(model)
     elif strategy == "heuristic":
         from skyctl.planner.optimal_search import good_placement
 
@@ -129,6 +132,30 @@ def _unproved(model: CostModel, placement: Placement, method: str) -> SearchResu
     """A placement that claims no bound."""
     value_s, execution = choose_execution(model, placement)
     return SearchResult(placement, execution, value_s, None, False, method)
+
+
+def _fastest_alone(model: CostModel) -> SearchResult:
+    """All layers on the device that is the fastest with them; it recomputes where they fit no other way.
+
+    Raises:
+        InfeasibleError: none can hold them; the one with the most memory is named.
+    """
+    results: list[SearchResult] = []
+    refused: InfeasibleError | None = None
+    memory = [math.inf if d.memory_bytes is None else d.memory_bytes for d in model.problem.devices]
+    for d in sorted(range(model.devices), key=lambda d: -memory[d]):
+        placement = (StageAssignment(d, 0, model.layers),)
+        what = "no device can train alone: that"
+        try:
+            require_allowed(model, placement, least_execution(model, placement), what)
+        except InfeasibleError as exc:
+            refused = refused or exc
+        else:
+            results.append(_unproved(model, placement, "the fastest device that holds all layers"))
+    if not results:
+        assert refused is not None
+        raise refused
+    return min(results, key=lambda result: result.value_s)
 
 
 def _made_plan(

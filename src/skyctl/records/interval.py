@@ -21,3 +21,7 @@ class Interval(Record):
         if self.high_s < self.low_s:
             raise ValueError(f"an interval from {self.low_s:g} to {self.high_s:g} s")
         return self
+
+    def holds(self, seconds: float) -> bool:
+        """Whether a time lies within."""
+        return self.low_s <= seconds <= self.high_s

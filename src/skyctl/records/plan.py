@@ -10,7 +10,7 @@ from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, S
 from skyctl.records.interval import Interval
 from skyctl.records.problem import Problem
 
-Strategy = Literal["even", "heuristic", "optimal", "assigned"]
+Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
 
 class WorkloadRef(Record):

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from skyctl.compare.deviation import describe_deviation, find_differences
+from skyctl.compare.number_format import format_estimate
 from skyctl.records.measurement import (
     Measurement,
     ReplicaMeasurement,
@@ -174,6 +175,7 @@ def build_measurement(
         steps=steps,
         iteration_s=quantiles([steps[i - first].iteration_s for i in settled]),
         predicted_iteration_s=plan.predicted.iteration_s,
+        predicted_interval=plan.predicted.interval,
         replicas=tuple(replicas),
         final_loss=steps[-1].loss,
         attempts=1,
@@ -242,9 +244,8 @@ def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Mea
         done = figures()
         took_s, planned_s = done.iteration_s.median, done.predicted_iteration_s
         if planned_s > 0 and abs(took_s / planned_s - 1) > EARLY_DEVIATION:
-            callbacks.note(
-                f"after {EARLY_STEPS} steps: a step takes {took_s:.4f} s, predicted {planned_s:.4f} s"
-            )
+            predicted = format_estimate(planned_s, done.predicted_interval)
+            callbacks.note(f"after {EARLY_STEPS} steps: a step takes {took_s:.4f} s, predicted {predicted}")
             for sentence in describe_deviation(done):
                 callbacks.note(f"  {sentence}")
 
@@ -295,6 +296,7 @@ class StepHistory:
             steps=(),
             iteration_s=quantiles(times[1:] or times),
             predicted_iteration_s=plan.predicted.iteration_s,
+            predicted_interval=plan.predicted.interval,
             replicas=(),
             final_loss=loss,
             attempts=attempts,

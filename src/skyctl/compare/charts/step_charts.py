@@ -22,7 +22,9 @@ from skyctl.compare.charts.chart import (
 )
 from skyctl.compare.number_format import (
     UNKNOWN,
+    estimate_parts,
     format_bytes,
+    format_estimate,
     format_percent,
     format_ratio,
     format_seconds,
@@ -40,7 +42,9 @@ def step_time_chart(report: ComparisonReport) -> LaneChart:
     bound_s = next(
         (row.bound_s for row in report.planned if row.bound_s and row.objective == "iteration"), None
     )
-    legend = [LegendEntry("swatch", "predicted", "predicted")]
+    known = any(row.predicted_interval for row in report.planned)
+    interval = ", with its 80% interval" if known else ""
+    legend = [LegendEntry("swatch", "predicted", f"predicted{interval}")]
     if report.measured:
         legend.append(LegendEntry("swatch", "measured", "measured: median, with p10 to p90"))
     if bound_s is not None:
@@ -57,25 +61,31 @@ def step_time_chart(report: ComparisonReport) -> LaneChart:
 def _step_lane(row: ComparisonRow, bound_s: float | None) -> ChartLane:
     step_s = row.predicted_s or 0.0
     top, height = (3, 13) if row.measured else (8, 18)
-    tooltip = f"{row.strategy}, predicted: {format_seconds(step_s)}"
+    predicted = format_estimate(row.predicted_s, row.predicted_interval)
+    tooltip = f"{row.label}, predicted: {predicted}"
     marks: list[Mark] = [ChartBar(0, step_s, top, height, "predicted", tooltip)]
-    label = f"{row.strategy}: predicted {format_seconds(row.predicted_s)}"
+    if row.predicted_interval is not None:
+        marks += whisker(row.predicted_interval.low_s, row.predicted_interval.high_s, top + height / 2, 3.5)
+    label = f"{row.label}: predicted {predicted}"
     if row.measured:
         took = row.measured
         spread = f"p10 {format_seconds(took.p10)}, p90 {format_seconds(took.p90)}"
-        tooltip = f"{row.strategy}, measured: {format_seconds(took.median)}, {spread}"
+        tooltip = f"{row.label}, measured: {format_seconds(took.median)}, {spread}"
         marks.append(ChartBar(0, took.median, 18, 13, "measured", tooltip))
         marks += whisker(took.p10, took.p90, 24.5, 3.5)
         label += f", measured {format_seconds(took.median)}"
     if bound_s is not None:
         marks.append(VerticalLine(bound_s, 0, 34, "bound"))
+    details = (f"predicted {predicted}",) if row.measured else ()
+    if not row.measured and row.predicted_interval is not None:
+        details = (estimate_parts(row.predicted_s, row.predicted_interval)[1],)
     return ChartLane(
-        row.strategy,
+        row.label,
         tuple(marks),
         label,
         value=format_seconds(row.shown_s),
         remark=f" · {format_ratio(row.shown_speedup)}" if row.shown_speedup else "",
-        details=(f"predicted {format_seconds(row.predicted_s)}",) if row.measured else (),
+        details=details,
     )
 
 
@@ -98,7 +108,8 @@ def _share_chart(
     report: ComparisonReport, rows: Sequence[ComparisonRow], name: str, axis: ValueAxis
 ) -> LaneChart:
     row, plan = rows[0], report.plan(rows[0].strategy)
-    summary = [TextPart(format_seconds(row.predicted_s), "strong"), TextPart(" predicted")]
+    step, *interval = estimate_parts(row.predicted_s, row.predicted_interval)
+    summary = [TextPart(step, "strong"), TextPart(" ".join(["", *interval, "predicted"]))]
     if row.measured:
         measured = TextPart(format_seconds(row.measured.median), "strong")
         summary += [TextPart(" · "), measured, TextPart(" measured")]
@@ -196,12 +207,15 @@ def prediction_chart(report: ComparisonReport) -> LaneChart:
     values_s += [share.predicted_compute_s for row, _ in groups for share in row.shares]
     values_s += [row.measured.p90 for row, _ in groups if row.measured]
     values_s += [row.predicted_s or 0.0 for row, _ in groups]
+    values_s += [row.predicted_interval.high_s for row, _ in groups if row.predicted_interval]
     axis = seconds_axis(max(values_s), "a step", 1.03)
     lanes: list[ChartLane] = []
     for row, name in groups:
         assert row.measured is not None
         took = row.measured
         spread = whisker(took.p10, took.p90, 11, 5, "whisker on")
+        if row.predicted_interval is not None:
+            spread += whisker(row.predicted_interval.low_s, row.predicted_interval.high_s, 11, 8)
         lanes.append(
             _prediction_lane(
                 name, f"{name}, the step", row.predicted_s or 0.0, took.median, axis, spread, ": the step"
@@ -212,11 +226,13 @@ def prediction_chart(report: ComparisonReport) -> LaneChart:
                 what = f"{name}, {share.label}, computing"
                 pair_s = share.predicted_compute_s, share.measured_compute_s
                 lanes.append(_prediction_lane(share.label, what, *pair_s, axis))
-    legend = (
+    legend: tuple[LegendEntry, ...] = (
         LegendEntry("dot", "ring", "predicted"),
         LegendEntry("dot", "measured", "measured, median"),
         LegendEntry("line", "whisker on", "p10 to p90 of the steps"),
     )
+    if any(row.predicted_interval for row, _ in groups):
+        legend += (LegendEntry("line", "whisker", "the prediction's 80% interval"),)
     return LaneChart(
         "Steps, and each device's computing in them",
         axis,
@@ -353,5 +369,6 @@ def _longest_s(report: ComparisonReport) -> float:
     """What an axis must hold on which all strategies are drawn."""
     ends_s = [row.predicted_s or 0.0 for row in report.planned]
     ends_s += [row.measured.p90 for row in report.planned if row.measured]
+    ends_s += [row.predicted_interval.high_s for row in report.planned if row.predicted_interval]
     ends_s += [share.measured_compute_s or 0.0 for row in report.planned for share in row.shares]
     return max(ends_s, default=0.0)

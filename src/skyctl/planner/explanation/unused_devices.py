@@ -54,6 +54,8 @@ def explain_unused(
         return tuple(Unused(device=model.ids[d], reason=few) for d in idle)
     if strategy == "assigned":
         return tuple(Unused(device=model.ids[d], reason="not assigned") for d in idle)
+    if strategy == "alone":
+        return tuple(Unused(device=model.ids[d], reason="one device trains alone") for d in idle)
     known = "no faster plan with it was found"
     if proof.status == "optimal":
         known = PROVED_AMONG_WHOLE_BLOCKS if whole_blocks else PROVED

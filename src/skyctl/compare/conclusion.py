@@ -1,0 +1,250 @@
+"""What a comparison comes to: which plan to take, how much faster it is, and whether that can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+from skyctl.compare.number_format import format_ratio, format_ratio_interval, format_seconds
+from skyctl.compare.outcome import (
+    ALONE,
+    BASELINE,
+    PROVED_GAP,
+    ComparisonRow,
+    StrategyOutcome,
+    summarize_outcomes,
+)
+from skyctl.planner.prediction_interval import ratio_interval
+from skyctl.records.base import Name, Record, Seq
+from skyctl.records.interval import INTERVAL_SHARE
+from skyctl.records.measurement import Measurement
+
+LEAST_REPORTED_GAIN = 0.005
+"""Below this part a plan is not called faster where it is not known how sure that is."""
+MEASUREMENT_NOISE = 0.02
+"""Measured steps that differ by less are taken for equal."""
+NORMAL_P10_P90 = 2.563
+"""From p10 to p90 of a normal distribution, in standard deviations."""
+MEDIAN_ERROR = 1.2533
+"""The standard error of a median, in those of a mean, of a normal distribution."""
+
+
+class Gain(Record):
+    """How many times as fast a plan is as another: the other's step / its own.
+
+    ``predicted``: by the predicted steps; ``measured``: by the medians, where both were run. ``low``,
+    ``high``: in eight cases of ten the ratio (the measured one, where there is one) is between them; None:
+    unknown. ``told``: whether the difference can be told, so that one may be called faster.
+    ``same_plan``: there is none, both are one plan.
+    """
+
+    over: Name
+    predicted: float
+    measured: float | None = None
+    low: float | None = None
+    high: float | None = None
+    told: bool
+    same_plan: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """As measured, else as predicted."""
+        return self.predicted if self.measured is None else self.measured
+
+    @property
+    def faster(self) -> bool:
+        """Whether it may be called faster than the other."""
+        return self.told and self.ratio > 1
+
+
+class Conclusion(Record):
+    """The comparison's result. ``best``: the strategy to take; None: none has a plan.
+
+    ``alone_is_best``: one device alone is as fast as the fastest plan, or the difference can't be told.
+    ``gains``: of ``best`` over every other strategy that has a plan.
+    """
+
+    best: Name | None = None
+    alone_is_best: bool = False
+    gains: Seq[Gain] = ()
+
+    def over(self, strategy: str) -> Gain | None:
+        """How many times as fast the best plan is as that strategy's; None: it has none, or is the best."""
+        return next((gain for gain in self.gains if gain.over == strategy), None)
+
+
+def conclude(outcomes: Sequence[StrategyOutcome]) -> Conclusion:
+    """The best strategy and its gains over the others; one device alone where nothing is surely faster."""
+    best = _fastest(summarize_outcomes(outcomes))
+    if best is None:
+        return Conclusion()
+    by_name = {outcome.strategy: outcome for outcome in outcomes}
+    alone = by_name.get(ALONE)
+    alone_is_best = False
+    if alone is not None and (alone.measurement is not None or not any(o.measurement for o in outcomes)):
+        ahead = compare_plans(by_name[best], alone)
+        alone_is_best = ahead is not None and not ahead.faster
+    best = ALONE if alone_is_best else best
+    found = [compare_plans(by_name[best], other) for other in outcomes if other.strategy != best]
+    return Conclusion(
+        best=best, alone_is_best=alone_is_best, gains=tuple(gain for gain in found if gain is not None)
+    )
+
+
+def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
+    """The strategy with the shortest step, and of those as short a proved one.
+
+    By the measured step where any was measured, and then within ``MEASUREMENT_NOISE``. None: no plan.
+    """
+    rows = [row for row in compared if row.predicted_s is not None]
+    if any(row.measured for row in rows):
+        rows = [row for row in rows if row.measured]
+    if not rows:
+        return None
+    noise = MEASUREMENT_NOISE if rows[0].measured else PROVED_GAP
+    limit_s = min(row.shown_s or 0.0 for row in rows) * (1 + noise)
+    near = [row for row in rows if (row.shown_s or 0.0) <= limit_s]
+    order = {"optimal": 0, "bounded": 1, "feasible": 2}
+    best = min(near, key=lambda row: (order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0))
+    return best.strategy
+
+
+def compare_plans(one: StrategyOutcome, other: StrategyOutcome) -> Gain | None:
+    """How many times as fast ``one`` is as ``other``; None where either has no plan, or takes no time."""
+    if one.plan is None or other.plan is None or not one.plan.predicted.iteration_s:
+        return None
+    predicted = other.plan.predicted.iteration_s / one.plan.predicted.iteration_s
+    if is_same_plan(one, other):
+        return Gain(over=other.strategy, predicted=predicted, told=False, same_plan=True)
+    measured = None
+    if one.measurement is not None and other.measurement is not None and one.measurement.iteration_s.median:
+        measured = other.measurement.iteration_s.median / one.measurement.iteration_s.median
+        factor = math.exp(_median_ratio_error(one.measurement, other.measurement))
+        bounds: tuple[float, float] | None = (measured / factor, measured * factor)
+    else:
+        bounds = ratio_interval(other.plan, one.plan)
+    low, high = bounds or (None, None)
+    ratio = predicted if measured is None else measured
+    told = abs(ratio - 1) >= LEAST_REPORTED_GAIN if bounds is None else not bounds[0] <= 1 <= bounds[1]
+    return Gain(over=other.strategy, predicted=predicted, measured=measured, low=low, high=high, told=told)
+
+
+def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
+    """Whether two plans do the same: one run measures both."""
+    if one.plan is None or other.plan is None:
+        return False
+    return one.plan.stages == other.plan.stages and one.plan.problem.schedule == other.plan.problem.schedule
+
+
+def _median_ratio_error(one: Measurement, other: Measurement) -> float:
+    """How far the logarithm of two medians' ratio may be off, with the probability of an ``Interval``.
+
+    From how much each run's steps differ, and never less than ``MEASUREMENT_NOISE``.
+    """
+    errors = []
+    for run in (one, other):
+        took = run.iteration_s
+        deviation = (took.p90 - took.p10) / took.median / NORMAL_P10_P90 if took.median else 0.0
+        errors.append(MEDIAN_ERROR * deviation / math.sqrt(max(1, len(run.steps) - 1)))
+    quantile = NormalDist().inv_cdf((1 + INTERVAL_SHARE) / 2)
+    return max(MEASUREMENT_NOISE, quantile * math.hypot(*errors))
+
+
+def describe_conclusion(
+    conclusion: Conclusion, compared: Sequence[ComparisonRow], *, capitalized: bool = False
+) -> str:
+    """``optimal is 1.83× as fast as even, 1.40× as fast as tower alone, measured (predicted 1.9× and 1.5×)``.
+
+    Where one device alone is best, that comes first.
+
+    Args:
+        capitalized: begin as a heading does; a strategy's name stays as it is.
+    """
+    rows = {row.strategy: row for row in compared}
+    if conclusion.best is None:
+        return f"{'No' if capitalized else 'no'} strategy gives a plan that fits"
+    if conclusion.alone_is_best:
+        return _describe_alone(conclusion, rows)
+    best, base, alone = rows[conclusion.best], rows.get(BASELINE), rows.get(ALONE)
+    over_even, over_alone = conclusion.over(BASELINE), conclusion.over(ALONE)
+    faster = [gain for gain in (over_even, over_alone) if gain is not None and gain.faster]
+    end = "; no device can train alone" if alone is not None and alone.status == "infeasible" else ""
+    if base is not None and (best is base or (over_even is not None and not over_even.faster)):
+        text = _describe_tie(conclusion, rows, over_even, capitalized=capitalized)
+        more = f"; {best.strategy} is {_gain_texts(faster, rows)}" if faster else ""
+        return text + more + end
+    lead = f"{base.strategy} does not fit; " if base is not None and not base.planned else ""
+    if not faster:
+        return f"{lead}{best.strategy} takes {_step_times(best)}{end}"
+    return f"{lead}{best.strategy} is {_gain_texts(faster, rows)}{end}"
+
+
+def _describe_alone(conclusion: Conclusion, rows: dict[str, ComparisonRow]) -> str:
+    """``tower alone is best: 1.20× as fast as optimal, 1.83× as fast as even, measured``."""
+    best, over_even = rows[ALONE], conclusion.over(BASELINE)
+    text = f"{best.device_label} alone is best: "
+    pipelines = [gain for gain in conclusion.gains if gain.over != BASELINE]
+    same = [gain.over for gain in pipelines if gain.same_plan]
+    rival = min(pipelines, key=lambda gain: gain.ratio, default=None)
+    told = []
+    parts = []
+    if same:
+        parts.append(f"{' and '.join(same)} leave{'' if len(same) > 1 else 's'} all other devices unused")
+    elif rival is not None:
+        told.append(rival)
+    told += [over_even] if over_even is not None and not over_even.same_plan else []
+    parts += [f"no difference that can be told from {gain.over}" for gain in told if not gain.faster]
+    if faster := [gain for gain in told if gain.faster]:
+        parts.append(_gain_texts(faster, rows))
+    return text + "; ".join(parts or [f"it takes {_step_times(best)}"])
+
+
+def _describe_tie(
+    conclusion: Conclusion,
+    rows: dict[str, ComparisonRow],
+    over_even: Gain | None,
+    *,
+    capitalized: bool,
+) -> str:
+    """What is said where nothing is faster than even, or not so that it could be told."""
+    base = rows[BASELINE]
+    if over_even is not None and over_even.low is not None and over_even.high is not None:
+        found = f"{format_ratio(over_even.ratio)} ({format_ratio_interval(over_even.low, over_even.high)})"
+        how = "predicted" if over_even.measured is None else "measured"
+        no = "No" if capitalized else "no"
+        return f"{no} difference that can be told between {conclusion.best} and even: {found}, {how}"
+    others = [row for row in rows.values() if row.strategy not in (BASELINE, ALONE)]
+    nothing = "Nothing" if capitalized else "nothing"
+    hoped = max(others, key=lambda row: (row.predicted_speedup or 0.0, row.status == "optimal"), default=base)
+    if hoped.measured_speedup is not None and (hoped.predicted_speedup or 0.0) >= 1 + LEAST_REPORTED_GAIN:
+        return (
+            f"{nothing} beat even when it was run: {hoped.strategy} was predicted "
+            f"{format_ratio(hoped.predicted_speedup)} as fast, and measured "
+            f"{format_ratio(hoped.measured_speedup)}"
+        )
+    names = [row.strategy for row in others]
+    gains = f"; {' and '.join(names)} gain{'' if len(names) > 1 else 's'} nothing" if names else ""
+    return f"{nothing} beats even here: {_step_times(base)}{gains}"
+
+
+def _gain_texts(gains: Sequence[Gain], rows: dict[str, ComparisonRow]) -> str:
+    """``1.83× as fast as even, 1.40× as fast as tower alone, measured (predicted 1.90× and 1.45×)``."""
+    texts = []
+    for measured in (True, False):
+        kind = [gain for gain in gains if (gain.measured is not None) == measured]
+        if not kind:
+            continue
+        each = [f"{format_ratio(gain.ratio)} as fast as {_named(rows[gain.over])}" for gain in kind]
+        hoped = " and ".join(format_ratio(gain.predicted) for gain in kind)
+        texts.append(", ".join(each) + (f", measured (predicted {hoped})" if measured else ", predicted"))
+    return "; ".join(texts)
+
+
+def _named(row: ComparisonRow) -> str:
+    return f"{row.device_label} alone" if row.strategy == ALONE else row.strategy
+
+
+def _step_times(row: ComparisonRow) -> str:
+    text = f"{format_seconds(row.predicted_s)} a step, predicted"
+    return text + (f"; {format_seconds(row.measured.median)} measured" if row.measured else "")

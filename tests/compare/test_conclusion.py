@@ -1,0 +1,172 @@
+"""What a comparison comes to, and how that is said: by what was measured, predicted, and how sure it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyctl.compare import conclusion
+from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusion
+from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
+
+TWO = ("tower/cpu:0", "laptop/cpu:0")
+
+
+def said(*outcomes: StrategyOutcome, capitalized: bool = False) -> str:
+    rows = summarize_outcomes(outcomes)
+    return describe_conclusion(conclude(outcomes), rows, capitalized=capitalized)
+
+
+@pytest.fixture
+def alone(outcome):
+    """Makes an outcome of the tower alone; with ``median_s`` its steps were measured around that."""
+
+    def make(step_s: float = 2.0, median_s: float | None = None, **more) -> StrategyOutcome:
+        steps_s = None if median_s is None else [9.0, 0.99 * median_s, median_s, 1.01 * median_s]
+        return outcome(
+            "alone", TWO, counts=(12, 0), compute_s=(step_s,), step_s=step_s, steps_s=steps_s, **more
+        )
+
+    return make
+
+
+@pytest.fixture
+def ratios(monkeypatch: pytest.MonkeyPatch):
+    """Sets where the ratio of two predicted steps lies, relative to their quotient."""
+
+    def put(low: float, high: float) -> None:
+        def interval(slower, faster):
+            quotient = slower.predicted.iteration_s / faster.predicted.iteration_s
+            return low * quotient, high * quotient
+
+        monkeypatch.setattr(conclusion, "ratio_interval", interval)
+
+    return put
+
+
+def test_the_headline_has_both_baselines(three, alone) -> None:
+    assert said(*three, alone(1.8, 2.0)) == (
+        "optimal is 1.56× as fast as even, 1.25× as fast as tower alone, measured (predicted 1.67× and 1.20×)"
+    )
+    assert said(*three) == "optimal is 1.56× as fast as even, measured (predicted 1.67×)"
+
+
+def test_predicted_alone_it_says_so(outcome, alone) -> None:
+    best = outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.25)
+    assert said(outcome("even"), alone(2.0), best) == (
+        "optimal is 2.00× as fast as even, 1.60× as fast as tower alone, predicted"
+    )
+
+
+def test_one_machine_that_is_best_comes_first(three, alone) -> None:
+    text = said(*three, alone(1.2, 1.25))
+    assert text == (
+        "tower alone is best: 1.28× as fast as optimal, 2.00× as fast as even, measured "
+        "(predicted 1.25× and 2.08×)"
+    )
+    found = conclude([*three, alone(1.2, 1.25)])
+    assert (found.best, found.alone_is_best) == ("alone", True)
+    assert said(*three, alone(1.2, 1.25), capitalized=True) == text  # a node's name stays as it is
+
+
+def test_what_was_measured_decides(three, alone) -> None:
+    """The tower alone was predicted to be slower, and is not."""
+    assert said(*three, alone(3.0, 1.0)).startswith("tower alone is best: 1.60× as fast as optimal")
+
+
+def test_one_machine_as_fast_as_all_is_best(three, alone) -> None:
+    assert said(*three, alone(1.6, 1.61)) == (
+        "tower alone is best: no difference that can be told from optimal; "
+        "1.55× as fast as even, measured (predicted 1.56×)"
+    )
+
+
+def test_an_optimal_plan_that_is_one_machine(outcome, alone) -> None:
+    same = outcome(
+        "optimal", TWO, counts=(12, 0), compute_s=(2.0,), step_s=2.0, status="optimal", bound_s=2.0
+    )
+    assert said(outcome("even"), alone(2.0), same) == (
+        "tower alone is best: optimal leaves all other devices unused; 1.25× as fast as even, predicted"
+    )
+    gain = compare_plans(same, alone(2.0))
+    assert gain is not None
+    assert gain.same_plan
+    other = outcome("optimal", TWO, counts=(12, 0), compute_s=(2.0,), step_s=2.0, microbatches=8)
+    assert not compare_plans(other, alone(2.0)).same_plan
+
+
+def test_where_no_device_holds_the_model(outcome) -> None:
+    none = StrategyOutcome("alone", None, "no device can train alone: that gives a layers [0, 6), …")
+    best = outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.25)
+    assert said(outcome("even"), none, best) == (
+        "optimal is 2.00× as fast as even, predicted; no device can train alone"
+    )
+    small = StrategyOutcome("even", None, "too small")
+    assert said(small, none, best) == (
+        "even does not fit; optimal takes 1.25 s a step, predicted; no device can train alone"
+    )
+
+
+def test_faster_only_where_the_interval_says_so(outcome, alone, ratios) -> None:
+    even, best = (
+        outcome("even", step_s=2.0),
+        outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.9),
+    )
+    assert "1.05× as fast as even" in said(even, best)  # unknown how sure that is: as it was
+    ratios(0.9, 1.1)
+    assert said(even, best) == (
+        "no difference that can be told between optimal and even: 1.05× (0.95–1.16), predicted"
+    )
+    assert said(even, best, capitalized=True).startswith("No difference")
+    assert said(even, alone(1.95), best) == (
+        "tower alone is best: no difference that can be told from optimal; "
+        "no difference that can be told from even"
+    )
+    ratios(0.98, 1.02)
+    assert said(even, best) == "optimal is 1.05× as fast as even, predicted"
+    gain = conclude([even, best]).over("even")
+    assert gain is not None
+    assert gain.told
+    assert (gain.low, gain.high) == pytest.approx((0.98 * 2 / 1.9, 1.02 * 2 / 1.9))
+
+
+def test_runs_whose_steps_scatter_are_told_apart_less_well(outcome) -> None:
+    even = outcome("even", steps_s=[9.0, 2.0, 2.0, 2.0])
+    assert compare_plans(outcome("optimal", counts=(8, 4), steps_s=[9.0, 1.9, 1.9, 1.9]), even).told
+    wild = outcome("optimal", counts=(8, 4), steps_s=[9.0, 1.5, 1.9, 2.4])
+    gain = compare_plans(wild, even)
+    assert not gain.told
+    assert gain.low < 1 < gain.high
+
+
+def test_a_run_of_one_machine_that_failed_decides_nothing(three, alone) -> None:
+    failed = StrategyOutcome("alone", alone(0.5).plan, "rank 0 died")
+    assert conclude([*three, failed]).best == "optimal"
+    assert said(*three, failed).startswith("optimal is 1.56× as fast as even, measured")
+
+
+def test_nothing_is_faster(three, outcome) -> None:
+    assert said() == "no strategy gives a plan that fits"
+    assert said(three[0]) == "nothing beats even here: 2.50 s a step, predicted; 2.50 s measured"
+    slow = outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.25, steps_s=[9.0, 5.0])
+    assert said(three[0], slow) == (
+        "nothing beat even when it was run: optimal was predicted 2.00× as fast, and measured 0.50×"
+    )
+    none = StrategyOutcome("even", None, "too small")
+    assert said(none, outcome("optimal")) == "even does not fit; optimal takes 2.50 s a step, predicted"
+
+
+def test_a_proved_plan_is_best_among_equals(outcome) -> None:
+    same = [
+        outcome("even"),
+        outcome("heuristic", step_s=2.0),
+        outcome("optimal", step_s=2.0, status="optimal"),
+    ]
+    assert conclude(same).best == "optimal"
+
+
+def test_a_heading_begins_with_a_capital_or_a_strategys_name(three, outcome) -> None:
+    assert said(capitalized=True) == "No strategy gives a plan that fits"
+    assert said(three[0], capitalized=True).startswith("Nothing beats even here")
+    assert said(*three, capitalized=True).startswith("optimal is")
+    none = StrategyOutcome("even", None, "too small")
+    assert said(none, outcome("optimal"), capitalized=True).startswith("even does not fit")
