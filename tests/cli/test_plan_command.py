@@ -15,8 +15,10 @@ import pytest
 from skyctl.cli.command_output import Output
 from skyctl.cli.progress_display import strip_control
 from skyctl.cli.show_plan import show_plan
+from skyctl.compare.number_format import format_estimate
 from skyctl.planner.api import plan
 from skyctl.planner.plan_record import make_certificate
+from skyctl.records.interval import Interval
 from skyctl.records.plan import Plan, WholeBlocksProof
 from skyctl.records.problem import Problem
 
@@ -255,6 +257,18 @@ def on_terminal(made: Plan, width: int) -> str:
         patch.setattr(sys, "stdout", screen)
         show_plan(Output(), made)
     return strip_control(screen.getvalue())
+
+
+def test_the_step_has_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan(Problem.model_validate(document()))
+    step_s = made.predicted.iteration_s
+    for objective, what in (("iteration", "step: "), ("bottleneck", "a step takes ")):
+        sure = made.predicted.model_copy(
+            update={"interval": Interval(low_s=0.9 * step_s, high_s=1.2 * step_s)}
+        )
+        problem = made.problem.model_copy(update={"objective": objective})
+        show_plan(Output(), made.model_copy(update={"predicted": sure, "problem": problem}))
+        assert f"{what}{format_estimate(step_s, sure.interval)} predicted" in capsys.readouterr().out
 
 
 def test_json_is_the_plan_alone(run: Run) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from skyctl.cli.app import main
 from skyctl.cli.command_output import Output
-from skyctl.cli.run_display import show_deviation
+from skyctl.cli.run_display import show_deviation, show_measurement
+from skyctl.records.interval import Interval
 from skyctl.records.measurement import (
     Difference,
     Measurement,
@@ -74,3 +75,20 @@ def test_what_was_off(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_nothing_was_off_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     show_deviation(Output(), run())
     assert capsys.readouterr().out == ""
+
+
+def test_the_end_of_a_run_says_whether_its_interval_held(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run()
+    for interval, words in (
+        (None, "predicted 1.0000 s, off by -37.5%\n"),
+        (
+            Interval(low_s=0.9, high_s=1.7),
+            "predicted 1.00 s (0.90–1.70), off by -37.5%, within the interval\n",
+        ),
+        (
+            Interval(low_s=0.9, high_s=1.2),
+            "predicted 1.00 s (0.90–1.20), off by -37.5%, outside the interval\n",
+        ),
+    ):
+        show_measurement(Output(), done.model_copy(update={"predicted_interval": interval}))
+        assert words in capsys.readouterr().out

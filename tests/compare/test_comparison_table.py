@@ -97,3 +97,43 @@ def test_it_fits_80_columns_and_names_are_not_markup(outcome) -> None:
     lines = _lines(running.table(), 80)
     assert "[red]even" in lines[1]
     assert all(len(line.rstrip()) <= 80 and "…" not in line for line in lines)
+
+
+def _unsure(outcome) -> list[StrategyOutcome]:
+    """Even, the tower alone and optimal, with intervals; the first two were run."""
+    return [
+        outcome("even", interval_s=(2.3, 2.9), steps_s=[9.0, 2.4, 2.5, 2.6]),
+        outcome(
+            "alone",
+            counts=(12, 0),
+            compute_s=(2.0,),
+            step_s=2.0,
+            interval_s=(1.9, 2.2),
+            steps_s=[9.0, 2.3, 2.4, 2.5],
+        ),
+        outcome("optimal", compute_s=(1.0, 1.2), step_s=1.25, interval_s=(1.2, 1.4)),
+    ]
+
+
+def test_intervals_and_whether_they_held(outcome) -> None:
+    rows = summarize_outcomes(_unsure(outcome))
+    assert [row.within_interval for row in rows] == [True, False, None]
+    lines = comparison_lines(rows)
+    assert "predicted step (80 %)" in lines[0]
+    assert "2.50 s (2.30–2.90)" in lines[1]
+    assert "+0.0 % within" in lines[1]
+    assert lines[2].startswith("alone (tower)")
+    assert "−16.7 % outside" in lines[2]
+    table = _lines(comparison_table(rows, "alone"), 80)
+    text = "\n".join(table)
+    assert all(len(line.rstrip()) <= 80 for line in table)
+    for part in ("(2.30–2.90)", "within", "outside", "alone", "(tower)", "(1.20–1.40)"):
+        assert part in text, part
+    assert "…" not in text
+
+
+def test_a_line_of_a_run_has_its_interval(outcome) -> None:
+    even, alone, _ = _unsure(outcome)
+    running = ProgressTable([even, alone], steps=4)
+    running.end_run(even)
+    assert "predicted 2.50 s (2.30–2.90)" in running.ended_line("even")

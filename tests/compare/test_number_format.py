@@ -6,6 +6,7 @@ import pytest
 
 from skyctl.compare.number_format import (
     format_bytes,
+    format_estimate,
     format_figure,
     format_gap,
     format_percent,
@@ -13,6 +14,7 @@ from skyctl.compare.number_format import (
     format_seconds,
     format_seconds_range,
 )
+from skyctl.records.interval import Interval
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,28 @@ from skyctl.compare.number_format import (
 )
 def test_seconds(value_s: float | None, text: str) -> None:
     assert format_seconds(value_s) == text
+
+
+@pytest.mark.parametrize(
+    ("value_s", "bounds_s", "text"),
+    [
+        (1.38, (1.36, 1.451), "1.38 s (1.36–1.45)"),
+        (0.9, (0.84, 1.06), "900 ms (840–1060)"),
+        (1.04, (0.9, 1.2), "1.04 s (0.90–1.20)"),
+        (0.0123, (0.012, 0.013), "12.3 ms (12.0–13.0)"),
+        (0.0, (0.0, 0.1), "0.00 s (0.00–0.10)"),
+    ],
+)
+def test_estimates_have_one_unit_and_the_same_digits(
+    value_s: float, bounds_s: tuple[float, float], text: str
+) -> None:
+    interval = Interval(low_s=bounds_s[0], high_s=bounds_s[1])
+    assert format_estimate(value_s, interval) == text
+
+
+def test_an_estimate_without_an_interval_is_a_time() -> None:
+    assert format_estimate(1.38, None) == "1.38 s"
+    assert format_estimate(None, None) == "–"
 
 
 def test_ratios_percents_and_gaps() -> None:

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from skyctl.compare.charts.chart import HorizontalLine
+from skyctl.compare.charts.step_charts import prediction_chart, step_time_chart
 from skyctl.compare.outcome import StrategyOutcome
 from skyctl.compare.report_page import render_report
 from skyctl.planner.api import plan
@@ -96,6 +98,44 @@ def test_figures_and_their_units_stay_together(outcome, reports: ModuleType) -> 
     text = render_report(reports.made([outcome("even", steps_s=[9.0, 2.4])]))
     assert "2.50\u00a0s a step, predicted" in text
     assert not re.search(r"\d (?:s|ms|%|MiB)\b", re.sub(r"<style>.*</style>", "", text, flags=re.S))
+
+
+def test_intervals_are_told_and_drawn(outcome, reports: ModuleType) -> None:
+    even = outcome("even", interval_s=(2.3, 2.9), steps_s=[9.0, 2.4, 2.5, 2.6])
+    alone = outcome(
+        "alone",
+        counts=(12, 0),
+        compute_s=(1.5,),
+        step_s=1.5,
+        interval_s=(1.4, 1.7),
+        steps_s=[9.0, 1.9, 2.0, 2.1],
+    )
+    made = reports.made([even, alone])
+    read = reports.Reader(render_report(made))
+    assert read.faults == []
+    words = read.words.replace("\u00a0", " ")
+    for part in (
+        "tower alone is best: 1.25× as fast as even, measured (predicted 1.67×)",
+        "predicted 2.50 s (2.30–2.90)",
+        "1 of 2 within their interval",
+        "−25.0 %, outside",
+        "alone (tower)",
+        "as fast as even",
+        "predicted, with its 80% interval",
+        "the prediction's 80% interval",
+        "the fastest device that holds the whole model",
+    ):
+        assert part in words, part
+    (lanes,) = (panel.lanes for panel in step_time_chart(made).panels)
+    whiskers = [mark for mark in lanes[0].marks if isinstance(mark, HorizontalLine)]
+    assert [(mark.start, mark.end) for mark in whiskers] == [(2.3, 2.9), pytest.approx((2.42, 2.58))]
+    ends = [
+        mark.end
+        for lane in prediction_chart(made).panels[0].lanes
+        for mark in lane.marks
+        if mark.kind == "level"
+    ]
+    assert 2.9 in ends
 
 
 def test_every_word_and_figure_is_as_recorded(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from skyctl.cli.show_comparison import _choice
+from skyctl.compare.conclusion import conclude, describe_conclusion
+from skyctl.compare.outcome import summarize_outcomes
 from skyctl.compare.sweeps import nodes_sweep
 from skyctl.control import comparison_job
 from skyctl.control.comparison_job import ComparisonJob
 from skyctl.control.plan_creation import PlanOptions, plan_best
 from skyctl.errors import InfeasibleError, InputError
+from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 
@@ -19,8 +23,8 @@ REF = WorkloadRef(source="x", digest="0", batch_size=32, dtype="float32", seed=0
 SPEEDS = {"slow": 1.0, "fast": 4.0, "middle": 2.0}
 
 
-def problem(microbatches: int, nodes) -> Problem:
-    """Six layers; a microbatch costs its share of the batch and a little more."""
+def problem(microbatches: int, nodes, rate: float = 0.0, memory_bytes: float | None = None) -> Problem:
+    """Six layers; a microbatch costs its share of the batch and a bit more. ``rate``: of links, bytes/s."""
     one_s = 8.0 / microbatches + 0.05
     times = {
         f"{node}/cpu:0": LayerTimes(
@@ -31,9 +35,14 @@ def problem(microbatches: int, nodes) -> Problem:
         for node in nodes
     }
     layer = {"flops": 3.0, "state_bytes": 1.0, "activation_bytes": 1.0, "output_bytes": 1.0}
+    pairs = [(a, b) for a in times for b in times if a != b]
     return Problem(
         layers=[Layer(name=f"l{i}", **layer) for i in range(6)],
-        devices=[Device(id=device, flops_per_s=1.0, memory_bytes=None) for device in times],
+        devices=[Device(id=device, flops_per_s=1.0, memory_bytes=memory_bytes) for device in times],
+        links=[
+            Link(source=a, target=b, latency_s=0.0, bandwidth_bytes_per_s=rate)
+            for a, b in (pairs if rate else ())
+        ],
         times=times,
         microbatches=microbatches,
     )
@@ -116,3 +125,91 @@ def test_all_rows_take_the_best_ones_choice(monkeypatch):
     assert problems[0].schedule in asked or asked == [None, "1f1b", None, None]
     assert problems[1].schedule == "1f1b"  # alone: one stage needs no other
     assert _choice(outcomes) == [f"every row: {problems[0].schedule}, 8 microbatches"]
+
+
+@pytest.fixture
+def measured_numbers(monkeypatch: pytest.MonkeyPatch):
+    """Profiles with these numbers of microbatches; figures as in ``problem``."""
+
+    def put(*numbers: int, nodes=tuple(SPEEDS), **more) -> None:
+        def plan_profile(_profile, options, _ref):
+            wanted = numbers if options.microbatches is None else [options.microbatches]
+            made = [problem(m, options.only_nodes or nodes, **more) for m in wanted]
+            return plan_best(made, replace(options, time_limit_s=5.0))
+
+        monkeypatch.setattr(comparison_job, "plan_profile", plan_profile)
+
+    return put
+
+
+def test_alone_takes_the_number_of_microbatches_that_suits_it(measured_numbers) -> None:
+    """Fewer, larger microbatches cost less by themselves; only a pipeline gains by many."""
+    measured_numbers(4, 16)
+    for options in (PlanOptions(), PlanOptions(microbatches=16)):
+        outcomes = comparison_job.plan_strategies(None, options, REF)  # type: ignore[arg-type]
+        even, alone, _, optimal = outcomes
+        assert alone.plan.stages[0].replicas[0].device == "fast/cpu:0"
+        assert alone.plan.problem.microbatches == 4
+        assert even.plan.problem == optimal.plan.problem
+        assert optimal.plan.problem.microbatches == 16
+        assert _choice(outcomes)[0].endswith("16 microbatches; alone: 4 microbatches")
+    row = summarize_outcomes(outcomes)[1]
+    assert row.label == "alone (fast)"
+    assert conclude(outcomes).best == "optimal"
+
+
+def test_two_machines_of_which_one_is_best_alone(measured_numbers) -> None:
+    """A slow link between unequal machines: the optimal plan is the fast one's, run once, and said first."""
+    measured_numbers(4, 8, nodes=("fast", "slow"), rate=0.5)
+    outcomes = comparison_job.plan_strategies(None, PlanOptions(), REF)  # type: ignore[arg-type]
+    ran = []
+
+    def run(name, plan):
+        ran.append(name)
+        took_s = 1.02 * plan.predicted.iteration_s
+        return Measurement(
+            run_id=name,
+            strategy=plan.strategy,
+            steps=[StepMeasurement(step=i, loss=1.0, iteration_s=took_s) for i in range(4)],
+            iteration_s=Quantiles(median=took_s, p10=0.99 * took_s, p90=1.01 * took_s),
+            predicted_iteration_s=plan.predicted.iteration_s,
+            replicas=[],
+            final_loss=1.0,
+            attempts=1,
+            weights=None,
+        )
+
+    measured = comparison_job.measure_strategies(outcomes, run)
+    assert ran == ["even", "alone"]  # heuristic and optimal come to the same plan
+    assert [o.measurement.strategy for o in measured] == ["even", "alone", "heuristic", "optimal"]
+    found = conclude(measured)
+    assert found.alone_is_best
+    text = describe_conclusion(found, summarize_outcomes(measured))
+    assert text.startswith("fast alone is best: heuristic and optimal leave all other devices unused; ")
+    assert text.count("as fast as even, measured") == 1
+
+
+def test_where_no_device_holds_the_model_alone_says_why(measured_numbers) -> None:
+    measured_numbers(8, memory_bytes=9.0)
+    outcomes = comparison_job.plan_strategies(None, PlanOptions(), REF)  # type: ignore[arg-type]
+    row = summarize_outcomes(outcomes)[1]
+    assert row.status == "infeasible"
+    assert row.why_no_plan.startswith("infeasible: no device can train alone: that gives")
+    assert outcomes[3].plan is not None
+
+
+def test_every_number_of_nodes_is_run_once(job: ComparisonJob) -> None:
+    planned = job.plans(None)  # type: ignore[arg-type]
+    points = comparison_job.plan_nodes(job, None, planned, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
+    asked = []
+
+    def measure(outcomes):
+        asked.extend(o.strategy for o in outcomes)
+        return [replace(outcomes[0], error="rank 0 died"), *outcomes[1:]]
+
+    done = comparison_job.measure_nodes(points, planned, planned, measure)
+    assert asked == ["optimal, 1 node", "optimal, 2 nodes"]
+    assert [point.outcomes[-1].strategy for point in done] == ["optimal"] * 3
+    assert done[0].outcomes[-1].error == "rank 0 died"
+    assert done[2].outcomes is planned
+    assert [cell.error for cell in nodes_sweep(done, 3).points[0].cells] == [None, None, None, "rank 0 died"]

@@ -37,6 +37,34 @@ def test_even_that_does_not_fit_names_device_need_and_has():
         plan(problem(first_stage=["n1/cpu:0"]), "even")
 
 
+def test_alone_is_the_fastest_device_that_holds_all_layers():
+    found = plan(problem(speeds=[1, 4, 2], memory=[None, 5.0, None]), "alone")
+    assert ranges(found) == [("n2/cpu:0", 0, 6)]  # the fastest has too little memory
+    assert found.strategy == "alone"
+    assert found.certificate.status == "feasible"
+    assert {unused.reason for unused in found.unused} == {"one device trains alone"}
+    assert verify(found.problem, found).ok
+    assert ranges(plan(problem(speeds=[1, 4], first_stage=["n0/cpu:0"]), "alone")) == [("n0/cpu:0", 0, 6)]
+
+
+def test_alone_recomputes_where_it_fits_no_other_way():
+    layers = tuple(
+        one.model_copy(update={"activation_bytes": 5.0, "output_bytes": 0.1}) for one in problem().layers
+    )
+    small = problem(speeds=[1, 4], memory=[None, 20.0]).model_copy(update={"layers": layers})
+    assert ranges(plan(small, "alone")) == [("n0/cpu:0", 0, 6)]
+    found = plan(small.model_copy(update={"recompute": True}), "alone")
+    assert ranges(found) == [("n1/cpu:0", 0, 6)]
+    assert found.stages[0].replicas[0].recompute
+
+
+def test_where_nothing_fits_alone_the_largest_device_is_named():
+    with pytest.raises(
+        InfeasibleError, match=r"no device can train alone: that gives n1/cpu:0 layers \[0, 6\)"
+    ):
+        plan(problem(memory=[2.0, 3.0]), "alone")
+
+
 def test_assigned():
     found = plan(problem(speeds=[1, 2]), assign=[("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)])
     assert found.strategy == "assigned"

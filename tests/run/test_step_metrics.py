@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from skyctl.run.step_metrics import StepCollector
+from types import SimpleNamespace
+from typing import Any
+
+from tests.planner.planner_problems import problem
+
+from skyctl.planner.api import plan
+from skyctl.records.interval import Interval
+from skyctl.run.step_metrics import StepCollector, build_measurement
 
 from ..helpers.events import step_event
 
@@ -30,3 +37,16 @@ def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:
     assert [one.step for one in collected.heard(9)] == [1, 2, 3, 4, 5]
     del collected.by_rank[2][3]
     assert [one.step for one in collected.heard(9)] == [1, 2]
+
+
+def test_a_measurement_has_the_interval_of_its_plan() -> None:
+    made = plan(problem(speeds=[1.0]))
+    sure = made.predicted.model_copy(update={"interval": Interval(low_s=17.0, high_s=20.0)})
+    collected = StepCollector(ranks=1, steps=3)
+    for step in range(3):
+        collected.add(0, step_event(step))
+    collected.complete()
+    rank: Any = SimpleNamespace(rank=0, device="n0/cpu:0")
+    for given in (made, made.model_copy(update={"predicted": sure})):
+        done = build_measurement("r", given, [rank], collected, None)
+        assert done.predicted_interval == given.predicted.interval

@@ -51,6 +51,17 @@ def test_every_picture_of_a_report_is_drawn(three, reports: ModuleType, tmp_path
     ]  # fmt: skip
 
 
+def test_intervals_are_drawn(outcome, reports: ModuleType, tmp_path: Path) -> None:
+    """The same report with and without them: whiskers make the pictures differ."""
+    for name in ("plot", "prediction"):
+        drawn = []
+        for interval_s in (None, (2.3, 2.45)):
+            made = reports.made([outcome("even", interval_s=interval_s, steps_s=[9.0, 2.4, 2.5, 2.6])])
+            picture = next(one for one in picture_files(made) if one.name == name)
+            drawn.append(write_png(tmp_path / picture.file, *picture.groups).read_bytes())
+        assert drawn[0] != drawn[1]
+
+
 def test_sixteen_long_names_with_odd_signs(outcome, reports: ModuleType, tmp_path: Path) -> None:
     devices = [f"Büro-$x_{i}$-工作站-{'long' * 9}/cuda:{i}" for i in range(16)]
     many = outcome(devices=devices, counts=[1] * 16, compute_s=[0.1] * 16, step_s=0.5)
