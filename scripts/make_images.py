@@ -66,7 +66,7 @@ def picture_of_table(document: Path, command: str, path: Path) -> None:
     made = read_record(Comparison, document)
     console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ {command}", style="dim"))
-    console.print(comparison_table(made.rows))
+    console.print(comparison_table(made.rows, made.conclusion.best if made.conclusion else None))
     console.print()
     console.print(Text(made.verdict or "", style="bold"))
     drawn = re.sub(r"@font-face\s*{[^}]*}", "", console.export_svg(title="skyctl"))

@@ -36,7 +36,7 @@ def demo(
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Probe, plan and run even, heuristic and optimal on three emulated machines of unequal speed.
+    """Probe, plan and run even, one machine alone, heuristic and optimal on three unequal emulated machines.
 
     They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
     box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.

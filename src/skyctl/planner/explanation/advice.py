@@ -77,7 +77,7 @@ MOST_S = 1.5
 def advise(plan: Plan, budget_s: float = MOST_S) -> tuple[Advice, ...]:
     """At most three changes that save 1% or more, the free ones first; then devices that are hardly missed.
 
-    For a plan that was not searched for (``even``, ``assigned``): only what a search would save.
+    For a plan that was not searched for (``even``, ``alone``, ``assigned``): only what a search would save.
 
     Args:
         budget_s: seconds after which to stop trying, ``MOST_S`` at most; large problems get a third of that,
