@@ -41,14 +41,7 @@ def demo(
     They are processes of this machine, slowed down by sleeping: a laptop, a tower four times as fast, an old
     box in between. They train a small GPT, byte by byte, on the Python standard library's own sources.
     """
-    from skyctl.cli.run_display import measure_with_progress
-    from skyctl.cli.show_comparison import describe_reproduction, show_comparison
-    from skyctl.cli.show_plan import show_plan
-    from skyctl.cli.show_profile import show_profile
-    from skyctl.control.node_sessions import connect_nodes, require_all
-    from skyctl.control.report_builder import build_report
     from skyctl.remote.session_factory import make_connector
-    from skyctl.run.run_context import RunOptions
 
     machines = ", ".join(f"{name} (slowed {slowdown:g}×)" for name, slowdown in SLOWDOWNS.items())
     out.line(f"Three machines, emulated here: {machines}")
@@ -59,6 +52,14 @@ def demo(
         connector = stack.enter_context(make_connector(nodes))
         progress("loading the workload")
         job = make_demo_job()
+        from skyctl.cli.run_display import measure_with_progress
+        from skyctl.cli.show_comparison import describe_reproduction, show_comparison
+        from skyctl.cli.show_plan import show_plan
+        from skyctl.cli.show_profile import show_profile
+        from skyctl.control.node_sessions import connect_nodes, require_all
+        from skyctl.control.report_builder import build_report
+        from skyctl.run.run_context import RunOptions
+
         connect = ConnectionOptions().connect_options(None)
         sessions = stack.enter_context(connect_nodes(nodes, connect, progress, connector=connector))
         require_all(sessions.failures)
