@@ -76,8 +76,19 @@ def test_bytes_adapt_so_that_a_slow_link_takes_no_longer(mbit: int, round_trip_s
         mbit * 125_000, rel=1e-3
     )
     seconds = sum(line.sizes) * link_speed.MESSAGES / (mbit * 125_000)
-    assert seconds < 1.5 + 25 * round_trip_s
+    assert seconds < (0.6 if round_trip_s < 0.01 else 1.5 + 25 * round_trip_s), "a steady stream is enough"
     assert len(line.sizes) <= 6
+
+
+def test_a_stream_is_judged_by_its_halves_where_it_has_some_and_tcp_is_up_to_speed() -> None:
+    even = [0.02 * n for n in range(1, link_speed.MESSAGES + 1)]
+    assert link_speed.is_steady(even, link_speed.SETTLE_S)
+    assert not link_speed.is_steady(even, 2 * link_speed.SETTLE_S), "round trips are long"
+    assert not link_speed.is_steady(even[:10], link_speed.SETTLE_S), "too few messages"
+    slowed = even[:18] + [at + 0.03 for at in even[18:]]
+    assert not link_speed.is_steady(slowed, link_speed.SETTLE_S)
+    late_start = [at + 0.1 for at in even[:5]] + [max(at, 0.2) for at in even[5:]]
+    assert link_speed.is_steady(late_start, link_speed.SETTLE_S), "what is left out does not count"
 
 
 def test_streams_that_lost_packets_are_repeated() -> None:

@@ -13,13 +13,21 @@ from typing import Any
 import pytest
 
 from skyctl.agent import process_tree
-from skyctl.errors import NodeError, RunError, SkyctlError, UnfitError, UnreachableError, WorkloadError
+from skyctl.errors import (
+    InputError,
+    NodeError,
+    RunError,
+    SkyctlError,
+    UnfitError,
+    UnreachableError,
+    WorkloadError,
+)
 from skyctl.records.cluster import Node
 from skyctl.remote.agent_connection import AgentConnection
 from skyctl.remote.agent_session import Session
-from skyctl.remote.base import ConnectOptions
+from skyctl.remote.base import ConnectOptions, NodeConnection
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
-from skyctl.remote.session_factory import open_session, open_sessions
+from skyctl.remote.session_factory import connect_node, open_session, open_sessions
 
 from .answers import run_node_task
 
@@ -283,3 +291,28 @@ def test_open_sessions_interrupted(home: Path) -> None:
     nodes = [Node(name=f"n{i}", transport="local") for i in range(6)]
     with pytest.raises(KeyboardInterrupt):
         open_sessions(nodes, ConnectOptions(grace_s=0.3), interrupt, limit=3)
+
+
+def test_open_sessions_does_something_else_while_nodes_are_dialled(home: Path) -> None:
+    """What that raises ends it; before the first session is there, as its node waits for it."""
+    dialled, done = threading.Event(), threading.Event()
+
+    def connector(node: Node, options: ConnectOptions) -> NodeConnection:
+        dialled.set()
+        assert done.wait(20)
+        return connect_node(node, options)
+
+    def meanwhile() -> None:
+        assert dialled.wait(20)
+        done.set()
+
+    outcomes = open_sessions([LOCAL], ConnectOptions(grace_s=0.3), connector=connector, meanwhile=meanwhile)
+    session = outcomes["laptop"]
+    assert isinstance(session, Session)
+    session.close()
+
+    def fail() -> None:
+        raise InputError("no such workload")
+
+    with pytest.raises(InputError, match="no such workload"):
+        open_sessions([LOCAL], ConnectOptions(grace_s=0.3), meanwhile=fail)

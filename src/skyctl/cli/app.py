@@ -99,6 +99,7 @@ def main() -> None:
         print("error: interrupted", file=sys.stderr)
         sys.exit(130)
     finally:
+        gc.freeze()  # at the interpreter's end torch's objects would all be looked at: most of a second
         with suppress(ValueError):  # not the main thread (a test)
             # What is left is the interpreter's own end, which Ctrl-C would turn into another exit code.
             signal.signal(signal.SIGINT, signal.SIG_IGN)

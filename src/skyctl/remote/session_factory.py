@@ -141,7 +141,7 @@ def open_sessions(
     cluster_nodes: Sequence[Node] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> SessionOutcomes:
-    """Opens a session with every node, ``limit`` at a time (sshd's MaxStartups begins to refuse at 10).
+    """Opens a session with every node; dials ``limit`` at a time (sshd's MaxStartups begins to refuse at 10).
 
     Args:
         cluster_nodes: the whole cluster, where these nodes are only a part.
@@ -155,10 +155,8 @@ def open_sessions(
     """
     nodes = list(nodes)
     with contextlib.nullcontext(connector) if connector else make_connector(nodes, cluster_nodes) as dialled:
-        open_one = partial(open_session, options=options, connector=dialled)
-        return _open_all(
-            nodes, open_one, Session.close, on_progress, limit, meanwhile, resumable=options.hold_s > 0
-        )
+        open_one = partial(open_session, options=options, connector=_limited(dialled, limit))
+        return _open_all(nodes, open_one, Session.close, on_progress, meanwhile, resumable=options.hold_s > 0)
 
 
 def adopt_sessions(
@@ -176,9 +174,21 @@ def adopt_sessions(
     """
 
     def adopt_one(node: Node) -> Session:
-        return adopt_session(node, options, *known[node.name], connector)
+        return adopt_session(node, options, *known[node.name], dialled)
 
-    return _open_all(list(nodes), adopt_one, Session.detach, on_progress, limit, resumable=True)
+    dialled = _limited(connector, limit)
+    return _open_all(list(nodes), adopt_one, Session.detach, on_progress, resumable=True)
+
+
+def _limited(connector: Connector, limit: int) -> Connector:
+    """The connector, for so many at a time."""
+    slots = threading.BoundedSemaphore(limit)
+
+    def dial(node: Node, options: ConnectOptions) -> NodeConnection:
+        with slots:
+            return connector(node, options)
+
+    return dial
 
 
 def _open_all(
@@ -186,26 +196,23 @@ def _open_all(
     open_one: Callable[[Node], Session],
     undo: Callable[[Session], None],
     on_progress: OnSessionOutcome | None,
-    limit: int,
     meanwhile: Callable[[], None] = lambda: None,
     *,
     resumable: bool,
 ) -> SessionOutcomes:
-    """Opens ``limit`` sessions at a time; on an interrupt all of them are undone.
+    """Opens all sessions at the same time; on an interrupt all of them are undone.
 
     ``resumable``: a session that is just being opened would outlive this process, so an interrupt waits for
     it.
     """
     interrupted = threading.Event()
-    slots = threading.BoundedSemaphore(limit)
     group: TaskGroup[str] = TaskGroup("dial")
 
     def dial(index: int, node: Node) -> Session | None:
-        with slots:
-            interrupted.wait(random.uniform(0, DIAL_JITTER_S) if index else 0)  # noqa: S311 - no secret
-            if interrupted.is_set():
-                return None
-            session = open_one(node)
+        interrupted.wait(random.uniform(0, DIAL_JITTER_S) if index else 0)  # noqa: S311 - no secret
+        if interrupted.is_set():
+            return None
+        session = open_one(node)
         if interrupted.is_set():
             undo(session)
         return session

@@ -2,9 +2,9 @@
 
 Both ends run ``measure`` on a connected pair; each reports the direction in which it sends.
 
-* ``latency_s``: half the shortest round trip of 8-byte messages whose receives are posted ahead. They go in
-  small bursts with a rest before each: a process that a CPU quota has held back may run again after it, so
-  that its waits are not taken for the network's.
+* ``latency_s``: half the shortest round trip of 8-byte messages whose receives are posted ahead, which the
+  first end measures for both. They go in small bursts with a rest before each: a process that a CPU quota has
+  held back may run again after it, so that its waits are not taken for the network's.
 * ``bandwidth_bytes_per_s``: messages sent one behind the other, and what their receiver saw come in a second
   once the stream was under way (TCP's start and a bucket's burst left out). The bytes adapt to the link,
   so a slow one takes no more time. A stream that is as fast in its first half as in its second has shown it.
@@ -55,6 +55,7 @@ BUDGET_TRIPS = 45
 
 _ORDER, _GO, _DATA, _ACK = FIRST_TAG, FIRST_TAG + 1, FIRST_TAG + 2, FIRST_TAG + 3
 _END = 0
+"""And below: less so many nanoseconds of a round trip."""
 _PING = 1
 
 
@@ -109,12 +110,12 @@ def measure_link(line: PointToPoint, first: bool, device: str = "cpu") -> LinkSp
         RunError: the other end is gone or silent (from the transport).
     """
     sending, receiving = _ByteCost(), _ByteCost()
-    if not first:
-        _receive_side(line, device, receiving)
-    latency_s, rate = _send_side(line, device, sending)
+    round_trip_s = _measure_round_trip(line) if first else _receive_side(line, device, receiving)
+    rate = _measure_rate(line, round_trip_s, device, sending)
+    line.send(_word(_END - round(round_trip_s * 1e9)), _ORDER).wait()
     if first:
         _receive_side(line, device, receiving)
-    return LinkSpeed(latency_s, rate, sending.byte_s, receiving.byte_s)
+    return LinkSpeed(round_trip_s / 2, rate, sending.byte_s, receiving.byte_s)
 
 
 def _word(value: int = 0) -> torch.Tensor:
@@ -126,14 +127,6 @@ def _order(line: PointToPoint, size: int) -> None:
     go = line.recv(_word(), _GO)
     line.send(_word(size), _ORDER).wait()
     go.wait()
-
-
-def _send_side(line: PointToPoint, device: str, cost: _ByteCost) -> tuple[float, float]:
-    """(seconds of latency, bytes per second)."""
-    round_trip_s = _measure_round_trip(line)
-    rate = _measure_rate(line, round_trip_s, device, cost)
-    line.send(_word(_END), _ORDER).wait()
-    return round_trip_s / 2, rate
 
 
 def _measure_rate(line: PointToPoint, round_trip_s: float, device: str, cost: _ByteCost) -> float:
@@ -237,13 +230,15 @@ def _send_stream(line: PointToPoint, size: int, device: str, cost: _ByteCost) ->
     return [float(at) for at in arrivals]
 
 
-def _receive_side(line: PointToPoint, device: str, cost: _ByteCost) -> None:
+def _receive_side(line: PointToPoint, device: str, cost: _ByteCost) -> float:
+    """Does as the other end says, until that says how many seconds a round trip takes."""
+    begun = time.perf_counter()
     while True:
         order = _word()
         line.recv(order, _ORDER).wait()
         size = int(order.item())
-        if size == _END:
-            return
+        if size <= _END:
+            return min((_END - size) / 1e9, time.perf_counter() - begun)
         if size == _PING:
             _answer_pings(line)
             continue

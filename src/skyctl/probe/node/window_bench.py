@@ -44,6 +44,16 @@ class LayerBudget:
     warm_up_s: float
 
 
+@dataclass(frozen=True)
+class BuiltWindow:
+    """A window's layers in memory, and how they are run together at ``size`` samples."""
+
+    window: LayerWindow
+    size: int
+    modules: Sequence[nn.Module]
+    chain: ChainRepetition
+
+
 class WindowBench:
     """Measures windows of layers on one device, into ``layer_samples``.
 
@@ -82,6 +92,8 @@ class WindowBench:
         self.over: Callable[[], bool] = lambda: False
         self._alone: set[int] = set()
         """Positions of layers that found no memory in company."""
+        self._built: BuiltWindow | None = None
+        """The window measured last: its next pass needs neither layers nor a warm-up."""
 
     def use_wall_clock(self) -> None:
         """Goes by the wall's clock from now on; what was measured by the CPU's is forgotten."""
@@ -127,26 +139,31 @@ class WindowBench:
         Args:
             updated: positions whose optimizer was measured in this pass; they are added.
         """
-        modules: Sequence[nn.Module] = ()
         doing = "while the layer was built"
         try:
-            modules = self._built(window)
+            built = self._built
+            fresh = built is None or (built.window, built.size) != (window, size)
+            if built is None or fresh:
+                self._built = built = None  # its memory is needed
+                modules = self._build(window)
+                chain = self._steps(modules, window.layers, size, window.in_flight)
+                self._built = built = BuiltWindow(window, size, modules, chain)
             doing = f"at {size} samples"
-            self._measure_chain(layers, window, modules, size, budget, len(timed))
+            self._measure_chain(layers, built, budget, len(timed), warm=not fresh)
             for number in timed:
                 at = window.kinds.index(number)
-                index = layers[number].index
+                index, module = layers[number].index, built.modules[at]
                 hurried = self.counting or self.over()
                 splits, updates = (1, 1) if hurried else (ENOUGH_SPLITS, ENOUGH_UPDATES)
                 if len(self.layer_samples.split_samples(index, size)) < splits:
-                    self._measure_split(layers[number], modules[at], window.layers[at], size, budget.whole_s)
+                    self._measure_split(layers[number], module, window.layers[at], size, budget.whole_s)
                 if number not in updated and len(self.layer_samples.samples_of((index, 0))) < updates:
                     updated.add(number)
-                    self._measure_optimizer(layers[number], modules[at], budget.whole_s * OPTIMIZER_SHARE)
+                    self._measure_optimizer(layers[number], module, budget.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
-            modules = ()  # their memory is needed
+            self._built = built = None  # its memory is needed
             if len(window.kinds) == 1:
                 self._alone.update(window.kinds)
                 self._skip(layers[window.kinds[0]], [size], f"out of memory {doing}: {_first_line(exc)}")
@@ -156,7 +173,11 @@ class WindowBench:
                 if single.kinds[0] in timed:
                     self.measure(layers, single, size, single.kinds, budget, updated)
 
-    def _built(self, window: LayerWindow) -> Sequence[nn.Module]:
+    def forget_window(self) -> None:
+        """Frees the window measured last."""
+        self._built = None
+
+    def _build(self, window: LayerWindow) -> Sequence[nn.Module]:
         modules = [self._workload.build(index, index + 1, self._device)[0] for index in window.layers]
         for module in modules:
             module.train()
@@ -165,28 +186,29 @@ class WindowBench:
     def _measure_chain(
         self,
         layers: Sequence[DistinctLayer],
-        window: LayerWindow,
-        modules: Sequence[nn.Module],
-        size: int,
+        built: BuiltWindow,
         budget: LayerBudget,
         count: int,
+        *,
+        warm: bool,
     ) -> None:
-        steps = self._steps(modules, window.layers, size, window.in_flight)
+        built.chain.shares.clear()
         samples = collect_samples(
             self.timer,
-            steps,
+            built.chain,
             slice_s=budget.company_s * count,
             warm_up_s=budget.warm_up_s,
+            warm_up_repeats=0 if warm else 1,
             over=self.over,
         )
-        shares = steps.shares[-len(samples) :]
+        shares = built.chain.shares[-len(samples) :]
         blocks = block_sizes(samples, self.timer.by_cpu)
-        for at, number in enumerate(window.kinds):
+        for at, number in enumerate(built.window.kinds):
             parts = [
                 sample.with_shares(forward[at], backward[at])
                 for sample, (forward, backward) in zip(samples, shares, strict=True)
             ]
-            self.layer_samples.add((layers[number].index, size), parts, blocks, samples)
+            self.layer_samples.add((layers[number].index, built.size), parts, blocks, samples)
 
     def _steps(
         self, modules: Sequence[nn.Module], layers: Sequence[int], size: int, in_flight: int = 1
@@ -219,7 +241,7 @@ class WindowBench:
         if not parameters:
             return
         for parameter in parameters:
-            if parameter.requires_grad and parameter.grad is None:
+            if parameter.requires_grad:  # weights stay what they are, for the layer is run again
                 parameter.grad = torch.zeros_like(parameter)
         steps = OptimizerRepetition(self._workload, module, self._device)
         samples = collect_samples(self.timer, steps, slice_s=slice_s)
@@ -233,7 +255,8 @@ class WindowBench:
         window, size = overhead.window, overhead.size
         in_flight = window.in_flight // 2  # of two at least (``choose_window``)
         try:
-            modules = self._built(window)
+            self.forget_window()
+            modules = self._build(window)
             overhead.measure(
                 self.timer,
                 lambda a, b: self._steps(modules[a:b], window.layers[a:b], size, in_flight),
