@@ -101,6 +101,15 @@ def test_a_long_run_is_believed_alone() -> None:
     assert believed(saw(3.0, 1, steps=steps, target="b/cpu:0")).factor == 1.0
 
 
+def test_a_run_that_was_uneven_tells_only_that_something_is_slow() -> None:
+    uneven = {"layers_spread": 1.8}
+    assert believed(saw(1.2, 1, **uneven)) == believed(saw(0.5, 1, **uneven)) == Estimate()
+    assert len(believed(saw(3.0, 1, **uneven)).contradictions) == 1
+    assert believed(saw(3.0, 1, **uneven), look(2.8, 2)).factor == 3.0
+    assert believed(saw(3.0, 1, steps=1000, **uneven)).factor == 1.0
+    assert believed(saw(3.0, 1), saw(1.0, 2, **uneven)).contradictions == (saw(3.0, 1),)
+
+
 def test_how_much_is_a_contradiction_follows_from_how_well_both_are_known() -> None:
     assert believed(saw(1.3, 1)).factor == 1.0
     unsure = Scale(SCALE.factor_of, uncertainty=0.2)

@@ -241,7 +241,7 @@ def test_a_disturbed_run_is_kept_and_not_used_and_a_short_one_is_not_kept() -> N
     save_profile(profile())
     made = plan_profile(newest(), OPTIONS, REF)
     assert keep_observations("c", made, "w", ran(made, {A: 3.0, B: 3.0}, steps=3)) is None
-    said = keep_observations("c", made, "w", ran(made, {A: 3.0, B: 3.0}, p90=1.6))
+    said = keep_observations("c", made, "w", ran(made, {A: 1.2, B: 1.2}, p90=1.6))
     assert said is not None
     assert "disturbed" in said
     assert len(newest().observations) == 2

@@ -140,20 +140,16 @@ def estimate_profile(profile: Profile) -> LearnedEstimates:
         for one in profile.observations
         if one.digest == profile.workload.digest and _is_newer(one, probed_at(profile, one))
     ]
-    disturbed = tuple(one for one in mine if not is_steady(one))
-    bad = {one.run_id for one in disturbed if one.target is None}
-    steady = [
-        one
-        for one in mine
-        if is_steady(one) and one.run_id not in bad and (one.target is None or _tells_rate(profile, one))
-    ]
-    scales = _scales(profile, [*steady, *looks])
-    first = _weigh_all([*steady, *looks], scales)
-    doubted = [one for known in first.values() for one in _doubted(known)]
+    usable = [one for one in mine if one.target is None or _tells_rate(profile, one)]
+    scales = _scales(profile, [*usable, *looks])
+    doubted = [one for known in _weigh_all([*usable, *looks], scales).values() for one in _doubted(known)]
     runs = {one.run_id for one in doubted if one.target is None}
-    certain = [one for one in steady if one.run_id not in runs]
-    in_doubt = [one for one in doubted if one.run_id in runs]
-    return LearnedEstimates(_weigh_all([*certain, *in_doubt, *looks], scales), scales, disturbed)
+    runs |= {one.run_id for one in usable if one.target is None and not is_steady(one)}
+    left = [one for one in usable if one.run_id not in runs or one in doubted or not is_steady(one)]
+    found = _weigh_all([*left, *looks], scales)
+    told = [one for known in found.values() for one in (*_doubted(known), *known.sources)]
+    disturbed = tuple(one for one in mine if not is_steady(one) and one not in told)
+    return LearnedEstimates(found, scales, disturbed)
 
 
 def _doubted(known: Estimate) -> tuple[Observation, ...]:

@@ -7,6 +7,7 @@ from one rule, applied to everything seen in the order of its dates (``weigh``):
 - What is faster is believed at once: something else slows a device down, nothing makes it faster than it is.
 - What is slower contradicts, and counts for nothing until it is settled: by a new measurement of that node,
   by ``BELIEVED_RUNS`` runs that agree with each other, or by one that lasted ``BELIEVED_S``.
+- Of a run that was uneven only that counts: what slows a device down for good is seldom even.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TIME_TOLERANCE = 0.25
 """How far a layer's time may be from the profile's, either way (docs/decisions.md)."""
 RATE_TOLERANCE = 0.30
 UNSTEADY_RATIO = 1.5
-"""Steps whose p90 is more than so many times their p10 were disturbed: kept, not used."""
+"""Steps whose p90 is more than so many times their p10 were disturbed: what they took is no measurement."""
 BELIEVED_RUNS = 3
 """So many runs in turn that agree with each other are believed against probe and measurement."""
 BELIEVED_S = 300.0
@@ -126,7 +127,7 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def weigh(evidence: Sequence[Evidence], scale: Scale) -> Estimate:
-    """What all evidence of one device or link says together; disturbed runs are left out by the caller."""
+    """What all evidence of one device or link says together."""
     known = Estimate()
     for one in sorted(evidence, key=_order):
         known = _settled(known, one, scale) if isinstance(one, Remeasurement) else _seen(known, one, scale)
@@ -147,6 +148,8 @@ def _seen(known: Estimate, one: Observation, scale: Scale) -> Estimate:
     factor, allowed = scale.factor_of(one), scale.allowance(one)
     if factor > allowed * known.factor:
         return _contradicted(known, one, scale)
+    if not is_steady(one):
+        return known
     passed = tuple(Dismissal(old, one) for old in known.contradictions)
     faster = factor < known.factor / allowed
     sources = (one,) if faster else (*known.sources, one)
@@ -165,7 +168,7 @@ def _contradicted(known: Estimate, one: Observation, scale: Scale) -> Estimate:
     earlier = [old for old in remeasured if _day(old) > agreed] + list(known.contradictions)
     alike = [old for old in earlier if _near(scale.factor_of(old), scale.factor_of(one), scale)]
     together = (*sorted(alike, key=_order), one)
-    lasted = one.target is None and one.steps * one.seen_s >= BELIEVED_S
+    lasted = one.target is None and is_steady(one) and one.steps * one.seen_s >= BELIEVED_S
     if not lasted and len({old.run_id for old in together}) < BELIEVED_RUNS:
         return replace(known, contradictions=(*known.contradictions, one))
     kept = tuple(gone for gone in known.dismissals if gone.observation not in together)

@@ -57,11 +57,11 @@ def _unused_notes(found: LearnedEstimates) -> list[str]:
 def contradiction_text(one: Contradiction) -> str:
     """That a plan does not reckon with what a run saw, and what settles it."""
     nodes = node_of(one.device) if one.target is None else f"{node_of(one.device)} and {node_of(one.target)}"
-    base = "the probe's" if one.believed == 1.0 else f"{one.believed:.2f} × the probe's, as known"
+    known = "" if one.believed == 1.0 else f" ({one.believed:.2f} × is known)"
     return (
-        f"run {one.run_id} saw {_subject_text(one.device, one.target, one.factor)}: more than runs differ "
-        f"by, so the plan reckons with {base}; the next launch or compare --measure of the workload "
-        f"measures {nodes} again first"
+        f"run {one.run_id} saw {_subject_text(one.device, one.target, one.factor)}, more than runs differ by"
+        f"{known}: not planned with before the next launch or compare --measure of the workload has measured "
+        f"{nodes} again"
     )
 
 

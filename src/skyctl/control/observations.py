@@ -186,7 +186,7 @@ def _kept_text(profile: Profile, new: Sequence[Observation]) -> str:
     doubts = [one for one in found.contradictions if one.run_id == run_id]
     used = any(one.run_id == run_id for known in found.by_subject.values() for one in known.sources)
     if doubts:
-        rest = "; what else it saw is kept, and not planned with before that" if not used else ""
+        rest = "; what else it saw is kept, and not planned with before that either" if not used else ""
         return "; ".join(contradiction_text(one) for one in doubts) + rest
     if disturbed:
         words = spread_text(disturbed[0])
