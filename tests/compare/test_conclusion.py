@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from skyctl.compare import conclusion
 from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusion
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
+from skyctl.records.measurement import StepMeasurement, quantiles
 
 TWO = ("tower/cpu:0", "laptop/cpu:0")
 
@@ -75,7 +79,7 @@ def test_what_was_measured_decides(three, alone) -> None:
 
 def test_one_machine_as_fast_as_all_is_best(three, alone) -> None:
     assert said(*three, alone(1.6, 1.61)) == (
-        "tower alone is best: no difference that can be told from optimal; "
+        "tower alone is as good as any: no difference that can be told from optimal; "
         "1.55× as fast as even, measured (predicted 1.56×)"
     )
 
@@ -118,7 +122,7 @@ def test_faster_only_where_the_interval_says_so(outcome, alone, ratios) -> None:
     )
     assert said(even, best, capitalized=True).startswith("No difference")
     assert said(even, alone(1.95), best) == (
-        "tower alone is best: no difference that can be told from optimal; "
+        "tower alone is as good as any: no difference that can be told from optimal; "
         "no difference that can be told from even"
     )
     ratios(0.98, 1.02)
@@ -132,6 +136,8 @@ def test_faster_only_where_the_interval_says_so(outcome, alone, ratios) -> None:
 def test_runs_whose_steps_scatter_are_told_apart_less_well(outcome) -> None:
     even = outcome("even", steps_s=[9.0, 2.0, 2.0, 2.0])
     assert compare_plans(outcome("optimal", counts=(8, 4), steps_s=[9.0, 1.9, 1.9, 1.9]), even).told
+    one_slow = [9.0, *[1.9, 1.91] * 6, 4.0]  # a few slow steps say nothing of the median
+    assert compare_plans(outcome("optimal", counts=(8, 4), steps_s=one_slow), even).told
     wild = outcome("optimal", counts=(8, 4), steps_s=[9.0, 1.5, 1.9, 2.4])
     gain = compare_plans(wild, even)
     assert not gain.told
@@ -170,3 +176,24 @@ def test_a_heading_begins_with_a_capital_or_a_strategys_name(three, outcome) -> 
     assert said(*three, capitalized=True).startswith("optimal is")
     none = StrategyOutcome("even", None, "too small")
     assert said(none, outcome("optimal"), capitalized=True).startswith("even does not fit")
+
+
+@pytest.mark.parametrize(("count", "least"), [(3, 0.72), (4, 0.8), (9, 0.8), (10, 0.8), (20, 0.8)])
+def test_a_median_lies_as_often_as_it_should_within_its_errors(outcome, count: int, least: float) -> None:
+    """Steps are log-normal with a median of 1 s; three of them have no ranks far enough apart."""
+    draw, held = random.Random(1), 0
+    made = outcome("even", steps_s=[1.0, 1.0]).measurement
+    for _ in range(1000):
+        took_s = [math.exp(draw.gauss(0, 0.1)) for _ in range(count)]
+        steps = tuple(StepMeasurement(step=i, loss=1.0, iteration_s=s) for i, s in enumerate([9.0, *took_s]))
+        run = made.model_copy(update={"steps": steps, "iteration_s": quantiles(took_s)})
+        below, above = conclusion._median_errors(run)
+        held += -below <= -math.log(run.iteration_s.median) <= above
+    assert least <= held / 1000 <= 0.92
+
+
+def test_strategies_with_the_same_plan_are_named_together(outcome, alone) -> None:
+    two = [
+        outcome(name, counts=(8, 4), compute_s=(1.4, 1.3), step_s=2.4) for name in ("heuristic", "optimal")
+    ]
+    assert said(*two, alone(2.0)) == "tower alone is best: 1.20× as fast as heuristic and optimal, predicted"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 from skyctl.compare.number_format import format_ratio, format_ratio_interval, format_seconds
 from skyctl.compare.outcome import (
@@ -24,10 +23,6 @@ LEAST_REPORTED_GAIN = 0.005
 """Below this part a plan is not called faster where it is not known how sure that is."""
 MEASUREMENT_NOISE = 0.02
 """Measured steps that differ by less are taken for equal."""
-NORMAL_P10_P90 = 2.563
-"""From p10 to p90 of a normal distribution, in standard deviations."""
-MEDIAN_ERROR = 1.2533
-"""The standard error of a median, in those of a mean, of a normal distribution."""
 
 
 class Gain(Record):
@@ -120,8 +115,7 @@ def compare_plans(one: StrategyOutcome, other: StrategyOutcome) -> Gain | None:
     measured = None
     if one.measurement is not None and other.measurement is not None and one.measurement.iteration_s.median:
         measured = other.measurement.iteration_s.median / one.measurement.iteration_s.median
-        factor = math.exp(_median_ratio_error(one.measurement, other.measurement))
-        bounds: tuple[float, float] | None = (measured / factor, measured * factor)
+        bounds: tuple[float, float] | None = _measured_ratio_interval(one.measurement, other.measurement)
     else:
         bounds = ratio_interval(other.plan, one.plan)
     low, high = bounds or (None, None)
@@ -137,18 +131,36 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
     return one.plan.stages == other.plan.stages and one.plan.problem.schedule == other.plan.problem.schedule
 
 
-def _median_ratio_error(one: Measurement, other: Measurement) -> float:
-    """How far the logarithm of two medians' ratio may be off, with the probability of an ``Interval``.
+def _measured_ratio_interval(one: Measurement, other: Measurement) -> tuple[float, float]:
+    """Where the median step of ``other`` ÷ that of ``one`` is, with the probability of an ``Interval``.
 
-    From how much each run's steps differ, and never less than ``MEASUREMENT_NOISE``.
+    The two medians' errors are independent; together they are never taken for less than
+    ``MEASUREMENT_NOISE``.
     """
-    errors = []
-    for run in (one, other):
-        took = run.iteration_s
-        deviation = (took.p90 - took.p10) / took.median / NORMAL_P10_P90 if took.median else 0.0
-        errors.append(MEDIAN_ERROR * deviation / math.sqrt(max(1, len(run.steps) - 1)))
-    quantile = NormalDist().inv_cdf((1 + INTERVAL_SHARE) / 2)
-    return max(MEASUREMENT_NOISE, quantile * math.hypot(*errors))
+    ratio = other.iteration_s.median / one.iteration_s.median
+    (one_below, one_above), (below, above) = _median_errors(one), _median_errors(other)
+    low, high = math.hypot(below, one_above), math.hypot(above, one_below)
+    return ratio * math.exp(-max(low, MEASUREMENT_NOISE)), ratio * math.exp(max(high, MEASUREMENT_NOISE))
+
+
+def _median_errors(run: Measurement) -> tuple[float, float]:
+    """How far the logarithm of a run's median step may be too high, and too low.
+
+    Between two of the steps by rank, whatever their distribution is (Hoefler and Belli 2015, section 3.1.3):
+    a few slow steps do not widen it. Fewer than four steps after the first have no ranks that far apart;
+    then it is their whole range.
+    """
+    ordered = sorted(step.iteration_s for step in run.steps[1:] or run.steps)
+    count, rank, outside = len(ordered), 0, 0.0
+    while rank < (count - 1) // 2:
+        outside += 2 * math.comb(count, rank) / 2**count  # that the median is beyond the next two by rank
+        if outside + 2 * math.comb(count, rank + 1) / 2**count > 1 - INTERVAL_SHARE:
+            break
+        rank += 1
+    low_s, high_s, middle_s = ordered[rank], ordered[-1 - rank], run.iteration_s.median
+    if low_s <= 0 or middle_s <= 0:
+        return 0.0, 0.0
+    return max(0.0, math.log(middle_s / low_s)), max(0.0, math.log(high_s / middle_s))
 
 
 def describe_conclusion(
@@ -167,37 +179,39 @@ def describe_conclusion(
     if conclusion.alone_is_best:
         return _describe_alone(conclusion, rows)
     best, base, alone = rows[conclusion.best], rows.get(BASELINE), rows.get(ALONE)
+    names = {BASELINE: BASELINE, ALONE: f"{alone.device_label} alone" if alone is not None else ""}
     over_even, over_alone = conclusion.over(BASELINE), conclusion.over(ALONE)
     faster = [gain for gain in (over_even, over_alone) if gain is not None and gain.faster]
     end = "; no device can train alone" if alone is not None and alone.status == "infeasible" else ""
     if base is not None and (best is base or (over_even is not None and not over_even.faster)):
         text = _describe_tie(conclusion, rows, over_even, capitalized=capitalized)
-        more = f"; {best.strategy} is {_gain_texts(faster, rows)}" if faster else ""
+        more = f"; {best.strategy} is {_gain_texts(faster, names)}" if faster else ""
         return text + more + end
     lead = f"{base.strategy} does not fit; " if base is not None and not base.planned else ""
     if not faster:
         return f"{lead}{best.strategy} takes {_step_times(best)}{end}"
-    return f"{lead}{best.strategy} is {_gain_texts(faster, rows)}{end}"
+    return f"{lead}{best.strategy} is {_gain_texts(faster, names)}{end}"
 
 
 def _describe_alone(conclusion: Conclusion, rows: dict[str, ComparisonRow]) -> str:
     """``tower alone is best: 1.20× as fast as optimal, 1.83× as fast as even, measured``."""
     best, over_even = rows[ALONE], conclusion.over(BASELINE)
-    text = f"{best.device_label} alone is best: "
     pipelines = [gain for gain in conclusion.gains if gain.over != BASELINE]
     same = [gain.over for gain in pipelines if gain.same_plan]
-    rival = min(pipelines, key=lambda gain: gain.ratio, default=None)
-    told = []
+    nearest = min(pipelines, key=lambda gain: gain.ratio, default=None)
+    told, names = [], {BASELINE: BASELINE, ALONE: f"{best.device_label} alone"}
     parts = []
     if same:
         parts.append(f"{' and '.join(same)} leave{'' if len(same) > 1 else 's'} all other devices unused")
-    elif rival is not None:
-        told.append(rival)
+    elif nearest is not None:
+        told.append(nearest)
+        names[nearest.over] = " and ".join(gain.over for gain in pipelines if gain.ratio == nearest.ratio)
     told += [over_even] if over_even is not None and not over_even.same_plan else []
-    parts += [f"no difference that can be told from {gain.over}" for gain in told if not gain.faster]
+    parts += [f"no difference that can be told from {names[gain.over]}" for gain in told if not gain.faster]
     if faster := [gain for gain in told if gain.faster]:
-        parts.append(_gain_texts(faster, rows))
-    return text + "; ".join(parts or [f"it takes {_step_times(best)}"])
+        parts.append(_gain_texts(faster, names))
+    verdict = "is best" if all(gain.faster for gain in told) else "is as good as any"
+    return f"{best.device_label} alone {verdict}: {'; '.join(parts or [f'it takes {_step_times(best)}'])}"
 
 
 def _describe_tie(
@@ -228,21 +242,20 @@ def _describe_tie(
     return f"{nothing} beats even here: {_step_times(base)}{gains}"
 
 
-def _gain_texts(gains: Sequence[Gain], rows: dict[str, ComparisonRow]) -> str:
-    """``1.83× as fast as even, 1.40× as fast as tower alone, measured (predicted 1.90× and 1.45×)``."""
+def _gain_texts(gains: Sequence[Gain], names: dict[str, str]) -> str:
+    """``1.83× as fast as even, 1.40× as fast as tower alone, measured (predicted 1.90× and 1.45×)``.
+
+    ``names``: by strategy, what to call its plan.
+    """
     texts = []
     for measured in (True, False):
         kind = [gain for gain in gains if (gain.measured is not None) == measured]
         if not kind:
             continue
-        each = [f"{format_ratio(gain.ratio)} as fast as {_named(rows[gain.over])}" for gain in kind]
+        each = [f"{format_ratio(gain.ratio)} as fast as {names[gain.over]}" for gain in kind]
         hoped = " and ".join(format_ratio(gain.predicted) for gain in kind)
         texts.append(", ".join(each) + (f", measured (predicted {hoped})" if measured else ", predicted"))
     return "; ".join(texts)
-
-
-def _named(row: ComparisonRow) -> str:
-    return f"{row.device_label} alone" if row.strategy == ALONE else row.strategy
 
 
 def _step_times(row: ComparisonRow) -> str:
