@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
@@ -59,7 +60,7 @@ def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
     """The folder of the results, the document, and what stood on stderr."""
     done = skyctl(
         folder, "compare", str(folder / "train.py"), "--measure", "--trace", "--steps", "3", "--strategy",
-        "even,optimal", "--microbatches", "2,4", "--nodes", "1..N", "-o", "out", "--json",
+        "even,alone,optimal", "--microbatches", "2,4", "--nodes", "1..N", "-o", "out", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "out", json.loads(done.stdout), done.stderr
@@ -68,12 +69,16 @@ def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
 @pytest.mark.slow
 def test_the_document_names_all_that_was_written(compared: tuple[Path, dict[str, Any], str]) -> None:
     out, document, _ = compared
-    assert document["version"] == 2
+    assert document["version"] == 3
     assert {"report", "even plan", "optimal measurement", "even trace"} <= set(document["files"])
     for path in document["files"].values():
         assert (out.parent / path).stat().st_size > 0, path
     assert document == json.loads((out / "comparison.json").read_text())
     assert document["verdict"]
+    assert document["conclusion"]["best"] in ("even", "alone", "optimal")
+    assert {gain["over"] for gain in document["conclusion"]["gains"]} < {"even", "alone", "optimal"}
+    assert document["rows"][1]["shares"][0]["stop"] == 5  # alone holds all layers
+    assert all(row["predicted_interval"]["low_s"] <= row["predicted_s"] for row in document["rows"])
 
 
 def test_sweeps_have_a_point_a_value(compared: tuple[Path, dict[str, Any], str]) -> None:
@@ -83,17 +88,18 @@ def test_sweeps_have_a_point_a_value(compared: tuple[Path, dict[str, Any], str])
     assert batches["chosen"] in (2, 4)
     assert [point["value"] for point in nodes["points"]] == [1, 2]
     chosen = next(point for point in batches["points"] if point["value"] == batches["chosen"])
-    assert all(cell["measured_s"] for cell in chosen["cells"] if cell["predicted_s"])
+    assert all(cell["measured_s"] for cell in chosen["cells"] if cell["strategy"] != "alone")
+    assert all(point["cells"][-1]["measured_s"] for point in nodes["points"])
 
 
 def test_the_report_tells_it_and_nobody(compared: tuple[Path, dict[str, Any], str]) -> None:
     out, document, _ = compared
     text = (out / "report.html").read_text().replace("\u00a0", " ")
-    assert document["verdict"][1:] in text  # at the beginning of a sentence it has a capital
+    assert html.escape(document["verdict"][1:]) in text  # at the beginning of a sentence it has a capital
     assert "a&lt;b&gt;&amp;" in text
     assert "a<b>" not in text
     assert "measured, step" in text  # the trace
-    assert "skyctl compare train.py --measure --trace --steps 3 --strategy even,optimal" in text
+    assert "skyctl compare train.py --measure --trace --steps 3 --strategy even,alone,optimal" in text
     for private in (str(out.parent), str(Path.home()), os.environ.get("USER") or "no user"):
         assert private not in text or private == "root", private
 
