@@ -1,8 +1,8 @@
-"""The main job in an emulated cluster over real SSH: check, probe, compare, one device, a long run.
+"""The main job in an emulated cluster over real SSH: check, probe, compare, a long run.
 
 Four nodes with CPU quotas of 80/40/20/20% of a core, links of 200/200/100/100 Mbit, 5 ms between two sites.
 Prints one JSON line with the measured steps, the speed-ups over even, the prediction errors, the largest
-relative difference of a loss between the strategies and one device, and the loss of the long run.
+relative difference of a loss between the strategies and the fastest device alone, and the loss of the long run.
 
     sudo .venv/bin/python benchmarks/main_job.py            # about 20 minutes
     sudo .venv/bin/python benchmarks/main_job.py --quick    # a small model, a few steps
@@ -37,7 +37,7 @@ def losses(measurement: Path) -> list[float]:
 
 def apart(runs: dict[str, list[float]]) -> float:
     """The largest relative difference of any step's loss from the one device's."""
-    base = runs["one device"]
+    base = runs["alone"]
     return max(abs(a - b) / abs(b) for run in runs.values() for a, b in zip(run, base, strict=True))
 
 
@@ -49,13 +49,8 @@ def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int) -> d
     skyctl("probe", job["workload"], *sizes, "--refresh")
     out = folder / "compared"
     compared = skyctl("compare", job["workload"], *sizes, "--measure", "--steps", steps, "-o", out)
-    plan = folder / "one.plan.json"
-    layers = json.loads((out / "even.plan.json").read_text())["stages"][-1]["stop"]
-    skyctl("plan", job["workload"], *sizes, "--assign", f"n1=0:{layers}", "-o", plan)
-    one = folder / "one.json"
-    skyctl("launch", plan, "--steps", steps, "-o", one)
     rows = {row["strategy"]: row for row in compared["rows"]}
-    runs = {name: losses(out / f"{name}.measurement.json") for name in rows} | {"one device": losses(one)}
+    runs = {name: losses(out / f"{name}.measurement.json") for name in rows}
     result: dict[str, Any] = {
         "benchmark": "main_job",
         "workload": job["workload"],
