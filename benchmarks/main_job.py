@@ -2,7 +2,7 @@
 
 Four nodes with CPU quotas of 80/40/20/20% of a core, links of 200/200/100/100 Mbit, 5 ms between two sites.
 Prints one JSON line with the measured steps, the speed-ups over even, the prediction errors, the largest
-relative difference of a loss between the strategies and the fastest device alone, and the loss of the long run.
+relative difference of a loss between the strategies and the fastest device alone, and the long run's loss.
 
     sudo .venv/bin/python benchmarks/main_job.py            # about 20 minutes
     sudo .venv/bin/python benchmarks/main_job.py --quick    # a small model, a few steps

@@ -58,7 +58,9 @@ def job(monkeypatch: pytest.MonkeyPatch) -> ComparisonJob:
 
     monkeypatch.setattr(comparison_job, "plan_profile", plan_profile)
     request = SimpleNamespace(ref=lambda _workload: REF)
-    return ComparisonJob(None, request, SimpleNamespace(digest="0"), PlanOptions(only_nodes=list(SPEEDS), schedule="1f1b"))  # type: ignore[arg-type]
+    return ComparisonJob(
+        None, request, SimpleNamespace(digest="0"), PlanOptions(only_nodes=list(SPEEDS), schedule="1f1b")
+    )  # type: ignore[arg-type]
 
 
 def test_the_best_number_is_what_is_compared(job: ComparisonJob) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import signal
 import sys
@@ -90,16 +89,13 @@ app.add_typer(lab_command.app, name="lab")
 
 def main() -> None:
     """The entry point of the ``skyctl`` script. Ends the process with the contract's exit codes."""
-    atexit.register(
-        gc.freeze
-    )  # the interpreter's last search for garbage takes a third of a second with torch
     try:
         app()
     except KeyboardInterrupt:  # before or after the command itself
         print("error: interrupted", file=sys.stderr)
         sys.exit(130)
     finally:
-        gc.freeze()  # at the interpreter's end torch's objects would all be looked at: most of a second
+        gc.freeze()  # with torch the interpreter's last search for garbage takes most of a second
         with suppress(ValueError):  # not the main thread (a test)
             # What is left is the interpreter's own end, which Ctrl-C would turn into another exit code.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
