@@ -175,6 +175,11 @@ def test_messages_cost_a_device_what_its_two_cheapest_links_take() -> None:
     assert dear_one.action_s == 2e-4
 
 
+def test_what_a_step_costs_once_is_shared_by_its_microbatches() -> None:
+    devices = [device(node, 1.0).model_copy(update={"step_s": 2e-3}) for node in "ab"]
+    assert [one.handling_s for one in build_problem(profile(*devices), 4).devices] == [5e-4, 5e-4]
+
+
 def line(node: str, direction: Literal["in", "out"], rate: float) -> LineProfile:
     return LineProfile(node=node, direction=direction, bandwidth_bytes_per_s=rate, peers=("x", "y"))
 

@@ -84,6 +84,7 @@ def device(name: str, print_: str | None, *timings: LayerTiming, **more: Any) ->
         "flops_per_s": 1e9,
         "handling_s": 0.25,
         "action_s": 0.125,
+        "step_s": 0.0625,
         "measured": BEFORE,
     }
     return DeviceProfile(
@@ -119,7 +120,8 @@ def test_what_is_known_is_not_asked_for_again() -> None:
         ("y", 0.01),
     ]
     assert [m.measured["reserved_bytes"] for m in them] == [5e8, 6e8]
-    assert (them[0].measured["handling_s"], them[0].measured["action_s"]) == (0.25, 0.125)
+    overhead = [them[0].measured[name] for name in ("handling_s", "action_s", "step_s")]
+    assert overhead == [0.25, 0.125, 0.0625]
     dated = known.dated(had.devices[0].model_copy(update={"measured": None, "fingerprint": None}), NOW)
     assert (dated.measured, dated.fingerprint) == (BEFORE, p["a/cpu:0"])
 

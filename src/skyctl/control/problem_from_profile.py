@@ -117,6 +117,7 @@ def _build_problem(
                 memory_bytes=d.memory_bytes,
                 reserved_bytes=d.reserved_bytes + (RANK_BYTES if _is_cpu(d) else 0.0),
                 action_s=d.action_s,
+                handling_s=d.step_s / microbatches,
                 neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
                 time_uncertainty=time_uncertainty(d, shape),
                 overhead_uncertainty=OVERHEAD,

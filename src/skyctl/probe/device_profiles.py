@@ -67,6 +67,7 @@ def _device_profile(
         handling_s=float(member.measured.get("handling_s", 0.0)),
         handling_byte_s=float(member.measured.get("handling_byte_s", 0.0)),
         action_s=float(member.measured.get("action_s", 0.0)),
+        step_s=float(member.measured.get("step_s", 0.0)),
     )
 
 

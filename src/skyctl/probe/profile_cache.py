@@ -119,6 +119,7 @@ class CachedTimings:
                     "handling_s": source.handling_s,
                     "handling_byte_s": source.handling_byte_s,
                     "action_s": source.action_s,
+                    "step_s": source.step_s,
                 }
 
     def dated(self, device: DeviceProfile, now: str) -> DeviceProfile:

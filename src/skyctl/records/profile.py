@@ -87,7 +87,8 @@ class DeviceProfile(Record):
 
     ``handling_s``, ``handling_byte_s``: what a microbatch costs a stage here on top of its layers (messages,
     Python), and how much more for each byte of a message, with ``HANDLING_NEIGHBOURS`` others next to it.
-    ``action_s``: what its forward and its backward take beyond their layers, whose times do not hold it.
+    ``step_s``: what a step takes once, beside all of that. ``action_s``: what a microbatch's forward and
+    backward take beyond their layers, whose times do not hold it.
     ``measured``: when its layers were (ISO; None: when the profile was made). ``fingerprint``: what must be
     the same for its timings to hold.
     """
@@ -105,6 +106,7 @@ class DeviceProfile(Record):
     handling_s: Seconds = since(2, 0.0)
     handling_byte_s: Seconds = since(2, 0.0)
     action_s: Seconds = since(5, 0.0)
+    step_s: Seconds = since(7, 0.0)
     measured: str | None = since(3, None)
     fingerprint: str | None = since(3, None)
     conditions: Conditions | None = since(3, None)

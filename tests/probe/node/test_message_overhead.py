@@ -1,6 +1,7 @@
 """What a stage costs beside its layers, measured by running stages that only sleep."""
 
 import threading
+import time
 
 import pytest
 from torch import Tensor
@@ -18,6 +19,21 @@ def test_a_quota_stretches_what_the_whole_process_takes() -> None:
     assert 0 < alone.stage_s < 0.1
     assert under.stage_s > alone.stage_s
     assert under.byte_s >= 0
+
+
+def test_what_comes_once_a_step_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that is busy for 4 ms after each step costs that once a step, and its microbatches no more."""
+
+    def tell(_file: object, _event: object) -> None:
+        end = time.thread_time() + 0.004
+        while time.thread_time() < end:
+            pass
+
+    plain = measure_message_overhead(None)
+    monkeypatch.setattr(message_overhead, "write_frame", tell)
+    busy = measure_message_overhead(None)
+    assert busy.step_s > plain.step_s + 0.003
+    assert busy.step_s > busy.stage_s
 
 
 @pytest.mark.parametrize("identity", [None, TlsIdentity.from_credentials(make_tls_certificate())])

@@ -1,43 +1,54 @@
-"""Message overhead: what a stage costs its node in addition to its layers, in CPU seconds a microbatch.
+"""Message overhead: what a stage costs its node in addition to its layers, a microbatch and a step.
 
-Messages have to be handled, Python runs, threads are woken up.
+Messages have to be handled, Python runs, threads are woken up; and a step is begun, ended and told of: what
+lies between the last action of a step and the first of the next is so much more than between two others.
 
 Under a CPU quota that time is taken from the layers: 1 ms is 10 ms on a tenth of a core. It is measured by
-running the real thing in this process: three stages, each an executor in a thread of its own, over loopback
-connections, with layers that sleep, so that the stages wait for each other as they do in training. What the
-process's CPU clock shows beyond the layers' own is shared by the three.
+running the real thing in this process: three stages, each a training loop in a thread of its own, over
+loopback connections, with layers that sleep, so that the stages wait for each other as they do in training.
+What the process's CPU clock shows beyond the layers' own is shared by the three.
 
 Without a quota the transport's threads have another core, and only what the computing thread does itself
-holds its layers up.
+holds its layers up: its CPU time, multiplied by how much wall time goes by for it, since it also waits for
+Python's lock, and for a core where other nodes run on the same machine.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
+import os
 import secrets
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from skyctl.agent.frames import write_frame
 from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.worker.batches import Prefetcher
 from skyctl.worker.executor import Executor
+from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageReceiver, MessageSender
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
+from skyctl.worker.training_loop import TrainingLoop
+from skyctl.workload.recipe import Recipe
 
 STAGES = 3
 MICROBATCHES = 16
-STEPS = 4
+STEPS = 5
 """The first is warm-up."""
 SLEEP_S = 0.001
 SMALL_BYTES = 4 << 10
@@ -49,10 +60,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class MessageOverhead:
-    """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``."""
+    """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``;
+    and, once a step, ``step_s``."""
 
     stage_s: float
     byte_s: float
+    step_s: float
 
 
 def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = None) -> MessageOverhead:
@@ -65,13 +78,14 @@ def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = 
     Raises:
         RunError: this node can't connect to itself, or not all messages arrive.
     """
-    small_s, large_s = (
-        _stage_overhead_s(size, identity, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES)
+    small, large = (
+        _measure_overhead(size, identity, whole=cpus is not None) for size in (SMALL_BYTES, LARGE_BYTES)
     )
     give_back_freed_memory()
-    byte_s = max(0.0, large_s - small_s) / (LARGE_BYTES - SMALL_BYTES)
+    byte_s = max(0.0, large.stage_s - small.stage_s) / (LARGE_BYTES - SMALL_BYTES)
     ratio = quota_ratio(cpus) or 1.0
-    return MessageOverhead(max(0.0, small_s - byte_s * SMALL_BYTES) * ratio, byte_s * ratio)
+    stage_s = max(0.0, small.stage_s - byte_s * SMALL_BYTES)
+    return MessageOverhead(stage_s * ratio, byte_s * ratio, small.step_s * ratio)
 
 
 def quota_ratio(cpus: float | None) -> float | None:
@@ -99,16 +113,27 @@ class _SleepLayer(nn.Module):
 
 
 class _CountingTimer(DeviceTimer):
-    """Adds up what the layers' actions took of their thread's CPU time, and lets each backward sleep too."""
+    """Notes its thread's CPU time in the layers' actions and between them; lets a backward sleep, too."""
 
     def __init__(self) -> None:
         super().__init__(1.0, single_thread=True, device=_CPU)
         self.layers_s = 0.0
+        self.gaps_s: list[float] = []
+        """Before each action so far, but for the very first."""
+        self._ended_s: float | None = None
 
     def run(self, action: Any) -> TimedResult[Any]:
-        timed = super().run(action)
+        if self._ended_s is not None:
+            self.gaps_s.append(time.thread_time() - self._ended_s)
+
+        def action_and_sleep() -> Any:
+            result = action()
+            time.sleep(SLEEP_S)
+            return result
+
+        timed = super().run(action_and_sleep)
         self.layers_s += timed.cpu_s
-        time.sleep(SLEEP_S)
+        self._ended_s = time.thread_time()
         return timed
 
 
@@ -125,11 +150,13 @@ class _StageThread:
     ) -> None:
         boundary = (_FloatSpec((1, width)),)
         self.timer = _CountingTimer()
-        self.overhead_s: list[float] = []
+        self._wall_s: list[float] = []
+        """By step, what it took besides its layers, as a run's figures have it."""
         self._warm = warm
         self._pairs = [pair for pair in (before, after) if pair is not None]
         inputs = torch.zeros(1, width).expand(MICROBATCHES, width)  # one sample's memory for all of them
         self._batch = inputs, torch.zeros(MICROBATCHES)
+        seeder = LayerSeeder(0, number, _CPU)
         stage = PipelineStage(
             [_SleepLayer()],
             input_specs=lambda _microbatch: (
@@ -138,8 +165,10 @@ class _StageThread:
             input_is_tuple=False,
             output_specs=(lambda _microbatch: boundary) if after else None,
             loss_fn=None if after else lambda outputs, _targets: outputs.mean(),
+            before_layer=seeder,
         )
-        self._executor = Executor(
+        recipe = Recipe(total_steps=STEPS)
+        executor = Executor(
             stage=stage,
             stage_io=_stage_ports(before, after, boundary),
             timer=self.timer,
@@ -149,6 +178,9 @@ class _StageThread:
             optimizer=None,
             is_last=after is None,
             device=_CPU,
+        )
+        self._loop = TrainingLoop(
+            executor, recipe, LearningRateScheduler(None, recipe), seeder, self._end_step, stop_requested=None
         )
 
     def run(self, failures: list[Exception]) -> None:
@@ -162,15 +194,25 @@ class _StageThread:
                 pair.close()
 
     def _steps(self) -> None:
-        """Notes this thread's CPU time without its layers."""
-        self._executor.step(0, lambda: self._batch)
-        self.timer.layers_s = 0.0
-        self._warm.wait(TIMEOUT_S)
-        for step in range(1, STEPS):
-            cpu_s, layers_s = time.thread_time(), self.timer.layers_s
-            self._executor.step(step, lambda: self._batch)
-            self.overhead_s.append(time.thread_time() - cpu_s - (self.timer.layers_s - layers_s))
-        self._executor.drain()
+        with Path(os.devnull).open("wb", buffering=0) as self._told:
+            self._loop.run(Prefetcher(itertools.repeat(self._batch)), 0, STEPS)
+        self._loop.executor.drain()
+
+    def _end_step(self, event: dict[str, Any]) -> None:
+        """Tells of a step as a rank does; the end of the first is waited for on all stages."""
+        write_frame(self._told, event)
+        self._wall_s.append(event["compute_s"] - event["forward_s"] - event["backward_s"])
+        if len(self._wall_s) == 1:
+            self._warm.wait(TIMEOUT_S)
+
+    def overhead_s(self) -> tuple[float, float, float]:
+        """Seconds of a step besides its layers, the warm-up left out: of this thread's CPU time, the part of
+        that which comes once a step, and of the wall's."""
+        actions = 2 * MICROBATCHES
+        gaps_s = self.timer.gaps_s[actions - 1 :]  # from the last action of the warm-up on
+        steps = [gaps_s[at : at + actions] for at in range(0, len(gaps_s), actions)]
+        once_s = median(step[0] - fmean(step[1:]) for step in steps)
+        return median(map(sum, steps)), max(0.0, once_s), median(self._wall_s[1:])
 
 
 def _stage_ports(
@@ -215,15 +257,19 @@ def _loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerCo
     return first, second
 
 
-def _stage_overhead_s(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> float:
-    """CPU seconds of one microbatch of a stage without its layers, after a first step as warm-up.
+def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> MessageOverhead:
+    """The overhead of a stage with messages of that size; ``byte_s`` is left at 0.
 
-    ``whole``: of the process; else of the computing thread.
+    ``whole``: in CPU seconds, a microbatch's of the process; else in wall seconds of the computing thread.
     """
     connections = [_loopback_pair(identity) for _ in range(STAGES - 1)]
     stages: list[_StageThread] = []
     warm_s: list[float] = []
-    warm = threading.Barrier(STAGES, action=lambda: warm_s.append(time.process_time()))
+
+    def warmed_up() -> None:
+        warm_s.append(time.process_time() - sum(one.timer.layers_s for one in stages))
+
+    warm = threading.Barrier(STAGES, action=warmed_up)
     try:
         for listening, connecting in connections:
             port = listening.listen(HOST)
@@ -251,10 +297,14 @@ def _stage_overhead_s(message_bytes: int, identity: TlsIdentity | None, *, whole
             raise RunError(f"messages from this node to itself failed: {failures[0]}") from failures[0]
         if any(thread.is_alive() for thread in threads):
             raise RunError(f"messages from this node to itself did not all arrive within {TIMEOUT_S:.0f} s")
+        step_s, once_s, wall_s = (
+            fmean(part) for part in zip(*(one.overhead_s() for one in stages), strict=True)
+        )
         if whole:
-            overhead_s = time.process_time() - warm_s[0] - sum(one.timer.layers_s for one in stages)
-            return overhead_s / (STAGES * (STEPS - 1) * MICROBATCHES)
-        return fmean(median(one.overhead_s) for one in stages) / MICROBATCHES
+            layers_s = sum(one.timer.layers_s for one in stages)
+            step_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
+        ratio = 1.0 if whole else max(1.0, wall_s / step_s)
+        return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES * ratio, 0.0, once_s * ratio)
     finally:
         for pair in (one for both in connections for one in both):
             pair.close()

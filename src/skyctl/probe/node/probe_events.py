@@ -156,6 +156,7 @@ class TimingsEvent:
     handling_s: Seconds = 0.0
     handling_byte_s: ByteSeconds = 0.0
     action_s: Seconds = 0.0
+    step_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)

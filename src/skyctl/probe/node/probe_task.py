@@ -180,7 +180,11 @@ class _ProbeServer:
             overhead = message_overhead.measure_message_overhead(
                 self._quota["cpus"] if self._quota else None, self._identity
             )
-            result |= {"handling_s": overhead.stage_s, "handling_byte_s": overhead.byte_s}
+            result |= {
+                "handling_s": overhead.stage_s,
+                "handling_byte_s": overhead.byte_s,
+                "step_s": overhead.step_s,
+            }
 
     def _measure_layers(
         self, workload: Workload, order: dict[str, Any], result: dict[str, Any]
