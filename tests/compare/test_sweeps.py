@@ -40,7 +40,7 @@ def test_the_table_marks_what_was_chosen(nodes: ComparisonSweep, outcome) -> Non
     )
     heads, lines = sweep_table(measured)
     assert heads == ["nodes", "added", "optimal", "above bound", "optimal over 1 node"]
-    assert lines[1] == ["2 *", "laptop", "2.00 s, measured 2.10 s", "–", "2.00×"]
+    assert lines[1] == ["2 *", "laptop", "2.00 s (measured 2.10 s)", "–", "2.00×"]
     assert measured.line("optimal", measured=True) == [(1, 2.1)]
 
 

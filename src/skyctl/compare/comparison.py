@@ -57,7 +57,7 @@ def comparison_table(compared: Sequence[ComparisonRow], best: str | None = None)
     # Two lines a heading, spreads and intervals below their times: so that all of it fits into 80 columns.
     out = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
     out.add_column("strategy", overflow="fold", min_width=9)
-    out.add_column("layers per device", overflow="fold", ratio=1, min_width=14)
+    out.add_column("layers per device", overflow="fold", ratio=1, min_width=10)
     for heading in _headings(compared):
         out.add_column("\n".join(heading), justify="right", no_wrap=True)
     for row in compared:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from skyctl.compare.conclusion import Gain, compare_plans
 from skyctl.compare.number_format import (
-    format_estimate,
     format_gap,
     format_percent,
     format_ratio,
@@ -162,8 +161,8 @@ def sweep_table(sweep: ComparisonSweep) -> tuple[list[str], list[list[str]]]:
 def _cell_text(cell: SweepCell) -> str:
     if cell.predicted_s is None:
         return "does not fit" if cell.status == "infeasible" else cell.status
-    measured = f", measured {format_seconds(cell.measured_s)}" if cell.measured_s is not None else ""
-    return format_estimate(cell.predicted_s, cell.predicted_interval) + measured
+    measured = f" (measured {format_seconds(cell.measured_s)})" if cell.measured_s is not None else ""
+    return format_seconds(cell.predicted_s) + measured
 
 
 def speedup_at(sweep: ComparisonSweep, at: int) -> float | None:
