@@ -283,7 +283,7 @@ def test_measured_again_it_is_settled_and_later_plans_know(again: float, factor:
     assert after.contradictions == ()
     assert learn_corrections(newest(), 4).corrections.factors.get(A) == (factor and pytest.approx(factor))
     notes = learned_notes(learn_corrections(newest(), 4))
-    assert any("measured again on" in note for note in notes)
+    assert any("2026-12-24" in note for note in notes)
     assert any("not used" in note for note in notes) == (factor is None)
     assert gather_evidence(profile(), recent_profiles("c")).remeasurements == (looked,)
 

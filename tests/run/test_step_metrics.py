@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.planner.planner_problems import problem
 
 from skyctl.planner.api import plan
 from skyctl.records.interval import Interval
-from skyctl.run.step_metrics import StepCollector, build_measurement
+from skyctl.run.step_metrics import StepCollector, build_measurement, layers_spread
 
 from ..helpers.events import step_event
 
@@ -50,3 +52,11 @@ def test_a_measurement_has_the_interval_of_its_plan() -> None:
     for given in (made, made.model_copy(update={"predicted": sure})):
         done = build_measurement("r", given, [rank], collected, None)
         assert done.predicted_interval == given.predicted.interval
+
+
+def test_how_even_a_ranks_seconds_in_its_layers_were() -> None:
+    even = [step_event(step, forward_s=0.1, backward_s=0.2, optimizer_s=0.0) for step in range(11)]
+    assert layers_spread(even) == 1.0
+    slowed = [replace(event, backward_s=0.8) for event in even[:2]]
+    assert layers_spread([*slowed, *even[2:]]) == pytest.approx(3.0)
+    assert layers_spread([replace(even[0], forward_s=0.0, backward_s=0.0)]) is None

@@ -212,7 +212,8 @@ def _measured(
     with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
         require_all(sessions.failures)
         profile = job.profile(sessions, options.profile, progress)
-        profile = recheck_contradictions(job.cluster, sessions, profile, job.request, job.workload, progress)
+        asked = (job.cluster, sessions, profile, job.request, job.workload)
+        profile = recheck_contradictions(*asked, progress, out.warn)
         planned, sweeps, points = _planned(out, progress, job, profile, options)
         run = RunOptions(steps=options.steps, weights=False, trace=options.trace)
 

@@ -164,7 +164,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         profile, _ = probe_cluster(
             target.cluster, sessions, request, loaded, progress, progress.node, encrypt=request.encrypt
         )
-        profile = recheck_contradictions(target.cluster, sessions, profile, request, loaded, progress)
+        asked = (target.cluster, sessions, profile, request, loaded)
+        profile = recheck_contradictions(*asked, progress, out.warn)
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)

@@ -27,11 +27,15 @@ def recheck_contradictions(
     request: TrainingRequest,
     workload: Workload,
     on_progress: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Profile:
     """The profile with what a quick look shows of the nodes that runs contradict it on; kept for later plans.
 
     Nodes of one machine are looked at together, since they load each other. The profile itself where nothing
     contradicts it.
+
+    Args:
+        warn: gets a sentence on each node that could not be measured.
 
     Raises:
         NodeError: no node answered.
@@ -50,6 +54,8 @@ def recheck_contradictions(
         on_progress,
         with_links=any(one.target is not None for one in asked),
     )
+    for failure in now.failures:
+        warn(f"{failure.node} could not be measured again: {failure.error}")
     new = remeasurements_of(profile, now, asked)
     keep_remeasurements(profile, new)
     return _with(profile, new)

@@ -46,7 +46,7 @@ def _unused_notes(found: LearnedEstimates) -> list[str]:
     """What is not used, and why; each run that was disturbed once."""
     said = [contradiction_text(one) for one in found.contradictions]
     for known in found.by_subject.values():
-        said += [_dismissal_text(gone, found.factor(gone.observation)) for gone in known.dismissals]
+        said += [_dismissal_text(gone, found) for gone in known.dismissals]
     said += [
         f"run {run} was disturbed ({spread_text(one)}): not used"
         for run, one in {one.run_id: one for one in found.disturbed}.items()
@@ -57,7 +57,7 @@ def _unused_notes(found: LearnedEstimates) -> list[str]:
 def contradiction_text(one: Contradiction) -> str:
     """That a plan does not reckon with what a run saw, and what settles it."""
     nodes = node_of(one.device) if one.target is None else f"{node_of(one.device)} and {node_of(one.target)}"
-    known = "" if one.believed == 1.0 else f" ({one.believed:.2f} × is known)"
+    known = "" if one.believed == 1.0 else f" ({_ratio(one.target, one.believed)} is known)"
     return (
         f"run {one.run_id} saw {_subject_text(one.device, one.target, one.factor)}, more than runs differ by"
         f"{known}: not planned with before the next launch or compare --measure of the workload has measured "
@@ -65,16 +65,21 @@ def contradiction_text(one: Contradiction) -> str:
     )
 
 
-def _dismissal_text(gone: Dismissal, factor: float) -> str:
+def _dismissal_text(gone: Dismissal, found: LearnedEstimates) -> str:
     one, by = gone.observation, gone.by
-    why = f"measured again on {by.seen}" if isinstance(by, Remeasurement) else f"seen in run {by.run_id}"
-    return (
-        f"run {one.run_id} saw {_subject_text(one.device, one.target, factor)}: not used, since it was not "
-        f"so when {why}"
-    )
+    if isinstance(by, Remeasurement):
+        why = f"{_ratio(one.target, by.factor)} was measured on {by.seen}"
+    else:
+        why = f"run {by.run_id} saw {_ratio(one.target, found.factor(by))}"
+    what = _subject_text(one.device, one.target, found.factor(one))
+    return f"run {one.run_id} saw {what}: not used, since {why}"
 
 
 def _subject_text(device: str, target: str | None, factor: float) -> str:
-    if target is None:
-        return f"times of {device} {factor:.2f} × the probe's"
-    return f"a rate of {device} → {target} {1 / factor:.2f} × the probe's"
+    what = f"times of {device}" if target is None else f"a rate of {device} → {target}"
+    return f"{what} {_ratio(target, factor)} the probe's"
+
+
+def _ratio(target: str | None, factor: float) -> str:
+    """Times of a device, or the rate of a link, as a multiple of the probe's."""
+    return f"{factor if target is None else 1 / factor:.2f} ×"
