@@ -124,6 +124,30 @@ def test_only_what_was_measured_with_all_others_counts(
     assert ENOUGH_BLOCKS <= row["repeats"] <= total - coordinator.before[0]
 
 
+def test_layers_stay_in_memory_from_pass_to_pass_as_they_are(
+    gpt: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow device building them takes longer than running them. Optimizers leave their weights alone."""
+    monkeypatch.setattr("skyctl.probe.node.layer_bench.MIN_TOTAL_S", 0.0)
+    built: list[torch.nn.Module] = []
+    build = gpt.build
+
+    def keep(start: int, stop: int, device: str) -> list[torch.nn.Module]:
+        built.extend(build(start, stop, device))
+        return built[-1:]
+
+    monkeypatch.setattr(gpt, "build", keep)
+    found = bench(gpt)
+    tasks = [task(gpt, index, 2) for index in (0, 1, 2, gpt.layers - 1)]
+    kinds = {2: [0, *[1, 2] * ((gpt.layers - 2) // 2), 3]}
+    found.measure(tasks, 0.1, 60.0, Late(found, 3), kinds, with_call_overhead=False)
+    assert len(built) == 4
+    assert found.bench._built is None
+    for one, index in zip(built, (0, 1, 2, gpt.layers - 1), strict=True):
+        for weight, fresh in zip(one.parameters(), build(index, index + 1)[0].parameters(), strict=True):
+            assert torch.allclose(weight, fresh, rtol=1e-3)
+
+
 def test_gradients_accumulate_as_in_a_step(gpt: Workload) -> None:
     module = gpt.build(1, 2, "cpu")[0]
     steps = ChainRepetition(gpt, [module], [1], 2, "cpu")

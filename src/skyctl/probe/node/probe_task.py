@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,7 +121,6 @@ class _ProbeServer:
         self._identity = TlsIdentity.from_credentials(payload.get("tls"))
         self._stopped = False
         self._count_s: float | None = None
-        self._measure_rest: Callable[[], None] = lambda: None
         self.gpu: dict[str, Any] | None = None
         """What ``nvidia-smi`` told of the device before this process used it."""
 
@@ -150,7 +147,6 @@ class _ProbeServer:
         threads = torch.get_num_threads()
         result: dict[str, Any] = {"event": "timings", "threads": threads, "timings": [], "flops_per_s": None}
         counters = load_counters.LoadCounters()
-        self._measure_rest = partial(self._read_load, order, counters, result)
         left_out_s = 0.0
         if self._workload is None:
             self.progress(0, 1, "matrix products")
@@ -161,18 +157,7 @@ class _ProbeServer:
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
-        if "watched" not in result:
-            self._measure_rest()
-        result["watched"]["left_out_s"] = left_out_s
-        self._channel.send(result)
-        while not self._stopped:  # past the cap, the order to stop is still to come
-            self._hear(None)
-
-    def _read_load(
-        self, order: dict[str, Any], counters: load_counters.LoadCounters, result: dict[str, Any]
-    ) -> None:
-        """Adds what others took of the device since then, its memory and the message overhead to a result."""
-        result["watched"] = counters.read() | {"gpu": self.gpu}
+        result["watched"] = counters.read() | {"left_out_s": left_out_s, "gpu": self.gpu}
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
@@ -185,6 +170,9 @@ class _ProbeServer:
                 "handling_byte_s": overhead.byte_s,
                 "step_s": overhead.step_s,
             }
+        self._channel.send(result)
+        while not self._stopped:  # past the cap, the order to stop is still to come
+            self._hear(None)
 
     def _measure_layers(
         self, workload: Workload, order: dict[str, Any], result: dict[str, Any]
@@ -246,13 +234,8 @@ class _ProbeServer:
         self._channel.send({"event": "passed"})
 
     def measured(self) -> None:
-        """Tells the launcher that this device has measured its layers.
-
-        Under a quota the rest is measured at once: it takes as much of the machine as layers do.
-        """
+        """Tells the launcher that this device has measured its layers."""
         self._channel.send({"event": "measured"})
-        if self._quota is not None:
-            self._measure_rest()
 
     def progress(self, done: int, of: int, what: str) -> None:
         """Tells the launcher which layer is under way."""

@@ -150,13 +150,14 @@ def collect_samples(
     slice_s: float,
     warm_up_s: float = 0.0,
     warm_up_repeats: int = 1,
+    least: int = MIN_REPEATS,
     minimum_s: float = 0.0,
     over: Callable[[], bool] = lambda: False,
 ) -> list[Sample]:
     """Warm-up, then repetitions until the mean has converged or the slice is over.
 
     Args:
-        slice_s: wall seconds after which to stop; at least ``MIN_REPEATS`` are done all the same.
+        slice_s: wall seconds after which to stop; so many as ``least`` says are done all the same.
         warm_up_s: at least so long and so often is run before what counts.
         minimum_s: not to stop before this much, converged or not.
         over: whether one repetition that counts is enough by now.
@@ -175,7 +176,7 @@ def collect_samples(
         passed_s = time.perf_counter() - start
         if over():
             break
-        if len(samples) < MIN_REPEATS or passed_s < minimum_s:
+        if len(samples) < least or passed_s < minimum_s:
             continue
         if passed_s >= slice_s or (len(samples) & 3 == 3 and converged(samples, timer.by_cpu)):
             break

@@ -199,6 +199,7 @@ class WindowBench:
             slice_s=budget.company_s * count,
             warm_up_s=budget.warm_up_s,
             warm_up_repeats=0 if warm else 1,
+            least=1,  # later passes add more
             over=self.over,
         )
         shares = built.chain.shares[-len(samples) :]
