@@ -71,10 +71,6 @@ def test_what_was_seen_of_it_makes_it_less_sure(disturbed: DeviceProfile) -> Non
     assert time_uncertainty(disturbed, SHAPE) > 1.5 * LEAST_TIME
 
 
-def test_a_device_whose_runs_differed_is_less_sure() -> None:
-    assert time_uncertainty(device(), SHAPE, 0.1) == pytest.approx((LEAST_TIME**2 + 0.1**2) ** 0.5, rel=0.01)
-
-
 def test_a_device_of_which_nothing_was_left_is_no_endless_figure() -> None:
     assert time_uncertainty(device({"share": 0.0, "stolen_share": 1.0}), SHAPE) < 10
 

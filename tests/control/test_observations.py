@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyctl.control.contradiction_recheck import doubted_nodes, keep_remeasurements, remeasurements_of
-from skyctl.control.corrections import learn_corrections, seen_spread
+from skyctl.control.corrections import MOST_SPREAD, estimate_profile, learn_corrections
 from skyctl.control.evidence_notes import learned_notes
 from skyctl.control.link_dtypes import LinkChoice
 from skyctl.control.observations import (
@@ -332,12 +332,18 @@ def test_how_far_runs_were_from_what_is_reckoned_with() -> None:
         seen = [o for run, at in zip(runs, dates, strict=True) for o in observe_run(profile(), made, run, at)]
         return profile().model_copy(update={"observations": tuple(seen)})
 
-    assert seen_spread(profile(), A) is None
-    assert seen_spread(known(1.1), A) == pytest.approx(math.log(1.1))
-    assert seen_spread(known(1.0, 1.1, 1.2), A) == pytest.approx(0.0913, abs=1e-3)
-    assert seen_spread(known(1.1, 1.1), A) == pytest.approx(0.0)
-    assert seen_spread(known(3.0), A) == pytest.approx(math.log(3.0))
-    assert seen_spread(known(1.1, 3.0, 1.1), A) == pytest.approx(0.0)  # settled by the run after it
+    def spread(*factors: float) -> float | None:
+        return estimate_profile(known(*factors)).spreads().get(A)
+
+    assert estimate_profile(profile()).spreads() == {}
+    assert spread(1.1) == pytest.approx(math.log(1.1))
+    assert spread(1.0, 1.1, 1.2) == pytest.approx(0.0913, abs=1e-3)
+    assert spread(1.1, 1.1) == pytest.approx(0.0)
+    assert spread(3.0) == MOST_SPREAD
+    assert spread(1.1, 3.0, 1.1) == pytest.approx(0.0)  # settled by the run after it
+    made = learn_corrections(known(1.0, 1.1, 1.2), 4).corrections
+    sure, less = (made.spreads.get(name, 0.0) for name in (B, A))
+    assert sure < less
 
 
 def test_a_links_rate_comes_from_its_messages_unless_they_are_mostly_latency() -> None:

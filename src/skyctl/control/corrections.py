@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from skyctl.control.evidence import (
     RATE_TOLERANCE,
@@ -19,11 +20,14 @@ from skyctl.control.figure_uncertainty import LEAST_TIME, link_uncertainty, time
 from skyctl.control.problem_from_profile import measured_shape
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Contradiction
-from skyctl.records.problem import LayerTimes, Problem
+from skyctl.records.problem import Device, LayerTimes, Problem
 from skyctl.records.profile import LinkProfile, Observation, Profile
 
 LEAST_BYTES_SHARE = 0.5
 """Part of a message's time that its bytes must have taken for a rate to be told from it."""
+
+MOST_SPREAD = 0.3
+"""Runs that are further apart say that something is wrong, not how long the next one will take."""
 
 DevicePair = tuple[str, str]
 Subject = tuple[str, "str | None"]
@@ -32,10 +36,14 @@ Subject = tuple[str, "str | None"]
 
 @dataclass(frozen=True)
 class Corrections:
-    """What to change of a problem: by device how many times its layers' seconds, by link another rate."""
+    """What to change of a problem: by device how many times its layers' seconds, by link another rate.
+
+    ``spreads``: by device, how far its runs were from each other, which makes its times less sure.
+    """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     rates: Mapping[DevicePair, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
 
     def apply_to(self, problem: Problem) -> Problem:
         """The problem with these times and rates."""
@@ -48,11 +56,14 @@ class Corrections:
             else link
             for link in problem.links
         )
-        devices = tuple(
-            device.model_copy(update={"action_s": device.action_s * self.factors.get(device.id, 1.0)})
-            for device in problem.devices
-        )
+        devices = tuple(map(self._corrected_device, problem.devices))
         return problem.model_copy(update={"times": times, "links": links, "devices": devices})
+
+    def _corrected_device(self, device: Device) -> Device:
+        update: dict[str, Any] = {"action_s": device.action_s * self.factors.get(device.id, 1.0)}
+        if device.time_uncertainty is not None:
+            update["time_uncertainty"] = math.hypot(device.time_uncertainty, self.spreads.get(device.id, 0.0))
+        return device.model_copy(update=update)
 
 
 def _scaled_times(times: LayerTimes, factor: float) -> LayerTimes:
@@ -74,6 +85,21 @@ class LearnedEstimates:
     def factor(self, one: Observation) -> float:
         """Seconds as seen ÷ as probed."""
         return self.scales[one.device, one.target].factor_of(one)
+
+    def spreads(self) -> dict[str, float]:
+        """By device, how far its undisturbed runs were from what is believed of it, relative.
+
+        The standard deviation of ln(seen ÷ believed); of a single run its distance from the probe. Runs that
+        were shown to be of something that passed are left out, and devices that no run has seen.
+        """
+        found = {}
+        for (device, target), known in self.by_subject.items():
+            seen = [math.log(self.factor(one)) for one in (*known.sources, *known.contradictions)]
+            if target is None and seen:
+                middle = math.log(known.factor) if len(seen) > 1 else 0.0
+                squares = sum((value - middle) ** 2 for value in seen)
+                found[device] = min(MOST_SPREAD, math.sqrt(squares / max(1, len(seen) - 1)))
+        return found
 
     @property
     def contradictions(self) -> tuple[Contradiction, ...]:
@@ -123,7 +149,7 @@ def learn_corrections(profile: Profile, microbatches: int) -> LearnedCorrections
             factors[device] = found.scales[device, None].median(sources) if sources else known.factor
         elif (link := _link_of(profile, device, target)) is not None:
             rates[device, target] = (link.bandwidth_bytes_per_s or 0.0) / known.factor
-    return LearnedCorrections(Corrections(factors, rates), found)
+    return LearnedCorrections(Corrections(factors, rates, found.spreads()), found)
 
 
 def estimate_profile(profile: Profile) -> LearnedEstimates:
@@ -214,21 +240,6 @@ def _link_of(profile: Profile, source: str, target: str) -> LinkProfile | None:
         if (link.source, link.target) == nodes and None not in (link.latency_s, link.bandwidth_bytes_per_s):
             return link
     return None
-
-
-def seen_spread(profile: Profile, device_id: str) -> float | None:
-    """How far a device's earlier undisturbed runs were from what a plan reckons with, relative.
-
-    The standard deviation of ln(seen ÷ believed); of a single run its distance from the probe. Runs that were
-    shown to be of something that passed are left out. None: no run has seen the device since the probe.
-    """
-    known = estimate_profile(profile).by_subject.get((device_id, None), Estimate())
-    seen = [math.log(_time_factor(one)) for one in (*known.sources, *known.contradictions)]
-    if not seen:
-        return None
-    if len(seen) == 1:
-        return abs(seen[0])
-    return math.sqrt(sum((value - math.log(known.factor)) ** 2 for value in seen) / (len(seen) - 1))
 
 
 def probed_at(profile: Profile, one: Evidence) -> str:

@@ -37,14 +37,9 @@ LEAST_LEFT = 0.1
 """Where less of a device was left to the probe, its times are not known any worse than with that."""
 
 
-def time_uncertainty(device: DeviceProfile, shape: ShapeProfile, seen_spread: float | None = None) -> float:
-    """Of the seconds of a device's layers at one microbatch size.
-
-    Args:
-        seen_spread: how far earlier runs were from what was measured; None: there were none.
-    """
-    parts = [LEAST_TIME, *_sampling(device, shape), _others(device.conditions), seen_spread or 0.0]
-    return math.hypot(*parts)
+def time_uncertainty(device: DeviceProfile, shape: ShapeProfile) -> float:
+    """Of the seconds of a device's layers at one microbatch size, before any run has seen them."""
+    return math.hypot(LEAST_TIME, *_sampling(device, shape), _others(device.conditions))
 
 
 def link_uncertainty(link: LinkProfile) -> float:
