@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import ask, is_interactive
 from skyctl.cli.progress_display import ProgressDisplay
-from skyctl.compare.number_format import format_estimate
+from skyctl.compare.number_format import format_estimate, format_seconds, format_seconds_range
 
 if TYPE_CHECKING:
     from skyctl.cli.command_output import Output
@@ -229,14 +229,12 @@ def show_measurement(out: Output, measured: Measurement) -> None:
     )
     step = measured.iteration_s
     error = measured.predicted_iteration_s / step.median - 1 if step.median else 0.0
-    interval = measured.predicted_interval
-    predicted, where = f"{measured.predicted_iteration_s:.4f} s", ""
+    interval, where = measured.predicted_interval, ""
     if interval is not None:
-        predicted = format_estimate(measured.predicted_iteration_s, interval)
         where = f", {'within' if interval.holds(step.median) else 'outside'} the interval"
     out.line(
-        f"step: {step.median:.4f} s (p10 {step.p10:.4f}, p90 {step.p90:.4f}); "
-        f"predicted {predicted}, off by {error:+.1%}{where}"
+        f"step: {format_seconds(step.median)} (p10–p90 {format_seconds_range(step.p10, step.p90)}); "
+        f"predicted {format_estimate(measured.predicted_iteration_s, interval)}, off by {error:+.1%}{where}"
     )
     if interval is None and step.median < SHORT_STEP_S and abs(error) > 0.25:
         out.line(
