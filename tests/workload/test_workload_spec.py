@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +102,27 @@ def test_corpus(tmp_path: Path) -> None:
     assert read_corpus(str(tmp_path / "a.txt")) == b"hello"
     with pytest.raises(WorkloadError, match="can't be read"):
         read_corpus(str(tmp_path / "b.txt"))
+
+
+def test_what_the_default_text_leaves_out_is_not_even_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages beside a standard library have tens of thousands of files."""
+    for folder in ("email", "site-packages/torch", "email/test"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text(f"# {folder}\n" * 10_000)
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def noting(path: str | Path) -> Any:
+        listed.append(Path(path).relative_to(tmp_path).as_posix())
+        return scandir(path)
+
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(os, "scandir", noting)
+    default_corpus.cache_clear()
+    try:
+        assert default_corpus() == b"# email\n" * 10_000
+    finally:
+        default_corpus.cache_clear()
+    assert sorted(set(listed)) == [".", "email"]

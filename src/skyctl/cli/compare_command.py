@@ -157,8 +157,9 @@ def compare(
 
     options.check()
     target = options.load()
-    job = options.job(out, workload, target)
     with out.progress("compare") as progress:
+        progress("loading the workload")
+        job = options.job(out, workload, target)
         if options.measure:
             profile, outcomes, sweeps = _measured(out, progress, job, target, options)
         else:
