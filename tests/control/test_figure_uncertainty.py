@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from skyctl.control.figure_uncertainty import LEAST_TIME, link_uncertainty, time_uncertainty
+from skyctl.control.figure_uncertainty import (
+    LEAST_TIME,
+    link_uncertainty,
+    slice_uncertainty,
+    time_uncertainty,
+)
 from skyctl.records.profile import (
     Conditions,
     DeviceProfile,
@@ -79,3 +84,10 @@ def test_a_link_that_was_filled_in_is_less_sure() -> None:
     measured = LinkProfile(source="a", target="b", latency_s=0.001, bandwidth_bytes_per_s=1e7)
     filled_in = measured.model_copy(update={"estimated": True})
     assert link_uncertainty(filled_in) > link_uncertainty(measured)
+
+
+def test_a_forward_longer_than_its_nodes_slices_is_unsure_by_their_pauses() -> None:
+    assert slice_uncertainty(0.0012, 0.010, 0.009) == 0.0
+    found = [slice_uncertainty(0.0012, 0.010, forward_s) for forward_s in (0.012, 0.040, 0.4)]
+    assert found == pytest.approx([0.30, 0.09, 0.009], rel=0.02)
+    assert slice_uncertainty(0.009, 0.010, 0.012) < 0.04

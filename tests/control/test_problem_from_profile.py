@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from skyctl.control.comparison_job import plan_strategies
+from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_creation import PlanOptions, override_problem, parse_assign, plan_profile
 from skyctl.control.problem_from_profile import HEAP_SHARE, build_problem
 from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
@@ -23,6 +25,7 @@ from skyctl.records.profile import (
     LineProfile,
     LinkProfile,
     NodeFailure,
+    NodeProfile,
     Profile,
     ShapeProfile,
     SiteProfile,
@@ -366,3 +369,24 @@ def test_figures_that_contradict_each_other_are_an_input_error() -> None:
     )
     with pytest.raises(InputError, match=r"can't be planned with.*weight_s"):
         build_problem(profile(device("a", 1.0, timings=wrong)), 4)
+
+
+def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None:
+    """Of 10 ms it runs 1.2 at a time; an even share of the layers takes 90 ms, pauses included."""
+    known = profile(device("a", 1.0), device("b", 1.0))
+    facts = {
+        "platform": "p",
+        "python": "3",
+        "torch": "2",
+        "cpu_model": "c",
+        "address": None,
+        "interface": None,
+    }
+    memory = {"memory_total_bytes": 1e9, "memory_available_bytes": 1e9}
+    node = NodeProfile(name="a", hostname="a", cpus=0.12, quota_period_s=0.01, **facts, **memory)
+    steady = [one.time_uncertainty for one in build_problem(known, 4).devices]
+    sliced = build_problem(known.model_copy(update={"nodes": (node,)}), 4).devices
+    forward_s = sum(build_problem(known, 4).times["a/cpu:0"].forward_s) / 2
+    expected = math.hypot(steady[0] or 0.0, slice_uncertainty(0.0012, 0.01, forward_s))
+    assert [one.time_uncertainty for one in sliced] == pytest.approx([expected, steady[1]])
+    assert expected > (steady[0] or 0.0) + 1e-3

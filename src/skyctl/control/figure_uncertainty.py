@@ -42,6 +42,23 @@ def time_uncertainty(device: DeviceProfile, shape: ShapeProfile) -> float:
     return math.hypot(LEAST_TIME, *_sampling(device, shape), _others(device.conditions))
 
 
+def slice_uncertainty(slice_s: float, period_s: float, forward_s: float) -> float:
+    """Of a stage's seconds under a CPU quota, for its slices: 0 where a forward fits into one.
+
+    A forward that does not is held back until the next period, and so is the message that it waits for: each
+    by a time between nothing and a pause, about which the periods' phases decide, and those stay as they are
+    for a whole run. Taken as two uniform distributions.
+
+    Args:
+        slice_s: of each period, how long the node may run.
+        period_s: of its quota.
+        forward_s: of one microbatch, pauses included.
+    """
+    if forward_s <= period_s:
+        return 0.0
+    return math.sqrt(2 * (period_s - slice_s) ** 2 / 12) / forward_s
+
+
 def link_uncertainty(link: LinkProfile) -> float:
     """Of the seconds that a message's bytes take on a link."""
     return ESTIMATED_RATE if link.estimated else RATE

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from statistics import fmean, median
 
-from skyctl.control.figure_uncertainty import OVERHEAD, link_uncertainty, time_uncertainty
+from skyctl.control.figure_uncertainty import OVERHEAD, link_uncertainty, slice_uncertainty, time_uncertainty
 from skyctl.errors import InputError, InvalidRecordError, MismatchError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
@@ -97,6 +98,7 @@ def _build_problem(
     ids = {d.id for d in devices}
     heap = HEAP_SHARE if any(map(_is_cpu, devices)) else 1.0
     message_bytes = median(layer.output_bytes for layer in shape.layers)
+    times = {d.id: _times(d, shape) for d in devices}
     return Problem(
         layers=tuple(
             Layer(
@@ -119,12 +121,14 @@ def _build_problem(
                 action_s=d.action_s,
                 handling_s=d.step_s / microbatches,
                 neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
-                time_uncertainty=time_uncertainty(d, shape),
+                time_uncertainty=math.hypot(
+                    time_uncertainty(d, shape), _slice_uncertainty(profile, d, times[d.id], len(devices))
+                ),
                 overhead_uncertainty=OVERHEAD,
             )
             for d in devices
         ),
-        times={d.id: _times(d, shape) for d in devices},
+        times=times,
         links=_links(profile, devices, ids),
         shared=(*_lines(profile, devices), *_uplinks(profile, devices)),
         first_stage=_pinned(first_stage, devices, "--pin-first"),
@@ -134,6 +138,15 @@ def _build_problem(
         schedule=schedule,
         objective=objective,
     )
+
+
+def _slice_uncertainty(profile: Profile, device: DeviceProfile, times: LayerTimes, devices: int) -> float:
+    """Of the device's times, where its node's quota comes in slices: as of a stage with an even share."""
+    node = next((node for node in profile.nodes if node.name == device.node), None)
+    if node is None or node.quota_period_s is None or not _is_cpu(device):
+        return 0.0
+    slice_s = node.quota_period_s * min(1.0, node.cpus)
+    return slice_uncertainty(slice_s, node.quota_period_s, sum(times.forward_s) / devices)
 
 
 def _is_cpu(device: DeviceProfile) -> bool:

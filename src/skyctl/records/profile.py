@@ -22,7 +22,8 @@ class NodeProfile(Record):
 
     ``skyctl``: the version that measured. ``site``: the name of its ``SiteProfile``. ``max_cpu_isa``: what
     ``ONEDNN_MAX_CPU_ISA`` had to be for the workload's dtype, because its processor advertises more than it
-    can do; None: nothing had to.
+    can do; None: nothing had to. ``quota_period_s``: the period of its CPU quota, of which it may run for
+    ``cpus`` times as long; None: no quota binds, or it was not told.
     """
 
     name: Name
@@ -40,6 +41,7 @@ class NodeProfile(Record):
     numa_nodes: Count | None = since(3, None)
     site: str | None = since(3, None)
     max_cpu_isa: str | None = since(6, None)
+    quota_period_s: Positive | None = since(7, None)
 
 
 class LayerTiming(Record):
