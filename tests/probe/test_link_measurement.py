@@ -2,15 +2,19 @@
 
 import itertools
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from skyctl.errors import SkyctlError
-from skyctl.probe.link_measurement import suspect_pairs
+from skyctl.probe.device_probes import DeviceProbe, DeviceProbes
+from skyctl.probe.link_measurement import measure_links, suspect_pairs
 from skyctl.probe.node import link_speed
 from skyctl.probe.node.link_speed import LinkSpeed, measure_link
 from skyctl.probe.pairings import round_robin
+from skyctl.records.cluster import Node
 from skyctl.records.profile import LinkProfile
 from skyctl.transport.peer_connection import PeerConnection
 
@@ -149,3 +153,47 @@ def test_a_slow_node_is_slow_with_everybody_and_is_not_measured_again() -> None:
     links = [_link(*ends, 20) for ends in (("a", "s"), ("s", "a"), ("b", "s"), ("s", "b"))]
     links += [_link("a", "b", 100), _link("b", "a", 100), _link("s", "s", 1), _link("b", "x", None)]
     assert suspect_pairs(links) == []
+
+
+def _member(name: str, boot_id: str) -> DeviceProbe:
+    return DeviceProbe(Node(name=name, transport="local"), "localhost", Task(), {"boot_id": boot_id})
+
+
+class Task:
+    """Nobody talks with it: rounds are played on paper."""
+
+    def send(self, message: dict[str, Any], body: bytes = b"") -> None: ...
+
+    def recv(self, timeout_s: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def test_of_one_machines_loopback_a_ring_is_measured_and_the_rest_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"n{number}" for number in range(8)]
+    probes = DeviceProbes()
+    probes.members = [_member(name, "here" if name < "n6" else "there") for name in names]
+    addresses = {name: "127.0.0.1" if name < "n6" else "10.0.0.1" for name in names}
+    played: list[tuple[str, str]] = []
+
+    def paper_round(
+        _probes: DeviceProbes, pairs: Sequence[tuple[DeviceProbe, DeviceProbe]], *_: object, **__: object
+    ) -> dict[tuple[str, str], LinkProfile]:
+        ways = [(a.node.name, b.node.name) for a, b in pairs]
+        played.extend(ways)
+        return {way: _link(*way, 100) for pair in ways for way in (pair, pair[::-1])}
+
+    monkeypatch.setattr("skyctl.probe.link_measurement.measure_round", paper_round)
+    links, sites = measure_links(probes, addresses, how="sites")
+    here = {(link.source, link.target): link for link in links if max(link.source, link.target) < "n6"}
+    assert len(here) == 6 * 5
+    assert sum(not link.estimated for link in here.values()) == 2 * 6
+    assert {link.bandwidth_bytes_per_s for link in here.values()} == {100 * 125_000}
+    assert not any(link.estimated for link in links if min(link.source, link.target) >= "n6")
+    assert [sorted(site) for site in sites] == [names]
+    assert len(links) == 8 * 7
+    played.clear()
+    measure_links(probes, addresses, how="all")
+    assert len(played) == 8 * 7 / 2

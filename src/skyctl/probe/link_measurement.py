@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
+from itertools import permutations
+from statistics import median
 from typing import Any, Literal, TypeVar
 
 from skyctl.errors import ProtocolError
@@ -149,7 +152,8 @@ def measure_links(
         addresses: by node, the address at which its peers reach it.
         on_round: called with (rounds done, rounds in all as far as is known).
         how: ``all`` pairs of nodes in n − 1 rounds; or all pairs within ``sites``, and between two sites one
-            that represents the others; or ``none``.
+            that represents the others; or ``none``. With ``sites``, of the pairs that one machine's loopback
+            carries, a ring is measured, and the others are its medians.
 
     Returns:
         The links by node names, in the order of the nodes (within a node source and target are the same);
@@ -189,6 +193,8 @@ class _LinkSurvey:
             schedule = round_robin(list(self._first))
             for pairs in schedule:
                 self._play(pairs, len(schedule) - self._done)
+        else:
+            self._measure_loopback()
         sites = self._compare()
         if self._second:
             self._keep([(self._first[name], member) for name, member in self._second.items()], 1)
@@ -198,6 +204,30 @@ class _LinkSurvey:
         order = {name: index for index, name in enumerate(self._first)}
         ways = sorted(self._links, key=lambda way: (order[way[0]], order[way[1]]))
         return [self._links[way] for way in ways], sites
+
+    def _measure_loopback(self) -> None:
+        """Each node with the next one of its machine; what they get is the other pairs' figure, too."""
+        machines: dict[str, list[str]] = {}
+        for name, member in self._first.items():
+            boot_id = member.facts.get("boot_id")
+            if boot_id is not None and ip_address(self._addresses[name]).is_loopback:
+                machines.setdefault(boot_id, []).append(name)
+        for names in machines.values():
+            rounds = ring_rounds(names)
+            for number, pairs in enumerate(rounds):
+                self._play(pairs, len(rounds) - number)
+            own = [link for way, link in self._links.items() if set(way) <= set(names)]
+            rates = [link.bandwidth_bytes_per_s for link in own if link.bandwidth_bytes_per_s is not None]
+            delays_s = [link.latency_s for link in own if link.latency_s is not None]
+            left = (way for way in permutations(names, 2) if way not in self._links)
+            for source, target in left if rates and delays_s else ():
+                self._links[source, target] = LinkProfile(
+                    source=source,
+                    target=target,
+                    latency_s=median(delays_s),
+                    bandwidth_bytes_per_s=median(rates),
+                    estimated=True,
+                )
 
     def _compare(self) -> SiteNames:
         """Until all pairs within the sites are known, and one between every two was measured alone."""
