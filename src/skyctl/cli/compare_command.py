@@ -236,6 +236,7 @@ def _planned(
 ) -> tuple[list[StrategyOutcome], list[ComparisonSweep], list[NodesPoint]]:
     """The plans that are compared, and where asked for the sweep of microbatches and the points of nodes."""
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
+    from skyctl.compare.outcome import pipeline_problem
     from skyctl.control.comparison_job import nodes_by_speed, plan_nodes, sweep_microbatches
 
     warn_unmeasured(out, profile, job.cluster)
@@ -247,7 +248,8 @@ def _planned(
         sweeps.append(sweep)
     else:
         outcomes = job.plans(profile)
-    show_learned(out, profile, next(o.plan for o in outcomes if o.plan is not None))
+    if (problem := pipeline_problem(outcomes)) is not None:
+        show_learned(out, profile, problem.microbatches)
     node_counts = options.node_counts
     points = []
     if node_counts is not None:

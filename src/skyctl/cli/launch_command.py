@@ -170,7 +170,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)
         plan = plan_profile(profile, choice, request.ref(loaded.digest))
-        show_learned(out, profile, plan)
+        show_learned(out, profile, plan.problem.microbatches)
         show_plan(out, plan)
         show_link_dtypes(out, plan)
         return plan

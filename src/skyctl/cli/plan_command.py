@@ -311,5 +311,5 @@ def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, 
     )
     plan = plan_profile(profile, search, request.ref(digest))
     if search.learn:
-        show_learned(out, profile, plan)
+        show_learned(out, profile, plan.problem.microbatches)
     return plan

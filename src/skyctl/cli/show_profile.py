@@ -12,7 +12,6 @@ from skyctl.records.profile import Profile
 
 if TYPE_CHECKING:
     from skyctl.records.cluster import Cluster
-    from skyctl.records.plan import Plan
 
 UNSTEADY_SPREAD = 1.0
 """A layer's (p90 − p10) / median from which on the user is warned."""
@@ -57,12 +56,12 @@ def show_reused(out: Output, profile: Profile) -> None:
         out.note(f"{'; '.join(words)} (--refresh measures them again)")
 
 
-def show_learned(out: Output, profile: Profile, plan: Plan) -> None:
-    """Says which runs a plan learned from, and what they saw that it does not reckon with."""
+def show_learned(out: Output, profile: Profile, microbatches: int) -> None:
+    """Says which runs a plan with so many microbatches learned from, and what of them it leaves out."""
     from skyctl.control.corrections import learn_corrections
     from skyctl.control.evidence_notes import learned_notes
 
-    out.notes(learned_notes(learn_corrections(profile, plan.problem.microbatches)))
+    out.notes(learned_notes(learn_corrections(profile, microbatches)))
 
 
 def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
