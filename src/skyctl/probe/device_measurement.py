@@ -30,8 +30,8 @@ For a node that has failed: why, and ``FAILED_SHARE``.
 FAILED_SHARE = -1.0
 UNFINISHED_SHARE = 0.99
 """The largest share of a node that has not ended."""
-MORE, LONGER = 1.5, 0.6
-"""How long at most what counts is measured: times the budget, or a share of the slowest device's first pass.
+MORE, LONGER = 1.5, 1.0
+"""How long at most what counts is measured: times the budget, or the slowest device's first pass.
 Slow devices repeat less often."""
 
 PayloadMaker = Callable[[str, "str | None"], dict[str, Any]]

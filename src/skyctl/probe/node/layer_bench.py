@@ -109,7 +109,6 @@ class LayerBench:
         until = min(end, time.monotonic() + max(least_s, coordinator.count_s() or 0.0))
         company_s = max(budget_s, until - time.monotonic()) / parts
         self._measure_together(LayerBudget(company_s, slice_s, 0.0), least_s, until)
-        self.bench.forget_window()
         coordinator.measured()
         time.sleep(ORDER_GRACE_S)
         self._repeat_passes(budget, lambda: False, end)
