@@ -30,9 +30,8 @@ For a node that has failed: why, and ``FAILED_SHARE``.
 FAILED_SHARE = -1.0
 UNFINISHED_SHARE = 0.99
 """The largest share of a node that has not ended."""
-MORE, LONGER = 1.5, 1.0
-"""How long at most what counts is measured: times the budget, or the slowest device's first pass.
-Slow devices repeat less often."""
+MORE = 1.5
+"""What counts is measured for so many budgets at most, or as long as the slowest device's first pass took."""
 
 PayloadMaker = Callable[[str, "str | None"], dict[str, Any]]
 """``task_payload`` of a cluster, by node and device; no device: the node's first."""
@@ -152,7 +151,7 @@ def measure_devices(
     sent = time.monotonic()
     probes.wait(members, ("passed", "measured", "timings"), cap_s, heard)
     now = time.monotonic()
-    count_s = max(MORE * budget_s, LONGER * (now - sent))
+    count_s = max(MORE * budget_s, now - sent)
     for member in probes.alive():
         probes.send(member, {"op": "count", "seconds": count_s})
     left = [member for member in probes.alive() if not (member.done or member.measured)]
