@@ -9,10 +9,10 @@ from tests.probe.node.coordinators import Alone
 from torch import nn
 
 from skyctl.probe.node.layer_bench import LayerBench
-from skyctl.probe.node.layer_windows import DistinctLayer
+from skyctl.probe.node.layer_windows import DistinctLayer, LayerWindow
 from skyctl.probe.node.repetitions import ChainRepetition, SplitRepetition
 from skyctl.probe.node.samples import ENOUGH_BLOCKS, LEAST_OWN_SHARE
-from skyctl.probe.node.window_bench import WindowBench
+from skyctl.probe.node.window_bench import LayerBudget, WindowBench
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -348,3 +348,12 @@ def test_a_layer_that_waits_is_timed_with_its_waiting(tmp_path: Path) -> None:
     assert found.bench.timer.layers_wait
     assert quick["forward_s"] < naps["forward_s"]
     assert naps["forward_s"] >= 0.004
+
+
+def test_microbatches_in_flight_are_forgotten_where_an_optimizer_changes_their_layers(gpt: Workload) -> None:
+    tasks, window = [task(gpt, index, 2) for index in (1, 2)], LayerWindow((1, 2), (0, 1), 3)
+    found = WindowBench(gpt, "cpu", threads=1, slowdown=1.0, memory_bytes=None, quota=None)
+    for _ in range(2):  # the second time the window is there already
+        found.measure(tasks, window, 2, [0, 1], LayerBudget(0.01, 0.01, 0.0), set())
+        assert found._built is not None
+        assert not found._built.chain._outputs

@@ -95,6 +95,10 @@ class ChainRepetition:
             self.forward()
         self._receive()
 
+    def drop_in_flight(self) -> None:
+        """Forgets the microbatches in flight: layers' weights have changed, which their backwards can't take."""
+        self._outputs.clear()
+
     def _receive(self) -> None:
         self._fresh = [value.clone() for value in self._values]
 

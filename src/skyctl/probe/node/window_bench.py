@@ -159,6 +159,7 @@ class WindowBench:
                     self._measure_split(layers[number], module, window.layers[at], size, budget.whole_s)
                 if number not in updated and len(self.layer_samples.samples_of((index, 0))) < updates:
                     updated.add(number)
+                    built.chain.drop_in_flight()
                     self._measure_optimizer(layers[number], module, budget.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
