@@ -96,7 +96,7 @@ class ChainRepetition:
         self._receive()
 
     def drop_in_flight(self) -> None:
-        """Forgets the microbatches in flight: layers' weights have changed, which their backwards can't take."""
+        """Forgets the microbatches in flight: their backwards can't take weights that have changed since."""
         self._outputs.clear()
 
     def _receive(self) -> None:
