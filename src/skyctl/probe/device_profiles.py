@@ -127,7 +127,7 @@ def node_profiles(
             interface=None if address is None else interface_with_address(sessions[name], address),
             numa_nodes=facts.get("numa_nodes"),
             max_cpu_isa=facts.get("max_cpu_isa"),
-            quota_period_s=facts["quota"]["period_s"] if facts.get("bound") else None,
+            quota_period_s=facts.get("quota_period_s") or None,
             site=site_of.get(name),
             skyctl=__version__,
         )

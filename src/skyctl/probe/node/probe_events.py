@@ -68,6 +68,7 @@ class ProbeFacts:
     max_cpu_isa: Label | None = None
     cpu_scope: str | None = None
     bound: bool = False
+    quota_period_s: Seconds | None = None
     affinity: Annotated[tuple[Index, ...], MaxLength(10_000)] | None = None
     numa_nodes: Count | None = None
     boot_id: Label | None = None

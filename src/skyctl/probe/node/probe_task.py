@@ -81,7 +81,9 @@ def main(payload: dict[str, Any], channel: LauncherChannel) -> dict[str, Any]:
     workload = load_workload(WorkloadSpec.from_dict(spec)) if spec else None
     gc.freeze()  # a collection would look at all there is, half a second on a slow node
     max_cpu_isa = support.max_cpu_isa if support is not None else None
-    channel.send({"event": "facts", "device": device, "max_cpu_isa": max_cpu_isa, **found})
+    period_s = found["quota"]["period_s"] if found["bound"] else None
+    known = {"device": device, "max_cpu_isa": max_cpu_isa, "quota_period_s": period_s}
+    channel.send({"event": "facts", **known, **found})
     server = _ProbeServer(payload, channel, device, found, workload)
     server.gpu = gpu
     quitting = threading.Event()
