@@ -52,6 +52,7 @@ def test_four_are_named_and_all_others_profiled(
     failures = {failure["node"]: failure["error"] for failure in profile["failures"]}
     assert sorted(failures) == sorted([DEAD, HANGING, TORCHLESS, FULL])
     assert [device["node"] for device in profile["devices"]] == [n for n in names if n not in failures]
+    assert {node["quota_period_s"] for node in profile["nodes"]} == {0.01}  # the lab's
     assert "No space left" in failures[FULL]
     assert "no torch" in failures[TORCHLESS]
     assert "said nothing" in failures[HANGING]
