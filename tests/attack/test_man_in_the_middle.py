@@ -150,7 +150,7 @@ def test_through_tls_nothing_is_changed_unnoticed(
     made = pipeline(True)
     assert made.meet(1, 1, between(middle.Middle, alter)) == [None, None]
     listener, connector = made.pairs[1]
-    sent = [torch.full((500,), float(number)) for number in range(20)]
+    sent = [torch.full((500,), float(number)) for number in range(60)]  # more than one piece
     heard = [torch.zeros(500) for _ in sent]
     receives = [listener.recv(tensor, FIRST_TAG) for tensor in heard]
     waits = [connector.recv(torch.zeros(1), FIRST_TAG)]  # which nobody sends

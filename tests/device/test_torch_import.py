@@ -57,3 +57,7 @@ def _output(program: str) -> list[str]:
 
 def test_backwards_and_optimizers_import_no_compiler_and_compiling_does() -> None:
     assert _output(EAGER + COMPILED) == ["[]", "True", "4.0 2", "True"]
+
+
+def test_what_looks_at_every_module_while_it_is_imported_finds_no_compiler() -> None:
+    assert _output(EAGER + "import torch.distributed.tensor\nprint('there')")[-1] == "there"

@@ -45,8 +45,11 @@ class _Placeholder(ModuleType):
         self.__dict__.update(answers)
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute == "__path__" and self.__name__ == _SHAPES:  # every ``from … import`` asks for it
-            raise AttributeError(f"{self.__name__} is no package")
+        is_package = self.__name__ != _SHAPES
+        if attribute.startswith("__") and not (attribute == "__path__" and is_package):
+            # Every ``from … import`` asks for a path, and ``inspect`` all modules for their files: in the
+            # midst of an import, in which the real module can't be imported, too.
+            raise AttributeError(f"{self.__name__} has no {attribute} before it is imported")
         return getattr(_load(self.__name__), attribute)
 
 
