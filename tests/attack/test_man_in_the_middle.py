@@ -150,8 +150,9 @@ def test_through_tls_nothing_is_changed_unnoticed(
     made = pipeline(True)
     assert made.meet(1, 1, between(middle.Middle, alter)) == [None, None]
     listener, connector = made.pairs[1]
-    sent = [torch.full((500,), float(number)) for number in range(60)]  # more than one piece
-    heard = [torch.zeros(500) for _ in sent]
+    # short ones, of which some are whole before what is altered, and long ones: more than one piece
+    sent = [torch.full((500 if number < 10 else 8000,), float(number)) for number in range(20)]
+    heard = [torch.zeros_like(tensor) for tensor in sent]
     receives = [listener.recv(tensor, FIRST_TAG) for tensor in heard]
     waits = [connector.recv(torch.zeros(1), FIRST_TAG)]  # which nobody sends
     waits += [connector.send(tensor, FIRST_TAG) for tensor in sent]
