@@ -121,7 +121,7 @@ def test_only_what_was_handled_is_forgotten(home: Path, task_env: Env) -> None:
         first.acknowledge(event["seq"])
     assert first.watermark == taken[2]["seq"]
     first.detach()
-    with adopt_session(LOCAL, MANUAL, first.id, first.watermark) as second:  # acknowledgements may be under way
+    with adopt_session(LOCAL, MANUAL, first.id, first.watermark) as second:  # others may be under way
         (found,) = second.tasks()
         again = [event[0] for _ in range(7) if (event := found.recv(20))]
         assert again == taken[3:]
