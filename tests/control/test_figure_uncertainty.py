@@ -8,6 +8,7 @@ import pytest
 
 from skyctl.control.figure_uncertainty import (
     LEAST_TIME,
+    MOST_BY_SLICES,
     link_uncertainty,
     slice_uncertainty,
     time_uncertainty,
@@ -70,6 +71,7 @@ def test_a_quiet_device_that_is_well_known_is_as_sure_as_can_be() -> None:
         device(spread=0.6),
         device({"share": 0.8}),
         device({"share": 1.0, "stolen_share": 0.2}),
+        device({"share": 1.0, "halted_share": 0.3}),
     ],
 )
 def test_what_was_seen_of_it_makes_it_less_sure(disturbed: DeviceProfile) -> None:
@@ -87,7 +89,13 @@ def test_a_link_that_was_filled_in_is_less_sure() -> None:
 
 
 def test_a_forward_longer_than_its_nodes_slices_is_unsure_by_their_pauses() -> None:
-    assert slice_uncertainty(0.0012, 0.010, 0.009) == 0.0
-    found = [slice_uncertainty(0.0012, 0.010, forward_s) for forward_s in (0.012, 0.040, 0.4)]
-    assert found == pytest.approx([0.30, 0.09, 0.009], rel=0.02)
-    assert slice_uncertainty(0.009, 0.010, 0.012) < 0.04
+    assert slice_uncertainty(0.0012, 0.010, 0.009, 100.0) < 1e-4
+    found = [slice_uncertainty(0.0012, 0.010, forward_s, 100.0) for forward_s in (0.013, 0.040, 0.4)]
+    assert found == pytest.approx([0.276, 0.09, 0.009], rel=0.02)
+    assert slice_uncertainty(0.009, 0.010, 0.012, 100.0) < 0.04
+
+
+def test_steps_of_few_periods_have_a_pause_more_or_less() -> None:
+    found = [slice_uncertainty(0.008, 0.010, 0.001, step_s) for step_s in (0.01, 0.1, 1.0)]
+    assert found == pytest.approx([0.1, 0.01, 0.001])
+    assert slice_uncertainty(0.001, 0.010, 0.001, 0.001) == MOST_BY_SLICES

@@ -386,7 +386,9 @@ def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None
     node = NodeProfile(name="a", hostname="a", cpus=0.12, quota_period_s=0.01, **facts, **memory)
     steady = [one.time_uncertainty for one in build_problem(known, 4).devices]
     sliced = build_problem(known.model_copy(update={"nodes": (node,)}), 4).devices
-    forward_s = sum(build_problem(known, 4).times["a/cpu:0"].forward_s) / 2
-    expected = math.hypot(steady[0] or 0.0, slice_uncertainty(0.0012, 0.01, forward_s))
+    times = build_problem(known, 4).times["a/cpu:0"]
+    forward_s, backward_s = sum(times.forward_s) / 2, sum(times.backward_s) / 2
+    slices = slice_uncertainty(0.0012, 0.01, forward_s, 4 * (forward_s + backward_s))
+    expected = math.hypot(steady[0] or 0.0, slices)
     assert [one.time_uncertainty for one in sliced] == pytest.approx([expected, steady[1]])
     assert expected > (steady[0] or 0.0) + 1e-3

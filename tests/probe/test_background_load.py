@@ -223,3 +223,20 @@ def test_a_real_neighbour_is_seen() -> None:
     assert "other processes used" in found.notes[0]
     assert found.share is not None
     assert found.share < 0.75
+
+
+def test_a_virtual_machines_cores_that_halt_are_noticed(tmp_path: Path) -> None:
+    cpuinfo, stat = tmp_path / "cpuinfo", tmp_path / "stat"
+    lines = [f"cpu{number} 10 0 5 {{idle}} 0 0 0 0 0 0" for number in sorted(os.sched_getaffinity(0))]
+
+    def write(idle: int) -> None:
+        stat.write_text("\n".join(["cpu 10 0 5 7 0 0 0", *lines]).format(idle=idle))
+
+    cpuinfo.write_text("flags : fpu vme\n")
+    write(100)
+    assert node.HaltWatch(stat, cpuinfo).share() is None
+    cpuinfo.write_text("flags : fpu hypervisor vme\n")
+    awake, halting = node.HaltWatch(stat, cpuinfo), node.HaltWatch(stat, cpuinfo)
+    assert awake.share() == 0.0
+    write(100_000)
+    assert halting.share() == 1.0

@@ -18,9 +18,9 @@ from skyctl.records.profile import (
     layer_time_s,
 )
 
-LEAST_TIME = 0.03
+LEAST_TIME = 0.04
 """Of layers: the same device is not the same minutes later, however well it was measured."""
-OVERHEAD = 0.3
+OVERHEAD = 0.5
 """Of what a stage does beside its layers."""
 RATE = 0.05
 ESTIMATED_RATE = 0.15
@@ -33,6 +33,12 @@ LASTING_SHARE = 0.25
 """How much of the blocks' spread a run's median still has: most of it averages out."""
 OTHERS_SHARE = 0.5
 """How much the part of a device that others took, processes or the host's guests, may change until a run."""
+HALTING = 0.08
+"""Of a virtual machine's cores that halt: the host gives them to others, more or less often in the run."""
+AWAKE_SHARE = 0.02
+"""Cores that halt for less of the time are kept awake."""
+MOST_BY_SLICES = 0.3
+"""Of steps shorter than a pause: most have none, the others several times as long."""
 LEAST_LEFT = 0.1
 """Where less of a device was left to the probe, its times are not known any worse than with that."""
 
@@ -42,21 +48,22 @@ def time_uncertainty(device: DeviceProfile, shape: ShapeProfile) -> float:
     return math.hypot(LEAST_TIME, *_sampling(device, shape), _others(device.conditions))
 
 
-def slice_uncertainty(slice_s: float, period_s: float, forward_s: float) -> float:
-    """Of a stage's seconds under a CPU quota, for its slices: 0 where a forward fits into one.
+def slice_uncertainty(slice_s: float, period_s: float, forward_s: float, step_s: float) -> float:
+    """Of a stage's seconds under a CPU quota, for its slices.
 
-    A forward that does not is held back until the next period, and so is the message that it waits for: each
-    by a time between nothing and a pause, about which the periods' phases decide, and those stay as they are
-    for a whole run. Taken as two uniform distributions.
+    A forward that does not fit into one is held back until the next period, and so is the message that it
+    waits for: each by a time between nothing and a pause, about which the periods' phases decide, and those
+    stay as they are for a whole run. Taken as two uniform distributions. And a step of few periods has a
+    pause more or less: half of one is its standard deviation.
 
     Args:
         slice_s: of each period, how long the node may run.
         period_s: of its quota.
-        forward_s: of one microbatch, pauses included.
+        forward_s, step_s: of one microbatch, and of all of a step, pauses included.
     """
-    if forward_s <= period_s:
-        return 0.0
-    return math.sqrt(2 * (period_s - slice_s) ** 2 / 12) / forward_s
+    pause_s = period_s - slice_s
+    held_back = pause_s / math.sqrt(6) / forward_s if forward_s > period_s else 0.0
+    return min(MOST_BY_SLICES, math.hypot(held_back, pause_s / 2 / step_s if step_s > 0 else 0.0))
 
 
 def link_uncertainty(link: LinkProfile) -> float:
@@ -83,4 +90,5 @@ def _others(conditions: Conditions | None) -> float:
     if conditions is None:
         return 0.0
     left = (1.0 if conditions.share is None else conditions.share) * (1.0 - (conditions.stolen_share or 0.0))
-    return OTHERS_SHARE * (1.0 / max(left, LEAST_LEFT) - 1.0)
+    halting = HALTING if (conditions.halted_share or 0.0) > AWAKE_SHARE else 0.0
+    return math.hypot(OTHERS_SHARE * (1.0 / max(left, LEAST_LEFT) - 1.0), halting)

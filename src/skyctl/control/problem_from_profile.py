@@ -122,7 +122,8 @@ def _build_problem(
                 handling_s=d.step_s / microbatches,
                 neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
                 time_uncertainty=math.hypot(
-                    time_uncertainty(d, shape), _slice_uncertainty(profile, d, times[d.id], len(devices))
+                    time_uncertainty(d, shape),
+                    _slice_uncertainty(profile, d, times[d.id], microbatches, len(devices)),
                 ),
                 overhead_uncertainty=OVERHEAD,
             )
@@ -140,13 +141,17 @@ def _build_problem(
     )
 
 
-def _slice_uncertainty(profile: Profile, device: DeviceProfile, times: LayerTimes, devices: int) -> float:
+def _slice_uncertainty(
+    profile: Profile, device: DeviceProfile, times: LayerTimes, microbatches: int, devices: int
+) -> float:
     """Of the device's times, where its node's quota comes in slices: as of a stage with an even share."""
     node = next((node for node in profile.nodes if node.name == device.node), None)
     if node is None or node.quota_period_s is None or not _is_cpu(device):
         return 0.0
     slice_s = node.quota_period_s * min(1.0, node.cpus)
-    return slice_uncertainty(slice_s, node.quota_period_s, sum(times.forward_s) / devices)
+    forward_s, backward_s = sum(times.forward_s) / devices, sum(times.backward_s) / devices
+    step_s = microbatches * (forward_s + backward_s)
+    return slice_uncertainty(slice_s, node.quota_period_s, forward_s, step_s)
 
 
 def _is_cpu(device: DeviceProfile) -> bool:

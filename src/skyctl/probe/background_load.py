@@ -152,6 +152,7 @@ def _cpu_conditions(seen: LoadReading, own: float, ours: float, demand: float) -
         share=share,
         notes=tuple(notes),
         stolen_share=stolen_share and min(1.0, stolen_share),
+        halted_share=seen.counts.get("halted_share"),
     )
 
 

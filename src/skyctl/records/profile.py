@@ -73,7 +73,8 @@ class Conditions(Record):
     may use were taken by the probe and by other processes (None on an accelerator, or where the system does
     not say). ``share``: the part of the device that the probe could have, 1 where it was alone. ``notes``:
     what a reader of the figures should know, in words. ``stolen_share``: the part of its processors' time
-    that the host of a virtual machine took (None: not told).
+    that the host of a virtual machine took (None: not told). ``halted_share``: the part of it in which they
+    halted, in a virtual machine (None: it is none, or it was not told).
     """
 
     wall_s: Seconds
@@ -82,6 +83,7 @@ class Conditions(Record):
     share: float | None = None
     notes: Seq[str] = ()
     stolen_share: float | None = since(7, None)
+    halted_share: float | None = since(7, None)
 
 
 class DeviceProfile(Record):

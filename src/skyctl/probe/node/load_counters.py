@@ -17,6 +17,7 @@ from skyctl.device.cgroup import read_limits
 from skyctl.probe.node.wall_cpu_ratio import thread_schedstat
 
 PROC_STAT = Path("/proc/stat")
+PROC_CPUINFO = Path("/proc/cpuinfo")
 THERMAL_FOLDER = Path("/sys/devices/system/cpu")
 SMI_TIMEOUT_S = 20.0
 
@@ -82,6 +83,35 @@ def _busy_s(stat: Path | None = None) -> tuple[float, float] | None:
             busy += user + nice + system + irq + softirq
             stolen += rest[0] if rest else 0
     return (busy / tick, stolen / tick) if seen else None
+
+
+class HaltWatch:
+    """How much of the time the processors of a virtual machine halt, from when it is made.
+
+    A host gives a core that halts to other guests, and what runs on it next finds their values in the caches.
+    """
+
+    def __init__(self, stat: Path = PROC_STAT, cpuinfo: Path = PROC_CPUINFO) -> None:
+        self._stat, self._cpuinfo = stat, cpuinfo
+        self._before_s, self._start = self._halted_s(), time.monotonic()
+
+    def share(self) -> float | None:
+        """The part of its processors' time; None: this is no virtual machine, or nothing tells."""
+        after_s, wall_s = self._halted_s(), time.monotonic() - self._start
+        if self._before_s is None or after_s is None or wall_s <= 0:
+            return None
+        return min(1.0, max(0.0, after_s - self._before_s) / (wall_s * max(1, len(_allowed_cpus()))))
+
+    def _halted_s(self) -> float | None:
+        try:
+            if "hypervisor" not in self._cpuinfo.read_text().split():
+                return None
+            lines = [line.split() for line in self._stat.read_text().splitlines()]
+            allowed = {f"cpu{number}" for number in _allowed_cpus()}
+            ticks = [int(line[4]) + int(line[5]) for line in lines if line and line[0] in allowed]
+            return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+        except (OSError, ValueError, IndexError):
+            return None
 
 
 def _overheat_count() -> int | None:

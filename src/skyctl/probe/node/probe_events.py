@@ -138,6 +138,7 @@ class LoadCounts:
     left_out_s: Seconds | None = None
     overheated: Annotated[float, Within(-1e12, 1e12)] | None = None
     gpu: GpuUse | None = None
+    halted_share: Annotated[float, Within(0.0, 1.0)] | None = None
 
 
 @dataclass(frozen=True)

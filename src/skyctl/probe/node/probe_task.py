@@ -123,6 +123,7 @@ class _ProbeServer:
         self._identity = TlsIdentity.from_credentials(payload.get("tls"))
         self._stopped = False
         self._count_s: float | None = None
+        self._halts = load_counters.HaltWatch()
         self.gpu: dict[str, Any] | None = None
         """What ``nvidia-smi`` told of the device before this process used it."""
 
@@ -159,7 +160,11 @@ class _ProbeServer:
             if order.get("generic"):  # layers without a matrix product tell nothing of flops
                 self._stopped = True
                 result["flops_per_s"] = self._flops_per_s(0.5, cap_s, told=True)
-        result["watched"] = counters.read() | {"left_out_s": left_out_s, "gpu": self.gpu}
+        result["watched"] = counters.read() | {
+            "left_out_s": left_out_s,
+            "gpu": self.gpu,
+            "halted_share": self._halts.share(),
+        }
         give_back_freed_memory()  # of the layers measured: a stage holds others
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
