@@ -95,6 +95,10 @@ class Record(BaseModel, metaclass=_CheckedType):
         with _in_our_words(cls):
             return super().model_validate_json(*args, **options)
 
+    def version_of_values(self) -> int:
+        """The oldest version that knows all values of the fields it has had from the first."""
+        return 1
+
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         out: dict[str, Any] = handler(self)
@@ -125,7 +129,7 @@ def _needed_version(value: object) -> int:
         newer = _newer(type(value))
         own = (v for name, (v, default) in newer.items() if getattr(value, name) != default)
         inside = (_needed_version(item) for _, item in value)
-        return max((1, *own, *inside))
+        return max((value.version_of_values(), *own, *inside))
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, tuple) and value and not isinstance(value[0], (int, float, str)):

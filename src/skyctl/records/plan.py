@@ -170,6 +170,10 @@ class Plan(FileRecord):
     encrypted: bool = since(4, False)
     contradictions: Seq[Contradiction] = since(7, ())
 
+    def version_of_values(self) -> int:
+        """7 where one device alone is the strategy, which older versions do not know."""
+        return 7 if self.strategy == "alone" else 1
+
     @model_validator(mode="after")
     def _covers(self) -> Plan:
         at = 0
