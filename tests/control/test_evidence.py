@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from skyctl.control.evidence import BELIEVED_RUNS, BELIEVED_S, Estimate, Scale, weigh, weighted_median
+from skyctl.control.evidence import BELIEVED_RUNS, BELIEVED_S, LearnedEstimate, Scale, weigh, weighted_median
 from skyctl.records.profile import Observation, Remeasurement
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -27,7 +27,7 @@ def at(hour: float) -> str:
     return (START + timedelta(hours=hour)).isoformat()
 
 
-def believed(*evidence: Observation | Remeasurement) -> Estimate:
+def believed(*evidence: Observation | Remeasurement) -> LearnedEstimate:
     return weigh(evidence, SCALE)
 
 
@@ -103,7 +103,7 @@ def test_a_long_run_is_believed_alone() -> None:
 
 def test_a_run_that_was_uneven_tells_only_that_something_is_slow() -> None:
     uneven = {"layers_spread": 1.8}
-    assert believed(saw(1.2, 1, **uneven)) == believed(saw(0.5, 1, **uneven)) == Estimate()
+    assert believed(saw(1.2, 1, **uneven)) == believed(saw(0.5, 1, **uneven)) == LearnedEstimate()
     assert len(believed(saw(3.0, 1, **uneven)).contradictions) == 1
     assert believed(saw(3.0, 1, **uneven), look(2.8, 2)).factor == 3.0
     assert believed(saw(3.0, 1, steps=1000, **uneven)).factor == 1.0

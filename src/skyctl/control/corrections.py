@@ -10,8 +10,8 @@ from typing import Any
 
 from skyctl.control.evidence import (
     RATE_TOLERANCE,
-    Estimate,
     Evidence,
+    LearnedEstimate,
     Scale,
     is_steady,
     weigh,
@@ -78,7 +78,7 @@ def _scaled_times(times: LayerTimes, factor: float) -> LayerTimes:
 class LearnedEstimates:
     """The estimates of a profile's devices (target None) and links, by (device, target)."""
 
-    by_subject: Mapping[Subject, Estimate] = field(default_factory=dict)
+    by_subject: Mapping[Subject, LearnedEstimate] = field(default_factory=dict)
     scales: Mapping[Subject, Scale] = field(default_factory=dict)
     disturbed: tuple[Observation, ...] = ()
 
@@ -178,11 +178,13 @@ def estimate_profile(profile: Profile) -> LearnedEstimates:
     return LearnedEstimates(found, scales, disturbed)
 
 
-def _doubted(known: Estimate) -> tuple[Observation, ...]:
+def _doubted(known: LearnedEstimate) -> tuple[Observation, ...]:
     return (*known.contradictions, *(gone.observation for gone in known.dismissals))
 
 
-def _weigh_all(evidence: Sequence[Evidence], scales: Mapping[Subject, Scale]) -> dict[Subject, Estimate]:
+def _weigh_all(
+    evidence: Sequence[Evidence], scales: Mapping[Subject, Scale]
+) -> dict[Subject, LearnedEstimate]:
     by_subject: dict[Subject, list[Evidence]] = {}
     for one in evidence:
         if (one.device, one.target) in scales:

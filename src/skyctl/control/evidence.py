@@ -50,7 +50,7 @@ class Dismissal:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LearnedEstimate:
     """What is believed of one device or link.
 
     Attributes:
@@ -126,9 +126,9 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     return max(values)
 
 
-def weigh(evidence: Sequence[Evidence], scale: Scale) -> Estimate:
+def weigh(evidence: Sequence[Evidence], scale: Scale) -> LearnedEstimate:
     """What all evidence of one device or link says together."""
-    known = Estimate()
+    known = LearnedEstimate()
     for one in sorted(evidence, key=_order):
         known = _settled(known, one, scale) if isinstance(one, Remeasurement) else _seen(known, one, scale)
     return known
@@ -143,7 +143,7 @@ def _day(one: Evidence) -> float:
     return datetime.fromisoformat(one.seen).timestamp() / 86400.0
 
 
-def _seen(known: Estimate, one: Observation, scale: Scale) -> Estimate:
+def _seen(known: LearnedEstimate, one: Observation, scale: Scale) -> LearnedEstimate:
     """The estimate after one more run."""
     factor, allowed = scale.factor_of(one), scale.allowance(one)
     if factor > allowed * known.factor:
@@ -153,7 +153,7 @@ def _seen(known: Estimate, one: Observation, scale: Scale) -> Estimate:
     passed = tuple(Dismissal(old, one) for old in known.contradictions)
     faster = factor < known.factor / allowed
     sources = (one,) if faster else (*known.sources, one)
-    return Estimate(
+    return LearnedEstimate(
         factor=scale.median(sources),
         sources=sources,
         remeasured=None if faster else known.remeasured,
@@ -161,7 +161,7 @@ def _seen(known: Estimate, one: Observation, scale: Scale) -> Estimate:
     )
 
 
-def _contradicted(known: Estimate, one: Observation, scale: Scale) -> Estimate:
+def _contradicted(known: LearnedEstimate, one: Observation, scale: Scale) -> LearnedEstimate:
     """The estimate after a run that is too slow for it: believed where it lasted, or is not the first."""
     agreed = max(map(_day, known.sources), default=-math.inf)
     remeasured = [gone.observation for gone in known.dismissals if isinstance(gone.by, Remeasurement)]
@@ -172,10 +172,10 @@ def _contradicted(known: Estimate, one: Observation, scale: Scale) -> Estimate:
     if not lasted and len({old.run_id for old in together}) < BELIEVED_RUNS:
         return replace(known, contradictions=(*known.contradictions, one))
     kept = tuple(gone for gone in known.dismissals if gone.observation not in together)
-    return Estimate(factor=scale.median(together), sources=together, dismissals=kept)
+    return LearnedEstimate(factor=scale.median(together), sources=together, dismissals=kept)
 
 
-def _settled(known: Estimate, one: Remeasurement, scale: Scale) -> Estimate:
+def _settled(known: LearnedEstimate, one: Remeasurement, scale: Scale) -> LearnedEstimate:
     """The estimate after a measurement: it confirms the nearer of what was believed and what was seen."""
     alike = tuple(old for old in known.contradictions if _near(scale.factor_of(old), one.factor, scale))
     believed = _near(known.factor, one.factor, scale)

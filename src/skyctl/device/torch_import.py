@@ -12,7 +12,8 @@ import gc
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -23,15 +24,21 @@ def import_torch() -> None:
     No garbage is collected meanwhile, and none of torch's own objects are looked at later: that is a fifth of
     the import's CPU time, and most of each collection's.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-            importlib.import_module("torch")
+    with paused_collection(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        importlib.import_module("torch")
         for name, answers in _PLACEHOLDERS.items():
             sys.modules.setdefault(name, _Placeholder(name, answers))
         gc.freeze()
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """No garbage is collected within it: of what is imported nothing becomes any."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()

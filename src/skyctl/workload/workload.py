@@ -6,10 +6,8 @@ last one for the loss.
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from skyctl.device.torch_import import paused_collection
 from skyctl.errors import WorkloadError
 from skyctl.workload import builtin, mixed_precision, user_code
 from skyctl.workload.corpus import read_corpus
@@ -290,20 +289,8 @@ def load_workload(spec: WorkloadSpec) -> Workload:
     Raises:
         WorkloadError: names the layer, the shapes, or the line of the user's file.
     """
-    with _paused_collection():
+    with paused_collection():  # torch's modules for fake tensors are imported a quarter faster
         return _load_workload(spec)
-
-
-@contextmanager
-def _paused_collection() -> Iterator[None]:
-    """No garbage collection: torch's modules for fake tensors are imported a quarter faster without."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _load_workload(spec: WorkloadSpec) -> Workload:
