@@ -1,6 +1,7 @@
 """Estimates from made-up repetitions: what a quota does to the wall clock must not reach the layers."""
 
 import random
+import time
 from statistics import fmean, stdev
 
 import pytest
@@ -132,6 +133,22 @@ def test_collect_warms_up_and_repeats() -> None:
     samples = collect_samples(RepetitionTimer("cpu"), steps, slice_s=0.0, warm_up_repeats=2)
     assert len(samples) == repetition_timer.MIN_REPEATS
     assert "".join(steps.calls) == "pfb" * (2 + repetition_timer.MIN_REPEATS)
+
+
+@pytest.mark.parametrize(("naps", "waits"), [(1, False), (3, True)])
+def test_a_wait_in_the_warm_up_alone_is_not_the_layers(naps: int, waits: bool) -> None:
+    """The first repetition may wait for its code to come from a disk."""
+
+    class Napping(Counting):
+        def forward(self) -> None:
+            super().forward()
+            if self.calls.count("f") <= naps:
+                time.sleep(0.05)
+            sum(range(50_000))
+
+    timer = RepetitionTimer("cpu")
+    collect_samples(timer, Napping(), slice_s=0.0, least=2)
+    assert timer.layers_wait == waits
 
 
 def test_collect_is_short_where_there_is_no_more_time() -> None:

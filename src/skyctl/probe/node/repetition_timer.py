@@ -77,6 +77,8 @@ class RepetitionTimer:
         self.by_wall = False
         """Set where ``layers_wait``: a second of the CPU then says little."""
         self._waited_s = 0.0
+        self._warm_cpu_s = 0.0
+        """CPU seconds of the repetitions in which ``_waited_s`` was waited."""
         distinguishes_waits = single_thread and self.on_cpu and slowdown == 1.0
         self.cpu_slices = WallCpuRatio(period_s) if distinguishes_waits else None
 
@@ -87,6 +89,7 @@ class RepetitionTimer:
         after = thread_schedstat() if before is not None else None
         if before is not None and after is not None:
             self._waited_s += max(0.0, timed.wall_s - timed.cpu_s - (after[1] - before[1]))
+            self._warm_cpu_s += timed.cpu_s
         return timed.wall_s, timed.cpu_s
 
     @property
@@ -97,7 +100,13 @@ class RepetitionTimer:
     @property
     def layers_wait(self) -> bool:
         """Whether the repetitions themselves wait for other things than a processor (a sleep, a disk)."""
-        return self._waited_s > WAITING_SHARE * (self._waited_s + self.cpu_s)
+        return self._waited_s > WAITING_SHARE * (self._waited_s + self._warm_cpu_s)
+
+    def warm_up(self, repetition: Repetition) -> None:
+        """One repetition whose waits say nothing of the layers: its code may still come from a disk."""
+        waited_s, warm_cpu_s = self._waited_s, self._warm_cpu_s
+        self.sample(repetition)
+        self._waited_s, self._warm_cpu_s = waited_s, warm_cpu_s
 
     def sample(self, repetition: Repetition) -> Sample:
         """Runs one repetition and times its parts."""
@@ -165,7 +174,7 @@ def collect_samples(
     start = time.perf_counter()
     done = 0
     while done < warm_up_repeats or time.perf_counter() - start < warm_up_s:
-        timer.sample(repetition)
+        timer.warm_up(repetition)
         done += 1
         if over():
             break
