@@ -32,7 +32,7 @@ def test_the_same_file_as_a_run_ends_with(dtype: str, tmp_path: Path) -> None:
         stamp = ShardStamp("r", 3, layer, name, workload.layers, workload.digest, dtype, 0)
         state.write(layer, tmp_path / layer_name(layer), stamp)
     assert export_weights(tmp_path, tmp_path / "out") == 3
-    save_weights(tmp_path / "expected", layers, 0, workload.names)
+    save_weights(tmp_path / "expected", layers, 0, workload.model)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
 
 

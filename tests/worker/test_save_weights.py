@@ -9,6 +9,8 @@ from torch import nn
 
 from skyctl.checkpoint import safetensors
 from skyctl.worker.checkpointer import save_weights
+from skyctl.workload.deferred_init import OperationTape
+from skyctl.workload.layered_model import LayeredModel
 
 
 class Remembering(nn.Linear):
@@ -24,7 +26,9 @@ class Remembering(nn.Linear):
 def test_what_is_no_tensor_is_left_out(tmp_path: Path) -> None:
     layer = Remembering(2, 3)
     path = tmp_path / "weights.safetensors"
-    assert save_weights(path, [nn.GELU(), layer], 4, ["a", "b", "c", "d", "gelu", "remembering"]) == str(path)
+    layers = [*(nn.Identity() for _ in range(4)), nn.GELU(), layer]
+    model = LayeredModel("train.py", ["a", "b", "c", "d", "gelu", "remembering"], layers, OperationTape(0))
+    assert save_weights(path, layers[4:], 4, model) == str(path)
     names = list(safetensors.read_header(path).tensors)
     assert sorted(names) == ["5.bias", "5.weight"]
     assert torch.equal(safetensors.load(path, names)["5.weight"], layer.weight)

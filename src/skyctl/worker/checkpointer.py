@@ -19,6 +19,7 @@ from skyctl.checkpoint.atomic_file import FileDigest
 from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
 from skyctl.worker.rank_events import CheckpointEvent, WrittenShard
+from skyctl.workload.layered_model import LayeredModel
 from skyctl.workload.mixed_precision import master_of
 
 
@@ -198,22 +199,22 @@ def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOr
     return step
 
 
-def save_weights(path: Path, layers: Sequence[nn.Module], start: int, names: Sequence[str]) -> str:
-    """Writes the layers' trained weights, keyed ``<layer index>.<name>``; returns the path.
+def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: LayeredModel) -> str:
+    """Writes the layers' trained weights under their names in the whole model; returns the path.
 
     In mixed precision these are the float32 masters. State that is no tensor (a module's extra state) is left
     out.
 
     Args:
         start: the first layer's index.
-        names: the names of all the model's layers, for the file's metadata.
     """
     tensors = {}
     for index, layer in enumerate(layers, start):
         masters = {name: master_of(p) for name, p in layer.named_parameters(remove_duplicate=False)}
+        names = model.weight_names(index)
         for name, tensor in layer.state_dict().items():
             if isinstance(tensor, Tensor):
-                tensors[f"{index}.{name}"] = masters.get(name, tensor).detach().cpu()
-    metadata = {f"layer.{index}": names[index] for index in range(start, start + len(layers))}
+                tensors[names[name]] = masters.get(name, tensor).detach().cpu()
+    metadata = {f"layer.{index}": model.names[index] for index in range(start, start + len(layers))}
     safetensors.save(path, tensors, metadata)
     return str(path)

@@ -263,7 +263,7 @@ class Trainer:
     def _save_weights(self, stage: PipelineStage, path: Path) -> str | None:
         if not self._payload.get("weights"):
             return None
-        return save_weights(path, stage.layers, self._start, self._workload.names)
+        return save_weights(path, stage.layers, self._start, self._workload.model)
 
 
 def with_phase(exc: Exception, phase: str, device: str) -> Exception:

@@ -67,6 +67,10 @@ class LayeredModel:
         """Every tensor that one layer holds; deferred ones have no values."""
         return tensors_of(self.layers[index])
 
+    def weight_names(self, index: int) -> dict[str, str]:
+        """The names in one layer's ``state_dict`` → names in the file of the whole model's weights."""
+        return {name: f"{index}.{name}" for name in self.layers[index].state_dict(keep_vars=True)}
+
     def build(self, index: int, device: torch.device) -> nn.Module:
         """Builds one layer on a device, with initial values that depend only on the seed and the index."""
         held = self.tensors(index)

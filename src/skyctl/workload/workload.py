@@ -95,6 +95,10 @@ class Workload:
             raise WorkloadError(f"layers [{start}, {stop}) are not within the model's {self.layers}")
         return [self.model.build(index, torch.device(device)) for index in range(start, stop)]
 
+    def weight_names(self, index: int) -> dict[str, str]:
+        """A layer's own names of what its ``state_dict`` holds → their names in ``weights.safetensors``."""
+        return self.model.weight_names(index)
+
     def boundary(self, index: int, samples: int) -> list[TensorSpec]:
         """The tensors that enter layer ``index`` for that many samples; ``index`` 0: the inputs."""
         return self.shapes.boundaries(samples)[index].tensors
