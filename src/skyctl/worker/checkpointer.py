@@ -63,6 +63,7 @@ class ShardOrigin:
     Attributes:
         names: the names of all the model's layers.
         workload: the digest of what is trained.
+        own_names: layers' tensors have the names that they have in the whole model.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class ShardOrigin:
     workload: str
     dtype: str
     seed: int
+    own_names: bool = False
 
     def stamp(self, step: int, layer: int) -> ShardStamp:
         """What the shard of one layer after ``step`` steps says of itself."""
@@ -85,6 +87,7 @@ class ShardOrigin:
             workload=self.workload,
             dtype=self.dtype,
             seed=self.seed,
+            own_names=self.own_names,
         )
 
 
