@@ -211,7 +211,7 @@ def _why_one_layer(finder: CutFinder, model: nn.Module, who: str) -> str:
 def _untying_hint(finder: CutFinder) -> str:
     if finder.forbidden:
         return (
-            "gradients of a parameter that two layers share would have to be summed over machines: untie them "
-            "(give each use a parameter of its own)"
+            "gradients of a parameter that two layers share would have to be summed over machines: untie "
+            "them (give each use a parameter of its own)"
         )
     return WAY_OUT
