@@ -61,7 +61,7 @@ class LayeredModel:
         """``layer 3 (Linear)``, or with the layer's own name where it has one: what errors call it."""
         kind, name = type(self.layers[index]).__name__, self.names[index]
         own = name != f"{index}.{kind}"
-        if self.path is None:
+        if self.path is None or self.ordinary:
             return f"layer {index} ({name})"
         return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
 

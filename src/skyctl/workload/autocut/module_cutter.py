@@ -119,7 +119,7 @@ def _trace(fake: FakeModule, opened: set[str], path: Path, samples: int, *, trai
     fake.module.train(training)
     inputs = fake.inputs(samples)
     args, kwargs = bind_inputs(fake.module.forward, inputs)
-    tracer = Tracer(fake.module, opened, path.parent)
+    tracer = Tracer(fake.module, opened, path)
     try:
         with fake.mode:
             return tracer.run(fake.module, flatten_value(inputs)[0], args, kwargs, samples)

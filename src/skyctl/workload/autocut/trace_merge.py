@@ -77,6 +77,8 @@ def merge_traces(traces: Sequence[Trace]) -> CallGraph:
         calls.append(replace(call, args=args, kwargs=kwargs))
     try:
         output = _merge([t.output for t in traces], traces)
+        if any(len(t.values[i].shape) != len(v.shape) for t in traces for i, v in enumerate(first.values)):
+            raise _DifferenceError("a tensor has more dimensions in some runs than in others")
         shapes = [
             ValueShape(
                 tuple(

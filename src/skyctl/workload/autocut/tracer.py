@@ -31,7 +31,7 @@ from skyctl.workload.autocut.call_graph import (
     tensors_in,
 )
 from skyctl.workload.deferred_init import DispatchMode, is_deferred
-from skyctl.workload.user_code import SKYCTL_FOLDER, describe_exception
+from skyctl.workload.user_code import SKYCTL_FOLDER, describe_exception, locate_error
 
 TORCH_FOLDER = Path(torch.__file__).parent
 MOST_CALLS = 20_000
@@ -39,6 +39,9 @@ READS = frozenset(
     (Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist)
 )
 """Functions that give a tensor's values to Python."""
+
+
+HOOKS = frozenset((Tensor.register_hook, Tensor.register_post_accumulate_grad_hook))
 
 
 class CannotFollowError(Exception):
@@ -96,12 +99,12 @@ class Tracer(TorchFunctionMode):
     Args:
         model: holds fake tensors.
         opened: the dotted names of the modules to look into.
-        folder: of the user's file, whose lines errors name.
+        file: the user's, whose lines errors name, and those of others in its folder.
     """
 
-    def __init__(self, model: nn.Module, opened: Collection[str], folder: Path) -> None:
+    def __init__(self, model: nn.Module, opened: Collection[str], file: Path) -> None:
         super().__init__()
-        self._opened, self._folder = opened, folder
+        self._opened, self._file, self._folder = opened, file, file.parent
         self._held = HeldTensors(model)
         self._modules: dict[int, str] = {}
         for path, module in model.named_modules():
@@ -145,6 +148,10 @@ class Tracer(TorchFunctionMode):
         given = dict(kwargs or {})
         if self._inside:
             return func(*args, **given)
+        if func in HOOKS:
+            raise self._cannot(
+                f"it calls {func.__name__}, whose hook a layer on another machine would not have"
+            )
         if func in READS and isinstance(args[0], Tensor):
             return self._read(func, args[0])
         return self.call(func, None, tuple(args), given)
@@ -162,8 +169,12 @@ class Tracer(TorchFunctionMode):
         try:
             out = _CALL_MODULE(module, *args, **kwargs)
             for name, value in _attributes(module).items():
-                if before.get(name) is not value and tensors_in(value):
-                    raise self._cannot(f"it sets self.{name} to a tensor, which other machines can't see")
+                new = tensors_in(value) if before.get(name) is not value else []
+                if new:
+                    raise self._cannot(
+                        f"it sets self.{name} to a tensor, which other machines can't see",
+                        self._origin(new[0]),
+                    )
             return out
         finally:
             self._scopes.pop()
@@ -172,6 +183,12 @@ class Tracer(TorchFunctionMode):
         self, function: Callable[..., Any], module: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs one call, and writes it down if tensors come out of it or change."""
+        with torch._C.DisableTorchFunction():  # else looking at a tensor's shape would come here again
+            return self._call(function, module, args, kwargs)
+
+    def _call(
+        self, function: Callable[..., Any], module: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         tensors = tensors_in((args, kwargs))
         versions = [t._version for t in tensors]
         held = self._buffers_of(module)
@@ -180,7 +197,7 @@ class Tracer(TorchFunctionMode):
         try:
             result = function(*args, **kwargs)
         except Exception as exc:
-            raise self._cannot(describe_exception(exc)) from exc
+            raise self._cannot(describe_exception(exc), locate_error(exc, self._file)) from exc
         finally:
             self._inside = False
         made = tensors_in(result)
@@ -196,8 +213,7 @@ class Tracer(TorchFunctionMode):
         known = {id(t) for t in made if id(t) in self._numbers or id(t) in self._held.path_of} - changed
         if known:
             # returned as it came: a tensor of its own, for it may be another one in the other mode
-            with _DISABLED():
-                aliases = {id(t): t.view_as(t) for t in made if id(t) in known}
+            aliases = {id(t): t.view_as(t) for t in made if id(t) in known}
             self._alive += made
             result = _thawed(map_leaves(result, lambda leaf: aliases.get(id(leaf), leaf)))
             made = tensors_in(result)
@@ -269,7 +285,7 @@ class Tracer(TorchFunctionMode):
             except Exception as exc:
                 name = getattr(func, "__name__", "item")
                 raise self._cannot(f"what it does next depends on the values of a tensor ({name})") from exc
-        with _disable_current_modes():
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
             return func(real)
 
     def _real_value(self, number: int) -> Tensor | None:
@@ -298,7 +314,7 @@ class Tracer(TorchFunctionMode):
         storage = self._values[number].storage
         if not known or any(storage in other.writes for other in self._calls):
             return None
-        with _disable_current_modes(), torch.no_grad():
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             made = tensors_in(call.function(*args, **kwargs))
         for place, tensor in zip(call.outputs, made, strict=True):
             self._real[place] = tensor
@@ -308,7 +324,7 @@ class Tracer(TorchFunctionMode):
         """The innermost line of the user's own files, or of a library's that is not torch."""
         frame = sys._getframe(1)
         other = ""
-        while frame is not None:
+        while frame is not None and frame.f_code is not Tracer.run.__code__:
             file = Path(frame.f_code.co_filename)
             if not file.is_relative_to(SKYCTL_FOLDER):
                 if file.is_relative_to(self._folder) and "site-packages" not in file.parts:
@@ -318,13 +334,18 @@ class Tracer(TorchFunctionMode):
             frame = frame.f_back  # type: ignore[assignment]
         return other
 
-    def _cannot(self, reason: str) -> CannotFollowError:
+    def _origin(self, tensor: Tensor) -> str | None:
+        """The line of the call that gave a tensor."""
+        number = self._numbers.get(id(tensor))
+        producer = -1 if number is None else self._values[number].producer
+        return self._calls[producer].line if producer >= 0 else None
+
+    def _cannot(self, reason: str, line: str | None = None) -> CannotFollowError:
         scope = self._scopes[-1][0] if self._scopes else ""
-        return CannotFollowError(reason, self._line(), scope)
+        return CannotFollowError(reason, line or self._line(), scope)
 
 
 _CALL_MODULE = nn.Module.__call__
-_DISABLED = torch._C.DisableTorchFunction
 
 
 @contextmanager
@@ -340,7 +361,8 @@ def _patched(tracer: Tracer) -> Iterator[None]:
         bound = apply.__get__(None, cls)
         if tracer._inside:
             return bound(*args, **kwargs)
-        if cls is torch.utils.checkpoint.CheckpointFunction:  # (function, preserve_rng_state, *its arguments)
+        checkpoint = sys.modules.get("torch.utils.checkpoint")
+        if checkpoint is not None and cls is checkpoint.CheckpointFunction:  # (function, a flag, *arguments)
             return args[0](*args[2:])
         return tracer.call(bound, None, args, kwargs)
 
