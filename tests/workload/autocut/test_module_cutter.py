@@ -153,7 +153,7 @@ NETS = {
         ["transformer.wte", "transformer.h.0", "transformer.h.1", "transformer.h.2", "lm_head"],
     ),
     "unet": (UNET, None, ["inc", "down1", "down2", "up1", "up2", "out"]),
-    "functions": (FUNCTIONS, None, ["a", "b", "c"]),
+    "functions": (FUNCTIONS, None, ["a", "mul", "b", "c"]),
 }
 
 

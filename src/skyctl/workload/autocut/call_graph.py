@@ -174,9 +174,8 @@ class Call:
         """What is called, in words for errors: ``layer1.0`` or ``torch.cat``."""
         if self.module is not None:
             return self.module
-        return getattr(self.function, "__qualname__", None) or getattr(
-            self.function, "__name__", "a function"
-        )
+        name = getattr(self.function, "__qualname__", "") or getattr(self.function, "__name__", "")
+        return str(name or "a function")
 
     def refs(self) -> list[Any]:
         """All leaves of its arguments."""

@@ -49,6 +49,12 @@ def cut_model(model: LayeredModel, example: BatchExample) -> LayeredModel:
     return replace(model, names=names, layers=layers)
 
 
+UNTYING = (
+    "gradients of a parameter that two layers share would have to be summed over machines: untie them "
+    "(give each use a parameter of its own)"
+)
+
+
 @dataclass(frozen=True)
 class FakeModule:
     """A module with fake tensors in the place of its own, and inputs for it.
@@ -82,10 +88,15 @@ def cut_module(model: nn.Module, fake: FakeModule, path: Path, who: str) -> tupl
             f"{who}: the {type(model).__name__} of model() can't be cut into layers: {exc.reason}{place}",
             hint=WAY_OUT,
         ) from exc
+    if not graph.trace.calls:
+        raise WorkloadError(f"{who}: the {type(model).__name__} of model() calls nothing", hint=WAY_OUT)
     finder = CutFinder(graph, fake.module)
     positions = finder.positions()
-    if not positions:
-        raise WorkloadError(_why_one_layer(finder, model, who), hint=_untying_hint(finder))
+    if not positions and finder.forbidden:
+        why = next(iter(finder.forbidden.values()))
+        raise WorkloadError(
+            f"{who}: the {type(model).__name__} of model() can't be cut into layers: {why}", hint=UNTYING
+        )
     return finder.names(positions), _make_layers(finder, positions, model)
 
 
@@ -199,19 +210,3 @@ def _sample_count(graph: CallGraph, inputs: Sequence[int]) -> traced_layer.Sampl
         for dimension, size in enumerate(graph.shapes[number].sizes)
         if size.each
     )
-
-
-def _why_one_layer(finder: CutFinder, model: nn.Module, who: str) -> str:
-    kind = type(model).__name__
-    if finder.forbidden:
-        return f"{who}: model() gives a {kind} that can't be cut: {next(iter(finder.forbidden.values()))}"
-    return f"{who}: the forward of model()'s {kind} is one call, so there is no place to cut it"
-
-
-def _untying_hint(finder: CutFinder) -> str:
-    if finder.forbidden:
-        return (
-            "gradients of a parameter that two layers share would have to be summed over machines: untie "
-            "them (give each use a parameter of its own)"
-        )
-    return WAY_OUT

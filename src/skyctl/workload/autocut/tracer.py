@@ -109,7 +109,7 @@ class Tracer(TorchFunctionMode):
         self._modules: dict[int, str] = {}
         for path, module in model.named_modules():
             self._modules.setdefault(id(module), path)
-        self._watch = _OperationWatch()  # type: ignore[no-untyped-call]
+        self._watch = _OperationWatch()
         self._numbers: dict[int, int] = {}
         self._alive: list[Tensor] = []  # so that ids stay unique
         self._values: list[FlowingValue] = []
@@ -374,7 +374,7 @@ def _patched(tracer: Tracer) -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        function.apply = apply
+        function.apply = apply  # type: ignore[method-assign]
         nn.Module.__call__ = _CALL_MODULE  # type: ignore[method-assign]
 
 
@@ -389,7 +389,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_fake(tensor: Tensor) -> bool:
