@@ -75,7 +75,7 @@ def test_an_optimizer_that_computes_the_loss_anew_is_refused(user: Make) -> None
         ("raise SystemExit(3)", ["ended the program"]),
         ("def model(): return []", ["gives no layers"]),
         ("def model(): return nn.Sequential()", ["gives no layers"]),
-        ("def model(): return nn.Linear(6, 4)", ["nn.Sequential or a list", "Linear"]),
+        ("def model(): return 4", ["nn.Module or a list", "int"]),
         ("def model(): return [nn.Linear(6, 4), 3]", ["layer 1", "int"]),
         (
             "def model(): return [nn.Linear(6, 5), nn.Linear(4, 4)]",

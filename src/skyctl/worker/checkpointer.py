@@ -63,6 +63,7 @@ class ShardOrigin:
     Attributes:
         names: the names of all the model's layers.
         workload: the digest of what is trained.
+        own_names: layers' tensors have the names that they have in the whole model.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class ShardOrigin:
     workload: str
     dtype: str
     seed: int
+    own_names: bool = False
 
     def stamp(self, step: int, layer: int) -> ShardStamp:
         """What the shard of one layer after ``step`` steps says of itself."""
@@ -85,6 +87,7 @@ class ShardOrigin:
             workload=self.workload,
             dtype=self.dtype,
             seed=self.seed,
+            own_names=self.own_names,
         )
 
 
@@ -200,7 +203,9 @@ def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOr
 
 
 def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: LayeredModel) -> str:
-    """Writes the layers' trained weights under their names in the whole model; returns the path.
+    """Writes the layers' trained weights, keyed ``<layer index>.<name>``; returns the path.
+
+    Where ``own_names`` is in the metadata the launcher drops the index: names are those in the whole model.
 
     In mixed precision these are the float32 masters. State that is no tensor (a module's extra state) is left
     out.
@@ -211,10 +216,9 @@ def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: Lay
     tensors = {}
     for index, layer in enumerate(layers, start):
         masters = {name: master_of(p) for name, p in layer.named_parameters(remove_duplicate=False)}
-        names = model.weight_names(index)
         for name, tensor in layer.state_dict().items():
             if isinstance(tensor, Tensor):
-                tensors[names[name]] = masters.get(name, tensor).detach().cpu()
+                tensors[f"{index}.{name}"] = masters.get(name, tensor).detach().cpu()
     metadata = {f"layer.{index}": model.names[index] for index in range(start, start + len(layers))}
-    safetensors.save(path, tensors, metadata)
+    safetensors.save(path, tensors, metadata | ({"own_names": "True"} if model.ordinary else {}))
     return str(path)

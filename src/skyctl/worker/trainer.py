@@ -171,6 +171,7 @@ class Trainer:
             workload=str(self._payload.get("digest") or self._workload.digest),
             dtype=self._spec.dtype,
             seed=self._spec.seed,
+            own_names=self._workload.model.ordinary,
         )
         first_step = restore_stage(self._payload, state, origin)
         return first_step, Checkpointer(options, state, origin) if options is not None else None

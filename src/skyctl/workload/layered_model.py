@@ -44,6 +44,7 @@ class LayeredModel:
         path: the user's file.
         dtype: what the layers compute in, where that is not their own dtype (see ``mixed_precision``).
         hub: what else is known of an ``hf:`` model.
+        ordinary: model() gave a module with a forward of its own: weights keep the names they have in it.
     """
 
     source_name: str
@@ -54,12 +55,13 @@ class LayeredModel:
     path: Path | None = None
     dtype: torch.dtype | None = None
     hub: HubModel | None = None
+    ordinary: bool = False
 
     def label(self, index: int) -> str:
         """``layer 3 (Linear)``, or with the layer's own name where it has one: what errors call it."""
         kind, name = type(self.layers[index]).__name__, self.names[index]
         own = name != f"{index}.{kind}"
-        if self.path is None:
+        if self.path is None or self.ordinary:
             return f"layer {index} ({name})"
         return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
 
@@ -69,7 +71,8 @@ class LayeredModel:
 
     def weight_names(self, index: int) -> dict[str, str]:
         """The names in one layer's ``state_dict`` → names in the file of the whole model's weights."""
-        return {name: f"{index}.{name}" for name in self.layers[index].state_dict(keep_vars=True)}
+        prefix = "" if self.ordinary else f"{index}."
+        return {name: prefix + name for name in self.layers[index].state_dict(keep_vars=True)}
 
     def build(self, index: int, device: torch.device) -> nn.Module:
         """Builds one layer on a device, with initial values that depend only on the seed and the index."""
@@ -159,8 +162,9 @@ def make_model(
         scope.running(),
     ):
         given = functions.pop("model")()
-    names, layers = _named_layers(given, who)
-    model = LayeredModel(who, names, layers, tape, functions, source.path)
+    ordinary = isinstance(given, nn.Module) and not _is_sequence(given)
+    names, layers = _named_layers([given] if ordinary else given, who)
+    model = LayeredModel(who, names, layers, tape, functions, source.path, ordinary=ordinary)
     for index in range(len(layers)):
         check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
     _check_untied(model)
@@ -179,16 +183,19 @@ def _make_from_hub(source: ModelSource, seed: int, part: str | None, count: int 
     return model
 
 
+def _is_sequence(given: nn.Module) -> bool:
+    """Whether a module is called one item after the other, so that its items are the layers."""
+    return isinstance(given, nn.ModuleList) or type(given).forward is nn.Sequential.forward
+
+
 def _named_layers(given: Any, who: str) -> tuple[list[str], list[nn.Module]]:
     if isinstance(given, nn.Sequential | nn.ModuleList):
         named = list(given._modules.items())
     elif isinstance(given, list | tuple):
         named = [(str(i), layer) for i, layer in enumerate(given)]
     else:
-        extra = "; a plain nn.Module can't be cut" if isinstance(given, nn.Module) else ""
         raise WorkloadError(
-            f"{who}: model() must give an nn.Sequential or a list of layers, "
-            f"not {type(given).__name__}{extra}"
+            f"{who}: model() must give an nn.Module or a list of layers, not {type(given).__name__}"
         )
     if not named:
         raise WorkloadError(f"{who}: model() gives no layers")

@@ -280,8 +280,9 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
     A user's file defines:
 
-    - ``model() -> nn.Sequential | list[nn.Module]``: the layers; each maps one tensor, or one tuple of
-      tensors, to the same. Called under deferred initialisation: make the layers inside it, not on import.
+    - ``model() -> nn.Module | list[nn.Module]``: an ordinary module, which is cut between its blocks, or the
+      layers (an ``nn.Sequential`` is a list), each of which maps what the one before gives. Called under
+      deferred initialisation: make the layers inside it, not on import.
     - ``data(batch_size, seed) -> iterable of (inputs, targets)``, optional; dimension 0 is the samples. With
       ``start`` and ``stop`` in its signature it is asked for those samples of each batch only.
     - ``validation(batch_size, seed) -> iterable of (inputs, targets)``, optional: what ``--validate-every``
@@ -306,6 +307,18 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     made = make_model(source, spec.seed, part=spec.weights, count=count)
     model = replace(made, dtype=mixed_precision.compute_dtype(spec.dtype))
     example = _find_example(model, source, spec)
+    if model.ordinary:
+        from skyctl.workload.autocut.module_cutter import (
+            cut_model,
+        )  # late: lists of layers need no fake tensors
+
+        model = cut_model(model, example)
+        if count is not None and len(model.layers) != count:
+            raise WorkloadError(
+                f"{model.source_name}: its module is cut into {len(model.layers)} layers here, and into "
+                f"{count} on the machine that plans",
+                hint="the packages that it is made of must have the same versions on both: see skyctl setup",
+            )
     shapes = ShapeInference(model, example, spec.boundaries)
     workload = Workload(spec, source, model, example, shapes)
     if spec.boundaries is None:
