@@ -63,7 +63,7 @@ def launch(
         _resume_run(out, options.resume, options)
     elif plan is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
-    elif plan.endswith(".json"):
+    elif plan.endswith(".json") and ".py," not in plan:  # a script may have an argument that ends so
         _launch_plan(out, Path(plan), options)
     else:
         _launch_workload(out, plan, options)
