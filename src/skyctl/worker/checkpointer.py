@@ -168,6 +168,18 @@ class Checkpointer:
         return written
 
 
+def resumed_step(payload: Mapping[str, Any]) -> int:
+    """The first step to make: that of the checkpoint in the payload's ``resume``; 0 where there is none.
+
+    Raises:
+        RecordError: the run has fewer steps.
+    """
+    step, steps = int((payload.get("resume") or {}).get("step", 0)), int(payload["steps"])
+    if step > steps:
+        raise RecordError(f"the checkpoint is of step {step}, and the run has {steps} steps")
+    return step
+
+
 def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOrigin) -> int:
     """Verifies the shards that the payload's ``resume`` names, and restores the stage from them.
 
@@ -182,9 +194,7 @@ def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOr
     resume = payload.get("resume")
     if resume is None:
         return 0
-    step, folder = int(resume["step"]), Path(resume["folder"])
-    if step > int(payload["steps"]):
-        raise RecordError(f"the checkpoint is of step {step}, and the run has {payload['steps']} steps")
+    step, folder = resumed_step(payload), Path(resume["folder"])
     wanted: Mapping[str, str] = resume.get("layers") or {}
     for position, layer in enumerate(range(origin.start, origin.stop)):
         fault = layout.find_fault(folder, step, layer, wanted.get(str(layer)))

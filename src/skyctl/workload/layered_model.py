@@ -1,7 +1,7 @@
 """A model as named layers: built in, from the user's file or from ``hf:``, with deferred initialisation.
 
-The user's file defines ``model()`` and optionally ``data``, ``example``, ``loss`` and ``optimizer``; see
-``load_workload``. Knows nothing of shapes, batches or costs.
+The user's file defines ``model()`` and optionally the ``OPTIONAL_FUNCTIONS``; see ``load_workload``. Knows
+nothing of shapes, batches or costs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +25,16 @@ from skyctl.workload.deferred_init import (
     is_deferred,
     tensors_of,
 )
+from skyctl.workload.optimizers import name_parameters
+from skyctl.workload.script_functions import bind_functions
 from skyctl.workload.workload_spec import ModelSource
 
 if TYPE_CHECKING:
     from skyctl.workload.hf.hub_model import HubModel
 
-OPTIONAL_FUNCTIONS = ("data", "validation", "example", "loss", "optimizer")
+OPTIONAL_FUNCTIONS = ("data", "validation", "example", "loss", "metrics", "optimizer", "lr_scheduler")
+_NEWER_FUNCTIONS = ("metrics", "lr_scheduler")
+"""A module of that name, as after ``from torch.optim import lr_scheduler``, is not meant as the function."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +115,15 @@ class LayeredModel:
     def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
         """A deep copy of one layer, with the tensors of ``memo`` in place of its own (by id)."""
         try:
-            return copy.deepcopy(self.layers[index], memo)
+            layer = copy.deepcopy(self.layers[index], memo)
         except Exception as exc:
             reason = user_code.describe_exception(exc)
             raise WorkloadError(
                 f"{self.source_name}: {self.label(index)} can't be copied: {reason}",
                 hint="keep locks, files and generators out of the layers",
             ) from exc
+        name_parameters(layer, self.weight_names(index))
+        return layer
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
@@ -147,7 +154,10 @@ def make_model(
     module, scope = user_code.import_file(source.path)
     who = source.path.name
     functions = {
-        name: getattr(module, name) for name in ("model", *OPTIONAL_FUNCTIONS) if hasattr(module, name)
+        name: getattr(module, name)
+        for name in ("model", *OPTIONAL_FUNCTIONS)
+        if hasattr(module, name)
+        and not (name in _NEWER_FUNCTIONS and isinstance(getattr(module, name), ModuleType))
     }
     for name, function in functions.items():
         if not callable(function):
@@ -156,6 +166,7 @@ def make_model(
         raise WorkloadError(
             f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
         )
+    functions = bind_functions(functions, source.arguments, source.path)
     with (
         deferred_initialization(seed) as tape,
         user_code.user_errors(source.path, "model()"),
@@ -222,6 +233,8 @@ def _check_untied(model: LayeredModel) -> None:
             if first != index:
                 raise WorkloadError(
                     f"{model.source_name}: {model.label(first)} and {model.label(index)} share a parameter "
-                    f"({first_name} and {name}); every layer must have its own",
-                    hint="untie them, or put both uses into one layer",
+                    f"({first_name} and {name}); these may lie on two machines, which would have to sum its "
+                    "gradients in every step: a pipeline can't yet",
+                    hint="untie them: leave out the line that shares it (as head.weight = table.weight), so "
+                    "that each layer trains its own; or put both uses into one layer",
                 )
