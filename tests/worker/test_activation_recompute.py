@@ -87,7 +87,6 @@ def stage(layers: list[nn.Module], *, last: bool, **options: Any) -> PipelineSta
     return PipelineStage(
         layers,
         input_specs=lambda _: (X,),
-        input_is_tuple=False,
         output_specs=None if last else lambda _: (X,),
         loss_fn=(lambda outputs, targets: (outputs - targets).square().mean()) if last else None,
         **options,
@@ -155,7 +154,6 @@ def test_a_frozen_stage_with_integers_only_recomputes_nothing() -> None:
     made = PipelineStage(
         [layer, nn.Linear(8, 8)],
         input_specs=lambda _: (TensorSpec((4,), "int64", False),),
-        input_is_tuple=False,
         output_specs=lambda _: (X,),
         loss_fn=None,
         recompute=True,
@@ -252,7 +250,8 @@ def kept_after(workload: Workload, layers: list[nn.Module], start: int, stop: in
     made = PipelineStage(
         layers[start:stop],
         input_specs=lambda _: tuple(workload.boundary(start, 4)),
-        input_is_tuple=workload.is_tuple(start),
+        input_structure=workload.structure(start),
+        output_structure=workload.structure(stop),
         output_specs=None if last else lambda _: tuple(workload.boundary(stop, 4)),
         loss_fn=workload.loss if last else None,
         **options,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from skyctl.worker.batches import split_batch
+from skyctl.worker.batches import split_inputs
 from skyctl.worker.stage import PipelineStage
 from skyctl.workload.shape_inference import TensorSpec
 
@@ -23,7 +23,7 @@ def _stage(
     return PipelineStage(
         layers,
         input_specs=lambda _: inputs,
-        input_is_tuple=len(inputs) > 1,
+        input_structure={"tuple": [None] * len(inputs)} if len(inputs) > 1 else None,
         output_specs=None if outputs is None else lambda _: outputs,
         loss_fn=None if outputs is not None else lambda outputs, targets: (outputs - targets).square().mean(),
     )
@@ -61,7 +61,6 @@ def test_a_list_is_given_on_as_a_tuple_also_within_a_stage(recompute: bool) -> N
     stage = PipelineStage(
         [Both(3, 3), Sum()],
         input_specs=lambda _: (X,),
-        input_is_tuple=False,
         output_specs=lambda _: (X,),
         loss_fn=None,
         recompute=recompute,
@@ -86,8 +85,8 @@ def test_a_first_layer_may_change_the_batch_in_place() -> None:
     given = TensorSpec((2, 3), "float32", False)
     layer = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))
     stage = _stage([layer], (given,), (X,))
-    for microbatch, part in enumerate(split_batch(torch.randn(4, 3), [2, 2], CPU)):
-        stage.forward(microbatch, (part,))
+    for microbatch, part in enumerate(split_inputs(torch.randn(4, 3), [2, 2], CPU)):
+        stage.forward(microbatch, part)
     for microbatch in range(2):
         stage.backward(microbatch, [torch.ones(2, 3)])
     assert layer[1].weight.grad is not None

@@ -52,7 +52,7 @@ def test_layers_and_boundaries() -> None:
     assert (inside.shape, inside.dtype, inside.requires_grad) == ((3, 16, 32), "float32", True)
     assert outputs.shape == (3, 16, 256)
     assert inside.nbytes == 3 * 16 * 32 * 4
-    assert not workload.is_tuple(0)
+    assert workload.structure(0) is None
     with pytest.raises(WorkloadError, match=r"\[3, 9\).*6"):
         workload.build(3, 9)
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.costs import count_layer_costs
-from skyctl.workload.data import tensors_of_value
 from skyctl.workload.shape_inference import detach_value
+from skyctl.workload.structures import value_tensors
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -29,7 +29,7 @@ def kept_bytes(workload: Workload, start: int, stop: int, samples: int) -> int:
     x = detach_value(x)
     layers = workload.build(start, stop)
     state = {t.untyped_storage()._cdata for m in layers for t in (*m.parameters(), *m.buffers())}
-    storages: dict[int, Any] = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors_of_value(x)}
+    storages: dict[int, Any] = {t.untyped_storage()._cdata: t.untyped_storage() for t in value_tensors(x)}
 
     def keep(t: torch.Tensor) -> torch.Tensor:
         storages[t.untyped_storage()._cdata] = t.untyped_storage()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from skyctl.errors import RunError
+from skyctl.workload.structures import copy_containers, map_tensors, value_tensors
 
 _BufferName = tuple[nn.Module, str]
 """The module that has the buffer, and the buffer's name there."""
@@ -63,13 +64,15 @@ class RecomputedLayer:
         snapshots = [_take_snapshot(buffer) for buffer in watched]
         copied_inputs: list[Tensor] = []
         python_state = random.getstate()
-        versions = [tensor._version for tensor in _as_list(value)]
+        versions = [tensor._version for tensor in value_tensors(value)]
 
         def forward(value: Any) -> Any:
             if self._overwrites_input:
-                value = tuple(t.clone() for t in value) if isinstance(value, tuple) else value.clone()
+                value = map_tensors(lambda tensor: tensor.clone(), value)
                 if not self._called_before:
-                    copied_inputs.extend(_as_list(value))
+                    copied_inputs.extend(value_tensors(value))
+            else:
+                value = copy_containers(value)  # the second run needs the same dicts
             return run(value)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -83,7 +86,7 @@ class RecomputedLayer:
             self._learn_buffers(before, snapshots)
         else:
             self._check_unchanged(before, snapshots)
-            if versions != [tensor._version for tensor in _as_list(value)]:
+            if versions != [tensor._version for tensor in value_tensors(value)]:
                 raise self._changed_behaviour("its input in place", "its input")
         return out
 
@@ -130,10 +133,6 @@ def _restored_state(buffers: list[_SavedBuffer], python_state: Any) -> Iterator[
         random.setstate(own_state)
         for (module, name, _), tensor in zip(buffers, own, strict=True):
             module._buffers[name] = tensor
-
-
-def _as_list(value: Any) -> list[Tensor]:
-    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

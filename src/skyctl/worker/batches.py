@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from skyctl.errors import RunError, WorkloadError
+from skyctl.workload.data import Batch
+from skyctl.workload.structures import Value, flatten_value, unflatten_value, value_tensors
 
 
 class Prefetcher:
@@ -17,21 +18,21 @@ class Prefetcher:
     same buffers again; the first two batches show it, and then nothing is prefetched.
     """
 
-    def __init__(self, batches: Iterator[tuple[Any, Any]]) -> None:
+    def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self._handed_out = 0
-        self._current: tuple[Any, Any] | None = None
-        self._prefetched: tuple[Any, Any] | None = None
+        self._current: Batch | None = None
+        self._prefetched: Batch | None = None
         self._separate_buffers = False
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> Batch:
         """The next batch, as (inputs, targets).
 
         Raises:
             WorkloadError: there is none left.
         """
         batch, self._prefetched = self._prefetched or self._fetch(), None
-        if self._handed_out == 1:
+        if self._handed_out == 1 and self._current is not None:
             self._separate_buffers = not (_storage_pointers(self._current) & _storage_pointers(batch))
         self._handed_out += 1
         self._current = batch
@@ -42,43 +43,42 @@ class Prefetcher:
         if self._separate_buffers and self._prefetched is None:
             self._prefetched = self._fetch()
 
-    def _fetch(self) -> tuple[Any, Any]:
+    def _fetch(self) -> Batch:
         for batch in self._batches:
             inputs, targets = batch
             return inputs, targets
         raise WorkloadError(f"the data ended after {self._handed_out} batches")
 
 
-def _storage_pointers(value: Any) -> set[int]:
-    if isinstance(value, torch.Tensor):
-        return {value.untyped_storage().data_ptr()}
-    if isinstance(value, (tuple, list)):
-        return set().union(*(_storage_pointers(item) for item in value)) if value else set()
-    return set()
+def _storage_pointers(batch: Batch) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in value_tensors(batch)}
 
 
-def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
-    """One tensor as a tuple of one; a tuple or list of tensors as a tuple."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def split_batch(value: Any, sizes: Sequence[int], device: torch.device) -> list[Any]:
-    """A batch (a tensor, or a tuple of them) split along its first dimension, on the stage's device.
+def split_inputs(value: Value, sizes: Sequence[int], device: torch.device) -> list[tuple[torch.Tensor, ...]]:
+    """A batch's inputs by microbatch, as the tensors that a stage is called with, on its device.
 
     Each part has a version counter of its own: a layer that overwrites one part does not make autograd think
     that it has changed another, which is kept for a backward.
 
+    Args:
+        sizes: samples of each microbatch.
+
     Raises:
-        RunError: the batch is not made of tensors with ``sum(sizes)`` samples each.
+        RunError: a tensor has not ``sum(sizes)`` samples.
     """
-    if isinstance(value, (tuple, list)):
-        parts = [split_batch(item, sizes, device) for item in value]
-        return [tuple(part[m] for part in parts) for m in range(len(sizes))]
-    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] != sum(sizes):
-        is_tensor = isinstance(value, torch.Tensor)
-        found = f"a tensor of shape {list(value.shape)}" if is_tensor else type(value).__name__
-        raise RunError(
-            f"the data gave {found} where a batch of {sum(sizes)} samples is needed",
-            hint="data(batch_size, seed) must give full batches of tensors, samples in the first dimension",
-        )
-    return [part.data for part in torch.split(value.to(device), list(sizes))]
+    tensors = value_tensors(value)
+    for tensor in tensors:
+        if not tensor.dim() or tensor.shape[0] != sum(sizes):
+            raise RunError(
+                f"the data gave a tensor of shape {list(tensor.shape)} where a batch of {sum(sizes)} samples "
+                "is needed",
+                hint="data(batch_size, seed) must give full batches, samples in the first dimension",
+            )
+    parts = [torch.split(tensor.to(device), list(sizes)) for tensor in tensors]
+    return [tuple([part.data for part in microbatch]) for microbatch in zip(*parts, strict=True)]
+
+
+def split_targets(value: Value, sizes: Sequence[int], device: torch.device) -> list[Value]:
+    """A batch's targets by microbatch, in the structure that the loss takes; else as ``split_inputs``."""
+    structure = flatten_value(value)[1]
+    return [unflatten_value(tensors, structure) for tensors in split_inputs(value, sizes, device)]

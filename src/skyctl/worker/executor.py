@@ -15,7 +15,7 @@ import torch
 
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHT_GRADIENTS, actions
-from skyctl.worker.batches import as_tuple, split_batch
+from skyctl.worker.batches import split_inputs, split_targets
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
@@ -147,10 +147,10 @@ class Executor:
     def _split(self, next_batch: Callable[[], tuple[Any, Any]]) -> tuple[list[Any] | None, list[Any] | None]:
         """By microbatch: the inputs on the first stage, the targets on the last; None elsewhere."""
         is_first = self.stage_io.inputs is None
-        inputs, targets = next_batch() if is_first or self.is_last else (None, None)
+        batch: tuple[Any, Any] = next_batch() if is_first or self.is_last else (None, None)
         return (
-            split_batch(inputs, self.microbatch_sizes, self.device) if is_first else None,
-            split_batch(targets, self.microbatch_sizes, self.device) if self.is_last else None,
+            split_inputs(batch[0], self.microbatch_sizes, self.device) if is_first else None,
+            split_targets(batch[1], self.microbatch_sizes, self.device) if self.is_last else None,
         )
 
     def _forward(
@@ -162,7 +162,7 @@ class Executor:
         report: StepReport,
     ) -> None:
         if inputs is not None:
-            tensors = as_tuple(inputs[microbatch])
+            tensors = inputs[microbatch]
             inputs[microbatch] = None
         else:
             assert self.stage_io.inputs is not None

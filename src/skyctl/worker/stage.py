@@ -16,10 +16,18 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.worker.activation_recompute import RecomputedLayer
 from skyctl.worker.messages import MessageSpecs
+from skyctl.workload.structures import (
+    Structure,
+    StructureMismatchError,
+    Value,
+    check_value,
+    copy_containers,
+    flatten_as,
+    unflatten_value,
+)
 from skyctl.workload.weight_gradients import DeferredWeightGradients, adopted_storages
 
 Tensor = torch.Tensor
-Value = Tensor | tuple[Tensor, ...]
 LayerCall = Callable[[Any], Any]
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -31,7 +39,7 @@ class PipelineStage:
         layers: called one after the other, as ``nn.Sequential`` does.
         input_specs, output_specs: the tensors at its two ends by microbatch; ``output_specs`` is None for the
             last stage.
-        input_is_tuple: whether its first layer is called with a tuple.
+        input_structure, output_structure: of the values that these tensors make up there.
         loss_fn: on the last stage, (outputs, targets) → the mean over a microbatch's samples.
         recompute: keep only each layer's input, and run its forward again in the backward.
         defer_weights: ``backward_inputs`` and ``backward_weights`` are to be used in place of ``backward``.
@@ -43,16 +51,17 @@ class PipelineStage:
         layers: Sequence[nn.Module],
         *,
         input_specs: MessageSpecs,
-        input_is_tuple: bool,
         output_specs: MessageSpecs | None,
         loss_fn: LossFunction | None,
+        input_structure: Structure = None,
+        output_structure: Structure = None,
         recompute: bool = False,
         defer_weights: bool = False,
         before_layer: Callable[[int, int], None] = lambda _microbatch, _position: None,
     ) -> None:
         self.layers = list(layers)
         self.defers_weights = defer_weights
-        self.input_is_tuple = input_is_tuple
+        self._input_structure, self._output_structure = input_structure, output_structure
         self._calls: list[LayerCall] = (
             [RecomputedLayer(layer) for layer in layers] if recompute else list(layers)
         )
@@ -77,6 +86,25 @@ class PipelineStage:
         """How many microbatches are between forward and backward."""
         return len(self._saved)
 
+    def input_value(self, tensors: Sequence[Tensor]) -> Value:
+        """What the first layer is called with, of the tensors that enter the stage."""
+        return unflatten_value(tensors, self._input_structure)
+
+    def output_tensors(self, value: Value) -> tuple[Tensor, ...]:
+        """The tensors to be sent of what the last layer has given.
+
+        Raises:
+            RunError: its keys or parts are not those that it gave when the workload was loaded.
+        """
+        try:
+            return flatten_as(value, self._output_structure, "its output")
+        except StructureMismatchError as exc:
+            raise RunError(
+                f"layer {type(self.layers[-1]).__name__} gives {exc.place} {exc.found}, {exc.wanted} when "
+                "the workload was loaded",
+                hint="let it give the same keys and parts for every batch, in train() and in eval()",
+            ) from exc
+
     def forward(self, microbatch: int, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The forward of every stage but the last; returns the output's tensors, to be sent on.
 
@@ -85,7 +113,7 @@ class PipelineStage:
         """
         assert self._output_specs is not None, "the last stage gives a loss"
         saved, outputs = self._run(microbatch, inputs, self._calls)
-        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+        tensors = self.output_tensors(outputs)
         specs = self._output_specs(microbatch)
         saved.detach_outputs(
             [t for t, s in zip(tensors, specs, strict=False) if s.requires_grad and t.requires_grad]
@@ -99,7 +127,7 @@ class PipelineStage:
         loss_fn = self._loss_fn
 
         def scaled_loss(outputs: Any) -> Tensor:
-            loss = loss_fn(list_to_tuple(outputs), targets)
+            loss = loss_fn(layer_value(outputs), copy_containers(targets))
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise RunError(
                     f"loss(outputs, targets) must give one number, it gave {_shape(loss)}",
@@ -160,12 +188,12 @@ class PipelineStage:
             inputs = tuple(
                 next(attached) if s.requires_grad else t for t, s in zip(inputs, specs, strict=True)
             )
-        value: Any = inputs if self.input_is_tuple else inputs[0]
+        value = self.input_value(inputs)
         del inputs
         for position, call in enumerate(calls):
             if position < len(self.layers):  # the loss continues the random numbers of the last layer
                 self._before_layer(microbatch, position)
-            value = list_to_tuple(call(value))
+            value = layer_value(call(value))
         saved = self._saved[microbatch] = _SavedMicrobatch(capture)
         return saved, value
 
@@ -266,9 +294,9 @@ class _InputGate(torch.autograd.Function):
         return None, None
 
 
-def list_to_tuple(value: Any) -> Any:
-    """A layer's output as the next layer is called with it wherever the model is cut: a list as a tuple."""
-    return tuple(value) if isinstance(value, list) else value
+def layer_value(output: Any) -> Value:
+    """A layer's output as the next layer is called with it, wherever the model is cut (``check_value``)."""
+    return check_value(output, "output", "a layer")
 
 
 def _shape(value: object) -> str:

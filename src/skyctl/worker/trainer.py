@@ -140,8 +140,9 @@ class Trainer:
         return PipelineStage(
             self._workload.build(self._start, self._stop, self._device),
             input_specs=self._boundary(self._start),
-            input_is_tuple=self._workload.is_tuple(self._start),
+            input_structure=self._workload.structure(self._start),
             output_specs=None if is_last else self._boundary(self._stop),
+            output_structure=self._workload.structure(self._stop),
             loss_fn=self._workload.loss if is_last else None,
             before_layer=self._seeder,
             recompute=recompute,

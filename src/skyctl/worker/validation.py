@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.errors import RunError
-from skyctl.worker.batches import as_tuple, split_batch
+from skyctl.worker.batches import split_inputs, split_targets
 from skyctl.worker.executor import Executor
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.messages import LAST_STEP
-from skyctl.worker.stage import list_to_tuple
+from skyctl.worker.stage import layer_value
+from skyctl.workload.data import Batch
 from skyctl.workload.recipe import Recipe
+from skyctl.workload.structures import Value, map_tensors
 from skyctl.workload.validation_metrics import MetricMeans
 from skyctl.workload.workload import Workload
 
@@ -53,7 +55,7 @@ class Validator:
         self,
         executor: Executor,
         *,
-        batches: Callable[[], Iterator[tuple[Any, Any]]],
+        batches: Callable[[], Iterator[Batch]],
         batch_count: int,
         loss_fn: Callable[[Any, Any], Tensor],
         metrics_fn: Callable[[Any, Any], Mapping[str, float]],
@@ -106,8 +108,8 @@ class Validator:
         The last stage adds its metrics to ``means``.
         """
         executor, sizes = self._executor, self._executor.microbatch_sizes
-        inputs = split_batch(batch[0], sizes, executor.device) if self._inputs is None else None
-        targets = split_batch(batch[1], sizes, executor.device) if self._outputs is None else None
+        inputs = split_inputs(batch[0], sizes, executor.device) if self._inputs is None else None
+        targets = split_targets(batch[1], sizes, executor.device) if self._outputs is None else None
         if self._inputs is not None:
             self._inputs.begin(mark)
         self._seeder.step = mark
@@ -115,7 +117,7 @@ class Validator:
         for microbatch, size in enumerate(sizes):
             executor.phase = f"validation after step {step}, microbatch {microbatch}"
             if inputs is not None:
-                tensors = as_tuple(inputs[microbatch])
+                tensors = inputs[microbatch]
             else:
                 assert self._inputs is not None
                 executor.waiting = True
@@ -130,16 +132,17 @@ class Validator:
             else:
                 assert self._outputs is not None
                 self._outputs.confirm(microbatch - executor.in_flight)  # else sends would pile up
-                self._outputs.send(mark, microbatch, as_tuple(outputs), LAST_STEP if last else 0)
+                tensors = executor.stage.output_tensors(outputs)
+                self._outputs.send(mark, microbatch, tensors, LAST_STEP if last else 0)
         if self._outputs is not None:
             self._outputs.drain()
         return total, last
 
-    def _forward(self, microbatch: int, inputs: tuple[Tensor, ...]) -> Any:
-        value: Any = inputs if self._executor.stage.input_is_tuple else inputs[0]
+    def _forward(self, microbatch: int, inputs: tuple[Tensor, ...]) -> Value:
+        value = self._executor.stage.input_value(inputs)
         for position, layer in enumerate(self._layers):
             self._seeder(microbatch, position)
-            value = list_to_tuple(layer(value))
+            value = layer_value(layer(value))
         return value
 
 
@@ -156,7 +159,7 @@ def eval_mode(layers: Sequence[nn.Module]) -> Iterator[None]:
             module.training = True
 
 
-def _with_last_flag(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+def _with_last_flag(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
     """(batch, whether it is the last) of each. Copies, for some sources fill the same buffers again."""
     current = _clone(next(batches, None))
     while current is not None:
@@ -165,10 +168,11 @@ def _with_last_flag(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         current = following
 
 
-def _clone(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return tuple(_clone(item) for item in value)
-    return value.clone() if isinstance(value, Tensor) else value
+def _clone(batch: Batch | None) -> Batch | None:
+    if batch is None:
+        return None
+    inputs, targets = (map_tensors(lambda tensor: tensor.clone(), value) for value in batch)
+    return inputs, targets
 
 
 def make_validator(

@@ -8,6 +8,7 @@ signature, so equal layers are counted once.
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
-from skyctl.workload.data import Value, tensors_of_value
 from skyctl.workload.deferred_init import DispatchMode
 from skyctl.workload.optimizers import copy_name
 from skyctl.workload.shape_inference import LayerBoundary
+from skyctl.workload.structures import Value, value_tensors
 from skyctl.workload.weight_gradients import DeferredWeightGradients
 from skyctl.workload.workload import Workload
 
@@ -83,17 +84,18 @@ def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
 
 def _forward(
     workload: Workload, index: int, boundary: LayerBoundary, samples: int
-) -> tuple[Value, list[Tensor], Value]:
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Value]:
     """Runs a layer, the last one with its loss → (inputs as received, targets, output)."""
     value = workload.shapes.fake_value(boundary)
-    targets: list[Tensor] = []
+    inputs = value_tensors(value)  # before a layer takes any of them out of its dict
+    targets: tuple[Tensor, ...] = ()
     out = workload.shapes.run_layer(index, value, boundary)
     if index + 1 == workload.layers:
         _, wanted = workload.shapes.fake_batch(samples)
-        targets = list(tensors_of_value(wanted))
+        targets = value_tensors(wanted)
         with workload.shapes.fake_mode:
             out = workload.loss(out, wanted)
-    return value, targets, out
+    return inputs, targets, out
 
 
 class _OperationDigest(DispatchMode):  # type: ignore[no-untyped-call]
@@ -127,6 +129,9 @@ def _signature(workload: Workload, index: int, boundaries: list[LayerBoundary], 
     boundary = boundaries[index]
     for spec in boundary.tensors:
         listing.digest.update(f"in {spec} {spec.requires_grad}\n".encode())
+    for structure in (boundary.structure, boundaries[index + 1].structure):
+        if structure is not None:  # layers that differ in it can't stand in for each other in the probe
+            listing.digest.update(f"{json.dumps(structure)}\n".encode())
     with listing:
         _, _, out = _forward(workload, index, boundary, samples)
     for kind in _backward_kinds(out):
@@ -138,7 +143,7 @@ def _backward_kinds(out: Value) -> list[str]:
     """The kinds of the autograd nodes behind ``out``, in a fixed order; a user's own Function shows here."""
     seen: set[Any] = set()
     kinds = []
-    stack: list[Any] = [t.grad_fn for t in tensors_of_value(out)]
+    stack: list[Any] = [t.grad_fn for t in value_tensors(out)]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -210,11 +215,9 @@ class _CountedRun:
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with live:
             with hooks:
-                value, targets, out = _forward(workload, index, boundary, samples)
-            held = saved | _storages([*tensors_of_value(value), *targets])
-            given = _storages(
-                tensors_of_value(out)
-            )  # what is only passed on as well: the next layer counts it
+                inputs, targets, out = _forward(workload, index, boundary, samples)
+            held = saved | _storages([*inputs, *targets])
+            given = _storages(value_tensors(out))  # what is only passed on as well: the next layer counts it
             self.activation_bytes = sum(nbytes for key, nbytes in held.items() if key not in given)
             forward_most = live.most
             live.most = live.now
@@ -237,7 +240,7 @@ def _backward(
     workload: Workload, index: int, boundary: LayerBoundary, out: Value, run: Callable[..., None]
 ) -> None:
     """Calls ``run`` with the outputs and gradients for them; drops the parameters' gradients."""
-    ends = [t for t in tensors_of_value(out) if t.requires_grad]
+    ends = [t for t in value_tensors(out) if t.requires_grad]
     if not ends:
         return
     try:

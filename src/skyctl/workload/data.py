@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,60 +14,49 @@ from torch import Tensor
 from skyctl.errors import WorkloadError
 from skyctl.workload import builtin
 from skyctl.workload.deferred_init import derived_seed
+from skyctl.workload.structures import (
+    Structure,
+    StructureMismatchError,
+    Value,
+    check_value,
+    flatten_as,
+    flatten_value,
+    map_tensors,
+    read_structure,
+    tensor_places,
+    unflatten_value,
+    value_tensors,
+)
 
-Value = Tensor | tuple[Tensor, ...]
 Batch = tuple[Value, Value]
-
-
-def tensors_of_value(value: Value) -> tuple[Tensor, ...]:
-    """The tensors that a value is made of, as a tuple."""
-    return value if isinstance(value, tuple) else (value,)
 
 
 def slice_samples(value: Value, start: int, stop: int) -> Value:
     """A value cut to samples [start, stop) of every tensor."""
-    if isinstance(value, tuple):
-        return tuple(t[start:stop] for t in value)
-    return value[start:stop]
-
-
-def check_value(value: Any, what: str, who: str) -> Value:
-    """A tensor or a tuple of tensors, from a user's function; a list becomes a tuple.
-
-    Args:
-        what: what the value is, as in ``inputs``.
-        who: the function that gave it, as in ``train.py: data()``.
-
-    Raises:
-        WorkloadError: it is anything else.
-    """
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, tuple | list) and value and all(isinstance(t, Tensor) for t in value):
-        return tuple(value)
-    inside = f" of {', '.join(type(t).__name__ for t in value)}" if isinstance(value, tuple | list) else ""
-    raise WorkloadError(
-        f"{who}: {what} must be a tensor or a tuple of tensors, not {type(value).__name__}{inside}"
-    )
+    return map_tensors(lambda tensor: tensor[start:stop], value)
 
 
 def check_batch(value: Any, who: str) -> Batch:
     """(inputs, targets) from a user's function ``who``; every tensor has the same number of samples.
 
     Raises:
-        WorkloadError: it is anything else, or dimension 0 differs between its tensors.
+        WorkloadError: it is anything else, or dimension 0 differs between its tensors (all are named).
     """
     if not isinstance(value, tuple | list) or len(value) != 2:
         size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
-        raise WorkloadError(f"{who} must give (inputs, targets), not a {type(value).__name__}{size}")
-    inputs, targets = check_value(value[0], "inputs", who), check_value(value[1], "targets", who)
-    counts = {
-        t.shape[0] if t.dim() else None for t in (*tensors_of_value(inputs), *tensors_of_value(targets))
-    }
-    if len(counts) != 1 or None in counts:
-        shapes = ", ".join(
-            str(list(t.shape)) for t in (*tensors_of_value(inputs), *tensors_of_value(targets))
+        raise WorkloadError(
+            f"{who} must give (inputs, targets), not a {type(value).__name__}{size}",
+            hint='one batch of both: yield inputs, targets; of a dict, as in yield batch, batch["labels"]',
         )
+    inputs, targets = check_value(value[0], "inputs", who), check_value(value[1], "targets", who)
+    tensors = (*value_tensors(inputs), *value_tensors(targets))
+    if not tensors[0].dim() or any(t.shape[:1] != tensors[0].shape[:1] for t in tensors):
+        places = [
+            place
+            for name, side in (("inputs", inputs), ("targets", targets))
+            for place in tensor_places(flatten_value(side)[1], name)
+        ]
+        shapes = ", ".join(f"{p} {list(t.shape)}" for p, t in zip(places, tensors, strict=True))
         raise WorkloadError(
             f"{who}: dimension 0 must be the samples in every tensor; the shapes are {shapes}"
         )
@@ -136,7 +125,7 @@ class UserData:
         full = 0
         for raw in self._epoch(seed, start, stop):
             inputs, targets = check_batch(raw, self.name)
-            have = tensors_of_value(inputs)[0].shape[0]
+            have = value_tensors(inputs)[0].shape[0]
             if have > want:
                 raise WorkloadError(f"{self.name} gave a batch of {have} samples when asked for {want}")
             if have == want:
@@ -216,36 +205,64 @@ class BatchExample:
 
     inputs: tuple[TensorExample, ...]
     targets: tuple[TensorExample, ...]
-    inputs_tuple: bool
-    targets_tuple: bool
+    inputs_structure: Structure = None
+    targets_structure: Structure = None
 
     @classmethod
     def of(cls, batch: Batch) -> BatchExample:
-        inputs, targets = batch
+        """The example that this batch is."""
+        (inputs, inputs_structure), (targets, targets_structure) = map(flatten_value, batch)
         return cls(
-            tuple(map(_example_of_tensor, tensors_of_value(inputs))),
-            tuple(map(_example_of_tensor, tensors_of_value(targets))),
-            isinstance(inputs, tuple),
-            isinstance(targets, tuple),
+            tuple(map(_example_of_tensor, inputs)),
+            tuple(map(_example_of_tensor, targets)),
+            inputs_structure,
+            targets_structure,
         )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BatchExample:
-        made = {
-            side: tuple(
-                TensorExample(tuple(v["shape"]), v["dtype"], v["low"], v["high"]) for v in values[side]
-            )
+        """The example that ``asdict`` described, here or in an earlier version; WorkloadError for another."""
+        inputs, targets = (
+            tuple(TensorExample(tuple(v["shape"]), v["dtype"], v["low"], v["high"]) for v in values[side])
             for side in ("inputs", "targets")
-        }
+        )
         return cls(
-            made["inputs"], made["targets"], bool(values["inputs_tuple"]), bool(values["targets_tuple"])
+            inputs,
+            targets,
+            read_structure(values, "inputs_structure", "inputs_tuple", len(inputs)),
+            read_structure(values, "targets_structure", "targets_tuple", len(targets)),
         )
 
     def make(self, samples: int, generator: torch.Generator | None) -> Batch:
         """A batch of random values with that many samples; without a generator, on the meta device."""
-        inputs = tuple(like.make(samples, generator) for like in self.inputs)
-        targets = tuple(like.make(samples, generator) for like in self.targets)
-        return (inputs if self.inputs_tuple else inputs[0]), (targets if self.targets_tuple else targets[0])
+        inputs = [like.make(samples, generator) for like in self.inputs]
+        targets = [like.make(samples, generator) for like in self.targets]
+        return (
+            unflatten_value(inputs, self.inputs_structure),
+            unflatten_value(targets, self.targets_structure),
+        )
+
+    def conform(self, batch: Batch) -> Batch:
+        """A batch that looks like this one, with the keys of its dicts in this one's order.
+
+        Raises:
+            StructureMismatchError: it has other keys or parts, or a tensor of another shape or dtype.
+        """
+        inputs = _conform_side("inputs", batch[0], self.inputs, self.inputs_structure)
+        return inputs, _conform_side("targets", batch[1], self.targets, self.targets_structure)
+
+
+def _conform_side(name: str, value: Value, examples: Sequence[TensorExample], structure: Structure) -> Value:
+    tensors = flatten_as(value, structure, name)
+    for number, (tensor, example) in enumerate(zip(tensors, examples, strict=True)):
+        shape, dtype = tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")
+        if (shape, dtype) != (example.shape, example.dtype):
+            raise StructureMismatchError(
+                tensor_places(structure, name)[number],
+                f"of {dtype}{list(shape)} a sample",
+                f"of {example.dtype}{list(example.shape)}",
+            )
+    return unflatten_value(tensors, structure)
 
 
 def _example_of_tensor(tensor: Tensor) -> TensorExample:

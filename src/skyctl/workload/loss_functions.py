@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the field's name
 
 from skyctl.errors import WorkloadError
-from skyctl.workload.data import Value
+from skyctl.workload.structures import Value, value_tensors
 
 IGNORED_TARGET = -100
 """The target of a token that counts in no loss, as in ``transformers``."""
@@ -22,20 +22,19 @@ def cross_entropy(outputs: Value, targets: Value) -> Tensor:
     it, in dimension 1. Targets of the scores' own shape are probabilities.
 
     Raises:
-        WorkloadError: the model or the data gives a tuple of tensors.
+        WorkloadError: the model or the data gives several tensors.
     """
-    if isinstance(outputs, tuple) and len(outputs) == 1:
-        outputs = outputs[0]
-    if isinstance(targets, tuple) and len(targets) == 1:
-        targets = targets[0]
-    if isinstance(outputs, tuple) or isinstance(targets, tuple):
+    given, wanted = value_tensors(outputs), value_tensors(targets)
+    if len(given) != 1 or len(wanted) != 1:
         raise WorkloadError(
-            "the default loss takes one tensor of scores and one of targets, the model gives a tuple",
+            "the default loss takes one tensor of scores and one of targets, the model gives "
+            f"{len(given)} and the data {len(wanted)}",
             hint="define loss(outputs, targets) in the file",
         )
-    if not targets.dtype.is_floating_point and outputs.shape[:-1] == targets.shape:
-        return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
-    return F.cross_entropy(outputs, targets)
+    scores, classes = given[0], wanted[0]
+    if not classes.dtype.is_floating_point and scores.shape[:-1] == classes.shape:
+        return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), classes.reshape(-1))
+    return F.cross_entropy(scores, classes)
 
 
 def loss_for_task(task: str) -> Callable[[Any, Any], Tensor]:

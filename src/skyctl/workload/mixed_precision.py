@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyctl.workload.data import Value
 from skyctl.workload.deferred_init import DispatchMode
+from skyctl.workload.structures import Value, map_tensors
 
 _MASTER_ATTRIBUTE = "_skyctl_master"
 _WIDE_DTYPES = (torch.float32, torch.float64)
@@ -124,13 +124,9 @@ def cast_value(value: Value, dtype: torch.dtype | None) -> Value:
     """The value with its floating tensors in ``dtype``; None: unchanged."""
     if dtype is None:
         return value
-    if isinstance(value, tuple):
-        return tuple(t.to(dtype) if t.is_floating_point() else t for t in value)
-    return value.to(dtype) if value.is_floating_point() else value
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, value)
 
 
 def upcast(value: Value) -> Value:
     """The value with its bfloat16 tensors in float32, as a loss needs them."""
-    if isinstance(value, tuple):
-        return tuple(t.float() if t.dtype is torch.bfloat16 else t for t in value)
-    return value.float() if value.dtype is torch.bfloat16 else value
+    return map_tensors(lambda t: t.float() if t.dtype is torch.bfloat16 else t, value)

@@ -19,8 +19,19 @@ from torch import Tensor, nn
 
 from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
-from skyctl.workload.data import BatchExample, Value, tensors_of_value
+from skyctl.workload.data import BatchExample
 from skyctl.workload.layered_model import LayeredModel
+from skyctl.workload.structures import (
+    Structure,
+    Value,
+    check_value,
+    describe_structure,
+    flatten_value,
+    map_tensors,
+    read_structure,
+    tensor_places,
+    unflatten_value,
+)
 
 
 @dataclass(frozen=True)
@@ -50,14 +61,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class LayerBoundary:
-    """The tensors that pass from one layer to the next."""
+    """The tensors that pass from one layer to the next, and how they make up the one value that it takes."""
 
     tensors: list[TensorSpec]
-    is_tuple: bool
+    structure: Structure
 
     def __str__(self) -> str:
-        inside = ", ".join(map(str, self.tensors))
-        return f"({inside})" if self.is_tuple else inside
+        return describe_structure(self.structure, map(str, self.tensors))
 
 
 def _parse_boundary(values: Mapping[str, Any], samples: int) -> LayerBoundary:
@@ -65,23 +75,21 @@ def _parse_boundary(values: Mapping[str, Any], samples: int) -> LayerBoundary:
     for tensor in values["tensors"]:
         shape = tuple(fixed + each * samples for fixed, each in tensor["shape"])
         tensors.append(TensorSpec(shape, tensor["dtype"], tensor["requires_grad"]))
-    return LayerBoundary(tensors, values["is_tuple"])
+    return LayerBoundary(tensors, read_structure(values, "structure", "is_tuple", len(tensors)))
 
 
 def boundary_of(value: Value) -> LayerBoundary:
     """The boundary that a value passes: its tensors' shapes and dtypes."""
+    tensors, structure = flatten_value(value)
     specs = [
-        TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad)
-        for t in tensors_of_value(value)
+        TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors
     ]
-    return LayerBoundary(specs, isinstance(value, tuple))
+    return LayerBoundary(specs, structure)
 
 
 def detach_value(value: Value) -> Value:
     """The same values without history, as a stage receives them; gradients are required as before."""
-    if isinstance(value, tuple):
-        return tuple(t.detach().requires_grad_(t.requires_grad) for t in value)
-    return value.detach().requires_grad_(value.requires_grad)
+    return map_tensors(lambda t: t.detach().requires_grad_(t.requires_grad), value)
 
 
 @contextmanager
@@ -143,6 +151,11 @@ class ShapeInference:
         found = []
         for index, (one, two, three) in enumerate(zip(*runs, strict=True)):
             tensors = []
+            if len({tuple(tensor_places(run.structure, "")) for run in (one, two, three)}) != 1:
+                raise WorkloadError(
+                    f"{self._label}{self.model.label(index - 1)} gives {one} for {samples} samples but "
+                    f"{three} for {samples + 2}: its keys and parts must not depend on their number"
+                )
             for a, b, c in zip(one.tensors, two.tensors, three.tensors, strict=True):
                 steps = [(y - x, z - y) for x, y, z in zip(a.shape, b.shape, c.shape, strict=True)]
                 if any(first != second for first, second in steps):
@@ -152,7 +165,7 @@ class ShapeInference:
                     )
                 dims = [[x - each * samples, each] for x, (each, _) in zip(a.shape, steps, strict=True)]
                 tensors.append({**asdict(a), "shape": dims})
-            found.append({"tensors": tensors, "is_tuple": one.is_tuple})
+            found.append({"tensors": tensors, "structure": one.structure})
         return found
 
     def fake_batch(self, samples: int) -> tuple[Value, Value]:
@@ -165,11 +178,11 @@ class ShapeInference:
     def fake_value(self, boundary: LayerBoundary) -> Value:
         """Fake tensors as a layer after that boundary receives them."""
         with self.fake_mode:
-            made = tuple(
+            made = [
                 torch.empty(s.shape, dtype=getattr(torch, s.dtype), requires_grad=s.requires_grad)
                 for s in boundary.tensors
-            )
-        return made if boundary.is_tuple else made[0]
+            ]
+        return unflatten_value(made, boundary.structure)
 
     def check_model(self, samples: int, loss: Callable[[Value, Value], Tensor]) -> None:
         """Runs every layer and the loss once.
@@ -207,17 +220,7 @@ class ShapeInference:
                 out: Any = self.fake_layers[index](value)
         except Exception as exc:
             raise WorkloadError(self._misfit(index, boundary, exc), hint=self._dtype_hint(exc)) from exc
-        if isinstance(out, list):
-            out = tuple(out)
-        parts: Sequence[Any] = out if isinstance(out, tuple) else (out,)
-        if not parts or not all(isinstance(t, Tensor) for t in parts):
-            kinds = ", ".join(type(t).__name__ for t in parts)
-            shown = f"a tuple of {kinds or 'nothing'}" if isinstance(out, tuple) else kinds
-            raise WorkloadError(
-                f"{self._label}{self.model.label(index)} must give a tensor or a tuple of tensors, "
-                f"it gives {shown}"
-            )
-        return out  # type: ignore[no-any-return]
+        return check_value(out, "output", f"{self._label}{self.model.label(index)}")
 
     def _run(self, samples: int) -> None:
         value, _ = self.fake_batch(samples)
@@ -264,5 +267,4 @@ class ShapeInference:
 
     @staticmethod
     def _on_cpu(value: Value) -> Value:
-        made = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors_of_value(value))
-        return made if isinstance(value, tuple) else made[0]
+        return map_tensors(lambda t: torch.empty(t.shape, dtype=t.dtype), value)

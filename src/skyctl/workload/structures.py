@@ -1,20 +1,256 @@
-"""Stand-in until the structures of batches are merged."""
+"""Values with a structure: tensors nested in tuples and dicts, taken apart into flat tuples and put together.
+
+Layers, losses and batches have values; stages send, receive and split flat tuples of tensors. A structure is
+what is left of a value without its tensors, in JSON values, so that it can travel.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from skyctl.errors import WorkloadError
 
-def flatten_value(value: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The tensors of a value."""
+Value: TypeAlias = "Tensor | tuple[Value, ...] | dict[str, Value]"
+"""What a layer takes and gives, and what a batch's inputs and targets are."""
+
+Structure: TypeAlias = "Mapping[str, Any] | None"
+"""None for a tensor, ``{"tuple": [Structure, …]}`` or ``{"dict": {key: Structure}}``."""
+
+MOST_DEPTH = 16
+"""How many tuples and dicts may be within one another; a list that holds itself ends here, too."""
+
+_Path = tuple[str | int, ...]
+"""The name of a value, then the keys and positions that lead into it."""
+
+
+class StructureMismatchError(ValueError):
+    """A value is not built as another one, or a tensor in it is of another kind.
+
+    Attributes:
+        place: where in the value, as in ``inputs["image"]``.
+        found, wanted: what the value has there, and what the other one has, as in ``as a dict``.
+    """
+
+    def __init__(self, place: str, found: str, wanted: str) -> None:
+        super().__init__(f"{place} comes {found}, not {wanted}")
+        self.place, self.found, self.wanted = place, found, wanted
+
+
+def check_value(value: Any, name: str, who: str) -> Value:
+    """A value from a user's function: lists and named tuples become tuples, mappings become dicts.
+
+    Args:
+        name: what the value is, as in ``inputs``.
+        who: what gave it, as in ``train.py: data()``.
+
+    Raises:
+        WorkloadError: something in it is no tensor (the place is named), a key is no string, it holds no
+            tensor at all, or is nested more than ``MOST_DEPTH`` deep.
+    """
+    if isinstance(value, Tensor):
+        return value
+    checked = _check(value, (name,), who)
+    if not value_tensors(checked):
+        raise WorkloadError(f"{who}: {name} is an empty {type(value).__name__}, it must hold a tensor")
+    return checked
+
+
+def _check(value: Any, path: _Path, who: str) -> Value:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple | list | Mapping) and len(path) > MOST_DEPTH:
+        raise WorkloadError(f"{who}: {path[0]} is nested more than {MOST_DEPTH} deep")
+    if isinstance(value, tuple | list):
+        return tuple([_check(part, (*path, at), who) for at, part in enumerate(value)])
+    if not isinstance(value, Mapping):
+        raise WorkloadError(
+            f"{who}: {_describe_path(path)} is of type {type(value).__name__}, not a tensor",
+            hint=_way_out(value),
+        )
+    for key in value:
+        if not isinstance(key, str):
+            raise WorkloadError(
+                f"{who}: {_describe_path(path)} has the key {str(key)[:80]}, a {type(key).__name__}; "
+                "keys must be strings",
+                hint="str(key), or a list in place of the dict",
+            )
+    return {key: _check(part, (*path, key), who) for key, part in value.items()}
+
+
+def _way_out(value: object) -> str:
+    if dataclasses.is_dataclass(value):
+        return "give its fields as a dict: vars(it)"
+    if value is None or isinstance(value, str | bytes):
+        return "leave it out, or give its numbers as a tensor"
+    return "a tensor, or tuples, lists and dicts of tensors; numbers of samples go into a tensor"
+
+
+def flatten_value(value: Value) -> tuple[tuple[Tensor, ...], Structure]:
+    """The tensors of a value that ``check_value`` gave, in order, and its structure."""
     if isinstance(value, Tensor):
         return (value,), None
-    if isinstance(value, tuple | list):
-        found = [flatten_value(v) for v in value]
-        return tuple(t for ts, _ in found for t in ts), {"tuple": [s for _, s in found]}
-    found_by_key = {k: flatten_value(v) for k, v in value.items()}
-    return tuple(t for ts, _ in found_by_key.values() for t in ts), {
-        "dict": {k: s for k, (_, s) in found_by_key.items()}
-    }
+    found: list[Tensor] = []
+    structure = _take_apart(value, found)
+    return tuple(found), structure
+
+
+def _take_apart(value: Value, found: list[Tensor]) -> Structure:
+    if isinstance(value, Tensor):
+        found.append(value)
+        return None
+    if isinstance(value, dict):
+        return {"dict": {key: _take_apart(part, found) for key, part in value.items()}}
+    return {"tuple": [_take_apart(part, found) for part in value]}
+
+
+def value_tensors(value: Value) -> tuple[Tensor, ...]:
+    """The tensors of a value that ``check_value`` gave, in order."""
+    return flatten_value(value)[0]
+
+
+def flatten_as(value: Value, structure: Structure, name: str) -> tuple[Tensor, ...]:
+    """The tensors of a checked value in the structure's order, whatever the order of its own dicts' keys.
+
+    Args:
+        name: what the value is, as in ``inputs``.
+
+    Raises:
+        StructureMismatchError: the value has other keys or parts than the structure.
+    """
+    if structure is None and isinstance(value, Tensor):
+        return (value,)
+    found: list[Tensor] = []
+    _take_apart_as(value, structure, (name,), found)
+    return tuple(found)
+
+
+def _take_apart_as(value: Value, structure: Structure, path: _Path, found: list[Tensor]) -> None:
+    if structure is None and isinstance(value, Tensor):
+        found.append(value)
+    elif structure is not None and "tuple" in structure and isinstance(value, tuple):
+        parts = structure["tuple"]
+        if len(value) != len(parts):
+            words = f"with {len(value)} parts", f"with {len(parts)}"
+            raise StructureMismatchError(_describe_path(path), *words)
+        for at, (part, inner) in enumerate(zip(value, parts, strict=True)):
+            _take_apart_as(part, inner, (*path, at), found)
+    elif structure is not None and "dict" in structure and isinstance(value, dict):
+        parts = structure["dict"]
+        if value.keys() != parts.keys():
+            raise _other_keys(value.keys(), parts.keys(), path)
+        for key, inner in parts.items():
+            _take_apart_as(value[key], inner, (*path, key), found)
+    else:
+        kinds = _kind_of(flatten_value(value)[1]), _kind_of(structure)
+        raise StructureMismatchError(_describe_path(path), *(f"as a {kind}" for kind in kinds))
+
+
+def _other_keys(have: Collection[str], wanted: Collection[str], path: _Path) -> StructureMismatchError:
+    missing, added = sorted(set(wanted) - set(have)), sorted(set(have) - set(wanted))
+    key = json.dumps((missing or added)[0])
+    words = (f"without the key {key}", "with it") if missing else (f"with the key {key}", "without it")
+    return StructureMismatchError(_describe_path(path), *words)
+
+
+def _kind_of(structure: Structure) -> str:
+    return "tensor" if structure is None else next(iter(structure))
+
+
+def unflatten_value(tensors: Sequence[Tensor], structure: Structure) -> Value:
+    """The value of that structure with these tensors, in tuples and dicts of its own.
+
+    Raises:
+        ValueError: they are more or fewer tensors than the structure has.
+    """
+    if structure is None:
+        (tensor,) = tensors
+        return tensor
+    left = iter(tensors)
+    try:
+        value = _put_together(structure, left)
+    except StopIteration:
+        raise ValueError(f"{len(tensors)} tensors are too few for a value's structure") from None
+    if next(left, None) is not None:
+        raise ValueError(f"{len(tensors)} tensors are too many for a value's structure")
+    return value
+
+
+def _put_together(structure: Structure, left: Iterator[Tensor]) -> Value:
+    if structure is None:
+        return next(left)
+    if "dict" in structure:
+        return {key: _put_together(part, left) for key, part in structure["dict"].items()}
+    return tuple([_put_together(part, left) for part in structure["tuple"]])
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Value) -> Value:
+    """A value with ``function`` of each tensor in its place, in tuples and dicts of its own."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, part) for key, part in value.items()}
+    return tuple([map_tensors(function, part) for part in value])
+
+
+def copy_containers(value: Value) -> Value:
+    """The same tensors in tuples and dicts of its own, for code that may take parts out of a dict."""
+    return map_tensors(lambda tensor: tensor, value)
+
+
+def tensor_places(structure: Structure, name: str) -> list[str]:
+    """Where each tensor of a value with that name and structure is, as in ``inputs["image"][0]``."""
+    if structure is None:
+        return [name]
+    ((_, parts),) = structure.items()
+    inside = parts.items() if isinstance(parts, Mapping) else enumerate(parts)
+    return [place for key, part in inside for place in tensor_places(part, _describe_path((name, key)))]
+
+
+def describe_structure(structure: Structure, tensors: Iterator[str]) -> str:
+    """The structure with these texts of its tensors, as in ``{"x": float32[2, 3], "ids": int64[2]}``."""
+    if structure is None:
+        return next(tensors)
+    if "dict" in structure:
+        parts = [f"{json.dumps(k)}: {describe_structure(p, tensors)}" for k, p in structure["dict"].items()]
+        return f"{{{', '.join(parts)}}}"
+    return f"({', '.join([describe_structure(part, tensors) for part in structure['tuple']])})"
+
+
+def read_structure(values: Mapping[str, Any], key: str, older_key: str, tensors: int) -> Structure:
+    """The structure of so many tensors that another process, or an earlier run, has written into ``values``.
+
+    Args:
+        older_key: where a version before wrote only whether it was a flat tuple.
+
+    Raises:
+        WorkloadError: it is no structure, or one of more or fewer tensors.
+    """
+    older = {"tuple": [None] * tensors} if values.get(older_key) else None
+    structure: Structure = values.get(key, older)
+    if _count_tensors(structure, 1) != tensors:
+        raise WorkloadError(f"a workload's description has {tensors} tensors and a {key} of another number")
+    return structure
+
+
+def _count_tensors(structure: Any, depth: int) -> int:
+    if structure is None:
+        return 1
+    if isinstance(structure, Mapping) and len(structure) == 1 and depth <= MOST_DEPTH:
+        ((kind, parts),) = structure.items()
+        if kind == "tuple" and isinstance(parts, list):
+            return sum(_count_tensors(part, depth + 1) for part in parts)
+        if kind == "dict" and isinstance(parts, Mapping) and all(isinstance(key, str) for key in parts):
+            return sum(_count_tensors(part, depth + 1) for part in parts.values())
+    raise WorkloadError(
+        f"a workload's description has a {type(structure).__name__} where a structure of tensors must be"
+    )
+
+
+def _describe_path(path: _Path) -> str:
+    name, *keys = path
+    return f"{name}{''.join(f'[{json.dumps(key)}]' for key in keys)}"

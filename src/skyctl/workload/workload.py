@@ -25,9 +25,7 @@ from skyctl.workload.data import (
     RandomData,
     TextData,
     UserData,
-    Value,
     check_batch,
-    tensors_of_value,
     training_or_held_out,
 )
 from skyctl.workload.deferred_init import derived_seed
@@ -36,6 +34,7 @@ from skyctl.workload.loss_functions import cross_entropy
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.shape_inference import ShapeInference, TensorSpec
 from skyctl.workload.shipped_files import digest_workload
+from skyctl.workload.structures import Structure, StructureMismatchError, Value
 from skyctl.workload.validation_metrics import read_metrics
 from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source
 
@@ -104,9 +103,9 @@ class Workload:
         """The tensors that enter layer ``index`` for that many samples; ``index`` 0: the inputs."""
         return self.shapes.boundaries(samples)[index].tensors
 
-    def is_tuple(self, index: int) -> bool:
-        """Whether layer ``index`` is called with a tuple of tensors, and not with a bare tensor."""
-        return self.shapes.boundaries(self._spec.batch_size)[index].is_tuple
+    def structure(self, index: int) -> Structure:
+        """How the tensors that enter layer ``index`` make up the one value that it is called with."""
+        return self.shapes.boundaries(self._spec.batch_size)[index].structure
 
     def batches(self, first_step: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """Endless (inputs, targets) of each step from ``first_step`` on, cut to samples [start, stop).
@@ -173,7 +172,7 @@ class Workload:
             if batch is None:
                 return
             if self._spec.path is not None:
-                self._check_batch(batch, what, step)
+                batch = self._conform(batch, what, step)
             inputs, targets = batch
             yield mixed_precision.cast_value(inputs, self.model.dtype), targets
             step += 1
@@ -280,19 +279,15 @@ class Workload:
             tokens = replace(tokens, ids=training_or_held_out(tokens.ids, held_out=validation))
         return token_data.TokenData(made.settings, tokens, spec.batch_size, spec.seed, name)
 
-    def _check_batch(self, batch: Batch, what: str, step: int) -> None:
-        kinds = (self.example.inputs, self.example.targets)
-        for side, value, likes in zip(("inputs", "targets"), batch, kinds, strict=True):
-            have = [
-                (tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in tensors_of_value(value)
-            ]
-            want = [(like.shape, like.dtype) for like in likes]
-            if have != want:
-                raise WorkloadError(
-                    f"{self.model.source_name}: {what} gives {side} of {_describe_shapes(have)} a sample "
-                    f"in step {step}, of {_describe_shapes(want)} in the first batch of data()",
-                    hint="every batch must have the same shapes: pad, or cut to one length",
-                )
+    def _conform(self, batch: Batch, what: str, step: int) -> Batch:
+        try:
+            return self.example.conform(batch)
+        except StructureMismatchError as exc:
+            raise WorkloadError(
+                f"{self.model.source_name}: {what} gives {exc.place} {exc.found} in step {step}, "
+                f"{exc.wanted} in the first batch of data()",
+                hint="every batch must have the same keys and shapes: pad, or cut to one length",
+            ) from exc
 
 
 def load_workload(spec: WorkloadSpec) -> Workload:
@@ -301,10 +296,10 @@ def load_workload(spec: WorkloadSpec) -> Workload:
     A user's file defines:
 
     - ``model() -> nn.Module | list[nn.Module]``: an ordinary module, which is cut between its blocks, or the
-      layers (an ``nn.Sequential`` is a list), each of which maps what the one before gives. Called under
-      deferred initialisation: make the layers inside it, not on import.
-    - ``data(batch_size, seed) -> iterable of (inputs, targets)``, optional; dimension 0 is the samples. With
-      ``start`` and ``stop`` in its signature it is asked for those samples of each batch only.
+      layers (an ``nn.Sequential`` is a list), each of which maps one value to one value: a tensor, or tuples,
+      lists and dicts of tensors. Called under deferred initialisation: make the layers in it, not on import.
+    - ``data(batch_size, seed) -> iterable of (inputs, targets)``, optional; such values, too, dimension 0 is
+      the samples. With ``start`` and ``stop`` in its signature it is asked for those samples of each only.
     - ``validation(batch_size, seed) -> iterable of (inputs, targets)``, optional: what ``--validate-every``
       takes its batches from; called anew each time.
     - ``example(batch_size) -> (inputs, targets)``, optional: a batch to take shapes from where ``data`` must
@@ -392,7 +387,3 @@ def _make_user_data(model: LayeredModel, spec: WorkloadSpec) -> UserData:
             "def example(batch_size): return inputs, targets and --random-inputs",
         )
     return UserData(function, f"{model.source_name}: data()", spec.batch_size, spec.seed)
-
-
-def _describe_shapes(kinds: list[tuple[tuple[int, ...], str]]) -> str:
-    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)

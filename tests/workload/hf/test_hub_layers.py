@@ -74,7 +74,7 @@ def test_layers_are_named_and_equal_ones_cost_the_same(tmp_path: Path) -> None:
     assert found[2].signature == found[4].signature
     assert found[2].flops == 3 * 2 * (2 * 16) * (3 * 32 * 48)  # three products, forward and twice backward
     assert [workload.boundary(i, 2)[0].shape for i in (0, 1, 7)] == [(2, 16), (2, 16, 32), (2, 16, 300)]
-    assert not workload.is_tuple(3)
+    assert workload.structure(3) is None
 
 
 def test_initial_weights_depend_on_seed_and_layer_only(tmp_path: Path) -> None:

@@ -162,7 +162,6 @@ class _StageThread:
             input_specs=lambda _microbatch: (
                 boundary if before else (_FloatSpec((1, width), requires_grad=False),)
             ),
-            input_is_tuple=False,
             output_specs=(lambda _microbatch: boundary) if after else None,
             loss_fn=None if after else lambda outputs, _targets: outputs.mean(),
             before_layer=seeder,

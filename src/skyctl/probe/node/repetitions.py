@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from skyctl.probe.node.repetition_timer import RepetitionTimer
 from skyctl.probe.node.samples import SplitSamples
-from skyctl.worker.stage import list_to_tuple
+from skyctl.worker.stage import layer_value
+from skyctl.workload.data import Batch
+from skyctl.workload.structures import Value, copy_containers, map_tensors, unflatten_value, value_tensors
 from skyctl.workload.weight_gradients import DeferredWeightGradients
 from skyctl.workload.workload import Workload
 
@@ -46,9 +48,6 @@ class CacheEvictor:
             self._values.sum()
 
 
-LayerValue = Tensor | tuple[Tensor, ...]
-
-
 class ChainRepetition:
     """Layers in turn at one microbatch size, forward and then backward, as the worker's executor does it.
 
@@ -70,11 +69,11 @@ class ChainRepetition:
         clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._modules = modules
-        self._as_tuple = workload.is_tuple(layers[0])
+        self._structure = workload.structure(layers[0])
         self._last = layers[-1] == workload.layers - 1
         self._loss = workload.loss
         self._values, self._wants_grad = layer_inputs(workload, layers[0], samples, device)
-        self._targets: Any = layer_targets(workload, samples, device) if self._last else None
+        self._targets = layer_targets(workload, samples, device) if self._last else None
         self._trigger = torch.zeros((), requires_grad=True)
         self._fresh: list[Tensor] = []
         self._grads: list[Tensor] | None = None
@@ -109,22 +108,22 @@ class ChainRepetition:
             _InputNode.apply(self._trigger, value) if wants else value  # type: ignore[no-untyped-call]
             for value, wants in zip(self._fresh, self._wants_grad, strict=True)
         ]
-        value: LayerValue = tuple(entered) if self._as_tuple else entered[0]
+        value = unflatten_value(entered, self._structure)
         self._fresh = []
         for number, module in enumerate(self._modules):
             if number:
                 self._mark(number, value, entered)
                 marks.append(self._clock())
-            entered = _tensor_list(value)
-            value = list_to_tuple(module(value))
-        if self._last:
-            self._outputs.append([self._loss(value, self._targets)])
+            entered = list(value_tensors(value))
+            value = layer_value(module(value))
+        if self._targets is not None:
+            self._outputs.append([self._loss(value, copy_containers(self._targets))])
         else:
-            self._outputs.append([out for out in _tensor_list(value) if out.requires_grad])
+            self._outputs.append([out for out in value_tensors(value) if out.requires_grad])
         marks.append(self._clock())
         self._forward_shares = _shares(marks)
 
-    def _mark(self, number: int, value: LayerValue, given: Sequence[Tensor]) -> None:
+    def _mark(self, number: int, value: Value, given: Sequence[Tensor]) -> None:
         """Lets the backward say when it gets to that layer's input: to what the layer before has made."""
 
         times, clock = self._reached, self._clock  # not self: it holds the graph that will hold this
@@ -132,7 +131,7 @@ class ChainRepetition:
         def reached(_gradient: Tensor) -> None:
             times[number] = clock()
 
-        wanting = [tensor for tensor in _tensor_list(value) if tensor.requires_grad]
+        wanting = [tensor for tensor in value_tensors(value) if tensor.requires_grad]
         made = [tensor for tensor in wanting if all(tensor is not other for other in given)]
         for tensor in made or wanting:
             tensor.register_hook(reached)  # type: ignore[no-untyped-call]
@@ -206,8 +205,8 @@ def layer_inputs(
     """Inputs of that layer for that many samples: the workload's own for layer 0, else random floats."""
     specs = workload.boundary(index, samples)
     if index == 0:
-        values = _tensor_list(_first_batch(workload, samples)[0])
-        return [value.to(device) for value in values], [False] * len(values)
+        inputs = value_tensors(_first_batch(workload, samples)[0])
+        return [tensor.to(device) for tensor in inputs], [False] * len(inputs)
     values = []
     for spec in specs:
         dtype = getattr(torch, spec.dtype.removeprefix("torch."))
@@ -218,22 +217,13 @@ def layer_inputs(
     return values, [spec.requires_grad for spec in specs]
 
 
-def layer_targets(workload: Workload, samples: int, device: str) -> Any:
+def layer_targets(workload: Workload, samples: int, device: str) -> Value:
     """Targets of that many samples, on the device."""
-    targets = _first_batch(workload, samples)[1]
-    if isinstance(targets, Tensor):
-        return targets.to(device)
-    return tuple(target.to(device) for target in targets)
+    return map_tensors(lambda tensor: tensor.to(device), _first_batch(workload, samples)[1])
 
 
-def _first_batch(workload: Workload, samples: int) -> tuple[Any, Any]:
-    inputs, targets = next(iter(workload.batches(0, start=0, stop=samples)))
-    return inputs, targets
-
-
-def _tensor_list(value: Any) -> list[Tensor]:
-    """The tensors of a layer's value, or of a batch's inputs."""
-    return [value] if isinstance(value, Tensor) else list(value)
+def _first_batch(workload: Workload, samples: int) -> Batch:
+    return next(workload.batches(0, start=0, stop=samples))
 
 
 SLICE_SHARE, FIRST_SHARE = 0.1, 0.4

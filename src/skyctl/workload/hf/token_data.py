@@ -175,7 +175,7 @@ def make_batch_example(settings: HubSettings) -> BatchExample:
     """What a batch looks like, whatever the text."""
     ids = TensorExample((settings.context,), "int64", 0, settings.vocabulary - 1)
     targets = TensorExample((), "int64", 0, 1) if settings.task == "classes" else ids
-    return BatchExample((ids,), (targets,), inputs_tuple=False, targets_tuple=False)
+    return BatchExample((ids,), (targets,))
 
 
 def check_vocabulary(settings: HubSettings, folder: Path) -> None:
