@@ -32,7 +32,7 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -54,13 +54,22 @@ def default_cache_root() -> Path:
     return root / "skyctl"
 
 
-def pack_archive(files: dict[str, bytes]) -> tuple[str, bytes]:
-    """A folder as (digest, archive). Paths are relative, with ``/``."""
+def tree_digest(files: Mapping[str, bytes]) -> str:
+    """The digest of a folder with these files, by relative path with ``/``."""
+    return hashlib.sha256(_make_manifest(files)).hexdigest()
+
+
+def _make_manifest(files: Mapping[str, bytes]) -> bytes:
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
-    sizes = [len(files[name]) for name in hashes]
-    manifest = json.dumps(hashes, sort_keys=True).encode()
-    head = json.dumps(sizes).encode()
-    raw = struct.pack(">II", len(manifest), len(head)) + manifest + head + b"".join(files[n] for n in hashes)
+    return json.dumps(hashes, sort_keys=True).encode()
+
+
+def pack_archive(files: Mapping[str, bytes]) -> tuple[str, bytes]:
+    """A folder as (digest, archive). Paths are relative, with ``/``."""
+    manifest = _make_manifest(files)
+    names = list(json.loads(manifest))
+    head = json.dumps([len(files[name]) for name in names]).encode()
+    raw = struct.pack(">II", len(manifest), len(head)) + manifest + head + b"".join(files[n] for n in names)
     return hashlib.sha256(manifest).hexdigest(), zlib.compress(raw, 6)
 
 

@@ -94,6 +94,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         plan.problem.microbatches,
         learning_rate=options.learning_rate,
         data_path=str(options.data) if options.data is not None else None,
+        ship=options.ship or (),
         random_inputs=options.random_inputs,
         recipe=recipe,
     )

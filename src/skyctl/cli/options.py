@@ -206,6 +206,15 @@ class WorkloadOptions:
             "--data", metavar="FILE", help="Text to train on; default: the standard library's sources."
         ),
     ] = None
+    ship: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ship",
+            metavar="NAME",
+            help="A data file or folder beside train.py that goes along to the nodes. Repeatable; or "
+            'ship = ["NAME"] in the file.',
+        ),
+    ] = None
     random_inputs: Annotated[
         bool, typer.Option("--random-inputs", help="Random inputs, for a train.py without data().")
     ] = False
@@ -244,6 +253,7 @@ class WorkloadOptions:
             dtype=self.dtype or DEFAULT_DTYPE,
             learning_rate=learning_rate,
             data_path=str(self.data) if self.data is not None else None,
+            ship=tuple(self.ship or ()),
             random_inputs=self.random_inputs,
             validated=recipe is not None and recipe.validate_every is not None,
         )

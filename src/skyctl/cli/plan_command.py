@@ -205,6 +205,8 @@ def _next_step(options: PlanCommandOptions) -> str:
         return "next: add -o plan.json to keep it"
     words = [str(options.output)]
     words += [] if options.data is None else ["--data", str(options.data)]
+    for name in options.ship or ():
+        words += ["--ship", name]
     words += ["--random-inputs"] if options.random_inputs else []
     return f"next: skyctl launch {options.format_arguments(words)}"
 

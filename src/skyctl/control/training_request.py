@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,13 @@ from skyctl.records.plan import WorkloadRef
 from skyctl.remote.agent_session import Session
 from skyctl.workload.corpus import default_corpus
 from skyctl.workload.recipe import Recipe
-from skyctl.workload.shipped_files import encode_text, files_to_ship, find_stored_weights, shipped_path
+from skyctl.workload.shipped_files import (
+    digest_data,
+    encode_text,
+    files_to_ship,
+    find_stored_weights,
+    shipped_path,
+)
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
 
 if TYPE_CHECKING:
@@ -72,6 +78,8 @@ class TrainingRequest:
             ("--data", spec.data_path, None),
         ):
             words += [flag, str(value)] if value != default else []
+        for name in spec.ship:
+            words += ["--ship", name]
         words += ["--encrypt"] if self.encrypt else []
         return [*words, "--random-inputs"] if spec.random_inputs else words
 
@@ -92,6 +100,7 @@ def load_plan_request(
     *,
     learning_rate: float | None = None,
     data_path: str | None = None,
+    ship: Sequence[str] = (),
     random_inputs: bool = False,
     recipe: Recipe | None = None,
 ) -> tuple[TrainingRequest, Workload]:
@@ -110,6 +119,7 @@ def load_plan_request(
         dtype=ref.dtype,
         learning_rate=learning_rate,
         data_path=data_path,
+        ship=tuple(ship),
         random_inputs=random_inputs,
         validated=recipe is not None and recipe.validate_every is not None,
     )
@@ -122,17 +132,27 @@ def load_plan_request(
         raise MismatchError(
             f"{ref.source}{data} is not what the plan was made for (its digest is {digest[:12]}, "
             f"the plan's {ref.digest[:12]})",
-            hint=f"give the --data that the plan was made with, or plan again: skyctl plan {ref.source}",
+            hint="give the --data or --ship that the plan was made with, or plan again: "
+            f"skyctl plan {ref.source}",
         )
     return TrainingRequest(workload.spec, microbatches, recipe or Recipe()), workload
 
 
 def digest_training(spec: WorkloadSpec, workload_digest: str) -> str:
-    """The workload's digest, together with the user's own data where ``--data`` names some."""
+    """The workload's digest, together with the user's own data: what ``--data`` names, or what is shipped."""
     if spec.data_path is None:
+        shipped = digest_data(spec)
+        data = shipped.encode() if shipped is not None else None
+    else:
+        data = _read_data(spec) or b""
+    if data is None:
         return workload_digest
-    data = _read_data(spec) or b""
     return hashlib.sha256(workload_digest.encode() + hashlib.sha256(data).digest()).hexdigest()
+
+
+def shipped_data_changed(spec: WorkloadSpec) -> bool:
+    """Whether the data files that are shipped are no longer those that the run began with."""
+    return spec.path is not None and digest_data(spec) != spec.data_digest
 
 
 def send_workload(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skyctl.agent.frames import CHUNK_BYTES, Message
-from skyctl.agent.node_cache import pack_archive
+from skyctl.agent.node_cache import pack_archive, tree_digest
 from skyctl.errors import InputError, NodeError, ProtocolError, SkyctlError, UnfitError
 from skyctl.remote.agent_connection import AgentConnection
 from skyctl.remote.agent_messages import FileChunk, FileMessage, FileReply
@@ -50,9 +50,9 @@ class FileTransfers:
 
     def push_tree(self, files: dict[str, bytes]) -> str:
         """A folder into the node's cache, unless it is there; gives its path there. Keys: relative paths."""
-        digest, archive = pack_archive(files)
+        digest = tree_digest(files)
         found = self._request({"op": "have", "kind": "trees", "digest": digest}).path
-        return found or self._put("trees", digest, archive)
+        return found or self._put("trees", *pack_archive(files))
 
     def fetch(self, remote_path: str, local_path: Path, most_bytes: int) -> None:
         """Copies a file from the node; it appears under its name when it is whole and right.

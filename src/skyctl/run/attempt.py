@@ -8,7 +8,7 @@ from typing import Any
 
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
-from skyctl.control.training_request import send_workload
+from skyctl.control.training_request import send_workload, shipped_data_changed
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement
@@ -222,6 +222,11 @@ class Attempt:
                 layers[split_device_id(replica.device)[0]].update(range(stage.start, stage.stop))
         ends = {split_device_id(plan.stages[i].replicas[0].device)[0] for i in (0, -1)}
         sessions = {name: context.sessions[name] for name in layers}
+        if shipped_data_changed(context.request.spec):
+            context.callbacks.warn(
+                "the data files that are shipped have changed since the run began; it goes on with "
+                "those that are here now"
+            )
         return send_workload(context.request.spec, sessions, with_data=ends, layers=layers)
 
     def _with_checkpoints(self, spec: RankSpec, origin: RestorePoint | None) -> RankSpec:

@@ -23,6 +23,7 @@ from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.credentials import make_credentials
 from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit
 from skyctl.remote.task_group import TaskGroup
+from skyctl.run.batch_check import REPEATS, step_fault
 from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
@@ -241,31 +242,30 @@ class RankGroup:
 
     def _on_validation(self, event: ValidationEvent, tell: bool) -> None:
         if not math.isfinite(event.loss):
-            raise self._diverged(
+            error = RunError(
                 f"the validation loss after step {event.step + 1} is {event.loss}",
-                "the training loss is finite: look at what validation() gives, and at layers that "
+                hint="the training loss is finite: look at what validation() gives, and at layers that "
                 "behave differently in eval()",
             )
+            raise self._final(error)
         self.collected.add_validation(event)
         self._report_steps(tell)
 
     def _report_steps(self, tell: bool) -> None:
         """Hands out the steps that have ended."""
         for progress in self.collected.complete():
-            if not math.isfinite(progress.loss):
-                raise self._diverged(
-                    f"the loss of step {progress.step + 1} is {progress.loss}: training has diverged",
-                    "try a lower --learning-rate"
-                    if progress.step
-                    else "no weight has changed yet: look at model() and data()",
-                )
+            events = self.collected.events_of(progress.step)
+            if fault := step_fault(progress.step, progress.loss, events, self.specs):
+                raise self._final(fault)
+            if tell and events[0].batch is not None and events[0].batch.repeats:
+                self._callbacks.note(REPEATS)
             if tell or progress.step >= self._reported_before:
                 self._callbacks.step(progress)
 
-    def _diverged(self, message: str, hint: str) -> RunError:
-        """What would come again however often it was tried."""
+    def _final(self, error: SkyctlError) -> SkyctlError:
+        """The error of what would come again however often it was tried."""
         self.failure = FailureReport("raised", step=self.collected.reported, final=True)
-        return RunError(message, hint=hint)
+        return error
 
     def _next(self, deadline: float = math.inf) -> tuple[RankState, RankEvent]:
         """The next event that is more than a sign of life; a failure becomes the error of its first cause."""

@@ -123,6 +123,7 @@ def rank_specs(
             "weights": weights,
             "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, index),
+            "compare_batches": plan.problem.first_stage is None and plan.problem.last_stage is None,
             "trace": trace,
             "facts": True,
         }

@@ -97,6 +97,10 @@ class StepCollector:
             out.append(self._progress(step))
         return out
 
+    def events_of(self, step: int) -> list[StepEvent]:
+        """Every rank's event of a step that all have finished, by rank."""
+        return [self.by_rank[rank][step] for rank in range(self.ranks)]
+
     def settled_events(self) -> list[list[StepEvent]]:
         """By rank, its steps of this attempt that all ranks have finished, without the first, a warm-up."""
         steps = range(self.first + 1, self.reported)

@@ -82,6 +82,39 @@ class HeartbeatEvent:
 
 
 @dataclass(frozen=True)
+class TensorSketch:
+    """A few numbers of one tensor, keyed by seed and step (``worker.batch_sketch``).
+
+    ``whole``: of whole numbers, their sum with random weights, modulo 2**64; None for floats. Of floats
+    ``sums`` with random signs, and their ``norm`` (2-norm). Without either it could not be looked at.
+    """
+
+    whole: int | None = None
+    norm: float = 0.0
+    sums: Annotated[tuple[float, ...], MaxLength(16)] = ()
+
+
+@dataclass(frozen=True)
+class BatchSketch:
+    """What one end of the pipeline says of its batch, to be compared with the other end's.
+
+    ``epoch``, ``index``: where in the epochs of data() it comes from, counted from 0; None for built-in data.
+    ``length``: batches of an epoch, where data() says so. ``finite_inputs``, ``finite_targets``: nothing in
+    them is NaN or infinite. ``repeats``: the second epoch begins as the first did. ``inputs``, ``targets``:
+    by tensor; () where they are not compared.
+    """
+
+    epoch: Index | None = None
+    index: Index | None = None
+    length: Index | None = None
+    finite_inputs: bool = True
+    finite_targets: bool = True
+    repeats: bool = False
+    inputs: Annotated[tuple[TensorSketch, ...], MaxLength(1000)] = ()
+    targets: Annotated[tuple[TensorSketch, ...], MaxLength(1000)] = ()
+
+
+@dataclass(frozen=True)
 class StepEvent:
     """One rank's figures of one step.
 
@@ -92,7 +125,8 @@ class StepEvent:
     all microbatches. ``input_message_s``, ``gradient_message_s``: median seconds on the way of messages that
     were waited for from before their start; None: there was none. ``loss``: on the last stage. ``grad_norm``:
     over all stages, before clipping; None without clipping. ``learning_rate``: None for a stage that trains
-    nothing. ``validates``: a validation follows.
+    nothing. ``validates``: a validation follows. ``batch``: at both ends of the pipeline;
+    ``validation_batch``: with the first step, of the first held-out batch.
     """
 
     kind: ClassVar[str] = "step"
@@ -113,6 +147,8 @@ class StepEvent:
     validates: bool
     samples: Index
     peak_memory_bytes: Bytes | None
+    batch: BatchSketch | None = None
+    validation_batch: BatchSketch | None = None
 
 
 @dataclass(frozen=True)

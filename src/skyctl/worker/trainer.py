@@ -16,6 +16,7 @@ from skyctl.device.device_timer import DeviceTimer
 from skyctl.errors import RunError, SkyctlError
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport.transfer_errors import PeerLostError
+from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.checkpointer import (
     Checkpointer,
@@ -31,12 +32,20 @@ from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.rank_environment import find_environment, peak_memory_bytes, use_device
-from skyctl.worker.rank_events import CONNECT_PHASE, RESTORE_PHASE, HeartbeatEvent, ListeningEvent, ReadyEvent
+from skyctl.worker.rank_events import (
+    CONNECT_PHASE,
+    RESTORE_PHASE,
+    BatchSketch,
+    HeartbeatEvent,
+    ListeningEvent,
+    ReadyEvent,
+)
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S, NeighbourConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
+from skyctl.workload.data import EpochPosition
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
 from skyctl.workload.recipe import Recipe, microbatch_sizes
@@ -242,6 +251,15 @@ class Trainer:
         layers = f"layers {self._start}–{self._stop}"
         clipper = make_clipper(self._recipe, executor, neighbours, layers)
         validator = make_validator(self._recipe, self._workload, executor, self._seeder)
+        validation_batch = self._sketch_validation()
+        position = EpochPosition()
+        sketcher = BatchSketcher(
+            self._workload.batches(first_step, position=position),
+            position,
+            seed=self._spec.seed,
+            first_step=first_step,
+            values=self._compares_batches,
+        )
         self._channel.send(to_message(ReadyEvent()))
         self._expect("start")
         loop = TrainingLoop(
@@ -254,15 +272,30 @@ class Trainer:
             clipper=clipper,
             validator=validator,
             checkpointer=checkpointer,
+            sketch_of=sketcher.take,
+            validation_batch=validation_batch,
         )
         self._training = True
-        batches = Prefetcher(self._workload.batches(first_step))
-        steps_done = loop.run(batches, first_step, int(self._payload["steps"]))
+        steps_done = loop.run(Prefetcher(sketcher), first_step, int(self._payload["steps"]))
         executor.drain()
         if clipper is not None:
             clipper.drain()
         self._training = False
         return steps_done
+
+    @property
+    def _compares_batches(self) -> bool:
+        """Whether the launcher compares this stage's batches with those of another."""
+        ends = self._payload["previous"] is None, self._payload["next"] is None
+        return any(ends) and not all(ends) and bool(self._payload.get("compare_batches", True))
+
+    def _sketch_validation(self) -> BatchSketch | None:
+        """The sketch of the first held-out batch; None where it is not compared."""
+        if self._recipe.validate_every is None or not self._compares_batches:
+            return None
+        self._phase = "the first batch of validation()"
+        batch = next(self._workload.validation(), None)
+        return sketch_batch(batch, self._spec.seed, "validation") if batch is not None else None
 
     def _check_for_stop(self) -> bool:
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:

@@ -16,7 +16,7 @@ from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.rank_environment import peak_memory_bytes
-from skyctl.worker.rank_events import StepEvent, ValidationEvent
+from skyctl.worker.rank_events import BatchSketch, StepEvent, ValidationEvent
 from skyctl.worker.validation import Validator
 from skyctl.workload.recipe import Recipe
 
@@ -28,6 +28,8 @@ class TrainingLoop:
     Args:
         send: sends an event to the launcher.
         stop_requested: whether the launcher wants an early end; on the first rank only, None on the others.
+        sketch_of: the sketch of a step's batch; None where the stage has no batches.
+        validation_batch: the sketch of the first held-out batch, sent with the first step.
     """
 
     executor: Executor
@@ -39,6 +41,8 @@ class TrainingLoop:
     clipper: GradientClipper | None = None
     validator: Validator | None = None
     checkpointer: Checkpointer | None = None
+    sketch_of: Callable[[int], BatchSketch | None] = lambda _step: None
+    validation_batch: BatchSketch | None = None
 
     def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
         """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
@@ -109,5 +113,8 @@ class TrainingLoop:
             validates=validates,
             samples=sum(self.executor.microbatch_sizes),
             peak_memory_bytes=peak_memory_bytes(self.executor.device),
+            batch=self.sketch_of(step),
+            validation_batch=self.validation_batch,
         )
+        self.validation_batch = None
         self.send(to_message(event))

@@ -91,6 +91,19 @@ class TextData:
             step += 1
 
 
+@dataclass
+class EpochPosition:
+    """Where in the epochs of data() a batch comes from; epochs and batches are counted from 0.
+
+    Attributes:
+        length: batches of an epoch, where what data() gives has a length.
+    """
+
+    epoch: int = 0
+    index: int = -1
+    length: int | None = None
+
+
 class UserData:
     """The batches of the user's ``data(batch_size, seed)``, epoch after epoch, each with the next seed.
 
@@ -103,26 +116,30 @@ class UserData:
     def __init__(self, function: Callable[..., Any], name: str, batch_size: int, seed: int) -> None:
         self.function, self.name, self.batch_size, self.seed = function, name, batch_size, seed
         self.takes_range = accepts_sample_range(function)
+        self.position = EpochPosition()
 
     def batches(self, first_step: int, start: int, stop: int) -> Iterator[Batch]:
         step = 0
-        epoch = 0
+        position = self.position
+        position.epoch = 0
         want = stop - start if self.takes_range else self.batch_size
         while True:
-            for inputs, targets in self._full(self.seed + epoch, start, stop, want):
+            for index, (inputs, targets) in enumerate(self._full(start, stop, want)):
                 step += 1
+                position.index = index
                 if step > first_step:
                     yield (inputs, targets) if self.takes_range else (
                         slice_samples(inputs, start, stop), slice_samples(targets, start, stop)
                     )  # fmt: skip
-            epoch += 1
+            position.epoch += 1
 
     def once(self) -> Iterator[Batch]:
         """The full batches of one epoch."""
-        return self._full(self.seed, 0, self.batch_size, self.batch_size)
+        return self._full(0, self.batch_size, self.batch_size)
 
-    def _full(self, seed: int, start: int, stop: int, want: int) -> Iterator[Batch]:
+    def _full(self, start: int, stop: int, want: int) -> Iterator[Batch]:
         full = 0
+        seed = self.seed + self.position.epoch
         for raw in self._epoch(seed, start, stop):
             inputs, targets = check_batch(raw, self.name)
             have = value_tensors(inputs)[0].shape[0]
@@ -131,6 +148,13 @@ class UserData:
             if have == want:
                 full += 1
                 yield inputs, targets
+        if not full and self.position.epoch:
+            raise WorkloadError(
+                f"{self.name} gave {self.position.index + 1} batches in epoch {self.position.epoch} and "
+                f"none when it was called again for the next one (seed {seed})",
+                hint="data() is called once an epoch, and must give a new iterator each time: one that is "
+                "made outside of it is used up",
+            )
         if not full:
             raise WorkloadError(
                 f"{self.name} with seed {seed} gives no batch of {want} samples",
@@ -145,7 +169,9 @@ class UserData:
         random.seed(f"skyctl {seed} data")
         try:
             wanted = {"start": start, "stop": stop} if self.takes_range else {}
-            iterator = iter(self.function(self.batch_size, seed, **wanted))
+            made = self.function(self.batch_size, seed, **wanted)
+            self.position.length = _length_of(made)
+            iterator = iter(made)
             user_state, user_python_state = torch.default_generator.get_state(), random.getstate()
         finally:
             torch.default_generator.set_state(state)
@@ -163,6 +189,14 @@ class UserData:
                 torch.default_generator.set_state(state)
                 random.setstate(python_state)
             yield item
+
+
+def _length_of(value: Any) -> int | None:
+    """How many batches it says that it has; None where it does not know."""
+    try:
+        return len(value)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return None
 
 
 def accepts_sample_range(function: Callable[..., Any]) -> bool:

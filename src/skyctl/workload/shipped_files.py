@@ -6,9 +6,11 @@ Torch is imported for stored weights alone: a workload that was measured is reco
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from skyctl.workload import user_code
+from skyctl.agent import node_cache
+from skyctl.workload import ship_list, user_code
 from skyctl.workload.hf import hub_folder as hub
 from skyctl.workload.workload_spec import WorkloadSpec, resolve_source
 
@@ -19,30 +21,41 @@ if TYPE_CHECKING:
 def files_to_ship(spec: WorkloadSpec) -> dict[str, bytes]:
     """The files to send, by relative name; {} for built-in models.
 
-    These are the user's file and the modules in its folder that it imports, or the config of an ``hf:``
-    folder.
+    These are the user's file, the modules in its folder that it imports and the data files that are named to
+    be shipped, or the config of an ``hf:`` folder.
 
     On a node the spec's ``path`` is then ``shipped_path``.
     """
     source = resolve_source(spec)
     if source.path is None:
         return {}
-    return hub.config_files(source.path) if source.kind == "hf" else user_code.imported_files(source.path)
+    if source.kind == "hf":
+        return hub.config_files(source.path)
+    return ship_list.read_data_files(source.path, spec.ship) | user_code.imported_files(source.path)
+
+
+def digest_data(spec: WorkloadSpec) -> str | None:
+    """A text that changes with names and contents of the data files that are shipped; None: none are."""
+    source = resolve_source(spec)
+    files = ship_list.read_data_files(source.path, spec.ship) if source.path and source.kind == "file" else {}
+    return node_cache.tree_digest(files) if files else None
 
 
 def digest_workload(spec: WorkloadSpec) -> str:
     """A text that changes with the model's source and its dtype, not with batch size, seed or learning rate.
 
-    Of the user's file it covers the modules beside it that it imports; of an ``hf:`` folder config and
-    tokenizer, not the weights. None of them is run.
+    Of the user's file it covers the modules beside it that it imports, not shipped data (``digest_data``); of
+    an ``hf:`` folder config and tokenizer, not the weights. None of them is run.
 
     Raises:
         WorkloadError: a file is missing or can't be read, or has a syntax error.
     """
     source = resolve_source(spec)
     digest = hashlib.sha256(f"{source.canonical} {spec.dtype}".encode())
-    hub_folder = source.path if source.kind == "hf" else None
-    known = files_to_ship(spec) if hub_folder is None else hub.digested_files(hub_folder)
+    known: Mapping[str, bytes] = {}
+    if source.path is not None:
+        read = hub.digested_files if source.kind == "hf" else user_code.imported_files
+        known = read(source.path)
     for name, content in known.items():
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)

@@ -189,15 +189,23 @@ def user_errors(path: Path, doing: str) -> Iterator[None]:
         raise WorkloadError(f"{path.name}: {doing} ended the program (exit {exc.code})") from exc
     except Exception as exc:
         raise WorkloadError(
-            f"{locate_error(exc, path) or path.name}: {doing} failed: {describe_exception(exc)}",
-            hint=_missing_module_hint(exc),
+            f"{locate_error(exc, path) or path.name}: {doing} failed: {_describe_in_folder(exc, path)}",
+            hint=_missing_hint(exc, path),
         ) from exc
 
 
 def describe_exception(exc: BaseException) -> str:
     """An exception as one line of bounded length, as in ``ZeroDivisionError: division by zero``."""
     text = " ".join(str(exc).split()) or "no message"
-    return f"{type(exc).__name__}: {text[:400]}"
+    if len(text) > 400:  # an error in a DataLoader's worker comes with a traceback, its cause last
+        text = f"{text[:200]} … {text[-200:]}"
+    return f"{type(exc).__name__}: {text}"
+
+
+def _describe_in_folder(exc: BaseException, path: Path) -> str:
+    """The exception with names relative to the user's folder, which on a node is one of the cache."""
+    described = describe_exception(exc)
+    return described.replace(f"{path.parent}/", "") if path.is_absolute() else described
 
 
 def locate_error(exc: BaseException, path: Path) -> str | None:
@@ -215,9 +223,23 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
     return None
 
 
-def _missing_module_hint(exc: BaseException) -> str | None:
+def _missing_hint(exc: BaseException, path: Path) -> str | None:
+    """What to do about a module or file that is missing; None for other errors."""
     if isinstance(exc, ModuleNotFoundError):
         return f"no {exc.name!r} lies beside the file; a node has torch and the standard library only"
+    if isinstance(exc, FileNotFoundError) and isinstance(exc.filename, str) and path.name:
+        file = Path(exc.filename)
+        inside = file.is_relative_to(path.parent)
+        if file.is_absolute() and not inside:
+            return (
+                f"every node that runs {path.name} needs {file} at that path; what is beside {path.name} "
+                "can be shipped: --ship NAME"
+            )
+        name = file.relative_to(path.parent).as_posix() if inside else exc.filename
+        return (
+            f"a node has what is shipped: --ship {name}, or ship = [{name!r}] in {path.name}, opened as "
+            f"Path(__file__).parent / {name!r}; or put it at the same absolute path on every node"
+        )
     return None
 
 
@@ -259,15 +281,19 @@ def read_file(path: Path) -> bytes:
         raise WorkloadError(f"{path} can't be read: {exc.strerror or exc}") from exc
 
 
-def _imported_names(path: Path, source: bytes) -> set[str]:
-    """The top-level names of the modules that the source imports."""
+def parse_module(path: Path, source: bytes) -> ast.Module:
+    """The source as a syntax tree; WorkloadError with the line where it has a syntax error."""
     try:
-        tree = ast.parse(source, filename=str(path))
+        return ast.parse(source, filename=str(path))
     except (SyntaxError, ValueError) as exc:
         line = getattr(exc, "lineno", None)
         raise WorkloadError(f"{path.name}, line {line}: {describe_exception(exc)}") from exc
+
+
+def _imported_names(path: Path, source: bytes) -> set[str]:
+    """The top-level names of the modules that the source imports."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(parse_module(path, source)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -7,6 +7,7 @@ last one for the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 
 from skyctl.device.torch_import import paused_collection
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin, mixed_precision, optimizers, user_code
+from skyctl.workload import builtin, mixed_precision, opened_files, optimizers, user_code
 from skyctl.workload.corpus import read_corpus
 from skyctl.workload.data import (
     Batch,
     BatchExample,
+    EpochPosition,
     RandomData,
     TextData,
     UserData,
@@ -33,7 +35,7 @@ from skyctl.workload.layered_model import LayeredModel, make_model
 from skyctl.workload.loss_functions import cross_entropy
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.shape_inference import ShapeInference, TensorSpec
-from skyctl.workload.shipped_files import digest_workload
+from skyctl.workload.shipped_files import digest_data, digest_workload, files_to_ship
 from skyctl.workload.structures import Structure, StructureMismatchError, Value
 from skyctl.workload.validation_metrics import read_metrics
 from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source
@@ -71,11 +73,12 @@ class Workload:
 
     @cached_property
     def spec(self) -> WorkloadSpec:
-        """The spec with ``example`` and ``boundaries`` filled in, as the nodes are given it."""
+        """The spec with what was found out here filled in, as the nodes are given it."""
         return replace(
             self._spec,
             example=asdict(self.example),
             boundaries=self._spec.boundaries or self.shapes.portable_boundaries(self._spec.batch_size),
+            data_digest=self._spec.data_digest or digest_data(self._spec),
         )
 
     @property
@@ -107,8 +110,17 @@ class Workload:
         """How the tensors that enter layer ``index`` make up the one value that it is called with."""
         return self.shapes.boundaries(self._spec.batch_size)[index].structure
 
-    def batches(self, first_step: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self,
+        first_step: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+        position: EpochPosition | None = None,
+    ) -> Iterator[Batch]:
         """Endless (inputs, targets) of each step from ``first_step`` on, cut to samples [start, stop).
+
+        Args:
+            position: set to where in the user's data() each batch comes from, before it is given.
 
         Raises:
             WorkloadError: the user's data() raised, or gave a batch of another shape than the first.
@@ -118,7 +130,10 @@ class Workload:
             raise WorkloadError(
                 f"samples [{start}, {stop}) are not within the batch's {self._spec.batch_size}"
             )
-        yield from self._checked(self._data().batches(first_step, start, stop), "data()", first_step)
+        data = self._data()
+        if position is not None and isinstance(data, UserData):
+            data.position = position
+        yield from self._checked(data.batches(first_step, start, stop), "data()", first_step)
 
     def validation(self) -> Iterator[Batch]:
         """Held-out batches, the same ones at each call; without end, except from a user's validation().
@@ -286,7 +301,7 @@ class Workload:
             raise WorkloadError(
                 f"{self.model.source_name}: {what} gives {exc.place} {exc.found} in step {step}, "
                 f"{exc.wanted} in the first batch of data()",
-                hint="every batch must have the same keys and shapes: pad, or cut to one length",
+                hint="every batch must have the same keys, shapes and dtypes: pad, cut or convert in data()",
             ) from exc
 
 
@@ -325,26 +340,40 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     if source.path is not None and spec.path is None:
         spec = replace(spec, path=str(source.path), arguments=dict(source.arguments) or None)
     count = len(spec.boundaries) - 1 if spec.boundaries is not None else None
-    made = make_model(source, spec.seed, part=spec.weights, count=count)
+    on_launcher = source.kind == "file" and spec.example is None
+    noting = opened_files.note_opened_files if on_launcher else nullcontext
+    with noting() as opened_by_model:
+        made = make_model(source, spec.seed, part=spec.weights, count=count)
     model = replace(made, dtype=mixed_precision.compute_dtype(spec.dtype))
-    example = _find_example(model, source, spec)
-    if model.ordinary:
-        from skyctl.workload.autocut.module_cutter import (
-            cut_model,
-        )  # late: lists of layers need no fake tensors
-
-        model = cut_model(model, example)
-        if count is not None and len(model.layers) != count:
-            raise WorkloadError(
-                f"{model.source_name}: its module is cut into {len(model.layers)} layers here, and into "
-                f"{count} on the machine that plans",
-                hint="the packages that it is made of must have the same versions on both: see skyctl setup",
-            )
-    shapes = ShapeInference(model, example, spec.boundaries)
-    workload = Workload(spec, source, model, example, shapes)
+    with noting() as opened_by_data:
+        example = _find_example(model, source, spec)
+        if model.ordinary:
+            model = _cut(model, example, count)
+        shapes = ShapeInference(model, example, spec.boundaries)
+        workload = Workload(spec, source, model, example, shapes)
+        if on_launcher and spec.validated and "example" not in model.functions:
+            with suppress(WorkloadError):  # it may be only the nodes that have held-out data
+                next(workload.validation(), None)
+    if source.path is not None and opened_by_model is not None and opened_by_data is not None:
+        opened = opened_by_model if spec.random_inputs else opened_by_model | opened_by_data
+        opened_files.refuse_unshipped(source.path, opened, files_to_ship(spec))
     if spec.boundaries is None:
         shapes.check_model(spec.batch_size, workload.loss)
     return workload
+
+
+def _cut(model: LayeredModel, example: BatchExample, count: int | None) -> LayeredModel:
+    """An ordinary module as layers; ``count``: how many they are where it was planned."""
+    from skyctl.workload.autocut.module_cutter import cut_model  # late: lists of layers need no fake tensors
+
+    model = cut_model(model, example)
+    if count is not None and len(model.layers) != count:
+        raise WorkloadError(
+            f"{model.source_name}: its module is cut into {len(model.layers)} layers here, and into {count} on "
+            "the machine that plans",
+            hint="the packages that it is made of must have the same versions on both: see skyctl setup",
+        )
+    return model
 
 
 def _find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) -> BatchExample:
@@ -373,7 +402,8 @@ def _find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) 
         with user_code.user_errors(source.path, "data()"):
             return BatchExample.of(next(_make_user_data(model, spec).batches(0, 0, spec.batch_size)))
     except WorkloadError as exc:
-        exc.hint = exc.hint or "where this machine has no data, define example(batch_size) to give the shapes"
+        here = "where this machine has no data, define example(batch_size) to give the shapes"
+        exc.hint = f"{exc.hint}; {here}" if exc.hint else here
         raise
 
 

@@ -63,6 +63,8 @@ class WorkloadSpec:
         batch_size: samples per step.
         learning_rate: None: the model's own default.
         data_path: the text to train on; None: the standard library's sources. On a node: the shipped copy.
+        ship: the data files beside the user's file that go along, as named by ``--ship``.
+        data_digest: of the data files that are shipped, as ``Workload.spec`` fills it in; None: none are.
         random_inputs: train on random inputs with the shapes of the first batch.
         validated: data is held out for validation: the end of a text, which is then not trained on.
         example, boundaries: what a batch looks like, and the tensors between layers, as ``Workload.spec``
@@ -83,6 +85,8 @@ class WorkloadSpec:
     example: Mapping[str, Any] | None = None
     boundaries: Sequence[Mapping[str, Any]] | None = None
     weights: str | None = None
+    ship: Sequence[str] = ()
+    data_digest: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as values that JSON can hold."""
@@ -95,7 +99,7 @@ class WorkloadSpec:
         for key in values:
             if key not in known:
                 raise WorkloadError(f"a workload's description has no {key!r}{_suggest(key, list(known))}")
-        return cls(**dict(values))
+        return cls(**{**values, "ship": tuple(values.get("ship", ()))})
 
 
 def make_spec(source: str, **options: Any) -> WorkloadSpec:
@@ -112,6 +116,11 @@ def make_spec(source: str, **options: Any) -> WorkloadSpec:
         **options,
     )
     check_options(spec)
+    if spec.ship and parsed.kind != "file":
+        raise WorkloadError(
+            f"--ship {spec.ship[0]} is for data files beside a train.py; {source} has none",
+            hint="the text that built-in models train on: --data FILE.txt",
+        )
     if spec.data_path is not None:
         data = Path(spec.data_path).expanduser()
         if parsed.kind == "file":

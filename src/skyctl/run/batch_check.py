@@ -1,0 +1,129 @@
+"""Whether a step was trained on data that belongs together: both ends' batches, and the loss. Pure.
+
+``data()`` runs at both ends of the pipeline. Where its order is fixed by no seed, inputs would be trained on
+other samples' targets, and the loss would say so only much later, if ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from skyctl.errors import RunError, SkyctlError, WorkloadError
+from skyctl.run.rank_spec import RankSpec
+from skyctl.worker.rank_events import BatchSketch, StepEvent, TensorSketch
+
+TOLERANCE = 5e-3
+"""How far floats of two processors may be apart, as a part of a tensor's norm: one bfloat16 of a few."""
+
+REPEATS = (
+    "data() gives the same first batch for the next seed: every epoch repeats the same order. To shuffle "
+    "anew, make its generator of its argument seed"
+)
+CAUSES = (
+    "the same seed must give the same batches on every node. Usual causes: numbers that no seed fixes "
+    "(numpy.random, random.SystemRandom, an unseeded torch.Generator), the order of os.listdir or of a set "
+    "(sort it), files that differ between the nodes, DataLoader workers with seeds of their own. Nodes that "
+    "have only their own half of the data: --pin-first and --pin-last"
+)
+
+
+def step_fault(
+    step: int, loss: float, events: Sequence[StepEvent], specs: Sequence[RankSpec]
+) -> SkyctlError | None:
+    """Why the run must end with this step, which would come again however often it was tried; None: go on.
+
+    Args:
+        step: counted from 0.
+        events: of this step, by rank.
+    """
+    first, last = events[0], events[-1]
+    if len(events) > 1:
+        where = f"rank 0 (node {specs[0].node})", f"rank {len(specs) - 1} (node {specs[-1].node})"
+        fault = _fault_of_batches(step, first.batch, last.batch, where)
+        if fault is None:
+            what = _different_sides(first.validation_batch, last.validation_batch)
+            fault = f"validation() gives other {what} on {where[1]} than on {where[0]}" if what else None
+        if fault is not None:
+            return WorkloadError(fault, hint=CAUSES)
+    if math.isfinite(loss):
+        return None
+    return _fault_of_loss(step, loss, first.batch, last.batch)
+
+
+def _fault_of_batches(
+    step: int, first: BatchSketch | None, last: BatchSketch | None, where: tuple[str, str]
+) -> str | None:
+    """What is different of the batches of the two ends, in words; None where they are the same."""
+    if first is None or last is None:
+        return None
+    if first.length is not None and last.length is not None and first.length != last.length:
+        return (
+            f"data() gives {first.length} batches an epoch on {where[0]} and {last.length} on {where[1]}: "
+            "inputs and targets would soon not belong together"
+        )
+    if (first.epoch, first.index) != (last.epoch, last.index):
+        return (
+            f"data() has ended an epoch on one end of the pipeline and not on the other: step {step + 1} has "
+            f"{_place(first)} on {where[0]}, {_place(last)} on {where[1]}"
+        )
+    what = _different_sides(first, last)
+    if not what:
+        return None
+    return (
+        f"data() gives other batches on {where[1]} than on {where[0]}: in step {step + 1} the {what} differ, "
+        "so inputs would be trained on targets that are not theirs"
+    )
+
+
+def _place(sketch: BatchSketch) -> str:
+    if sketch.epoch is None or sketch.index is None:
+        return "a batch of no known place"
+    return f"batch {sketch.index + 1} of epoch {sketch.epoch + 1}"
+
+
+def _different_sides(first: BatchSketch | None, last: BatchSketch | None) -> str:
+    """``inputs``, ``targets``, both or neither: what is not the same, as far as both ends have said."""
+    if first is None or last is None:
+        return ""
+    inputs = not _agree(first.inputs, last.inputs)
+    targets = not _agree(first.targets, last.targets)
+    return " and ".join(["inputs"] * inputs + ["targets"] * targets)
+
+
+def _agree(first: Sequence[TensorSketch], last: Sequence[TensorSketch]) -> bool:
+    if not first or not last:
+        return True
+    return len(first) == len(last) and all(map(_same_tensor, first, last))
+
+
+def _same_tensor(first: TensorSketch, last: TensorSketch) -> bool:
+    if first.whole != last.whole or len(first.sums) != len(last.sums):
+        return False
+    allowed = TOLERANCE * max(first.norm, last.norm)
+    pairs = zip((first.norm, *first.sums), (last.norm, *last.sums), strict=True)
+    return all(abs(one - other) <= allowed for one, other in pairs)
+
+
+def _fault_of_loss(
+    step: int, loss: float, first: BatchSketch | None, last: BatchSketch | None
+) -> SkyctlError:
+    """The error for a loss that is no number: data() gave none, or training has diverged."""
+    sides = ["inputs"] * (first is not None and not first.finite_inputs)
+    sides += ["targets"] * (last is not None and not last.finite_targets)
+    if sides:
+        sketch = first or last
+        assert sketch is not None
+        place = f" ({_place(sketch)})" if sketch.index is not None else ""
+        return WorkloadError(
+            f"the loss of step {step + 1} is {loss}: the {' and '.join(sides)} that data() gave{place} have "
+            "NaN or infinite values in them",
+            hint="leave such samples out, or replace the values, in data()",
+        )
+    given = ", and what data() gave is finite" if first is not None else ""
+    return RunError(
+        f"the loss of step {step + 1} is {loss}: training has diverged{given}",
+        hint="try a lower --learning-rate"
+        if step
+        else "no weight has changed yet: look at model() and data()",
+    )
