@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from skyctl.worker.rank_events import BatchSketch, TensorSketch
-from skyctl.workload.data import Batch, EpochPosition, Value, tensors_of_value
+from skyctl.workload.data import Batch, EpochPosition
 from skyctl.workload.deferred_init import derived_seed
+from skyctl.workload.structures import Value, value_tensors
 
 FIRST_STEPS = 8
 EVERY_STEPS = 16
@@ -102,7 +103,7 @@ def sketch_value(value: Value, seed: int, key: str) -> tuple[TensorSketch, ...]:
     """The sketch of each tensor of a value; the same key looks at the same elements."""
     return tuple(
         _sketch_tensor(tensor, derived_seed(seed, f"{key} {place}"))
-        for place, tensor in enumerate(tensors_of_value(value))
+        for place, tensor in enumerate(value_tensors(value))
     )
 
 
@@ -136,6 +137,6 @@ def _is_finite(value: Any) -> bool:
     """Whether all floats are finite. One sum finds that; where it overflows, each element is looked at."""
     return all(
         math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
-        for tensor in tensors_of_value(value)
+        for tensor in value_tensors(value)
         if tensor.is_floating_point() and _can_be_sketched(tensor)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.checkpoint.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import RunError, SkyctlError, WorkloadError
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.transport.transfer_errors import PeerLostError
 from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch
@@ -317,11 +318,28 @@ class Trainer:
         return save_weights(path, stage.layers, self._start, self._workload.model)
 
 
+def find_dead_worker(exc: BaseException) -> BaseException | None:
+    """What torch raises, wherever this process just is, when a DataLoader's worker dies; None: not that."""
+    error: BaseException | None = exc
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_globals.get("__name__") == "torch.utils.data._utils.signal_handling":
+                return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def with_phase(exc: Exception, phase: str, device: str) -> Exception:
     """The error to report for ``exc``: with the phase it happened in, and the cause in the first line.
 
     A user's or workload's own error, a missing module, and the agent's end stay as they are.
     """
+    worker = find_dead_worker(exc) if not isinstance(exc, WorkloadError) else None
+    if worker is not None:
+        return WorkloadError(
+            f"{phase}: a worker process of a DataLoader in data() has died: {worker}",
+            hint="see what it printed, and whether memory ran out; num_workers=0 shows the error itself",
+        )
     if isinstance(exc, PeerLostError | RunError):
         kind = PeerLostError if isinstance(exc, PeerLostError) else RunError
         return kind(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)

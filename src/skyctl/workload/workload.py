@@ -6,7 +6,7 @@ last one for the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -27,10 +27,10 @@ from skyctl.workload.data import (
     RandomData,
     TextData,
     UserData,
-    check_batch,
     training_or_held_out,
 )
 from skyctl.workload.deferred_init import derived_seed
+from skyctl.workload.example_batch import find_example, make_user_data
 from skyctl.workload.layered_model import LayeredModel, make_model
 from skyctl.workload.loss_functions import cross_entropy
 from skyctl.workload.recipe import Recipe
@@ -273,7 +273,7 @@ class Workload:
             seed = derived_seed(spec.seed, "validation") if validation else spec.seed
             return RandomData(self.example, spec.batch_size, seed)
         if source.kind == "file":
-            return _make_user_data(self.model, spec)
+            return make_user_data(self.model, spec)
         name = spec.data_path or "of the standard library"
         if spec.validated or validation:
             name += ", the part held out for validation," if validation else " without what is held out"
@@ -346,9 +346,12 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
         made = make_model(source, spec.seed, part=spec.weights, count=count)
     model = replace(made, dtype=mixed_precision.compute_dtype(spec.dtype))
     with noting() as opened_by_data:
-        example = _find_example(model, source, spec)
+        example = find_example(model, source, spec)
         if model.ordinary:
-            model = _cut(model, example, count)
+            # late: lists of layers need no fake tensors
+            from skyctl.workload.autocut.module_cutter import cut_model
+
+            model = cut_model(model, example, count)
         shapes = ShapeInference(model, example, spec.boundaries)
         workload = Workload(spec, source, model, example, shapes)
         if on_launcher and spec.validated and "example" not in model.functions:
@@ -360,60 +363,3 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     if spec.boundaries is None:
         shapes.check_model(spec.batch_size, workload.loss)
     return workload
-
-
-def _cut(model: LayeredModel, example: BatchExample, count: int | None) -> LayeredModel:
-    """An ordinary module as layers; ``count``: how many they are where it was planned."""
-    from skyctl.workload.autocut.module_cutter import cut_model  # late: lists of layers need no fake tensors
-
-    model = cut_model(model, example)
-    if count is not None and len(model.layers) != count:
-        raise WorkloadError(
-            f"{model.source_name}: its module is cut into {len(model.layers)} layers here, and into {count} on "
-            "the machine that plans",
-            hint="the packages that it is made of must have the same versions on both: see skyctl setup",
-        )
-    return model
-
-
-def _find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) -> BatchExample:
-    if spec.example is not None:
-        return BatchExample.from_dict(spec.example)
-    if model.hub is not None:
-        from skyctl.workload.hf import token_data as hub_text
-
-        return hub_text.make_batch_example(model.hub.settings)
-    if source.path is None:
-        text = bytes(range(256)) * (2 * source.sizes["context"] // 256 + 2)
-        batch = builtin.draw_samples(source.kind, source.sizes, text, 1, 0, 0, 0, 1)
-        top = 255 if source.kind == "gpt" else builtin.CLASSES - 1
-        found = BatchExample.of(batch)
-        return replace(
-            found,
-            inputs=(replace(found.inputs[0], low=0, high=255),),
-            targets=(replace(found.targets[0], low=0, high=top),),
-        )
-    if "example" in model.functions:
-        with user_code.user_errors(source.path, "example()"):
-            return BatchExample.of(
-                check_batch(model.functions["example"](spec.batch_size), f"{model.source_name}: example()")
-            )
-    try:
-        with user_code.user_errors(source.path, "data()"):
-            return BatchExample.of(next(_make_user_data(model, spec).batches(0, 0, spec.batch_size)))
-    except WorkloadError as exc:
-        here = "where this machine has no data, define example(batch_size) to give the shapes"
-        exc.hint = f"{exc.hint}; {here}" if exc.hint else here
-        raise
-
-
-def _make_user_data(model: LayeredModel, spec: WorkloadSpec) -> UserData:
-    function: Callable[..., Any] | None = model.functions.get("data")
-    if function is None:
-        what = "neither data() nor example()" if spec.random_inputs else "no data()"
-        raise WorkloadError(
-            f"{model.source_name} defines {what}, so there is nothing to train on",
-            hint="def data(batch_size, seed): yield inputs, targets; or, to try a model on random inputs, "
-            "def example(batch_size): return inputs, targets and --random-inputs",
-        )
-    return UserData(function, f"{model.source_name}: data()", spec.batch_size, spec.seed)

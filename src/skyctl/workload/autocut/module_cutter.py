@@ -36,8 +36,11 @@ TRAINING_SAMPLES, EVALUATION_SAMPLES = (4, 6, 8), (4, 6)
 WAY_OUT = "change that line, or let model() give a list of layers (docs/workloads.md#ordinary-modules)"
 
 
-def cut_model(model: LayeredModel, example: BatchExample) -> LayeredModel:
+def cut_model(model: LayeredModel, example: BatchExample, count: int | None = None) -> LayeredModel:
     """An ordinary model's only layer cut into layers.
+
+    Args:
+        count: how many they are where it was planned; None: here is where it is planned.
 
     Raises:
         WorkloadError: it can't be cut; names the line and the reason.
@@ -46,6 +49,12 @@ def cut_model(model: LayeredModel, example: BatchExample) -> LayeredModel:
     whole = ShapeInference(model, example)
     fake = FakeModule(whole.fake_layers[0], lambda samples: whole.fake_batch(samples)[0], whole.fake_mode)
     names, layers = cut_module(model.layers[0], fake, model.path, model.source_name)
+    if count is not None and len(layers) != count:
+        raise WorkloadError(
+            f"{model.source_name}: its module is cut into {len(layers)} layers here, and into {count} where "
+            "it was planned",
+            hint="the packages that it is made of must have the same versions on both: see skyctl setup",
+        )
     return replace(model, names=names, layers=layers)
 
 

@@ -1,0 +1,92 @@
+"""What of a step ends a run: batches that are not the same at both ends, and losses that are no numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from skyctl.agent.task_events import read_event, to_message
+from skyctl.errors import RunError, WorkloadError
+from skyctl.run.batch_check import step_fault
+from skyctl.run.rank_spec import RankSpec
+from skyctl.worker.batch_sketch import sketch_batch
+from skyctl.worker.rank_events import BatchSketch, StepEvent
+
+from ..helpers.events import step_event, step_message
+
+SPECS = [RankSpec(i, node, f"{node}/cpu:0", {}) for i, node in enumerate("abc")]
+INPUTS, TARGETS = torch.randn(8, 3), torch.arange(8)
+SKETCH = replace(sketch_batch((INPUTS, TARGETS), 0, "x"), epoch=0, index=0, length=5)
+OTHER = replace(sketch_batch((INPUTS.flip(0), TARGETS.flip(0)), 0, "x"), epoch=0, index=0, length=5)
+
+
+def fault(first: BatchSketch | None, last: BatchSketch | None, loss: float = 1.0, **more: object):
+    events = [step_event(2, batch=first, **more), step_event(2), step_event(2, batch=last)]
+    return step_fault(2, loss, events, SPECS)
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        (
+            OTHER,
+            r"data\(\) gives other batches on rank 2 .* than on rank 0 .*: in step 3 the inputs",
+        ),
+        (replace(SKETCH, targets=OTHER.targets), "in step 3 the targets differ"),
+        (replace(SKETCH, inputs=OTHER.inputs), "in step 3 the inputs differ"),
+        (replace(SKETCH, inputs=SKETCH.inputs * 2), "in step 3 the inputs differ"),
+        (
+            replace(SKETCH, length=6),
+            r"gives 5 batches an epoch on rank 0 \(node a\) and 6 on rank 2 \(node c\)",
+        ),
+        (replace(OTHER, epoch=1), "step 3 has batch 1 of epoch 1 on rank 0 .*, batch 1 of epoch 2 on rank 2"),
+    ],
+)
+def test_ends_that_differ_are_named_with_the_usual_causes(last: BatchSketch, words: str) -> None:
+    found = fault(SKETCH, last)
+    assert isinstance(found, WorkloadError)
+    with pytest.raises(WorkloadError, match=words):
+        raise found
+    for cause in ("SystemRandom", "os.listdir", "a set", "files that differ", "workers", "--pin-first"):
+        assert cause in str(found.hint)
+
+
+def test_ends_that_agree_or_do_not_say_are_left_alone() -> None:
+    assert fault(SKETCH, SKETCH) is None
+    assert fault(SKETCH, replace(SKETCH, length=None)) is None
+    assert fault(SKETCH, replace(SKETCH, inputs=(), targets=())) is None
+    assert fault(None, None) is None
+    assert fault(SKETCH, None) is None
+    assert step_fault(0, 1.0, [step_event(0, batch=SKETCH)], SPECS[:1]) is None
+
+
+def test_held_out_batches_are_compared_too() -> None:
+    events = [step_event(0, validation_batch=SKETCH), step_event(0, validation_batch=OTHER)]
+    found = step_fault(0, 1.0, events, SPECS[:2])
+    assert "validation() gives other inputs and targets on rank 1 (node b)" in str(found)
+
+
+def test_a_loss_that_is_no_number_says_whether_the_data_was() -> None:
+    nan = float("nan")
+    found = fault(replace(SKETCH, finite_inputs=False), SKETCH, loss=nan)
+    assert isinstance(found, WorkloadError)
+    assert "the loss of step 3 is nan: the inputs that data() gave (batch 1 of epoch 1) have NaN" in str(
+        found
+    )
+    assert "the targets that" in str(fault(SKETCH, replace(SKETCH, finite_targets=False), loss=nan))
+    found = fault(SKETCH, SKETCH, loss=nan)
+    assert isinstance(found, RunError)
+    assert "training has diverged, and what data() gave is finite" in str(found)
+    assert "--learning-rate" in str(found)
+    first = step_fault(0, nan, [step_event(0)], SPECS[:1])
+    assert "no weight has changed yet" in str(first)
+
+
+def test_a_sketch_comes_over_the_wire_as_it_was() -> None:
+    message = step_message(2, batch=SKETCH)
+    read = read_event(StepEvent, message, "a")
+    assert read.batch == SKETCH
+    assert to_message(read) == message
+    assert "batch" not in step_message(2)

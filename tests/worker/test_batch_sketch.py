@@ -1,0 +1,99 @@
+"""What both ends say of a batch: the same for the same samples, another for any other order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from skyctl.run.batch_check import _agree
+from skyctl.worker.batch_sketch import EVERY_STEPS, FIRST_STEPS, BatchSketcher, sketch_value
+from skyctl.worker.rank_events import BatchSketch
+from skyctl.workload.data import Batch, EpochPosition, UserData
+
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def same(one: Tensors, other: Tensors, key: str = "step") -> bool:
+    return _agree(sketch_value(one, 3, key), sketch_value(other, 3, key))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(16,), (16, 3), (16, 3, 20, 20)])
+def test_another_order_of_the_samples_differs(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    value = (torch.randn(shape, generator=generator) * 40 + 100).to(dtype)
+    shuffled = value[torch.randperm(16, generator=generator)]
+    assert same(value, value.clone())
+    assert same(value.transpose(0, -1), value.transpose(0, -1).contiguous())
+    assert not same(value, shuffled)
+    assert not same((value, value), (value, shuffled))
+    assert sketch_value(value, 3, "a") != sketch_value(value, 3, "b")
+
+
+def test_last_bits_make_no_difference_whole_numbers_do() -> None:
+    value = torch.randn(32, 50)
+    assert same(value, value * (1 + 1e-5))
+    assert same(value, value.bfloat16())
+    assert not same(torch.arange(32), torch.arange(32) + (torch.arange(32) == 7))
+    assert not same(torch.tensor([True, False]), torch.tensor([False, True]))
+
+
+def test_what_can_not_be_looked_at_is_taken_as_the_same() -> None:
+    assert same(torch.eye(3).to_sparse(), torch.ones(3, 3).to_sparse())
+    assert same(
+        torch.tensor([float("nan"), 1.0, float("inf")]), torch.tensor([float("nan"), 1.0, float("inf")])
+    )
+    assert same(torch.zeros(0), torch.zeros(0))
+    assert not same(torch.tensor([1 + 2j]), torch.tensor([2 + 1j]))
+
+
+def sketches(data: UserData, steps: int, first_step: int = 0, *, values: bool = True) -> list[BatchSketch]:
+    position = data.position = EpochPosition()
+    batches: Iterator[Batch] = data.batches(first_step, 0, data.batch_size)
+    sketcher = BatchSketcher(batches, position, seed=3, first_step=first_step, values=values)
+    found = []
+    for step in range(first_step, first_step + steps):
+        next(sketcher)
+        sketch = sketcher.take(step)
+        assert sketch is not None
+        assert sketcher.take(step) is None
+        found.append(sketch)
+    return found
+
+
+def user_data(*, seeded: bool = True, bad: int | None = None) -> UserData:
+    def data(batch_size: int, seed: int) -> list[Batch]:
+        generator = torch.Generator().manual_seed(seed if seeded else 0)
+        made = [(torch.randn(batch_size, 2, generator=generator), torch.arange(batch_size)) for _ in range(3)]
+        if bad is not None:
+            made[bad][0][1, 1] = float("nan")
+        return made
+
+    return UserData(data, "data()", 4, 0)
+
+
+def test_each_sketch_says_where_its_batch_comes_from() -> None:
+    found = sketches(user_data(), 5, first_step=2)
+    assert [(one.epoch, one.index, one.length) for one in found] == [
+        (0, 2, 3), (1, 0, 3), (1, 1, 3), (1, 2, 3), (2, 0, 3),
+    ]  # fmt: skip
+
+
+def test_the_first_steps_are_sketched_and_then_some() -> None:
+    found = sketches(user_data(), FIRST_STEPS + 2 * EVERY_STEPS)
+    shown = [step for step, one in enumerate(found) if one.inputs]
+    assert shown == [*range(FIRST_STEPS), EVERY_STEPS, 2 * EVERY_STEPS]
+    assert not any(one.inputs or one.targets for one in sketches(user_data(), 3, values=False))
+
+
+def test_values_that_are_no_numbers_are_told_at_each_step() -> None:
+    found = sketches(user_data(bad=1), 3, values=False)
+    assert [one.finite_inputs for one in found] == [True, False, True]
+    assert all(one.finite_targets for one in found)
+
+
+def test_an_epoch_that_repeats_the_first_is_told_once() -> None:
+    assert [one.repeats for one in sketches(user_data(seeded=False), 8)].count(True) == 1
+    assert not any(one.repeats for one in sketches(user_data(), 8))
