@@ -92,6 +92,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         load_plan_request,
         plan.workload,
         plan.problem.microbatches,
+        layers=len(plan.problem.layers),
         learning_rate=options.learning_rate,
         data_path=str(options.data) if options.data is not None else None,
         ship=options.ship or (),

@@ -98,6 +98,7 @@ def load_plan_request(
     ref: WorkloadRef,
     microbatches: int,
     *,
+    layers: int | None = None,
     learning_rate: float | None = None,
     data_path: str | None = None,
     ship: Sequence[str] = (),
@@ -105,6 +106,9 @@ def load_plan_request(
     recipe: Recipe | None = None,
 ) -> tuple[TrainingRequest, Workload]:
     """The request that a plan was made for, and its workload, loaded again.
+
+    Args:
+        layers: how many the plan has.
 
     Raises:
         MismatchError: the workload has changed since.
@@ -134,6 +138,11 @@ def load_plan_request(
             f"the plan's {ref.digest[:12]})",
             hint="give the --data or --ship that the plan was made with, or plan again: "
             f"skyctl plan {ref.source}",
+        )
+    if layers not in (None, workload.layers):  # model() may read their number from a shipped file
+        raise MismatchError(
+            f"{ref.source} has {workload.layers} layers, the plan was made for {layers}",
+            hint=f"measure it again: skyctl probe {ref.source}; then plan",
         )
     return TrainingRequest(workload.spec, microbatches, recipe or Recipe()), workload
 
