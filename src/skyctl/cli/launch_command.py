@@ -161,11 +161,10 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         from skyctl.control.plan_creation import plan_profile
         from skyctl.control.profiles import probe_cluster
 
-        profile, _ = probe_cluster(
-            target.cluster, sessions, request, loaded, progress, progress.node, encrypt=request.encrypt
-        )
-        asked = (target.cluster, sessions, profile, request, loaded)
-        profile = recheck_contradictions(*asked, progress, out.warn)
+        asked = (target.cluster, sessions, request, loaded, progress, progress.node)
+        profile, _ = probe_cluster(*asked, encrypt=request.encrypt, on_note=out.note)
+        known = (target.cluster, sessions, profile, request, loaded)
+        profile = recheck_contradictions(*known, progress, out.warn)
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)

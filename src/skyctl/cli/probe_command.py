@@ -39,7 +39,7 @@ class ProbeCommandOptions:
         typer.Option(
             "--microbatches",
             metavar="N[,N…]",
-            help="Parts a batch is cut into, one number or several; left out, up to three powers of two.",
+            help="Parts a batch is cut into, one number or several; left out, up to three powers of two that the model can take.",
         ),
     ] = None
     links: Annotated[
@@ -120,7 +120,7 @@ def probe(
         _show_check_plan(out, target, request, loaded)
         return None
     if options.dry_run:
-        _show_dry_run(out, [node.name for node in target.cluster.nodes], request, links)
+        _show_dry_run(out, [node.name for node in target.cluster.nodes], request, loaded, links)
         return None
     connect = connection.connect_options(target.path)
     if options.quick:
@@ -139,6 +139,7 @@ def probe(
             link_selection=links,
             refresh=options.refresh,
             encrypt=training.encrypt,
+            on_note=out.note,
         )
     _show(out, profile, links, options)
     out.note(f"profile: {options.output or path}")
@@ -180,7 +181,11 @@ def _show(out: Output, profile: Profile, links: LinkSelection | None, options: P
 
 
 def _show_dry_run(
-    out: Output, nodes: list[str], request: TrainingRequest | None, how: LinkSelection | None
+    out: Output,
+    nodes: list[str],
+    request: TrainingRequest | None,
+    loaded: Workload | None,
+    how: LinkSelection | None,
 ) -> None:
     """Says what would be measured (--dry-run)."""
     from skyctl.probe.link_measurement import default_link_selection
@@ -191,8 +196,12 @@ def _show_dry_run(
         "sites": "all pairs within a site and one between every two sites",
         "none": "no links",
     }
-    choices = request.choices() if request is not None else []
-    source = request.spec.source if request is not None else None
+    choices: list[int] = []
+    source = None
+    if request is not None and loaded is not None:
+        source = request.spec.source
+        choices, left_out = request.choices(loaded)
+        out.notes(f"left out: {refused}" for refused in left_out)
     layers = f", {source} at {choices} microbatches" if source is not None else ""
     out.line(f"would measure {', '.join(nodes)}, {pairs[links]}{layers}")
     out.json({"nodes": nodes, "workload": source, "microbatches": choices, "links": links})

@@ -89,7 +89,7 @@ def recheck_profile(
         {**links.sessions, **links.failures},
         workload,
         spec,
-        request.choices() if request is not None else [],
+        [] if request is None or workload is None else request.choices(workload)[0],
         progress_text(on_progress),
         node_specs=told,
         options=ProbeOptions(
