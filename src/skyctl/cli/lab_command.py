@@ -67,7 +67,7 @@ def up(
         out.warn(warning)
     out.line(f"lab {state.name} is up: {len(state.nodes)} nodes ({time.monotonic() - began:.1f} s)")
     _show_nodes(out, status)
-    out.note(f"next: skyctl check -c {shlex.quote(str(state.cluster))}")
+    out.note(f"next: skyctl check -c {shlex.quote(str(state.cluster))}", wrap=False)
     out.note(f"      ssh -F {shlex.quote(str(state.ssh_config))} {state.nodes[0].name}")
     out.json(status)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +18,7 @@ from skyctl.cli.command_runner import check_output, command
 from skyctl.cli.option_values import STRATEGIES, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterOptions, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
-from skyctl.errors import InputError
+from skyctl.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
@@ -63,10 +65,37 @@ def launch(
         _resume_run(out, options.resume, options)
     elif plan is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
-    elif plan.endswith(".json"):
-        _launch_plan(out, Path(plan), options)
     else:
-        _launch_workload(out, plan, options)
+        _check_source(plan)
+        if plan.endswith(".json"):
+            _launch_plan(out, Path(plan), options)
+        else:
+            _launch_workload(out, plan, options)
+
+
+def _check_source(text: str) -> None:
+    """Raises InputError for what is neither a plan nor a workload; names files that are called nearly so."""
+    from skyctl.workload.workload_spec import parse_source
+
+    near: list[str] = []
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a path that no system takes
+        path = Path(text).expanduser()
+        if path.exists():
+            return
+        there = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".json", ".py"))
+        near = [str(Path(text).with_name(name)) for name in difflib.get_close_matches(path.name, there)]
+    if not text.endswith(".json"):
+        try:
+            parse_source(text)
+            return
+        except WorkloadError:
+            if ":" in text:  # a model's name: that says what is wrong with it
+                raise
+    raise InputError(
+        f"there is no file {text}" + (f"; did you mean {' or '.join(near)}?" if near else ""),
+        hint="a plan is a .json file (skyctl plan WORKLOAD -o plan.json makes one); a workload is a .py "
+        "file, gpt:layers=8,…, bert:… or hf:DIR",
+    )
 
 
 def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:

@@ -39,7 +39,8 @@ class ProbeCommandOptions:
         typer.Option(
             "--microbatches",
             metavar="N[,N…]",
-            help="Parts a batch is cut into, one number or several; left out, up to three powers of two that the model can take.",
+            help="Parts a batch is cut into, one number or several; left out, up to three powers of two that "
+            "the model can take.",
         ),
     ] = None
     links: Annotated[
@@ -145,7 +146,7 @@ def probe(
     out.note(f"profile: {options.output or path}")
     if request is not None:
         flags = nodes.format_arguments(request.words(), limited=True)
-        out.note(f"next: skyctl plan {flags} -o plan.json")
+        out.note(f"next: skyctl plan {flags} -o plan.json", wrap=False)
     out.json(profile)
     return 4 if profile.failures else None
 
@@ -233,7 +234,7 @@ def _check_profile(
     if changes:
         rows = [tuple(asdict(change).values()) for change in changes]
         out.table(("where", "what", "then", "now", "change"), rows)
-        out.note(f"next: measure it again: skyctl probe {source or ''}".rstrip())
+        out.note(f"next: measure it again: skyctl probe {source or ''}".rstrip(), wrap=False)
     else:
         what = f" of {source}" if source is not None else ""
         where = " where it could be checked" if now.failures else ""
@@ -286,4 +287,4 @@ def _newest_profile(
         raise InputError(
             f"cluster {target.cluster.name!r} has no profile yet", hint="measure it: skyctl probe WORKLOAD"
         )
-    return newest[1], *request_of_profile(newest[1])
+    return newest[1], *request_of_profile(newest[1], target.path.parent)

@@ -125,7 +125,7 @@ class TrainingRequest:
 
 
 def _refusal(workload: Workload, batch_size: int, microbatches: int) -> RefusedCount | None:
-    """Why the model can't train on a batch cut so; None where it can. Sizes that differ by one are tried both."""
+    """Why the model can't train on a batch cut so; None where it can. Both sizes are tried."""
     for samples in dict.fromkeys(microbatch_sizes(batch_size, microbatches)):
         try:
             workload.shapes.check_model(samples, workload.loss)

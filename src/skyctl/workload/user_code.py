@@ -12,6 +12,7 @@ import builtins
 import importlib.machinery
 import importlib.util
 import itertools
+import shlex
 import sys
 import threading
 import traceback
@@ -190,7 +191,7 @@ def user_errors(path: Path, doing: str) -> Iterator[None]:
     except Exception as exc:
         raise WorkloadError(
             f"{locate_error(exc, path) or path.name}: {doing} failed: {describe_exception(exc)}",
-            hint=_missing_module_hint(exc),
+            hint=_missing_module_hint(exc, path),
         ) from exc
 
 
@@ -215,9 +216,12 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
     return None
 
 
-def _missing_module_hint(exc: BaseException) -> str | None:
+def _missing_module_hint(exc: BaseException, path: Path) -> str | None:
     if isinstance(exc, ModuleNotFoundError):
-        return f"no {exc.name!r} lies beside the file; a node has torch and the standard library only"
+        return (
+            f"no {exc.name!r} lies beside the file: install it, and name it in the requirements.txt beside "
+            f"the file, which `skyctl setup {shlex.quote(str(path))}` brings to the nodes"
+        )
     return None
 
 
