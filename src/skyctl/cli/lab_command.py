@@ -26,7 +26,7 @@ app = typer.Typer(
 LabsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[LAB.yaml|NAME]...", help="Which labs; default: every one.", autocompletion=complete_lab
+        metavar="LAB.yaml|NAME", help="Which labs; default: every one.", autocompletion=complete_lab
     ),
 ]
 
@@ -113,9 +113,7 @@ def down(
     *,
     labs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[LAB.yaml|NAME]...", help="Which labs to take down.", autocompletion=complete_lab
-        ),
+        typer.Argument(metavar="LAB.yaml|NAME", help="Which labs to take down.", autocompletion=complete_lab),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every lab that is up.")] = False,
 ) -> None:
