@@ -230,7 +230,7 @@ def _check_profile(
     ):
         now = recheck_profile(target.cluster, sessions, then, request, loaded, progress)
     changes = profile_changes(then, now)
-    source = then.workload.source if then.workload is not None else None
+    source = request.spec.source if request is not None else None
     if changes:
         rows = [tuple(asdict(change).values()) for change in changes]
         out.table(("where", "what", "then", "now", "change"), rows)
