@@ -10,11 +10,12 @@ import pytest
 from skyctl.agent.task_events import LogEvent, read_event, to_message
 from skyctl.checkpoint.replicator_events import CopiedShard, LayersReplicated, ReplicatorListening
 from skyctl.errors import ProtocolError
-from skyctl.worker.rank_events import CheckpointEvent, StepEvent, WrittenShard
+from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
 
 from ..helpers.events import step_event
 
 SHA256 = "ab" * 32
+VALIDATED = {"event": "validation", "step": 4, "loss": 0.5, "wall_s": 0.1}
 
 
 def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +29,8 @@ def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
         step_event(3, grad_norm=1.5, peak_memory_bytes=2**30),
         CheckpointEvent(20, {0: WrittenShard(SHA256, 10), 7: WrittenShard(SHA256, 20)}, 0.5, ("a note",)),
         CheckpointEvent(20, {}, 0.5, error="the disk is full"),
+        ValidationEvent(4, 0.5, 0.1),
+        ValidationEvent(4, 0.5, 0.1, {"accuracy": 0.5, "f1/macro": None}),
         LayersReplicated(20, 1, "b", {3: CopiedShard(SHA256, 10)}, 10, 0.1),
         ReplicatorListening("192.0.2.1", 4000, (10, 20)),
     ],
@@ -47,6 +50,10 @@ def test_what_is_not_known_is_left_out() -> None:
         (LogEvent, {"event": "log", "text": 7}, "node b sent 'log' with text: 7 is no str"),
         (StepEvent, to_message(step_event(3)) | {"iteration_s": "soon"}, "iteration_s: 'soon' is no number"),
         (StepEvent, to_message(step_event(3)) | {"step": True}, "step: True is no int"),
+        (ValidationEvent, VALIDATED | {"metrics": {"a\x1b[2J": 0.5}}, "metrics: .* is not of the form"),
+        (ValidationEvent, VALIDATED | {"metrics": {"a": "0.5"}}, "metrics: .0.5. is no number"),
+        (ValidationEvent, VALIDATED | {"metrics": {"a": float("nan")}}, "metrics: nan is no number"),
+        (ValidationEvent, VALIDATED | {"metrics": dict.fromkeys(map(str, range(17)), 0)}, "17 items"),
         (
             CheckpointEvent,
             {"event": "checkpoint", "step": 1, "wall_s": 0, "layers": []},

@@ -63,7 +63,7 @@ RANK: Sequence[Message] = (
     LOG,
     {"event": "alive", "phase": "step 0", "waiting": False},
     step_message(0, validates=True, peak_memory_bytes=1e8, weight_s=0.01),
-    {"event": "validation", "step": 0, "loss": 1.0, "wall_s": 0.1},
+    {"event": "validation", "step": 0, "loss": 1.0, "wall_s": 0.1, "metrics": {"accuracy": 0.5}},
     CHECKPOINT,
     *[step_message(step) for step in range(1, STEPS)],
     RESULT,

@@ -208,3 +208,5 @@ def test_launch_names_the_file_that_may_be_meant(
 
 def test_launch_leaves_what_is_wrong_with_a_model_to_the_model(skyctl: Skyctl, tmp_path: Path) -> None:
     assert "gpt has no 'layrs' (did you mean 'layers'?)" in skyctl("launch", "gpt:layrs=2").stderr
+    (tmp_path / "train.py").touch()
+    assert "there is no file" not in skyctl("launch", f"{tmp_path}/train.py,width=").stderr

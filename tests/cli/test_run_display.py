@@ -6,7 +6,7 @@ import pytest
 
 from skyctl.cli.app import main
 from skyctl.cli.command_output import Output
-from skyctl.cli.run_display import show_deviation, show_measurement
+from skyctl.cli.run_display import show_deviation, show_measurement, show_validation
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import (
     Difference,
@@ -15,6 +15,7 @@ from skyctl.records.measurement import (
     ReplicaMeasurement,
     ReplicaPredicted,
     StepMeasurement,
+    ValidationMeasurement,
 )
 
 
@@ -103,3 +104,18 @@ def test_the_last_losses_mean_is_beside_one_batchs(
     told = capsys.readouterr().out
     assert f"loss: {steps - 1}.0000 → 0.0000 in {steps} steps" in told
     assert said in told
+
+
+def test_a_validations_metrics_each_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        ValidationMeasurement(step=1, loss=2.0, metrics={"accuracy": 0.123456, "loss": None}),
+        ValidationMeasurement(step=3, loss=1.5, metrics={"accuracy": 0.5, "loss": 2e-7}),
+    ]
+    show_validation(Output(), found)
+    assert capsys.readouterr().out.splitlines() == [
+        "validation loss: 2.0000 after step 2 → 1.5000 after step 4",
+        "validation accuracy: 0.1235 after step 2 → 0.5 after step 4",
+        "validation loss: – after step 2 → 2e-07 after step 4",
+    ]
+    show_validation(Output(), [ValidationMeasurement(step=0, loss=2.0)])
+    assert capsys.readouterr().out == "validation loss: 2.0000 after step 1\n"

@@ -64,6 +64,7 @@ PLANTED = (
         "planted-in-the-environment",
         "retina",
         "ward-model",
+        "st-marys",
         "adas-own",
     ),
 )
@@ -76,7 +77,8 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BugReport:
     paths = RunPaths.new()
     state = {
         "run_id": paths.run_id,
-        "workload": "/home/lovelace/retina/ward-model.py",
+        "workload": "/home/lovelace/retina/ward-model.py,width=512,site=st-marys",
+        "order": {"spec": {"arguments": {"width": "512", "site": "st-marys"}}},
         "cluster": "adas-clinic",
         "cluster_file": str(tmp_path / "cluster.yaml"),
         "status": "failed",
@@ -115,6 +117,7 @@ def test_what_is_needed_is_in_it(report: BugReport) -> None:
     assert cluster["groups"] == {"group1": ["node1"]}
     state = json.loads(report.files["run/state.json"])
     assert (state["status"], state["step"], state["detail"]) == ("failed", 4, "node node2 was lost")
+    assert state["order"]["spec"]["arguments"] == {"width": "512", "site": "argument1"}
     log = report.files["run/attempts/1/logs/rank-000.log"]
     assert (
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x9 and 8x3) on node1/cpu:0 (rank 1)" in log

@@ -58,6 +58,10 @@ ELSEWHERE = {
         "tests/faults/test_recipe.py",
         'here.run("launch", GPT',
     ),
+    "skyctl launch train.py,width=512,depth=4 --steps 500": (
+        "tests/faults/test_recipe.py",
+        '"launch", "train.py,width=16"',
+    ),
     "skyctl probe train.py --limit tower,oldbox -o profile.json": (
         "tests/lab/test_main_job.py",
         '"--limit", "n1,n2"',

@@ -42,3 +42,64 @@ def test_bad_recipes_are_bad_usage(here) -> None:
         done = here.run("launch", *options)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+def model(width: int, depth=2):
+    return [nn.Linear(8, width), *(nn.Linear(width, width) for _ in range(depth)), nn.Linear(width, 3)]
+
+
+def data(batch_size, seed, width=0):
+    assert width == 16
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        inputs = torch.randn(batch_size, 8, generator=generator)
+        yield inputs, inputs[:, :3].argmax(1)
+
+
+def validation(batch_size, seed):
+    return (batch for _, batch in zip(range(2), data(batch_size, seed + 1, 16)))
+
+
+def optimizer(parameters, named):
+    biases = [p for name, p in named if name.endswith("bias")]
+    weights = [p for name, p in named if not name.endswith("bias")]
+    return torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0.0}], lr=0.1)
+
+
+def lr_scheduler(optimizer, steps):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+
+def metrics(outputs, targets):
+    return {"accuracy": (outputs.argmax(1) == targets).float().mean()}
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_arguments_groups_its_own_rates_and_metrics(here) -> None:
+    here.train(OWN)
+    options = ("--batch-size", "8", "--microbatches", "4", "--strategy", "even")
+    done = here.run("launch", "train.py", *options, "--steps", "4", "--dry-run")
+    assert (done.returncode, "model() needs width" in done.stderr) == (2, True), done.stderr
+    asked = ("launch", "train.py,width=16", *options, "--steps", "4", "--validate-every", "2")
+    refused = here.run(*asked, "--warmup-steps", "1")
+    assert (refused.returncode, "defines lr_scheduler(), and --warmup-steps 1" in refused.stderr) == (2, True)
+    done = here.run(*asked, "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert (measured["version"], len(measured["replicas"])) == (4, 2)
+    assert [one["step"] for one in measured["validation"]] == [1, 3]
+    folder = Path(measured["weights"]).parent
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines] == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    told = {line["step"]: line["validation_metrics"] for line in lines if "validation_metrics" in line}
+    assert told == {one["step"]: one["metrics"] for one in measured["validation"]}
+    assert all(0 <= one["accuracy"] <= 1 for one in told.values())
+    assert " · accuracy " in done.stderr
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["workload"]["source"] == "train.py,width=16"

@@ -6,17 +6,21 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
+from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.event_sink import RunFolderSink, timestamp_s
 
+VALIDATION = ValidationMeasurement(step=1, loss=1.5, metrics={"top-5": 0.5, "odd": None})
 
-def progress(step: int, **more: float) -> StepProgress:
+
+def progress(step: int, **more: Any) -> StepProgress:
     return StepProgress(
         step=step, steps=3, loss=2.0 - step, iteration_s=0.5, samples_per_s=8.0, left_s=None, **more
     )
@@ -38,12 +42,12 @@ def test_a_line_a_step_readable_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     written.step(progress(0, learning_rate=0.1))
     first = {"step": 0, "loss": 2.0, "learning_rate": 0.1, "iteration_s": 0.5, "samples_per_s": 8.0}
     assert json.loads(paths.metrics.read_text()) == first
-    written.step(progress(1, grad_norm=3.0, validation_loss=1.5))
+    written.step(progress(1, grad_norm=3.0, validation=VALIDATION))
     written.close()
     written.close()
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
     assert lines[1]["grad_norm"] == 3.0
-    assert lines[1]["validation_loss"] == 1.5
+    assert (lines[1]["validation_loss"], lines[1]["validation_metrics"]) == (1.5, {"top-5": 0.5, "odd": None})
     assert notes == ["no TensorBoard events: it is not installed (pip install 'skyctl[tensorboard]')"]
     assert not paths.tensorboard.exists()
 
@@ -54,7 +58,7 @@ def test_tensorboard_gets_the_same() -> None:
 
     written = sink(pytest.fail)
     written.step(progress(0))
-    written.step(progress(1, validation_loss=1.5))
+    written.step(progress(1, validation=VALIDATION))
     (events,) = written.paths.tensorboard.iterdir()
     found = {
         (value.tag, event.step)
@@ -62,7 +66,8 @@ def test_tensorboard_gets_the_same() -> None:
         for value in event.summary.value
     }
     assert {("loss", 0), ("loss", 1), ("validation_loss", 1), ("samples_per_s", 1)} <= found
-    assert ("validation_loss", 0) not in found
+    assert ("validation/top-5", 1) in found
+    assert not {("validation_loss", 0), ("validation/odd", 1)} & found
     written.close()
 
 

@@ -11,7 +11,9 @@ from tests.planner.planner_problems import problem
 
 from skyctl.planner.api import plan
 from skyctl.records.interval import Interval
+from skyctl.records.measurement import ValidationMeasurement
 from skyctl.run.step_metrics import StepCollector, build_measurement, layers_spread
+from skyctl.worker.rank_events import ValidationEvent
 
 from ..helpers.events import step_event
 
@@ -23,10 +25,11 @@ def test_a_step_has_ended_when_its_validation_has() -> None:
     collected.add(0, step_event(1))
     collected.add(1, step_event(1))
     assert collected.complete() == []
-    collected.validation[0] = 0.7
+    collected.add_validation(ValidationEvent(0, 0.7, 0.1, {"accuracy": 0.5, "odd": None}))
     first, second = collected.complete()
-    assert (first.validation_loss, first.learning_rate, first.grad_norm) == (0.7, 0.3, 2.0)
-    assert (second.validation_loss, second.learning_rate, second.grad_norm) == (None, None, None)
+    found = ValidationMeasurement(step=0, loss=0.7, metrics={"accuracy": 0.5, "odd": None})
+    assert (first.validation, first.learning_rate, first.grad_norm) == (found, 0.3, 2.0)
+    assert (second.validation, second.learning_rate, second.grad_norm) == (None, None, None)
 
 
 def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:

@@ -159,6 +159,47 @@ def test_validation_is_the_mean_over_held_out_batches(
         assert [e["step"] for e in outcome.steps[last] if e["validates"]] == [1, 3, 4]
 
 
+METRICS = """
+def metrics(outputs, targets):
+    assert not outputs.requires_grad and outputs.dtype == torch.float32
+    right = (outputs.argmax(1) == targets).float()
+    odd = torch.tensor(float("nan")) if len(targets) < 2 else right[0]
+    found = {"accuracy": right.mean(), "loss/again": loss(outputs, targets)}
+    return {**found, "odd": odd, "samples": len(targets)}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_metrics_are_the_means_over_held_out_samples(
+    dtype: str, workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    """Of microbatches of 2, 2, 2 and 1 samples."""
+    spec = edit_workload(workload("sgd"), DROPOUT, text=VALIDATION + METRICS) | {"dtype": dtype}
+    recipe = Recipe(validate_every=3, validate_batches=2, total_steps=3)
+    found = []
+    for plan in PLANS:
+        outcome = run(pool, driver, spec, plan, recipe)
+        (event,) = [event for _, event in outcome.order if event["event"] == "validation"]
+        assert event["metrics"]["loss/again"] == pytest.approx(event["loss"], rel=1e-6)
+        assert event["metrics"]["accuracy"] * 14 == pytest.approx(round(event["metrics"]["accuracy"] * 14))
+        assert event["metrics"]["odd"] is None
+        assert event["metrics"]["samples"] == pytest.approx((6 * 2 + 1) / 7)
+        found.append(event["metrics"]["accuracy"])
+    assert len(set(found)) == 1
+
+
+def test_wrong_metrics_end_the_run_with_their_line(
+    workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    spec = edit_workload(
+        workload("sgd"), text=VALIDATION + "\ndef metrics(outputs, targets):\n    return {'a': outputs[99]}\n"
+    )
+    recipe = Recipe(validate_every=1, total_steps=2).to_dict()
+    outcome = pool.run(driver.payloads(spec, [0, 3, 7], 4, "1f1b", 2, recipe=recipe))
+    assert "metrics() failed: IndexError" in outcome.errors[1]["message"]
+    assert outcome.errors[1]["message"].startswith("train.py, line ")
+
+
 @pytest.mark.parametrize("how", [{}, {"recompute": True}, {"schedule": "zero-bubble", "weights_behind": 1}])
 def test_all_together_in_bfloat16_equals_one_process_to_the_last_bit(
     how: dict[str, Any], workload: Workloads, pool: Any, driver: ModuleType

@@ -337,3 +337,52 @@ def test_the_manifest_says_what_was_written(
         for layer, told in event["layers"].items()
     }
     assert (raw["run_id"], raw["rank"], raw["step"], raw["attempt"]) == ("test", 1, 6, 0)
+
+
+GROUPS = """
+    quiet = [p for name, p in named if name.endswith(("bias", "norm.weight"))]
+    rest = [p for name, p in named if all(p is not one for one in quiet)]
+    assert all(name.split(".")[0].isdigit() for name, _ in named)
+    return torch.optim.AdamW([{"params": quiet, "weight_decay": 0.0, "lr": 0.02}, {"params": rest}], lr=0.01)
+
+def lr_scheduler(optimizer, steps):
+    return CHOSEN
+"""
+CYCLE = "torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.03], total_steps=steps)"
+CHAINED = (
+    "torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "
+    "torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, steps // 2)])"
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "dtype"),
+    [
+        (CYCLE, "float32"),
+        (CYCLE, "bfloat16"),
+        (CHAINED, "float32"),
+    ],
+    ids=["momentum, too", "in bfloat16", "chained"],
+)
+def test_groups_by_name_and_the_users_own_rates(
+    chosen: str, dtype: str, workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
+) -> None:
+    """Some stages have no parameter in a group, one has none at all."""
+    spec = edit_workload(
+        workload(),
+        ("def optimizer(parameters):", "def optimizer(parameters, named):"),
+        ("    return torch.optim.AdamW(parameters, lr=0.01)\n", GROUPS.replace("CHOSEN", chosen)),
+    ) | {"dtype": dtype}
+    whole = run(six, driver, spec, FOUR, checkpoint=keeping(tmp_path / "r"))
+    rates = [event["learning_rate"] for event in whole.steps[0]]
+    assert len(set(rates)) > 3
+    resume = resuming(whole, tmp_path / "r")
+    for number in (1, 3, 6):
+        rest = run(six, driver, spec, CUTS[number], resume=resume)
+        expected = pytest.approx(whole.losses[AT:], rel=1e-5 if dtype == "float32" else 1e-3)
+        assert rest.losses == expected, number
+        for rank, events in rest.steps.items():
+            told = [event["learning_rate"] for event in events]
+            assert told in (rates[AT:], [None] * (STEPS - AT)), (number, rank)
+    again = run(six, driver, spec, FOUR, resume=resume)
+    assert again.losses == whole.losses[AT:]

@@ -75,7 +75,7 @@ def test_an_optimizer_that_computes_the_loss_anew_is_refused(user: Make) -> None
         ("raise SystemExit(3)", ["ended the program"]),
         ("def model(): return []", ["gives no layers"]),
         ("def model(): return nn.Sequential()", ["gives no layers"]),
-        ("def model(): return nn.Linear(6, 4)", ["nn.Sequential or a list", "Linear"]),
+        ("def model(): return 4", ["nn.Module or a list", "int"]),
         ("def model(): return [nn.Linear(6, 4), 3]", ["layer 1", "int"]),
         (
             "def model(): return [nn.Linear(6, 5), nn.Linear(4, 4)]",
@@ -360,3 +360,36 @@ def test_complex_weights_have_an_optimizer_by_default(user: Make) -> None:
     workload.loss(layer(inputs), targets).backward()
     optimizer.step()
     assert not torch.equal(layer.weight, before)
+
+
+def test_a_model_with_arguments(user: Make, tmp_path: Path) -> None:
+    body = (
+        "def model(width=5, depth: int = 1):\n"
+        "    inner = [nn.Linear(width, width) for _ in range(depth)]\n"
+        "    return [nn.Linear(6, width), *inner, nn.Linear(width, 4)]\n"
+        "def loss(outputs, targets, width=0):\n"
+        "    return nn.functional.cross_entropy(outputs, targets) * width\n"
+    )
+    assert user(body).layers == 3
+    workload = load_workload(make_spec(f"{tmp_path / 'train.py'},width=7,depth=2", batch_size=8))
+    assert workload.layers == 4
+    assert str(workload.boundary(1, 2)[0]) == "float32[2, 7]"
+    scores, targets = torch.zeros(2, 4), torch.tensor([0, 1])
+    expected = 7 * nn.functional.cross_entropy(scores, targets).item()
+    assert workload.loss(scores, targets).item() == pytest.approx(expected)
+    with pytest.raises(WorkloadError, match="did you mean 'width'"):
+        load_workload(make_spec(f"{tmp_path / 'train.py'},widht=7", batch_size=8))
+
+
+def test_a_shared_parameter_is_refused_with_the_reason_and_the_way_out(user: Make) -> None:
+    body = (
+        "def model():\n"
+        "    table, head = nn.Linear(6, 6), nn.Linear(6, 6)\n"
+        "    head.weight = table.weight\n"
+        "    return [table, head, nn.Linear(6, 4)]\n"
+    )
+    with pytest.raises(
+        WorkloadError, match=r"share a parameter \(weight and weight\).* sum its gradients"
+    ) as told:
+        user(body)
+    assert "leave out the line that shares it" in str(told.value.hint)

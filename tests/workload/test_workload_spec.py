@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 from skyctl.errors import WorkloadError
 from skyctl.workload import recipe
 from skyctl.workload.corpus import LIMIT_BYTES, default_corpus, read_corpus
-from skyctl.workload.workload_spec import WorkloadSpec, make_spec, parse_source
+from skyctl.workload.shipped_files import digest_workload, shipped_path
+from skyctl.workload.workload_spec import WorkloadSpec, make_spec, parse_source, resolve_source
 
 
 def test_sizes_and_defaults() -> None:
@@ -126,3 +129,58 @@ def test_what_the_default_text_leaves_out_is_not_even_listed(
     finally:
         default_corpus.cache_clear()
     assert sorted(set(listed)) == [".", "email"]
+
+
+def test_arguments_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    source = parse_source("train.py, width=512 ,name=a=b")
+    assert source.path == (tmp_path / "train.py").resolve()
+    assert source.arguments == {"width": "512", "name": "a=b"}
+    assert source.canonical == "train.py,name=a=b,width=512"
+    assert parse_source("train.py").canonical == "train.py"
+    assert len(parse_source(f"train.py,text={'x' * 5000}").arguments["text"]) == 5000
+
+
+def test_a_file_with_a_comma_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a,b=1.py", "a.py"):
+        (tmp_path / name).write_text("")
+    source = parse_source("a,b=1.py,width=3")
+    assert (source.path, source.arguments) == ((tmp_path / "a,b=1.py").resolve(), {"width": "3"})
+    assert parse_source("a,b=1.py").arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.py,width", r"train.py: 'width' is no argument"),
+        ("train.py,", r"train.py: '' is no argument"),
+        ("train.py,2x=3", r"'2x=3' is no argument"),
+        ("train.py,class=3", r"'class=3' is no argument"),
+        ("train.py,width=1,width=2", "'width' is given twice"),
+        ("trian.py,width=1", r"no workload file trian.py$"),
+        ("gtp:layers=8,heads=2", "did you mean 'gpt'"),
+    ],
+)
+def test_bad_arguments(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(WorkloadError) as refused:
+        parse_source(text)
+    assert re.search(words, refused.value.message)
+
+
+def test_arguments_travel_and_are_in_the_digest(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    digests = {}
+    for words in ("", ",width=256", ",width=512", ",width=512,depth=1", ",depth=1,width=512"):
+        spec = make_spec(f"{tmp_path}/train.py{words}")
+        sent = WorkloadSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+        assert sent == spec
+        assert resolve_source(sent) == parse_source(f"{tmp_path}/train.py{words}")
+        on_node = replace(sent, path=shipped_path(sent, str(tmp_path)))
+        assert resolve_source(on_node).arguments == resolve_source(spec).arguments
+        digests[words] = digest_workload(spec)
+    assert len(set(digests.values())) == 4
+    assert digests[",width=512,depth=1"] == digests[",depth=1,width=512"]

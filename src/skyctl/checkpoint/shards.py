@@ -37,6 +37,7 @@ class ShardStamp:
         step: how many steps were done.
         layers: how many layers the model has.
         workload: the digest of what is trained.
+        own_names: the layer's tensors have the names that they have in the whole model.
     """
 
     run_id: str
@@ -47,6 +48,7 @@ class ShardStamp:
     workload: str
     dtype: str
     seed: int
+    own_names: bool = False
 
     def to_metadata(self) -> dict[str, str]:
         """The stamp as a safetensors file's metadata."""

@@ -12,6 +12,8 @@ from skyctl.errors import RecordError
 def export_weights(folder: Path, out: Path) -> int:
     """Writes the model's parameters and buffers, keyed ``LAYER.NAME``; streamed, never a layer in memory.
 
+    Layers of an ordinary module hold tensors under their names in the whole model, which are the keys then.
+
     Args:
         folder: holds ``layer-….safetensors`` of every layer of one step; other files in it are ignored.
 
@@ -46,10 +48,13 @@ def export_weights(folder: Path, out: Path) -> int:
             f"{folder} lacks layer {missing}: it holds {len(by_layer)} of {layers}",
             hint="gather the step's layers from all nodes into one folder first",
         )
-    number = {path: layer for layer, path in by_layer.items()}
+    prefixes = {
+        path: "" if stamps[path].get("own_names") == "True" else f"{layer}."
+        for layer, path in by_layer.items()
+    }
 
     def named(path: Path, name: str) -> str | None:
-        return f"{number[path]}.{name.removeprefix(MODEL_PREFIX)}" if name.startswith(MODEL_PREFIX) else None
+        return prefixes[path] + name.removeprefix(MODEL_PREFIX) if name.startswith(MODEL_PREFIX) else None
 
     names = {f"layer.{layer}": stamps[path].get("name", "") for layer, path in sorted(by_layer.items())}
     safetensors.merge([path for _, path in sorted(by_layer.items())], out, named=named, metadata=names)

@@ -189,6 +189,7 @@ class RunView:
         """Shows what was appended to the run's logs and metrics since the last call."""
         from skyctl.cli.run_display import format_log_line
         from skyctl.run.callbacks import StepProgress
+        from skyctl.run.event_sink import read_validation
         from skyctl.supervision.run_logs import parse_supervisor_line, remaining_s
 
         self._logs.update(self._state)
@@ -208,7 +209,7 @@ class RunView:
                     left_s=remaining_s(metrics, self._state),
                     learning_rate=metrics.get("learning_rate"),
                     grad_norm=metrics.get("grad_norm"),
-                    validation_loss=metrics.get("validation_loss"),
+                    validation=read_validation(metrics),
                 )
             )
 

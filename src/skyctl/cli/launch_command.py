@@ -66,14 +66,15 @@ def launch(
     elif plan is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
     else:
-        _check_source(plan)
-        if plan.endswith(".json"):
+        is_plan = plan.endswith(".json") and ".py," not in plan  # a script may have an argument that ends so
+        _check_source(plan, is_plan=is_plan)
+        if is_plan:
             _launch_plan(out, Path(plan), options)
         else:
             _launch_workload(out, plan, options)
 
 
-def _check_source(text: str) -> None:
+def _check_source(text: str, *, is_plan: bool) -> None:
     """Raises InputError for what is neither a plan nor a workload; names files that are called nearly so."""
     from skyctl.workload.workload_spec import parse_source
 
@@ -84,12 +85,12 @@ def _check_source(text: str) -> None:
             return
         there = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".json", ".py"))
         near = [str(Path(text).with_name(name)) for name in difflib.get_close_matches(path.name, there)]
-    if not text.endswith(".json"):
+    if not is_plan:
         try:
             parse_source(text)
             return
         except WorkloadError:
-            if ":" in text:  # a model's name: that says what is wrong with it
+            if ":" in text or ".py," in text:  # a model's name, a script's argument: that says what is wrong
                 raise
     raise InputError(
         f"there is no file {text}" + (f"; did you mean {' or '.join(near)}?" if near else ""),

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
 
-WORKLOAD_HELP = "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | hf:DIR | train.py"
+WORKLOAD_HELP = (
+    "gpt:layers=8,hidden=256,heads=8,context=128 | bert:… | hf:DIR | train.py | train.py,width=512"
+)
 DEFAULT_BATCH_SIZE = 32  # as in control.training_request, which imports torch
 DEFAULT_DTYPE = "float32"
 DEFAULT_TIMEOUT_S = 15.0
@@ -267,8 +269,8 @@ class WorkloadOptions:
             source, microbatches=microbatches, sweep=sweep, learning_rate=learning_rate, recipe=recipe
         )
         workload = load_workload(request.spec)
-        if request.spec.validated:
-            workload.check_validation()
+        if recipe is not None:
+            workload.check_recipe(recipe)
         return replace(request, spec=workload.spec), workload
 
 

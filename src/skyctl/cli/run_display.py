@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import ask, is_interactive
 from skyctl.cli.progress_display import ProgressDisplay
-from skyctl.compare.number_format import format_estimate, format_seconds, format_seconds_range
+from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds, format_seconds_range
 
 if TYPE_CHECKING:
     from skyctl.cli.command_output import Output
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.node_sessions import NodeSessions
     from skyctl.files import RunPaths
-    from skyctl.records.measurement import Measurement
+    from skyctl.records.measurement import Measurement, ValidationMeasurement
     from skyctl.records.plan import Plan
     from skyctl.run.callbacks import RunCallbacks, StepProgress
     from skyctl.run.rank_spec import RankSpec
@@ -127,7 +127,16 @@ def format_log_line(line: RankLogLine) -> str:
 
 
 def _format_validation(done: StepProgress) -> str:
-    return "" if done.validation_loss is None else f" · validation {done.validation_loss:.4f}"
+    if done.validation is None:
+        return ""
+    metrics = [
+        f" · {name} {_format_metric(value)}" for name, value in (done.validation.metrics or {}).items()
+    ]
+    return f" · validation {done.validation.loss:.4f}" + "".join(metrics)
+
+
+def _format_metric(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.4g}"
 
 
 def _format_duration(seconds: float) -> str:
@@ -245,10 +254,7 @@ def show_measurement(out: Output, measured: Measurement) -> None:
             "which the prediction knows only roughly"
         )
     out.line(_loss_text(measured))
-    if measured.validation:
-        first, last = measured.validation[0], measured.validation[-1]
-        before = f"{first.loss:.4f} after step {first.step + 1} → " if len(measured.validation) > 1 else ""
-        out.line(f"validation loss: {before}{last.loss:.4f} after step {last.step + 1}")
+    show_validation(out, measured.validation)
     if measured.weights is not None:
         out.line(f"weights: {measured.weights}")
 
@@ -260,6 +266,19 @@ def _loss_text(measured: Measurement) -> str:
     if len(losses) > AVERAGED_LOSSES:
         text += f" (mean of the last {AVERAGED_LOSSES}: {fmean(losses[-AVERAGED_LOSSES:]):.4f})"
     return text
+
+
+def show_validation(out: Output, validation: Sequence[ValidationMeasurement]) -> None:
+    """The first and the last validation: a line for the loss, and one for each of the user's metrics."""
+    if not validation:
+        return
+    ends = [validation[0], validation[-1]] if len(validation) > 1 else [validation[0]]
+    figures = [("loss", [f"{one.loss:.4f} after step {one.step + 1}" for one in ends])]
+    for name in ends[-1].metrics or {}:
+        values = [(_format_metric((one.metrics or {}).get(name)), one.step + 1) for one in ends]
+        figures.append((name, [f"{value} after step {step}" for value, step in values]))
+    for name, shown in figures:
+        out.line(f"validation {name}: {' → '.join(shown)}")
 
 
 def show_deviation(out: Output, done: Measurement) -> None:

@@ -33,6 +33,8 @@ PACKAGES = (
     *("transformers", "safetensors", "matplotlib", "tensorboard"),
 )
 DEVICE_ID = re.compile(r"[^/]+/[a-z]+:\d+")
+_PLAIN_VALUE = re.compile(r"[-+0-9._e]*|true|false|none", re.IGNORECASE)
+"""A script's argument that identifies nobody."""
 LOG_LINES = 200
 """Last lines of each log that are included."""
 FIGURE_LINES = 50
@@ -189,9 +191,11 @@ def _know_run(redactor: Redactor, state: dict[str, Any]) -> None:
     """Redacts what a run's state names: its nodes, and the user's model (a built-in model names nobody)."""
     source = state.get("workload")
     if isinstance(source, str) and not source.startswith(("gpt:", "bert:")):
-        path = source.rpartition(":")[2]
-        redactor.know_as(path.partition(",")[0], "[workload]")
-        redactor.know_as(Path(path.partition(",")[0]).stem, "[workload]")
+        path, *arguments = source.removeprefix("hf:").split(",")
+        redactor.know_as(path, "[workload]")
+        redactor.know_as(Path(path).stem, "[workload]")
+        values = [argument.partition("=")[2].strip() for argument in arguments]
+        redactor.know("argument", [value for value in values if not _PLAIN_VALUE.fullmatch(value)])
     redactor.know_as(str(state.get("cluster") or ""), "the-cluster")
     with suppress(TypeError, AttributeError, KeyError):
         redactor.know("node", [one["node"] for one in state.get("sessions", ())])

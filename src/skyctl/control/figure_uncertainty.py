@@ -37,7 +37,7 @@ HALTING = 0.08
 """Of a virtual machine's cores that halt: the host gives them to others, more or less often in the run."""
 AWAKE_SHARE = 0.02
 """Cores that halt for less of the time are kept awake."""
-MOST_BY_SLICES = 0.3
+MOST_BY_SLICES = 0.5
 """Of steps shorter than a pause: most have none, the others several times as long."""
 LEAST_LEFT = 0.1
 """Where less of a device was left to the probe, its times are not known any worse than with that."""

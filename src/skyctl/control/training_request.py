@@ -147,11 +147,10 @@ def load_plan_request(
 
     Raises:
         MismatchError: the workload has changed since.
-        WorkloadError: the recipe validates, and there is nothing to validate on.
+        WorkloadError: the workload can't be trained or validated as the recipe says.
     """
     from skyctl.workload.workload import load_workload  # late: it needs torch
 
-    recipe = recipe or Recipe()
     spec = make_spec(
         ref.source,
         batch_size=ref.batch_size,
@@ -160,11 +159,11 @@ def load_plan_request(
         learning_rate=learning_rate,
         data_path=data_path,
         random_inputs=random_inputs,
-        validated=recipe.validate_every is not None,
+        validated=recipe is not None and recipe.validate_every is not None,
     )
     workload = load_workload(spec)
-    if spec.validated:
-        workload.check_validation()
+    if recipe is not None:
+        workload.check_recipe(recipe)
     digest = digest_training(spec, workload.digest)
     if digest != ref.digest:
         data = f" with --data {data_path}" if data_path is not None else ""
@@ -173,7 +172,7 @@ def load_plan_request(
             f"the plan's {ref.digest[:12]})",
             hint=f"give the --data that the plan was made with, or plan again: skyctl plan {ref.source}",
         )
-    return TrainingRequest(workload.spec, microbatches, recipe), workload
+    return TrainingRequest(workload.spec, microbatches, recipe or Recipe()), workload
 
 
 def digest_training(spec: WorkloadSpec, workload_digest: str) -> str:

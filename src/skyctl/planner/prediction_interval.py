@@ -30,7 +30,7 @@ from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 
 DRAWS = 100
-COMMON_UNCERTAINTY = 0.02
+COMMON_UNCERTAINTY = 0.04
 """Of all computing together: what the model of time leaves out (docs/decisions.md)."""
 MOST_ACTIONS = 2_000
 """Stages × microbatches that are simulated for a draw: of longer steps the first part, with the same depths,

@@ -82,10 +82,14 @@ class Difference(Record):
 
 
 class ValidationMeasurement(Record):
-    """A validation: the mean loss over held-out samples, after step ``step``."""
+    """A validation: the mean loss over held-out samples, after step ``step``.
+
+    ``metrics``: by name, the means of the user's metrics (None: no number); None: there are none.
+    """
 
     step: Index
     loss: float
+    metrics: dict[Name, float | None] | None = since(4, None)
 
 
 class Measurement(FileRecord):
@@ -95,7 +99,7 @@ class Measurement(FileRecord):
     """
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     run_id: Name
     strategy: str
     steps: Seq[StepMeasurement]

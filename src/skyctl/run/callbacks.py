@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from skyctl.records.measurement import ValidationMeasurement
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import (
     EnvironmentEvent,
@@ -36,7 +37,7 @@ class StepProgress:
     left_s: float | None
     learning_rate: float | None = None
     grad_norm: float | None = None
-    validation_loss: float | None = None
+    validation: ValidationMeasurement | None = None
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
+from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import StepProgress
@@ -156,6 +157,9 @@ class TensorBoardWriter:
             for name in _SCALARS:
                 if name in line:
                     self._open.add_scalar(name, line[name], line["step"])
+            for name, value in (line.get("validation_metrics") or {}).items():
+                if value is not None:
+                    self._open.add_scalar(f"validation/{name}", value, line["step"])
             self._open.flush()
         except OSError as exc:
             raise SkyctlError(
@@ -172,8 +176,33 @@ class TensorBoardWriter:
 
 def metrics_line(progress: StepProgress) -> dict[str, Any]:
     """A step's line of ``metrics.jsonl``, as a JSON object; figures that are not known are left out."""
-    line = {"step": progress.step, **{name: getattr(progress, name) for name in _SCALARS}}
+    found = progress.validation
+    line = {
+        "step": progress.step,
+        "loss": progress.loss,
+        "validation_loss": found.loss if found is not None else None,
+        "validation_metrics": found.metrics if found is not None else None,
+        "learning_rate": progress.learning_rate,
+        "grad_norm": progress.grad_norm,
+        "iteration_s": progress.iteration_s,
+        "samples_per_s": progress.samples_per_s,
+    }
     return {key: value for key, value in line.items() if value is not None}
+
+
+def read_validation(line: Mapping[str, Any]) -> ValidationMeasurement | None:
+    """The validation that a line of ``metrics.jsonl`` tells of; None: it tells of none.
+
+    Raises:
+        ValueError: a figure of it is none (KeyError, TypeError: a key or a type is wrong).
+    """
+    if line.get("validation_loss") is None:
+        return None
+    return ValidationMeasurement(
+        step=int(line["step"]),
+        loss=float(line["validation_loss"]),
+        metrics=line.get("validation_metrics"),
+    )
 
 
 def append_lines(path: Path, lines: Iterable[str], what: str) -> None:

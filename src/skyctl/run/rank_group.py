@@ -246,7 +246,7 @@ class RankGroup:
                 "the training loss is finite: look at what validation() gives, and at layers that "
                 "behave differently in eval()",
             )
-        self.collected.validation[event.step] = event.loss
+        self.collected.add_validation(event)
         self._report_steps(tell)
 
     def _report_steps(self, tell: bool) -> None:

@@ -22,10 +22,11 @@ from skyctl.records.measurement import (
 )
 from skyctl.records.plan import Plan
 from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.event_sink import read_validation
 from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
-from skyctl.worker.rank_events import CheckpointEvent, StepEvent, WrittenShard
+from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
 
 EARLY_STEPS = 5
 """After so many steps the prediction is looked at, the warm-up step left out."""
@@ -40,7 +41,7 @@ class StepCollector:
     """Step events of one attempt, by rank and step.
 
     Attributes:
-        validation: the validation losses, by the step before.
+        validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
     """
@@ -48,7 +49,7 @@ class StepCollector:
     ranks: int
     steps: int
     by_rank: dict[int, dict[int, StepEvent]] = field(default_factory=dict)
-    validation: dict[int, float] = field(default_factory=dict)
+    validation: dict[int, ValidationMeasurement] = field(default_factory=dict)
     reported: int = 0
     first: int = 0
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
@@ -67,6 +68,11 @@ class StepCollector:
     def add(self, rank: int, event: StepEvent) -> None:
         """Keeps one rank's figures of one step."""
         self.by_rank.setdefault(rank, {})[event.step] = event
+
+    def add_validation(self, event: ValidationEvent) -> None:
+        """Keeps what the last rank found in a validation, whose loss is finite."""
+        metrics = dict(event.metrics) if event.metrics is not None else None
+        self.validation[event.step] = ValidationMeasurement(step=event.step, loss=event.loss, metrics=metrics)
 
     def complete(self) -> list[StepProgress]:
         """The steps that every rank has finished and that were not handed out yet, in order.
@@ -118,7 +124,7 @@ class StepCollector:
             left_s=pace_s * (self.steps - step - 1) if pace_s is not None else None,
             learning_rate=rates[0] if rates else None,
             grad_norm=first.grad_norm,
-            validation_loss=self.validation.get(step),
+            validation=self.validation.get(step),
         )
 
     def loss(self, step: int) -> float:
@@ -180,11 +186,7 @@ def build_measurement(
         final_loss=steps[-1].loss,
         attempts=1,
         weights=weights,
-        validation=tuple(
-            ValidationMeasurement(step=step, loss=loss)
-            for step, loss in sorted(collected.validation.items())
-            if step < done
-        ),
+        validation=tuple(one for step, one in sorted(collected.validation.items()) if step < done),
     )
 
 
@@ -254,10 +256,10 @@ def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Mea
 
 @dataclass
 class StepHistory:
-    """``steps``: by number, (loss, seconds); ``validation``: by the step before, the loss."""
+    """``steps``: by number, (loss, seconds); ``validation``: by the step before."""
 
     steps: dict[int, tuple[float, float]] = field(default_factory=dict)
-    validation: dict[int, float] = field(default_factory=dict)
+    validation: dict[int, ValidationMeasurement] = field(default_factory=dict)
 
     @classmethod
     def read(cls, metrics: Path) -> StepHistory:
@@ -268,15 +270,15 @@ class StepHistory:
                 with suppress(ValueError, KeyError, TypeError):
                     line = json.loads(text)
                     made.steps[int(line["step"])] = (float(line["loss"]), float(line["iteration_s"]))
-                    if line.get("validation_loss") is not None:
-                        made.validation[int(line["step"])] = float(line["validation_loss"])
+                    if (validation := read_validation(line)) is not None:
+                        made.validation[validation.step] = validation
         return made
 
     def add(self, progress: StepProgress) -> None:
         """A step that has ended, with its validation where there was one."""
         self.steps[progress.step] = (progress.loss, progress.iteration_s)
-        if progress.validation_loss is not None:
-            self.validation[progress.step] = progress.validation_loss
+        if progress.validation is not None:
+            self.validation[progress.step] = progress.validation
 
     @property
     def count(self) -> int:
@@ -309,15 +311,11 @@ class StepHistory:
         steps = {one.step: one for one in done.steps}
         for step, (loss, iteration_s) in self.steps.items():
             steps.setdefault(step, StepMeasurement(step=step, loss=loss, iteration_s=iteration_s))
-        losses = {**self.validation, **{one.step: one.loss for one in done.validation}}
+        validation = {**self.validation, **{one.step: one for one in done.validation}}
         return done.model_copy(
             update={
                 "steps": tuple(steps[step] for step in sorted(steps)),
-                "validation": tuple(
-                    ValidationMeasurement(step=step, loss=losses[step])
-                    for step in sorted(losses)
-                    if step in steps
-                ),
+                "validation": tuple(one for step, one in sorted(validation.items()) if step in steps),
                 "attempts": attempts,
             }
         )

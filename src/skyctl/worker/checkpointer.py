@@ -63,6 +63,7 @@ class ShardOrigin:
     Attributes:
         names: the names of all the model's layers.
         workload: the digest of what is trained.
+        own_names: layers' tensors have the names that they have in the whole model.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class ShardOrigin:
     workload: str
     dtype: str
     seed: int
+    own_names: bool = False
 
     def stamp(self, step: int, layer: int) -> ShardStamp:
         """What the shard of one layer after ``step`` steps says of itself."""
@@ -85,6 +87,7 @@ class ShardOrigin:
             workload=self.workload,
             dtype=self.dtype,
             seed=self.seed,
+            own_names=self.own_names,
         )
 
 
@@ -165,6 +168,18 @@ class Checkpointer:
         return written
 
 
+def resumed_step(payload: Mapping[str, Any]) -> int:
+    """The first step to make: that of the checkpoint in the payload's ``resume``; 0 where there is none.
+
+    Raises:
+        RecordError: the run has fewer steps.
+    """
+    step, steps = int((payload.get("resume") or {}).get("step", 0)), int(payload["steps"])
+    if step > steps:
+        raise RecordError(f"the checkpoint is of step {step}, and the run has {steps} steps")
+    return step
+
+
 def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOrigin) -> int:
     """Verifies the shards that the payload's ``resume`` names, and restores the stage from them.
 
@@ -179,9 +194,7 @@ def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOr
     resume = payload.get("resume")
     if resume is None:
         return 0
-    step, folder = int(resume["step"]), Path(resume["folder"])
-    if step > int(payload["steps"]):
-        raise RecordError(f"the checkpoint is of step {step}, and the run has {payload['steps']} steps")
+    step, folder = resumed_step(payload), Path(resume["folder"])
     wanted: Mapping[str, str] = resume.get("layers") or {}
     for position, layer in enumerate(range(origin.start, origin.stop)):
         fault = layout.find_fault(folder, step, layer, wanted.get(str(layer)))
@@ -200,7 +213,9 @@ def restore_stage(payload: Mapping[str, Any], state: StageState, origin: ShardOr
 
 
 def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: LayeredModel) -> str:
-    """Writes the layers' trained weights under their names in the whole model; returns the path.
+    """Writes the layers' trained weights, keyed ``<layer index>.<name>``; returns the path.
+
+    Where ``own_names`` is in the metadata the launcher drops the index: names are those in the whole model.
 
     In mixed precision these are the float32 masters. State that is no tensor (a module's extra state) is left
     out.
@@ -211,10 +226,9 @@ def save_weights(path: Path, layers: Sequence[nn.Module], start: int, model: Lay
     tensors = {}
     for index, layer in enumerate(layers, start):
         masters = {name: master_of(p) for name, p in layer.named_parameters(remove_duplicate=False)}
-        names = model.weight_names(index)
         for name, tensor in layer.state_dict().items():
             if isinstance(tensor, Tensor):
-                tensors[names[name]] = masters.get(name, tensor).detach().cpu()
+                tensors[f"{index}.{name}"] = masters.get(name, tensor).detach().cpu()
     metadata = {f"layer.{index}": model.names[index] for index in range(start, start + len(layers))}
-    safetensors.save(path, tensors, metadata)
+    safetensors.save(path, tensors, metadata | ({"own_names": "True"} if model.ordinary else {}))
     return str(path)

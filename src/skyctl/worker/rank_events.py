@@ -18,17 +18,20 @@ from skyctl.agent.event_fields import (
     Bytes,
     Index,
     Label,
+    Matches,
     MaxLength,
     Port,
     Seconds,
     Sha256,
     Within,
 )
+from skyctl.workload.validation_metrics import MAX_METRICS, METRIC_NAME
 
 CONNECT_PHASE = "connect"
 """The phase of a rank that waits for its neighbours."""
 RESTORE_PHASE = "reading the checkpoint"
 """The phase of a rank that reads its layers' files."""
+MetricName = Annotated[str, Matches(METRIC_NAME)]
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,16 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class ValidationEvent:
-    """The validation loss after a step, from the last stage. ``wall_s``: what the validation took."""
+    """The validation loss after a step, from the last stage. ``wall_s``: what the validation took.
+
+    ``metrics``: by name, the means of the user's metrics (None: no number); None: there are none.
+    """
 
     kind: ClassVar[str] = "validation"
     step: Index
     loss: Annotated[float, AnyNumber()]
     wall_s: Seconds
+    metrics: Annotated[Mapping[MetricName, float | None], MaxLength(MAX_METRICS)] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from skyctl.worker.checkpointer import (
     CheckpointOptions,
     ShardOrigin,
     restore_stage,
+    resumed_step,
     save_weights,
 )
 from skyctl.worker.executor import Executor
@@ -37,6 +38,7 @@ from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
 from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.optimizers import make_users_lr_scheduler
 from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
@@ -87,9 +89,8 @@ class Trainer:
         stage = self._build_stage()
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
-        first_step, checkpointer = self._restore(stage.layers, optimizer)
-        trained = any(parameter.requires_grad for parameter in parameters)
-        scheduler = LearningRateScheduler(optimizer if trained else None, self._recipe, first_step)
+        scheduler = self._make_scheduler(parameters, optimizer)
+        first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
         self._phase = CONNECT_PHASE
         neighbours = self._connect()
         executor = self._executor = self._make_executor(stage, neighbours, optimizer)
@@ -152,16 +153,31 @@ class Trainer:
         by_size = {size: tuple(self._workload.boundary(index, size)) for size in set(self._sizes)}
         return lambda microbatch: by_size[self._sizes[microbatch]]
 
+    def _make_scheduler(
+        self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer | None
+    ) -> LearningRateScheduler:
+        """The rates from the first step that is made on."""
+        trained = any(parameter.requires_grad for parameter in parameters)
+        model, recipe, steps = self._workload.model, self._recipe, int(self._payload["steps"])
+        return LearningRateScheduler(
+            optimizer if trained else None,
+            recipe,
+            resumed_step(self._payload),
+            lambda made: make_users_lr_scheduler(model, made, recipe, steps),
+        )
+
     def _restore(
-        self, layers: list[nn.Module], optimizer: torch.optim.Optimizer | None
+        self,
+        layers: list[nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+        scheduler: LearningRateScheduler,
     ) -> tuple[int, Checkpointer | None]:
         """(the first step to make, with layers and optimizer as they were then; who writes checkpoints)."""
         options = CheckpointOptions.from_payload(self._payload)
         if options is None and self._payload.get("resume") is None:
             return 0, None
         self._phase = RESTORE_PHASE
-        skip = ("lr",) if self._recipe.changes_learning_rate else ()
-        state = StageState(layers, optimizer, master_of, skip=skip)
+        state = StageState(layers, optimizer, master_of, skip=scheduler.options)
         origin = ShardOrigin(
             run_id=str(self._payload["run_id"]),
             rank=int(self._payload["rank"]),
@@ -171,6 +187,7 @@ class Trainer:
             workload=str(self._payload.get("digest") or self._workload.digest),
             dtype=self._spec.dtype,
             seed=self._spec.seed,
+            own_names=self._workload.model.ordinary,
         )
         first_step = restore_stage(self._payload, state, origin)
         return first_step, Checkpointer(options, state, origin) if options is not None else None

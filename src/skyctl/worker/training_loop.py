@@ -79,10 +79,10 @@ class TrainingLoop:
     def _validate(self, step: int) -> None:
         assert self.validator is not None
         began = time.perf_counter()
-        loss = self.validator.run(step)
-        if loss is not None:
+        found = self.validator.run(step)
+        if found is not None:
             wall_s = time.perf_counter() - began
-            self.send(to_message(ValidationEvent(step, loss, wall_s)))
+            self.send(to_message(ValidationEvent(step, found.loss, wall_s, found.metrics)))
 
     def _save_checkpoint(self, step: int) -> None:
         assert self.checkpointer is not None

@@ -1,4 +1,4 @@
-"""Validation: the mean loss over held-out batches, forwards only, through the pipeline that trains.
+"""Validation: mean loss and metrics over held-out batches, forwards only, through the pipeline that trains.
 
 The messages are those of a step's forward direction, under step numbers of their own. The last batch is
 announced along the pipeline, so that stages without data need not know how many there are.
@@ -6,8 +6,9 @@ announced along the pipeline, so that stages without data need not know how many
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,7 +23,19 @@ from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.messages import LAST_STEP
 from skyctl.worker.stage import list_to_tuple
 from skyctl.workload.recipe import Recipe
+from skyctl.workload.validation_metrics import MetricMeans
 from skyctl.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """The mean loss over the samples of a validation, and the means of the user's metrics.
+
+    ``metrics``: by name, None where the mean is no number; None: the workload has no ``metrics``.
+    """
+
+    loss: float
+    metrics: Mapping[str, float | None] | None = None
 
 
 class Validator:
@@ -32,6 +45,7 @@ class Validator:
         batches: gives held-out batches, the same ones each time; called on the first and the last stage only.
         batch_count: how many of them make a validation.
         loss_fn: on the last stage, the mean over a microbatch's samples.
+        metrics_fn: on the last stage, further means over a microbatch's samples, by name.
         seeder: called before each layer, as in training.
     """
 
@@ -42,24 +56,27 @@ class Validator:
         batches: Callable[[], Iterator[tuple[Any, Any]]],
         batch_count: int,
         loss_fn: Callable[[Any, Any], Tensor],
+        metrics_fn: Callable[[Any, Any], Mapping[str, float]],
         seeder: LayerSeeder,
     ) -> None:
         self._executor, self._layers = executor, executor.stage.layers
         self._inputs, self._outputs = executor.stage_io.inputs, executor.stage_io.outputs
         self._batches, self._batch_count = batches, batch_count
-        self._loss_fn, self._seeder = loss_fn, seeder
+        self._loss_fn, self._metrics_fn, self._seeder = loss_fn, metrics_fn, seeder
 
-    def run(self, step: int) -> float | None:
-        """Validates after that step; returns the loss on the last stage, None elsewhere.
+    def run(self, step: int) -> ValidationResult | None:
+        """Validates after that step; returns what was found on the last stage, None elsewhere.
 
         Layers are in ``eval()`` meanwhile, and afterwards each module is as it was.
 
         Raises:
             RunError: the ends of the pipeline were given different numbers of batches.
+            WorkloadError: the user's loss or metrics failed.
         """
         has_data = self._inputs is None or self._outputs is None
         batches = _with_last_flag(islice(self._batches(), self._batch_count)) if has_data else None
         total, done, last = 0.0, 0, False
+        means = MetricMeans()
         with eval_mode(self._layers), torch.no_grad():
             while not last:
                 batch: Any = None
@@ -67,7 +84,7 @@ class Validator:
                     batch, last = next(batches)
                 # a number that no step has, and no other validation
                 mark = -1 - (step * self._batch_count + done)
-                loss, announced = self._run_batch(mark, step, batch, last)
+                loss, announced = self._run_batch(mark, step, batch, last, means)
                 if batches is not None and self._inputs is not None and announced != last:
                     raise RunError(
                         "the first and the last stage were given different numbers of held-out batches",
@@ -79,10 +96,15 @@ class Validator:
         if self._outputs is not None:
             self._outputs.drain()
             return None
-        return total / done
+        return ValidationResult(total / done, means.means())
 
-    def _run_batch(self, mark: int, step: int, batch: Any, last: bool) -> tuple[float, bool]:
-        """One batch through this stage → (its mean loss on the last stage, whether it is the last batch)."""
+    def _run_batch(
+        self, mark: int, step: int, batch: Any, last: bool, means: MetricMeans
+    ) -> tuple[float, bool]:
+        """One batch through this stage → (its mean loss on the last stage, whether it is the last batch).
+
+        The last stage adds its metrics to ``means``.
+        """
         executor, sizes = self._executor, self._executor.microbatch_sizes
         inputs = split_batch(batch[0], sizes, executor.device) if self._inputs is None else None
         targets = split_batch(batch[1], sizes, executor.device) if self._outputs is None else None
@@ -104,6 +126,7 @@ class Validator:
             outputs = executor.timer.run(partial(self._forward, microbatch, tensors)).result
             if targets is not None:
                 total += float(self._loss_fn(outputs, targets[microbatch]).item()) * size / sum(sizes)
+                means.add(self._metrics_fn(outputs, targets[microbatch]), size)
             else:
                 assert self._outputs is not None
                 self._outputs.confirm(microbatch - executor.in_flight)  # else sends would pile up
@@ -159,5 +182,6 @@ def make_validator(
         batches=workload.validation,
         batch_count=recipe.validate_batches,
         loss_fn=workload.loss,
+        metrics_fn=workload.metrics,
         seeder=seeder,
     )

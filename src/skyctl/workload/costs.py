@@ -22,6 +22,7 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
 from skyctl.workload.data import Value, tensors_of_value
 from skyctl.workload.deferred_init import DispatchMode
+from skyctl.workload.optimizers import copy_name
 from skyctl.workload.shape_inference import LayerBoundary
 from skyctl.workload.weight_gradients import DeferredWeightGradients
 from skyctl.workload.workload import Workload
@@ -310,6 +311,7 @@ def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> 
 def _make_stand_in(parameter: nn.Parameter, shape: tuple[int, ...], device: str) -> nn.Parameter:
     made = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=device))
     made.grad = torch.zeros_like(made)
+    copy_name(parameter, made)
     return made
 
 

@@ -1,7 +1,7 @@
 """A model as named layers: built in, from the user's file or from ``hf:``, with deferred initialisation.
 
-The user's file defines ``model()`` and optionally ``data``, ``example``, ``loss`` and ``optimizer``; see
-``load_workload``. Knows nothing of shapes, batches or costs.
+The user's file defines ``model()`` and optionally the ``OPTIONAL_FUNCTIONS``; see ``load_workload``. Knows
+nothing of shapes, batches or costs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +25,16 @@ from skyctl.workload.deferred_init import (
     is_deferred,
     tensors_of,
 )
+from skyctl.workload.optimizers import name_parameters
+from skyctl.workload.script_functions import bind_functions
 from skyctl.workload.workload_spec import ModelSource
 
 if TYPE_CHECKING:
     from skyctl.workload.hf.hub_model import HubModel
 
-OPTIONAL_FUNCTIONS = ("data", "validation", "example", "loss", "optimizer")
+OPTIONAL_FUNCTIONS = ("data", "validation", "example", "loss", "metrics", "optimizer", "lr_scheduler")
+_NEWER_FUNCTIONS = ("metrics", "lr_scheduler")
+"""A module of that name, as after ``from torch.optim import lr_scheduler``, is not meant as the function."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class LayeredModel:
         path: the user's file.
         dtype: what the layers compute in, where that is not their own dtype (see ``mixed_precision``).
         hub: what else is known of an ``hf:`` model.
+        ordinary: model() gave a module with a forward of its own: weights keep the names they have in it.
     """
 
     source_name: str
@@ -54,12 +60,13 @@ class LayeredModel:
     path: Path | None = None
     dtype: torch.dtype | None = None
     hub: HubModel | None = None
+    ordinary: bool = False
 
     def label(self, index: int) -> str:
         """``layer 3 (Linear)``, or with the layer's own name where it has one: what errors call it."""
         kind, name = type(self.layers[index]).__name__, self.names[index]
         own = name != f"{index}.{kind}"
-        if self.path is None:
+        if self.path is None or self.ordinary:
             return f"layer {index} ({name})"
         return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
 
@@ -69,7 +76,8 @@ class LayeredModel:
 
     def weight_names(self, index: int) -> dict[str, str]:
         """The names in one layer's ``state_dict`` → names in the file of the whole model's weights."""
-        return {name: f"{index}.{name}" for name in self.layers[index].state_dict(keep_vars=True)}
+        prefix = "" if self.ordinary else f"{index}."
+        return {name: prefix + name for name in self.layers[index].state_dict(keep_vars=True)}
 
     def build(self, index: int, device: torch.device) -> nn.Module:
         """Builds one layer on a device, with initial values that depend only on the seed and the index."""
@@ -107,13 +115,15 @@ class LayeredModel:
     def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
         """A deep copy of one layer, with the tensors of ``memo`` in place of its own (by id)."""
         try:
-            return copy.deepcopy(self.layers[index], memo)
+            layer = copy.deepcopy(self.layers[index], memo)
         except Exception as exc:
             reason = user_code.describe_exception(exc)
             raise WorkloadError(
                 f"{self.source_name}: {self.label(index)} can't be copied: {reason}",
                 hint="keep locks, files and generators out of the layers",
             ) from exc
+        name_parameters(layer, self.weight_names(index))
+        return layer
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
@@ -144,7 +154,10 @@ def make_model(
     module, scope = user_code.import_file(source.path)
     who = source.path.name
     functions = {
-        name: getattr(module, name) for name in ("model", *OPTIONAL_FUNCTIONS) if hasattr(module, name)
+        name: getattr(module, name)
+        for name in ("model", *OPTIONAL_FUNCTIONS)
+        if hasattr(module, name)
+        and not (name in _NEWER_FUNCTIONS and isinstance(getattr(module, name), ModuleType))
     }
     for name, function in functions.items():
         if not callable(function):
@@ -153,14 +166,16 @@ def make_model(
         raise WorkloadError(
             f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
         )
+    functions = bind_functions(functions, source.arguments, source.path)
     with (
         deferred_initialization(seed) as tape,
         user_code.user_errors(source.path, "model()"),
         scope.running(),
     ):
         given = functions.pop("model")()
-    names, layers = _named_layers(given, who)
-    model = LayeredModel(who, names, layers, tape, functions, source.path)
+    ordinary = isinstance(given, nn.Module) and not _is_sequence(given)
+    names, layers = _named_layers([given] if ordinary else given, who)
+    model = LayeredModel(who, names, layers, tape, functions, source.path, ordinary=ordinary)
     for index in range(len(layers)):
         check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
     _check_untied(model)
@@ -179,16 +194,19 @@ def _make_from_hub(source: ModelSource, seed: int, part: str | None, count: int 
     return model
 
 
+def _is_sequence(given: nn.Module) -> bool:
+    """Whether a module is called one item after the other, so that its items are the layers."""
+    return isinstance(given, nn.ModuleList) or type(given).forward is nn.Sequential.forward
+
+
 def _named_layers(given: Any, who: str) -> tuple[list[str], list[nn.Module]]:
     if isinstance(given, nn.Sequential | nn.ModuleList):
         named = list(given._modules.items())
     elif isinstance(given, list | tuple):
         named = [(str(i), layer) for i, layer in enumerate(given)]
     else:
-        extra = "; a plain nn.Module can't be cut" if isinstance(given, nn.Module) else ""
         raise WorkloadError(
-            f"{who}: model() must give an nn.Sequential or a list of layers, "
-            f"not {type(given).__name__}{extra}"
+            f"{who}: model() must give an nn.Module or a list of layers, not {type(given).__name__}"
         )
     if not named:
         raise WorkloadError(f"{who}: model() gives no layers")
@@ -215,6 +233,8 @@ def _check_untied(model: LayeredModel) -> None:
             if first != index:
                 raise WorkloadError(
                     f"{model.source_name}: {model.label(first)} and {model.label(index)} share a parameter "
-                    f"({first_name} and {name}); every layer must have its own",
-                    hint="untie them, or put both uses into one layer",
+                    f"({first_name} and {name}); these may lie on two machines, which would have to sum its "
+                    "gradients in every step: a pipeline can't yet",
+                    hint="untie them: leave out the line that shares it (as head.weight = table.weight), so "
+                    "that each layer trains its own; or put both uses into one layer",
                 )

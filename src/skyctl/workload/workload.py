@@ -6,7 +6,6 @@ last one for the loss.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from skyctl.device.torch_import import paused_collection
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin, mixed_precision, user_code
+from skyctl.workload import builtin, mixed_precision, optimizers, user_code
 from skyctl.workload.corpus import read_corpus
 from skyctl.workload.data import (
     Batch,
@@ -34,8 +33,10 @@ from skyctl.workload.data import (
 from skyctl.workload.deferred_init import derived_seed
 from skyctl.workload.layered_model import LayeredModel, make_model
 from skyctl.workload.loss_functions import cross_entropy
+from skyctl.workload.recipe import Recipe
 from skyctl.workload.shape_inference import ShapeInference, TensorSpec
 from skyctl.workload.shipped_files import digest_workload
+from skyctl.workload.validation_metrics import read_metrics
 from skyctl.workload.workload_spec import ModelSource, WorkloadSpec, check_options, resolve_source
 
 if TYPE_CHECKING:
@@ -149,6 +150,21 @@ class Workload:
                 hint="def validation(batch_size, seed): yield inputs, targets that data() does not give",
             )
 
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Checks that the workload can be trained and validated as the recipe says.
+
+        Raises:
+            WorkloadError: it validates and there is nothing to validate on, or the user's ``lr_scheduler`` is
+                wrong or goes against the recipe.
+        """
+        if recipe.validate_every is not None:
+            self.check_validation()
+        optimizers.check_lr_scheduler(
+            self.model,
+            recipe,
+            lambda: self.optimizer(p for layer in self.shapes.fake_layers for p in layer.parameters()),
+        )
+
     def _checked(self, batches: Iterator[Batch], what: str, step: int = 0) -> Iterator[Batch]:
         """The batches with inputs in the layers' dtype; the user's errors are named, the shapes checked."""
         while True:
@@ -188,9 +204,26 @@ class Workload:
             )
         return value.reshape(())
 
+    def metrics(self, outputs: Value, targets: Value) -> dict[str, float]:
+        """The user's ``metrics`` of some samples, by name; {} where there is no such function.
+
+        It is given bfloat16 outputs in float32.
+
+        Raises:
+            WorkloadError: the user's metrics() raised, or gave something else than numbers by name.
+        """
+        function = self.model.functions.get("metrics")
+        if function is None:
+            return {}
+        if self.model.dtype is not None:
+            outputs = mixed_precision.upcast(outputs)
+        with self._user_errors("metrics()"):
+            return read_metrics(function(outputs, targets), f"{self.model.source_name}: metrics()")
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The user's optimizer, or AdamW, over those parameters; one that does nothing where there are none.
 
+        The user's is also told their names in the whole model's weights, if they are a built layer's.
         ``--learning-rate`` wins over the user's own rate. In mixed precision the optimizer works on the
         masters, and the parameters are set from them (see ``mixed_precision``).
         """
@@ -200,24 +233,11 @@ class Workload:
         return made
 
     def _optimizer(self, wanted: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if not wanted:
-            return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
-        function = self.model.functions.get("optimizer")
-        if function is None:
-            rate = self._spec.learning_rate or self._default_rate()
-            betas = builtin.BETAS if self._source.sizes else (0.9, 0.999)
-            fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in wanted)
-            return torch.optim.AdamW(wanted, lr=rate, betas=betas, fused=fused or None)
-        with self._user_errors("optimizer()"):
-            made = function(wanted)
-        if not isinstance(made, torch.optim.Optimizer):
-            name = self.model.source_name
-            raise WorkloadError(f"{name}: optimizer() must give a torch optimizer, not {type(made).__name__}")
-        _require_step_without_closure(made, self.model.source_name)
-        if self._spec.learning_rate is not None:
-            for group in made.param_groups:
-                group["lr"] = self._spec.learning_rate
-        return made
+        if "optimizer" in self.model.functions and wanted:
+            return optimizers.make_users_optimizer(self.model, wanted, self._spec.learning_rate)
+        rate = self._spec.learning_rate or self._default_rate()
+        betas = builtin.BETAS if self._source.sizes else (0.9, 0.999)
+        return optimizers.make_default_optimizer(wanted, rate, betas)
 
     @property
     def notes(self) -> list[str]:
@@ -280,15 +300,22 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
     A user's file defines:
 
-    - ``model() -> nn.Sequential | list[nn.Module]``: the layers; each maps one tensor, or one tuple of
-      tensors, to the same. Called under deferred initialisation: make the layers inside it, not on import.
+    - ``model() -> nn.Module | list[nn.Module]``: an ordinary module, which is cut between its blocks, or the
+      layers (an ``nn.Sequential`` is a list), each of which maps what the one before gives. Called under
+      deferred initialisation: make the layers inside it, not on import.
     - ``data(batch_size, seed) -> iterable of (inputs, targets)``, optional; dimension 0 is the samples. With
       ``start`` and ``stop`` in its signature it is asked for those samples of each batch only.
     - ``validation(batch_size, seed) -> iterable of (inputs, targets)``, optional: what ``--validate-every``
       takes its batches from; called anew each time.
     - ``example(batch_size) -> (inputs, targets)``, optional: a batch to take shapes from where ``data`` must
       not be called (``--random-inputs`` without data, or data that is only on the nodes).
-    - ``loss(outputs, targets)``: mean over the samples; ``optimizer(parameters)``. Optional both.
+    - ``loss(outputs, targets)``: mean over the samples; ``metrics(outputs, targets)``: a dict of such means,
+      at validations. Optional both.
+    - ``optimizer(parameters)`` or ``optimizer(parameters, named)``, and ``lr_scheduler(optimizer)`` or
+      ``lr_scheduler(optimizer, steps)``, optional: called by each stage that trains anything.
+
+    With arguments (``train.py,width=512``) ``model`` is called with them, and so are those other functions
+    that have parameters of their names.
 
     Raises:
         WorkloadError: names the layer, the shapes, or the line of the user's file.
@@ -301,11 +328,23 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     check_options(spec)
     source = resolve_source(spec)
     if source.path is not None and spec.path is None:
-        spec = replace(spec, path=str(source.path))
+        spec = replace(spec, path=str(source.path), arguments=dict(source.arguments) or None)
     count = len(spec.boundaries) - 1 if spec.boundaries is not None else None
     made = make_model(source, spec.seed, part=spec.weights, count=count)
     model = replace(made, dtype=mixed_precision.compute_dtype(spec.dtype))
     example = _find_example(model, source, spec)
+    if model.ordinary:
+        from skyctl.workload.autocut.module_cutter import (
+            cut_model,
+        )  # late: lists of layers need no fake tensors
+
+        model = cut_model(model, example)
+        if count is not None and len(model.layers) != count:
+            raise WorkloadError(
+                f"{model.source_name}: its module is cut into {len(model.layers)} layers here, and into "
+                f"{count} on the machine that plans",
+                hint="the packages that it is made of must have the same versions on both: see skyctl setup",
+            )
     shapes = ShapeInference(model, example, spec.boundaries)
     workload = Workload(spec, source, model, example, shapes)
     if spec.boundaries is None:
@@ -353,17 +392,6 @@ def _make_user_data(model: LayeredModel, spec: WorkloadSpec) -> UserData:
             "def example(batch_size): return inputs, targets and --random-inputs",
         )
     return UserData(function, f"{model.source_name}: data()", spec.batch_size, spec.seed)
-
-
-def _require_step_without_closure(optimizer: torch.optim.Optimizer, source_name: str) -> None:
-    """Raises WorkloadError for an optimizer that computes the loss anew within a step, as LBFGS does."""
-    needed = [p.name for p in inspect.signature(optimizer.step).parameters.values() if p.default is p.empty]
-    if needed:
-        raise WorkloadError(
-            f"{source_name}: {type(optimizer).__name__}'s step() needs {', '.join(needed)}: it computes "
-            "the loss several times a step, and no stage of a pipeline can do that alone",
-            hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
-        )
 
 
 def _describe_shapes(kinds: list[tuple[tuple[int, ...], str]]) -> str:

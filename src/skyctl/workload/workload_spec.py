@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import keyword
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -28,22 +29,26 @@ class ModelSource:
     """Where the model comes from.
 
     Attributes:
-        kind: ``gpt`` or ``bert``, with ``sizes``; ``file``, the user's file ``path``; or ``hf``, the folder
-            ``path`` with ``options``.
+        kind: ``gpt`` or ``bert``, with ``sizes``; ``file``, the user's file ``path`` with ``arguments``; or
+            ``hf``, the folder ``path`` with ``options``.
+        arguments: by name, the values as typed.
     """
 
     kind: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     path: Path | None = None
     options: Mapping[str, int] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def canonical(self) -> str:
-        """A text that is the same for the same model: all its sizes; a file's name without its folder."""
+        """A text that is the same for the same model: all its sizes; a file's name without its folder, with
+        its arguments by name."""
         if self.kind == "hf":
             return hub.canonical_options(self.options)
         if self.path is not None:
-            return self.path.name
+            given = [f",{name}={self.arguments[name]}" for name in sorted(self.arguments)]
+            return self.path.name + "".join(given)
         return f"{self.kind}:" + ",".join(f"{key}={self.sizes[key]}" for key in DEFAULT_SIZES)
 
 
@@ -54,6 +59,7 @@ class WorkloadSpec:
     Attributes:
         source: as typed.
         path: the user's file or folder, rewritten to the shipped copy on a node; None for built-in models.
+        arguments: of the user's file, by name, the values as typed; None: there are none.
         batch_size: samples per step.
         learning_rate: None: the model's own default.
         data_path: the text to train on; None: the standard library's sources. On a node: the shipped copy.
@@ -66,6 +72,7 @@ class WorkloadSpec:
 
     source: str
     path: str | None = None
+    arguments: Mapping[str, str] | None = None
     batch_size: int = 32
     seed: int = 0
     dtype: str = "float32"
@@ -98,7 +105,12 @@ def make_spec(source: str, **options: Any) -> WorkloadSpec:
         WorkloadError: the source, the dtype, the batch size, the learning rate or the data file is wrong.
     """
     parsed = parse_source(source)
-    spec = WorkloadSpec(source=source, path=str(parsed.path) if parsed.path else None, **options)
+    spec = WorkloadSpec(
+        source=source,
+        path=str(parsed.path) if parsed.path else None,
+        arguments=dict(parsed.arguments) or None,
+        **options,
+    )
     check_options(spec)
     if spec.data_path is not None:
         data = Path(spec.data_path).expanduser()
@@ -127,7 +139,9 @@ def check_options(spec: WorkloadSpec) -> None:
 
 
 def parse_source(text: str) -> ModelSource:
-    """Parses ``gpt:layers=8,…``, ``bert:…``, ``hf:DIR`` or the path of a Python file.
+    """Parses ``gpt:layers=8,…``, ``bert:…``, ``hf:DIR`` or ``FILE.py[,NAME=VALUE…]``.
+
+    A file whose own name has a comma is found, too: the longest beginning that is a file counts.
 
     Raises:
         WorkloadError: unknown kind, key or value (the nearest known one is named), or no such file.
@@ -135,26 +149,33 @@ def parse_source(text: str) -> ModelSource:
     if not text.strip():
         raise WorkloadError("the workload is empty", hint="gpt:layers=8,hidden=256 or the path of a train.py")
     kind, colon, rest = text.partition(":")
-    if (colon or kind in BUILTINS) and kind in KINDS and not Path(text).is_file():
+    if (colon or kind in BUILTINS) and kind in KINDS and not _is_file(text):
         if kind == "hf":
             folder, options = hub.parse_hub_source(text)
             return ModelSource(kind="hf", path=hub.check_folder(text, folder), options=options)
         return ModelSource(kind=kind, sizes=_parse_sizes(text, kind, rest))
-    path = Path(text).expanduser()
+    parts = text.split(",")
+    beginnings = range(len(parts), 0, -1)
+    length = next((n for n in beginnings if _is_file(",".join(parts[:n]))), None)
+    if length is None:
+        length = next((n for n in beginnings if "=" not in parts[n - 1]), len(parts))
+    name = ",".join(parts[:length])
+    path = Path(name).expanduser()
     if path.is_dir():
-        raise WorkloadError(f"{text} is a folder; a workload is a python file, or gpt:… or bert:…")
-    if not path.is_file():
+        raise WorkloadError(f"{name} is a folder; a workload is a python file, or gpt:… or bert:…")
+    if not _is_file(name):
         if colon and re.fullmatch(r"[A-Za-z]\w*", kind) and os.sep not in text:
             raise WorkloadError(
                 f"unknown kind of model {kind!r}{_suggest(kind, KINDS)}; there are {', '.join(KINDS)}"
             )
         raise WorkloadError(
-            f"there is no workload file {text}{_suggest(text, BUILTINS)}",
-            hint="a workload is the path of a python file, or gpt:layers=8,… or bert:layers=8,…",
+            f"there is no workload file {name}{_suggest(name, BUILTINS)}",
+            hint="a workload is the path of a python file (train.py,NAME=VALUE with arguments), "
+            "or gpt:layers=8,… or bert:layers=8,…",
         )
     if path.suffix != ".py":
-        raise WorkloadError(f"{text} is no python file: its name must end in .py")
-    return ModelSource(kind="file", path=path.resolve())
+        raise WorkloadError(f"{name} is no python file: its name must end in .py")
+    return ModelSource(kind="file", path=path.resolve(), arguments=_parse_arguments(name, parts[length:]))
 
 
 def resolve_source(spec: WorkloadSpec) -> ModelSource:
@@ -170,7 +191,30 @@ def resolve_source(spec: WorkloadSpec) -> ModelSource:
         return ModelSource(
             "hf", path=hub.check_folder(spec.source, path), options=hub.parse_hub_source(spec.source)[1]
         )
-    return ModelSource("file", path=path)
+    return ModelSource("file", path=path, arguments=spec.arguments or {})
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_file()
+    except OSError:  # too long for a name, as many arguments are
+        return False
+
+
+def _parse_arguments(file: str, parts: Sequence[str]) -> dict[str, str]:
+    """By name, the arguments ``NAME=VALUE`` that follow a file's name."""
+    found: dict[str, str] = {}
+    for part in parts:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not name.isidentifier() or keyword.iskeyword(name):
+            raise WorkloadError(
+                f"{file}: {part.strip()!r:.80} is no argument; arguments are NAME=VALUE, with commas between",
+                hint=f"as in {file},width=512,depth=4",
+            )
+        if name in found:
+            raise WorkloadError(f"{file}: {name!r} is given twice")
+        found[name] = value
+    return found
 
 
 def _parse_sizes(text: str, kind: str, rest: str) -> dict[str, int]:

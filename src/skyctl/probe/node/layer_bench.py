@@ -109,6 +109,8 @@ class LayerBench:
         until = min(end, time.monotonic() + max(least_s, coordinator.count_s() or 0.0))
         company_s = max(budget_s, until - time.monotonic()) / parts
         self._measure_together(LayerBudget(company_s, slice_s, 0.0), least_s, until)
+        if self.bench.layer_samples.known:
+            self.bench.measure_update_call(slice_s * OPTIMIZER_SHARE)
         coordinator.measured()
         time.sleep(ORDER_GRACE_S)
         self._repeat_passes(budget, lambda: False, end)
@@ -181,9 +183,10 @@ class LayerBench:
         """
         timer = self.bench.timer
         clock = ClockScale(self.wall_cpu_ratio(), timer.by_cpu, timer.wall_cpu_ratio_interval())
+        update_call_s = self.bench.update_call_s(clock.wall_cpu_ratio)
         return [
             {"signature": layer.signatures[size], "microbatch_size": size}
-            | timing_figures(self.bench.layer_samples, (layer.index, size), clock, action_s)
+            | timing_figures(self.bench.layer_samples, (layer.index, size), clock, action_s, update_call_s)
             for layer in layers
             for size in sorted(layer.needs_bytes)
         ]

@@ -334,13 +334,19 @@ class ClockScale:
 
 
 def timing_figures(
-    layer_samples: LayerSamples, key: LayerKey, clock: ClockScale, action_s: float
+    layer_samples: LayerSamples,
+    key: LayerKey,
+    clock: ClockScale,
+    action_s: float,
+    update_call_s: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Any]:
     """``LayerTiming``'s figures of a layer at a size, or why there are none.
 
     Args:
         action_s: what a stage's forward and backward take whatever their layers, of the CPU's seconds where
             there is a wall_cpu_ratio: it is taken off what a window of layers took.
+        update_call_s: what an optimizer's step takes whatever its parameters, which is taken off, and the
+            layer's share of the one step that a stage makes.
     """
     samples, parts = layer_samples.samples_of(key), layer_samples.splits.get(key)
     if not samples:
@@ -348,6 +354,7 @@ def timing_figures(
     found = estimate(samples, clock.wall_cpu_ratio, layer_samples.blocks_of(key))
     updates = layer_samples.samples_of((key[0], 0))
     own = layer_samples.own_share(key, action_s, clock.wall_cpu_ratio is not None)
+    update_s = estimate(updates, clock.wall_cpu_ratio).forward_s if updates else 0.0
     split_s = weight_s = None
     if parts:  # few repetitions, so not out of proportion to the whole
         split_s = found.backward_s * own * min(max(1.0, parts.ratio(clock.by_cpu)), MOST_SPLIT_RATIO)
@@ -355,7 +362,7 @@ def timing_figures(
     return {
         "forward_s": found.forward_s * own,
         "backward_s": found.backward_s * own,
-        "optimizer_s": estimate(updates, clock.wall_cpu_ratio).forward_s if updates else 0.0,
+        "optimizer_s": max(0.0, update_s - update_call_s[0]) + update_call_s[1] if updates else 0.0,
         "weight_s": weight_s,
         "split_s": split_s,
         "spread": found.spread,

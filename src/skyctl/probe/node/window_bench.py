@@ -24,8 +24,11 @@ from skyctl.probe.node.repetitions import (
     OptimizerRepetition,
     measure_split_backward,
 )
-from skyctl.probe.node.samples import LayerSamples, SplitSamples, block_sizes
+from skyctl.probe.node.samples import LayerSamples, SplitSamples, block_sizes, estimate
 from skyctl.workload.workload import Workload
+
+UPDATE_CALL = -1
+"""In the place of a layer's index: an optimizer's step over next to nothing."""
 
 OPTIMIZER_SHARE = 0.25
 """An optimizer's slice, as part of a layer's: it runs once a step."""
@@ -160,7 +163,7 @@ class WindowBench:
                 if number not in updated and len(self.layer_samples.samples_of((index, 0))) < updates:
                     updated.add(number)
                     built.chain.drop_in_flight()
-                    self._measure_optimizer(layers[number], module, budget.whole_s * OPTIMIZER_SHARE)
+                    self._measure_optimizer(layers[number].index, module, budget.whole_s * OPTIMIZER_SHARE)
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
@@ -238,7 +241,11 @@ class WindowBench:
             kept.whole += found.whole
             kept.split += found.split
 
-    def _measure_optimizer(self, layer: DistinctLayer, module: nn.Module, slice_s: float) -> None:
+    def measure_update_call(self, slice_s: float) -> None:
+        """Measures what an optimizer's step takes whatever its parameters: one over a single number."""
+        self._measure_optimizer(UPDATE_CALL, nn.Linear(1, 1, bias=False, device=self._device), slice_s)
+
+    def _measure_optimizer(self, index: int, module: nn.Module, slice_s: float) -> None:
         parameters = list(module.parameters())
         if not parameters:
             return
@@ -247,7 +254,16 @@ class WindowBench:
                 parameter.grad = torch.zeros_like(parameter)
         steps = OptimizerRepetition(self._workload, module, self._device)
         samples = collect_samples(self.timer, steps, slice_s=slice_s)
-        self.layer_samples.add((layer.index, 0), samples, block_sizes(samples, self.timer.by_cpu))
+        self.layer_samples.add((index, 0), samples, block_sizes(samples, self.timer.by_cpu))
+
+    def update_call_s(self, wall_cpu_ratio: float | None) -> tuple[float, float]:
+        """(seconds of such a step, the share of it that falls to each layer): a stage makes one for all."""
+        samples = self.layer_samples.samples_of((UPDATE_CALL, 0))
+        updated = sum(
+            any(p.requires_grad for p in layer.parameters()) for layer in self._workload.model.layers
+        )
+        seconds = estimate(samples, wall_cpu_ratio).forward_s if samples else 0.0
+        return seconds, seconds / max(1, updated)
 
     def measure_call_overhead(self, overhead: CallOverhead, slice_s: float) -> bool:
         """Measures what a stage's calls take whatever their layers; False: there is no room for it.

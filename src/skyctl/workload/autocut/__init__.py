@@ -1,0 +1,1 @@
+"""Cuts an ordinary ``nn.Module`` into layers, by running its forward on fake tensors."""

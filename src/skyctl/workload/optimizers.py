@@ -1,0 +1,170 @@
+"""The optimizer and the learning-rate scheduler of some parameters: the user's, or AdamW and none.
+
+A parameter knows its name in the file of the whole model's weights, so building layers is enough to have an
+optimizer with groups by name, on any stage.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from skyctl.errors import WorkloadError
+from skyctl.workload import user_code
+from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.recipe import Recipe
+
+if TYPE_CHECKING:
+    from skyctl.workload.layered_model import LayeredModel
+
+_NAME_ATTRIBUTE = "_skyctl_name"
+EMPTY_HINT = (
+    "each stage calls it with its own parameters: a list that it picks from them may be empty there, which "
+    "torch refuses; a group, {'params': [...]}, may be empty"
+)
+
+
+def name_parameters(layer: nn.Module, names: Mapping[str, str]) -> None:
+    """Gives a layer's parameters, and their masters, their names in the whole model's weights.
+
+    Args:
+        names: the layer's own names → those.
+    """
+    for name, parameter in layer.named_parameters():
+        for named in (parameter, master_of(parameter)):
+            setattr(named, _NAME_ATTRIBUTE, names.get(name, name))
+
+
+def copy_name(source: nn.Parameter, target: nn.Parameter) -> None:
+    """Gives a parameter the name of the one that it stands in for."""
+    setattr(target, _NAME_ATTRIBUTE, weight_name(source))
+
+
+def weight_name(parameter: nn.Parameter) -> str:
+    """A parameter's name in the whole model's weights; empty where it is of no workload's layer."""
+    return str(getattr(parameter, _NAME_ATTRIBUTE, ""))
+
+
+def with_names(parameters: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter) of each, as ``optimizer(parameters, named)`` gets them."""
+    return [(weight_name(parameter), parameter) for parameter in parameters]
+
+
+def make_default_optimizer(
+    wanted: Sequence[nn.Parameter], rate: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    """AdamW over those parameters; an optimizer that does nothing where there are none."""
+    if not wanted:
+        return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in wanted)
+    return torch.optim.AdamW(wanted, lr=rate, betas=betas, fused=fused or None)
+
+
+def make_users_optimizer(
+    model: LayeredModel, wanted: Sequence[nn.Parameter], learning_rate: float | None
+) -> torch.optim.Optimizer:
+    """The user's optimizer over those parameters, of which there are some.
+
+    Args:
+        learning_rate: of all its groups, whatever they have; None: their own.
+
+    Raises:
+        WorkloadError: the user's optimizer() raised, or gave something else than an optimizer whose
+            ``step()`` takes no argument: LBFGS computes the loss anew within a step.
+    """
+    try:
+        with user_code.user_errors(model.path or Path(), "optimizer()"):
+            made = model.functions["optimizer"](list(wanted), with_names(wanted))
+    except WorkloadError as exc:
+        if exc.hint is None and isinstance(exc.__cause__, ValueError | IndexError):
+            exc.hint = EMPTY_HINT
+        raise
+    kind = type(made).__name__
+    if not isinstance(made, torch.optim.Optimizer):
+        raise WorkloadError(f"{model.source_name}: optimizer() must give a torch optimizer, not {kind}")
+    if needed := _needed_by_step(made):
+        raise WorkloadError(
+            f"{model.source_name}: {kind}'s step() needs {needed}: it computes "
+            "the loss several times a step, and no stage of a pipeline can do that alone",
+            hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
+        )
+    if learning_rate is not None:
+        for group in made.param_groups:
+            group["lr"] = learning_rate
+    return made
+
+
+def make_users_lr_scheduler(
+    model: LayeredModel, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The user's scheduler of that optimizer in a run of so many steps; None: the file defines none.
+
+    Raises:
+        WorkloadError: the user's lr_scheduler() raised, gave something else than a scheduler of that
+            optimizer whose ``step()`` takes no argument, or the recipe moves the rates as well.
+    """
+    if "lr_scheduler" not in model.functions:
+        return None
+    _refuse_two_schedules(recipe, model.source_name)
+    with user_code.user_errors(model.path or Path(), "lr_scheduler()"):
+        made = model.functions["lr_scheduler"](optimizer, steps)
+    kind = type(made).__name__
+    if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        raise WorkloadError(
+            f"{model.source_name}: lr_scheduler() must give a scheduler of torch.optim, not {kind}"
+        )
+    if needed := _needed_by_step(made):
+        raise WorkloadError(
+            f"{model.source_name}: {kind}'s step() needs {needed}: it follows what was measured, and every "
+            "stage must have the same rate, before and after a resume, from the step's number alone",
+            hint="give a scheduler whose step() takes no argument, such as CosineAnnealingLR or OneCycleLR",
+        )
+    if getattr(made, "optimizer", optimizer) is not optimizer:
+        raise WorkloadError(
+            f"{model.source_name}: lr_scheduler() gave a {kind} of another optimizer than it was given"
+        )
+    return made
+
+
+def check_lr_scheduler(
+    model: LayeredModel, recipe: Recipe, make_optimizer: Callable[[], torch.optim.Optimizer]
+) -> None:
+    """Checks the user's ``lr_scheduler``, if there is one, where nothing is trained.
+
+    Args:
+        make_optimizer: makes one over the whole model's parameters, which have no values.
+
+    Raises:
+        WorkloadError: as ``make_users_lr_scheduler``.
+    """
+    if "lr_scheduler" not in model.functions:
+        return
+    _refuse_two_schedules(recipe, model.source_name)
+    try:
+        optimizer = make_optimizer()
+    except WorkloadError:  # one that looks at values can be made on the nodes only
+        return
+    make_users_lr_scheduler(model, optimizer, recipe, recipe.total_steps)
+
+
+def _refuse_two_schedules(recipe: Recipe, source_name: str) -> None:
+    """Raises WorkloadError where the recipe moves the learning rate that ``lr_scheduler()`` moves."""
+    given = [f"--lr-schedule {recipe.lr_schedule}"] if recipe.lr_schedule != "constant" else []
+    given += [f"--warmup-steps {recipe.warmup_steps}"] if recipe.warmup_steps else []
+    if given:
+        raise WorkloadError(
+            f"{source_name} defines lr_scheduler(), and {' and '.join(given)} would move the same rates",
+            hint=f"leave {' and '.join(given)} out, or take lr_scheduler() out of the file",
+        )
+
+
+def _needed_by_step(steps: Any) -> str:
+    """The parameters that ``step()`` can't do without, with commas between."""
+    parameters = inspect.signature(steps.step).parameters.values()
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in rest)
