@@ -142,7 +142,7 @@ CHECK: Mapping[str, Message] = {
         "cpu_quota": 1.5,
         "memory_total_bytes": 2**34,
         "memory_available_bytes": 2**33,
-        "memory_limited": False,
+        "memory_limit_bytes": None,
         "nofile": [1024, 4096],
         "shm_bytes": 2**26,
         "cache": {"path": "/c", "free_bytes": 2**35},

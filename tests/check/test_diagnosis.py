@@ -19,7 +19,7 @@ FACTS: dict[str, Any] = {
     "cpu_quota": None,
     "memory_total_bytes": 16 << 30,
     "memory_available_bytes": 8 << 30,
-    "memory_limited": False,
+    "memory_limit_bytes": None,
     "nofile": [1024, 1 << 20],
     "shm_bytes": 1 << 30,
     "cache": {"path": "/home/ada/.cache/skyctl", "free_bytes": 50 << 30},
@@ -117,6 +117,16 @@ def test_limits() -> None:
     unknown = {"nofile": None, "shm_bytes": None, "memory_available_bytes": None, "memory_total_bytes": None}
     unknown |= {"tmp": {"path": "/tmp", "free_bytes": None}, "cache": {"path": "/c", "free_bytes": None}}
     assert statuses(diagnosis.limits_ticks(NODE, {**FACTS, **unknown})) == ["ok"]
+    held = {"memory_total_bytes": 24 << 30, "memory_available_bytes": 3 << 30, "memory_limit_bytes": 4 << 30}
+    for node, change, words in [
+        (NODE, {}, "8.0 GiB of 16.0 GiB memory (free)"),
+        (NODE, held, "3.0 GiB of 24.0 GiB memory (cgroup limit)"),
+        (NODE.model_copy(update={"memory_gib": 2.0}), held, "2.0 GiB of 24.0 GiB memory (memory_gib)"),
+    ]:
+        (tick,) = diagnosis.limits_ticks(node, {**FACTS, **change})
+        assert words in str(tick.found)
+    (over,) = diagnosis.limits_ticks(NODE.model_copy(update={"memory_gib": 6.0}), {**FACTS, **held})
+    assert over.found == "memory_gib: 6, but it has 4.0 GiB"
     greedy = NODE.model_copy(update={"threads": 16, "memory_gib": 32.0})
     assert statuses(diagnosis.limits_ticks(greedy, FACTS)) == ["warning", "warning"]
     # memory_gib is of the cards where the node has some

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import command
+
 SCRIPT = """
 import sys, time
 from typing import Annotated
@@ -222,3 +225,16 @@ def test_terminal(script: list[str]) -> None:
     assert "x [red]" in shown
     assert "\x1b[31mevil" not in shown
     assert "\x1b[33m" not in on_terminal(script, "ok", NO_COLOR="1")
+
+
+def test_help_is_wrapped_by_the_terminal_alone() -> None:
+    """A docstring's own line breaks, at another width, would make ragged lines."""
+
+    def build(out: Output) -> None:
+        """Build it.
+
+        A second paragraph that
+        has two lines.
+        """
+
+    assert command(build).__doc__ == "Build it.\n\nA second paragraph that has two lines."

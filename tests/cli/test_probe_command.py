@@ -84,3 +84,19 @@ def test_a_dry_run_of_quick_says_what_is_looked_at(run: Run) -> None:
     assert code == 0
     assert f"the profile of {empty().created} still holds on a, b" in out
     assert "a ring of links" in out
+
+
+def test_a_count_that_the_model_cannot_take_is_left_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def model(): return [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)]\n"
+        "def data(batch_size, seed):\n"
+        "    while True: yield torch.randn(batch_size, 6), torch.randint(0, 4, (batch_size,))\n"
+    )
+    code, out, err = run("train.py", "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["microbatches"] == [4, 8, 16]
+    assert "left out: 32 microbatches: some would have 1 sample: train.py: layer 1" in err
+    code, _, err = run("train.py", "--dry-run", "--microbatches", "32")
+    assert code == 2
+    assert "these work: --microbatches 1, 2, 4, 8, 16" in err

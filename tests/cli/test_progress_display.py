@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from skyctl.cli.progress_display import NodeProgress, ProgressDisplay
+from skyctl.cli.progress_display import NodeProgress, ProgressDisplay, wrap_words
 
 
 def drawn(rows: NodeProgress, height: int = 20) -> str:
@@ -65,3 +65,33 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ProgressDisplay("probe", show=False, stream=stream).node("n1", "measured", 1.0)
     assert stream.getvalue() == ""
     assert capsys.readouterr().out == ""
+
+
+def test_a_long_note_is_broken_between_words_and_a_path_is_left_whole() -> None:
+    path = "/home/ada/.local/state/skyctl/runs/20261121-063012-ab12/attempts/1/logs"
+    text = f"what is said of a run that has ended stands in\n{path}, a file for each rank"
+    assert wrap_words(text, 30).split("\n") == [
+        "what is said of a run that has",
+        "  ended stands in",
+        f"{path},",
+        "  a file for each rank",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_notes_beside_the_live_line_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command to be copied is not: the terminal breaks that."""
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    display = ProgressDisplay("probe", show=True, stream=stream)
+    try:
+        assert display.print("what is said of a run that has ended", None, wrap=True)
+        assert display.print("next: skyctl plan train.py -o plan.json", None, wrap=False)
+    finally:
+        display.stop()
+    assert "what is said of a run that has\n  ended\n" in stream.getvalue()
+    assert "next: skyctl plan train.py -o plan.json\n" in stream.getvalue()

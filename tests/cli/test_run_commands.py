@@ -187,3 +187,26 @@ def test_a_run_that_had_not_begun_is_ended_by_attach(tmp_path: Path, skyctl: Sky
     assert done.returncode == 1, done.stderr
     assert "had no plan yet" in done.stderr
     assert json.loads(paths.state.read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("plan.jsno", "plan.json"), ("plna.json", "plan.json"), ("trian.py", "train.py"), ("xyz", None)],
+)
+def test_launch_names_the_file_that_may_be_meant(
+    skyctl: Skyctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, meant: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("plan.json", "train.py", "notes.txt"):
+        (tmp_path / name).touch()
+    done = skyctl("launch", typed)
+    assert done.returncode == 2
+    assert f"there is no file {typed}" in done.stderr
+    assert (f"did you mean {meant}?" in done.stderr) if meant else ("did you mean" not in done.stderr)
+    assert "a plan is a .json file" in done.stderr
+
+
+def test_launch_leaves_what_is_wrong_with_a_model_to_the_model(skyctl: Skyctl, tmp_path: Path) -> None:
+    assert "gpt has no 'layrs' (did you mean 'layers'?)" in skyctl("launch", "gpt:layrs=2").stderr
+    (tmp_path / "train.py").touch()
+    assert "there is no file" not in skyctl("launch", f"{tmp_path}/train.py,width=").stderr

@@ -95,6 +95,17 @@ def test_the_end_of_a_run_says_whether_its_interval_held(capsys: pytest.CaptureF
         assert words in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("steps", "said"), [(10, "in 10 steps\n"), (12, "(mean of the last 10: 4.5000)\n")])
+def test_the_last_losses_mean_is_beside_one_batchs(
+    capsys: pytest.CaptureFixture[str], steps: int, said: str
+) -> None:
+    losses = tuple(StepMeasurement(step=i, loss=float(steps - 1 - i), iteration_s=1.6) for i in range(steps))
+    show_measurement(Output(), run().model_copy(update={"steps": losses, "final_loss": 0.0}))
+    told = capsys.readouterr().out
+    assert f"loss: {steps - 1}.0000 → 0.0000 in {steps} steps" in told
+    assert said in told
+
+
 def test_a_validations_metrics_each_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     found = [
         ValidationMeasurement(step=1, loss=2.0, metrics={"accuracy": 0.123456, "loss": None}),

@@ -57,6 +57,14 @@ def test_the_shipped_example_is_valid_and_shows_every_key() -> None:
     assert [key for key in NODE_KEYS if f"{key}:" not in path.read_text()] == []
 
 
+def test_a_local_node_takes_no_default_python_but_may_name_one() -> None:
+    found = cluster(
+        "defaults: {python: /opt/python}\nnodes:\n  - h\n  - {name: l, transport: local}\n"
+        "  - {name: m, transport: local, python: /mine/python}\n"
+    )
+    assert [node.python for node in found.nodes] == ["/opt/python", sys.executable, "/mine/python"]
+
+
 def test_defaults_fill_and_env_merges() -> None:
     found = cluster(
         'defaults: {port: 2200, slowdown: 3, env: {A: "1", B: "1"}}\n'

@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from skyctl import Plan, Problem, SkyctlError
-from skyctl.errors import InvalidRecordError, RecordError
+from skyctl import Plan, Problem, SkyctlError, plan, predict, verify
+from skyctl.errors import InputError, InvalidRecordError, RecordError
 from skyctl.records.base import parse
 from skyctl.records.problem import Device, Layer
 
@@ -61,3 +61,35 @@ def test_a_file_is_named_in_the_place_of_the_record():
 
 def test_a_good_record_is_one():
     assert Problem(**GOOD) == Problem.model_validate(GOOD) == Problem.model_validate(Problem(**GOOD))
+
+
+def test_a_record_that_is_to_be_changed_says_how_to_make_another():
+    problem = Problem(**GOOD)
+    for change in (lambda: setattr(problem, "microbatches", 2), lambda: delattr(problem, "microbatches")):
+        with pytest.raises(InvalidRecordError, match=r"microbatches: a record can't be changed.*model_copy"):
+            change()
+    assert problem.microbatches == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda p: plan(GOOD), "plan() takes a Problem, not a dict"),
+        (lambda p: plan(p, "fast"), "unknown strategy 'fast'"),
+        (lambda p: plan(p, time_limit_s=0), "time_limit_s must be a number of seconds above 0, not 0"),
+        (lambda p: plan(p, time_limit_s="9"), "time_limit_s must be a number of seconds above 0, not '9'"),
+        (lambda p: plan(p, time_limit_s=float("nan")), "above 0, not nan"),
+        (
+            lambda p: plan(p, assign=[("n1/cpu:0", 0)]),
+            "a list of (device, start, stop), not of (",
+        ),
+        (lambda p: plan(p, assign=[("n1/cpu:0", "0", 1)]), "a list of (device, start, stop)"),
+        (lambda p: predict(p, {}), "predict() takes a Plan, not a dict"),
+        (lambda p: predict(None, plan(p)), "predict() takes a Problem, not a NoneType"),
+        (lambda p: verify(p, "plan.json"), "verify() takes a Plan, not a str"),
+    ],
+)
+def test_what_the_functions_do_not_take_is_bad_input(call, said):
+    with pytest.raises(InputError) as caught:
+        call(Problem(**GOOD))
+    assert said in caught.value.message

@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyctl.agent import process_tree
+from skyctl.agent.task_runner import make_error_event
 from skyctl.errors import (
     InputError,
     NodeError,
@@ -28,6 +30,7 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions, NodeConnection
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import connect_node, open_session, open_sessions
+from skyctl.workload.user_code import user_errors
 
 from .answers import run_node_task
 
@@ -92,6 +95,22 @@ def test_a_flood_of_output_is_bounded(local: Session, task_env: Env) -> None:
     found = events(task)
     assert len(found) < 20_000
     assert any(event["event"] == "result" for event in found)
+
+
+def test_a_package_that_a_node_lacks_points_to_setup() -> None:
+    """Whether the import was in the user's file, and came as skyctl's own error, or in skyctl's code."""
+    node = Node(name="oldbox", host="oldbox")
+    with pytest.raises(WorkloadError) as caught, user_errors(Path("train.py"), "importing it"):
+        import_module("package_that_is_not_there")
+    assert "which `skyctl setup train.py` brings to the nodes" in str(caught.value.hint)
+    told = make_error_event(caught.value)
+    for event in (told, {**told, "type": "ModuleNotFoundError", "skyctl": False, "hint": None}):
+        error = translate_task_failure(node, event, "my models/train.py")
+        assert "oldbox" in error.message
+        assert "package_that_is_not_there" in error.message
+        assert "skyctl setup 'my models/train.py' --limit oldbox" in str(error.hint)
+    torch = {**told, "type": "ModuleNotFoundError", "skyctl": False, "module": "torch"}
+    assert str(translate_task_failure(node, torch).hint).startswith("`skyctl setup --limit oldbox` brings it")
 
 
 @pytest.mark.parametrize(

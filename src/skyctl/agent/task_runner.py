@@ -79,6 +79,7 @@ class TaskChannel:
 
 def make_error_event(exc: BaseException) -> dict[str, Any]:
     """The event that reports an exception; ``remote/remote_task.py`` reads it."""
+    cause = exc.__cause__ if isinstance(exc, SkyctlError) else exc  # the user's own import, say
     return {
         "event": "error",
         "type": type(exc).__name__,
@@ -88,7 +89,7 @@ def make_error_event(exc: BaseException) -> dict[str, Any]:
         "exit_code": exc.exit_code if isinstance(exc, SkyctlError) else 1,
         "hint": exc.hint if isinstance(exc, SkyctlError) else None,
         "python": sys.executable,
-        "module": exc.name if isinstance(exc, ImportError) else None,
+        "module": cause.name if isinstance(cause, ImportError) else None,
         "errno": exc.errno if isinstance(exc, OSError) else None,
         "out_of_memory": _is_out_of_memory(exc),
     }

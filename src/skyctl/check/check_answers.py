@@ -51,7 +51,7 @@ class HostFacts:
     cpu_quota: Cpus | None
     memory_total_bytes: ByteCount | None
     memory_available_bytes: ByteCount | None
-    memory_limited: bool
+    memory_limit_bytes: ByteCount | None
     nofile: tuple[Number, Number] | None
     shm_bytes: ByteCount | None
     cache: FolderFacts

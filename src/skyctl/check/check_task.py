@@ -148,9 +148,11 @@ def _host_facts(cache: Path) -> dict[str, Any]:
             for line in Path("/proc/meminfo").read_text().splitlines()
         }
         total, available = values.get("MemTotal"), values.get("MemAvailable", values.get("MemFree"))
-    if limits.memory is not None and total is not None and limits.memory.limit_bytes < total:
-        total = limits.memory.limit_bytes
-        available = min(available or 0, limits.memory.left_bytes)
+    limit = limits.memory
+    if limit is not None and total is not None and limit.limit_bytes >= total:
+        limit = None
+    if limit is not None:
+        available = min(available or 0, limit.left_bytes)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "python": platform.python_version(),
@@ -159,7 +161,7 @@ def _host_facts(cache: Path) -> dict[str, Any]:
         "cpu_quota": limits.quota.cpus if limits.quota else None,
         "memory_total_bytes": total,
         "memory_available_bytes": available,
-        "memory_limited": limits.memory is not None,
+        "memory_limit_bytes": None if limit is None else limit.limit_bytes,
         "nofile": _open_files_limit(),
         "shm_bytes": _filesystem_bytes("/dev/shm"),  # noqa: S108
         "cache": {"path": str(cache), "free_bytes": free_bytes(cache)},

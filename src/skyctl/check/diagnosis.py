@@ -146,11 +146,25 @@ def limits_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
         return ticks
     parts = [f"{facts['cpus']} cpus" + (f" (quota {facts['cpu_quota']:g})" if facts["cpu_quota"] else "")]
     if facts["memory_available_bytes"] is not None:
-        limited = ", limited" if facts["memory_limited"] else ""
-        parts.append(f"{_size_text(facts['memory_available_bytes'])} memory free{limited}")
+        parts.append(_memory_text(node, facts))
     if facts["cache"]["free_bytes"] is not None:
         parts.append(f"{_size_text(facts['cache']['free_bytes'])} disk free")
     return [ok("limits", ", ".join(parts))]
+
+
+def _memory_text(node: Node, facts: Mapping[str, Any]) -> str:
+    """``3.0 GiB of 24.0 GiB memory (cgroup limit)``: what training may use now, of what, and what caps it."""
+    free, total = facts["memory_available_bytes"], facts["memory_total_bytes"]
+    cap = "cgroup limit" if facts["memory_limit_bytes"] is not None else "free"
+    if node.memory_gib is not None and node.memory_gib * 2**30 < free and not _has_cards(node):
+        free, cap = node.memory_gib * 2**30, "memory_gib"
+    of = f" of {_size_text(total)}" if total is not None else ""
+    return f"{_size_text(free)}{of} memory ({cap})"
+
+
+def _has_cards(node: Node) -> bool:
+    """Whether accelerators are named for it, whose memory ``memory_gib`` is then."""
+    return any(device.partition(":")[0] != "cpu" for device in node.devices or ())
 
 
 def _disk_ticks(facts: Mapping[str, Any]) -> list[Tick]:
@@ -179,18 +193,20 @@ def _file_limit_ticks(facts: Mapping[str, Any]) -> list[Tick]:
 
 
 def _memory_ticks(node: Node, facts: Mapping[str, Any]) -> list[Tick]:
-    total, free = facts["memory_total_bytes"], facts["memory_available_bytes"]
+    free, limit = facts["memory_available_bytes"], facts["memory_limit_bytes"]
+    total = facts["memory_total_bytes"] if limit is None else limit
     ticks = []
     if free is not None and free < LOW_MEMORY_BYTES:
-        what = "under its limit" if facts["memory_limited"] else "free"
+        what = "free" if limit is None else "left under its cgroup limit"
         ticks.append(warning("limits", f"{_size_text(free)} memory {what}", "end what else runs there"))
-    if node.memory_gib is not None and total is not None and node.memory_gib * 2**30 > total:
-        cards = any(device.partition(":")[0] != "cpu" for device in node.devices or ())
-        if not cards:
-            found = f"memory_gib: {node.memory_gib:g}, but it has {_size_text(total)}"
-            ticks.append(
-                warning("limits", found, f"lower `memory_gib` of node {node.name!r} in cluster.yaml")
-            )
+    if (
+        node.memory_gib is not None
+        and total is not None
+        and node.memory_gib * 2**30 > total
+        and not _has_cards(node)
+    ):
+        found = f"memory_gib: {node.memory_gib:g}, but it has {_size_text(total)}"
+        ticks.append(warning("limits", found, f"lower `memory_gib` of node {node.name!r} in cluster.yaml"))
     return ticks
 
 

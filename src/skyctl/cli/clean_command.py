@@ -34,7 +34,7 @@ def clean(
     nodes: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NODES]",
+            metavar="NODES",
             help="Only these nodes: names, globs, groups, !left-out; default: all, and this machine.",
             autocompletion=complete_nodes,
             show_default=False,

@@ -7,11 +7,10 @@ import json
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from skyctl.cli.progress_display import ProgressDisplay, make_console, strip_control
+from skyctl.cli.progress_display import ProgressDisplay, make_console, strip_control, wrap_words
 from skyctl.errors import SkyctlError
 
 if TYPE_CHECKING:
@@ -56,13 +55,7 @@ class Output:
         """Prints a line of the result. ``wrap``: breaks it between words where the terminal is too narrow."""
         self.pause()
         if wrap and self.width is not None:
-            text = textwrap.fill(
-                strip_control(text),
-                self.width,
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            text = wrap_words(strip_control(text), self.width)
         self._print(self._results, text, style)
 
     def table(
@@ -139,10 +132,10 @@ class Output:
             text = text.encode("utf-8", "replace").decode()
             print(_CONTROL_IN_JSON.sub(_escaped, text), file=self._stdout, flush=True)
 
-    def note(self, text: str) -> None:
-        """Prints something by the way on stderr; not with ``-q``."""
+    def note(self, text: str, *, wrap: bool = True) -> None:
+        """Prints something by the way on stderr; not with ``-q``. ``wrap``: breaks it between words."""
         if not self.quiet:
-            self._print(sys.stderr, text, "dim")
+            self._print(sys.stderr, text, "dim", wrap=wrap)
 
     def detail(self, text: str) -> None:
         """Prints a detail on stderr, only with ``-v``."""
@@ -156,7 +149,7 @@ class Output:
 
     def warn(self, text: str) -> None:
         """Prints ``warning: …`` on stderr, also with ``-q``."""
-        self._print(sys.stderr, f"warning: {text}", "yellow")
+        self._print(sys.stderr, f"warning: {text}", "yellow", wrap=True)
 
     def error(self, error: SkyctlError) -> None:
         """Ends the live display and prints ``error: …`` with hint and log on stderr."""
@@ -198,15 +191,17 @@ class Output:
     def _results(self) -> TextIO:
         return sys.stderr if self.as_json else sys.stdout
 
-    def _print(self, stream: TextIO, text: str, style: str | None) -> None:
+    def _print(self, stream: TextIO, text: str, style: str | None, *, wrap: bool = False) -> None:
         text = strip_control(text)
         with self._piped(stream):
-            if self._live and stream.isatty() and self._live.print(text, style):
+            if self._live and stream.isatty() and self._live.print(text, style, wrap=wrap):
                 return
             if stream.isatty() and style:
                 from rich.text import Text
 
-                make_console(stream).print(Text(text, style=style), soft_wrap=True)
+                console = make_console(stream)
+                text = wrap_words(text, console.width) if wrap else text
+                console.print(Text(text, style=style), soft_wrap=True)
             else:
                 encoding = stream.encoding or "utf-8"
                 print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)

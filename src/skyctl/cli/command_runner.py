@@ -91,6 +91,9 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         parameters=parameters, return_annotation=None
     )
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    # typer keeps the line breaks of a docstring, which a narrower terminal would break once more.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    wrapper.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return wrapper
 
 

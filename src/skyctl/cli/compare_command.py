@@ -212,7 +212,7 @@ def _measured(
     connect = options.connect_options(target.path)
     with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
         require_all(sessions.failures)
-        profile = job.profile(sessions, options.profile, progress)
+        profile = job.profile(sessions, options.profile, progress, out.note)
         asked = (job.cluster, sessions, profile, job.request, job.workload)
         profile = recheck_contradictions(*asked, progress, out.warn)
         planned, sweeps, points = _planned(out, progress, job, profile, options)

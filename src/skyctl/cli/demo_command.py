@@ -63,7 +63,7 @@ def demo(
         connect = ConnectionOptions().connect_options(None)
         sessions = stack.enter_context(connect_nodes(nodes, connect, progress, connector=connector))
         require_all(sessions.failures)
-        profile = job.profile(sessions, None, progress, fresh=True)
+        profile = job.profile(sessions, None, progress, out.note, fresh=True)
         out.line("\n1. probe: what each machine can do")
         show_profile(out, profile)
         progress("planning")

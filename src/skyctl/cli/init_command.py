@@ -70,9 +70,7 @@ def init(
     out: Output,
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[HOST]...", help="ssh aliases, or user@host:port; default: all of ~/.ssh/config."
-        ),
+        typer.Argument(metavar="HOST", help="ssh aliases, or user@host:port; default: all of ~/.ssh/config."),
     ] = None,
     *,
     options: InitOptions,
@@ -102,7 +100,7 @@ def init(
         _write(out, path, text, overwrite=options.force, yes=options.yes)
         out.line(f"wrote {path} with {format_count(len(nodes), 'node')}")
         cluster_option = "" if str(path) == DEFAULT_PATH else f" -c {shlex.quote(str(path))}"
-        out.note(f"next: skyctl check{cluster_option}")
+        out.note(f"next: skyctl check{cluster_option}", wrap=False)
     names = [node.name for node in nodes]
     out.json({"path": None if to_stdout else str(path), "nodes": names, "text": text})
 

@@ -26,7 +26,7 @@ app = typer.Typer(
 LabsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[LAB.yaml|NAME]...", help="Which labs; default: every one.", autocompletion=complete_lab
+        metavar="LAB.yaml|NAME", help="Which labs; default: every one.", autocompletion=complete_lab
     ),
 ]
 
@@ -67,7 +67,7 @@ def up(
         out.warn(warning)
     out.line(f"lab {state.name} is up: {len(state.nodes)} nodes ({time.monotonic() - began:.1f} s)")
     _show_nodes(out, status)
-    out.note(f"next: skyctl check -c {shlex.quote(str(state.cluster))}")
+    out.note(f"next: skyctl check -c {shlex.quote(str(state.cluster))}", wrap=False)
     out.note(f"      ssh -F {shlex.quote(str(state.ssh_config))} {state.nodes[0].name}")
     out.json(status)
 
@@ -113,9 +113,7 @@ def down(
     *,
     labs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[LAB.yaml|NAME]...", help="Which labs to take down.", autocompletion=complete_lab
-        ),
+        typer.Argument(metavar="LAB.yaml|NAME", help="Which labs to take down.", autocompletion=complete_lab),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every lab that is up.")] = False,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +18,7 @@ from skyctl.cli.command_runner import check_output, command
 from skyctl.cli.option_values import STRATEGIES, require_choice
 from skyctl.cli.options import WORKLOAD_HELP, ClusterOptions, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
-from skyctl.errors import InputError
+from skyctl.errors import InputError, WorkloadError
 
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
@@ -63,10 +65,38 @@ def launch(
         _resume_run(out, options.resume, options)
     elif plan is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
-    elif plan.endswith(".json") and ".py," not in plan:  # a script may have an argument that ends so
-        _launch_plan(out, Path(plan), options)
     else:
-        _launch_workload(out, plan, options)
+        is_plan = plan.endswith(".json") and ".py," not in plan  # a script may have an argument that ends so
+        _check_source(plan, is_plan=is_plan)
+        if is_plan:
+            _launch_plan(out, Path(plan), options)
+        else:
+            _launch_workload(out, plan, options)
+
+
+def _check_source(text: str, *, is_plan: bool) -> None:
+    """Raises InputError for what is neither a plan nor a workload; names files that are called nearly so."""
+    from skyctl.workload.workload_spec import parse_source
+
+    near: list[str] = []
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a path that no system takes
+        path = Path(text).expanduser()
+        if path.exists():
+            return
+        there = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".json", ".py"))
+        near = [str(Path(text).with_name(name)) for name in difflib.get_close_matches(path.name, there)]
+    if not is_plan:
+        try:
+            parse_source(text)
+            return
+        except WorkloadError:
+            if ":" in text or ".py," in text:  # a model's name, a script's argument: that says what is wrong
+                raise
+    raise InputError(
+        f"there is no file {text}" + (f"; did you mean {' or '.join(near)}?" if near else ""),
+        hint="a plan is a .json file (skyctl plan WORKLOAD -o plan.json makes one); a workload is a .py "
+        "file, gpt:layers=8,…, bert:… or hf:DIR",
+    )
 
 
 def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
@@ -163,11 +193,10 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         from skyctl.control.plan_creation import plan_profile
         from skyctl.control.profiles import probe_cluster
 
-        profile, _ = probe_cluster(
-            target.cluster, sessions, request, loaded, progress, progress.node, encrypt=request.encrypt
-        )
-        asked = (target.cluster, sessions, profile, request, loaded)
-        profile = recheck_contradictions(*asked, progress, out.warn)
+        asked = (target.cluster, sessions, request, loaded, progress, progress.node)
+        profile, _ = probe_cluster(*asked, encrypt=request.encrypt, on_note=out.note)
+        known = (target.cluster, sessions, profile, request, loaded)
+        profile = recheck_contradictions(*known, progress, out.warn)
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)

@@ -41,11 +41,11 @@ DEFAULT_BATCH_SIZE = 32  # as in control.training_request, which imports torch
 DEFAULT_DTYPE = "float32"
 DEFAULT_TIMEOUT_S = 15.0
 
-WorkloadArgument = Annotated[str | None, typer.Argument(metavar="[WORKLOAD]", help=WORKLOAD_HELP)]
+WorkloadArgument = Annotated[str | None, typer.Argument(metavar="WORKLOAD", help=WORKLOAD_HELP)]
 RunArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="The run's id, or its beginning or end; default: the newest.",
         autocompletion=complete_run,
         show_default=False,

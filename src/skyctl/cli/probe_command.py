@@ -39,7 +39,8 @@ class ProbeCommandOptions:
         typer.Option(
             "--microbatches",
             metavar="N[,N…]",
-            help="Parts a batch is cut into, one number or several; left out, up to three powers of two.",
+            help="Parts a batch is cut into, one number or several; left out, up to three powers of two that "
+            "the model can take.",
         ),
     ] = None
     links: Annotated[
@@ -120,7 +121,7 @@ def probe(
         _show_check_plan(out, target, request, loaded)
         return None
     if options.dry_run:
-        _show_dry_run(out, [node.name for node in target.cluster.nodes], request, links)
+        _show_dry_run(out, [node.name for node in target.cluster.nodes], request, loaded, links)
         return None
     connect = connection.connect_options(target.path)
     if options.quick:
@@ -139,12 +140,13 @@ def probe(
             link_selection=links,
             refresh=options.refresh,
             encrypt=training.encrypt,
+            on_note=out.note,
         )
     _show(out, profile, links, options)
     out.note(f"profile: {options.output or path}")
     if request is not None:
         flags = nodes.format_arguments(request.words(), limited=True)
-        out.note(f"next: skyctl plan {flags} -o plan.json")
+        out.note(f"next: skyctl plan {flags} -o plan.json", wrap=False)
     out.json(profile)
     return 4 if profile.failures else None
 
@@ -180,7 +182,11 @@ def _show(out: Output, profile: Profile, links: LinkSelection | None, options: P
 
 
 def _show_dry_run(
-    out: Output, nodes: list[str], request: TrainingRequest | None, how: LinkSelection | None
+    out: Output,
+    nodes: list[str],
+    request: TrainingRequest | None,
+    loaded: Workload | None,
+    how: LinkSelection | None,
 ) -> None:
     """Says what would be measured (--dry-run)."""
     from skyctl.probe.link_measurement import default_link_selection
@@ -191,8 +197,12 @@ def _show_dry_run(
         "sites": "all pairs within a site and one between every two sites",
         "none": "no links",
     }
-    choices = request.choices() if request is not None else []
-    source = request.spec.source if request is not None else None
+    choices: list[int] = []
+    source = None
+    if request is not None and loaded is not None:
+        source = request.spec.source
+        choices, left_out = request.choices(loaded)
+        out.notes(f"left out: {refused}" for refused in left_out)
     layers = f", {source} at {choices} microbatches" if source is not None else ""
     out.line(f"would measure {', '.join(nodes)}, {pairs[links]}{layers}")
     out.json({"nodes": nodes, "workload": source, "microbatches": choices, "links": links})
@@ -220,11 +230,11 @@ def _check_profile(
     ):
         now = recheck_profile(target.cluster, sessions, then, request, loaded, progress)
     changes = profile_changes(then, now)
-    source = then.workload.source if then.workload is not None else None
+    source = request.spec.source if request is not None else None
     if changes:
         rows = [tuple(asdict(change).values()) for change in changes]
         out.table(("where", "what", "then", "now", "change"), rows)
-        out.note(f"next: measure it again: skyctl probe {source or ''}".rstrip())
+        out.note(f"next: measure it again: skyctl probe {source or ''}".rstrip(), wrap=False)
     else:
         what = f" of {source}" if source is not None else ""
         where = " where it could be checked" if now.failures else ""
@@ -277,4 +287,4 @@ def _newest_profile(
         raise InputError(
             f"cluster {target.cluster.name!r} has no profile yet", hint="measure it: skyctl probe WORKLOAD"
         )
-    return newest[1], *request_of_profile(newest[1])
+    return newest[1], *request_of_profile(newest[1], target.path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -49,6 +50,14 @@ def make_console(stream: TextIO, *, markup: bool = False) -> Console:
                 yield Segment(text if control else strip_control(text), style, control)
 
     return CleaningConsole(file=stream, highlight=False, markup=markup, emoji=False)
+
+
+def wrap_words(text: str, width: int) -> str:
+    """``text`` with each line broken between words to ``width`` columns; a longer word stays whole."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
 
 
 def _escape(text: str) -> str:
@@ -119,13 +128,15 @@ class ProgressDisplay:
         elif share >= 0:
             self(f"{name}: {what}" + (f" {share:.0%}" if share else ""))
 
-    def print(self, text: str, style: str | None) -> bool:
+    def print(self, text: str, style: str | None, *, wrap: bool) -> bool:
         """Prints a line above the live one; False where there is no live one."""
         if self._rich is None or self._stopped:
             return False
         from rich.text import Text
 
-        self._rich.console.print(Text(text, style=style or ""), soft_wrap=True)
+        console = self._rich.console
+        text = wrap_words(text, console.width) if wrap else text  # else the terminal breaks it, for copying
+        console.print(Text(text, style=style or ""), soft_wrap=True)
         return True
 
     def stop(self) -> None:

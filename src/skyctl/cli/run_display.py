@@ -6,6 +6,7 @@ import dataclasses
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal, get_args
 
 from skyctl.cli.command_output import Output
@@ -30,6 +31,8 @@ InterruptAnswer = Literal["stop", "detach", "go on"]
 INTERRUPT_ANSWERS: tuple[InterruptAnswer, ...] = get_args(InterruptAnswer)
 
 
+AVERAGED_LOSSES = 10
+"""A run of more steps says what the last of them had on average: one batch's loss may be far from that."""
 SHORT_STEP_S = 0.1
 """Below it, the prediction knows only roughly what a step takes."""
 
@@ -250,10 +253,19 @@ def show_measurement(out: Output, measured: Measurement) -> None:
             f"note: a step under {SHORT_STEP_S * 1000:.0f} ms is mostly overhead of messages and layers, "
             "which the prediction knows only roughly"
         )
-    out.line(f"loss: {measured.steps[0].loss:.4f} → {measured.final_loss:.4f} in {len(measured.steps)} steps")
+    out.line(_loss_text(measured))
     show_validation(out, measured.validation)
     if measured.weights is not None:
         out.line(f"weights: {measured.weights}")
+
+
+def _loss_text(measured: Measurement) -> str:
+    """``loss: 2.35 → 0.21 in 500 steps (mean of the last 10: 0.22)``: a step's loss is one batch's."""
+    losses = [step.loss for step in measured.steps]
+    text = f"loss: {losses[0]:.4f} → {measured.final_loss:.4f} in {len(losses)} steps"
+    if len(losses) > AVERAGED_LOSSES:
+        text += f" (mean of the last {AVERAGED_LOSSES}: {fmean(losses[-AVERAGED_LOSSES:]):.4f})"
+    return text
 
 
 def show_validation(out: Output, validation: Sequence[ValidationMeasurement]) -> None:

@@ -73,7 +73,7 @@ def setup(
     workload: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WORKLOAD]", help="Also what the requirements.txt next to this train.py names."
+            metavar="WORKLOAD", help="Also what the requirements.txt next to this train.py names."
         ),
     ] = None,
     *,

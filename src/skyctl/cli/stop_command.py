@@ -17,7 +17,7 @@ def stop(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Ids of runs, or their beginnings or ends; default: the one that is under way.",
             autocompletion=complete_run,
             show_default=False,

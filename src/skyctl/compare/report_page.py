@@ -164,9 +164,14 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     if best.gap is None:
         gap, notes = UNKNOWN, ["no bound is known"]
     elif best.proved:
-        gap, notes = "0 %", ["proved, for what was measured"]
+        gap, notes = "0 %", ["proved, of predicted steps"]
     else:
-        gap, notes = format_percent(best.gap, sign=False), ["at most", "by the proved bound"]
+        gap, notes = (
+            format_percent(best.gap, sign=False),
+            ["at most", "by the proved bound of predicted steps"],
+        )
+    if errors and best.gap is not None:
+        notes.append("how far those are off stands beside")
     return [*tiles, ("how far from the best", gap, notes)]
 
 

@@ -51,7 +51,13 @@ class ComparisonJob:
         return plan_strategies(profile, self.options, self.request.ref(self.workload.digest), self.strategies)
 
     def profile(
-        self, sessions: NodeSessions, given: str | None, on_progress: OnProgress, *, fresh: bool = False
+        self,
+        sessions: NodeSessions,
+        given: str | None,
+        on_progress: OnProgress,
+        on_note: Callable[[str], None],
+        *,
+        fresh: bool = False,
     ) -> Profile:
         """As ``known_profile``, but a cluster that has none (or where ``fresh``) is probed."""
         if not fresh:
@@ -61,7 +67,7 @@ class ComparisonJob:
                 if given is not None:
                     raise
         asked = (self.cluster, sessions, self.request, self.workload, on_progress)
-        return probe_cluster(*asked, refresh=fresh, encrypt=self.request.encrypt)[0]
+        return probe_cluster(*asked, refresh=fresh, encrypt=self.request.encrypt, on_note=on_note)[0]
 
 
 def plan_strategies(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyctl.control.cluster_changes import ClusterChange, machine_changes, machines_of
@@ -10,14 +12,16 @@ from skyctl.control.evidence import RATE_TOLERANCE, TIME_TOLERANCE
 from skyctl.control.node_sessions import NodeSessions, require_all
 from skyctl.control.profiles import progress_text, ship_timed_workload
 from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import InputError
+from skyctl.errors import InputError, WorkloadError
 from skyctl.probe.layer_shapes import first_layer_names
 from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster
 from skyctl.records.profile import DeviceProfile, LayerTiming, LinkProfile, Profile
+from skyctl.workload.shipped_files import digest_workload
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
+    from skyctl.workload.workload_spec import WorkloadSpec
 
 BUDGET_S = 1.0
 MEMORY_TOLERANCE = 0.10
@@ -28,11 +32,15 @@ LATENCY_TOLERANCE_S = 0.002
 """A latency may be off by half of itself, and by these seconds."""
 
 
-def request_of_profile(profile: Profile) -> tuple[TrainingRequest, Workload] | tuple[None, None]:
+def request_of_profile(
+    profile: Profile, folder: Path
+) -> tuple[TrainingRequest, Workload] | tuple[None, None]:
     """The workload that a profile was taken with, loaded again; Nones where it was taken without.
 
+    A file is looked for where we are, then in ``folder`` (the cluster file's): the one that was measured.
+
     Raises:
-        InputError: it has changed since, or is not here.
+        InputError: it has changed since, or is in neither.
     """
     from skyctl.workload.workload import load_workload
     from skyctl.workload.workload_spec import make_spec
@@ -40,14 +48,18 @@ def request_of_profile(profile: Profile) -> tuple[TrainingRequest, Workload] | t
     had = profile.workload
     if had is None:
         return None, None
-    spec = make_spec(
-        had.source, batch_size=had.batch_size, seed=0, dtype=had.dtype, data_path=None, random_inputs=True
-    )
-    workload = load_workload(spec)
-    if workload.digest != had.digest:
+    specs: list[WorkloadSpec] = []
+    for source in (had.source, str(folder / Path(had.source).expanduser())):
+        with suppress(WorkloadError):
+            specs.append(make_spec(source, batch_size=had.batch_size, dtype=had.dtype, random_inputs=True))
+    same = [spec for spec in specs if digest_workload(spec) == had.digest]
+    if not same:
+        what = "has changed since it was measured" if specs else f"is neither here nor in {folder.absolute()}"
         raise InputError(
-            f"{had.source} has changed since it was measured", hint=f"measure it: skyctl probe {had.source}"
+            f"{had.source} {what}",
+            hint="say where it is: skyctl probe --quick WORKLOAD; or measure it: skyctl probe WORKLOAD",
         )
+    workload = load_workload(same[0])
     request = TrainingRequest(
         workload.spec, microbatches=most_microbatches(profile), encrypt=profile.encrypted
     )
@@ -89,7 +101,7 @@ def recheck_profile(
         {**links.sessions, **links.failures},
         workload,
         spec,
-        request.choices() if request is not None else [],
+        [] if request is None or workload is None else request.choices(workload)[0],
         progress_text(on_progress),
         node_specs=told,
         options=ProbeOptions(

@@ -34,6 +34,7 @@ def probe_cluster(
     link_selection: LinkSelection | None = None,
     refresh: bool = False,
     encrypt: bool = False,
+    on_note: Callable[[str], None] = lambda _text: None,
 ) -> tuple[Profile, Path]:
     """Measures every node that answered, adds those that did not as failures, and keeps the profile.
 
@@ -42,14 +43,21 @@ def probe_cluster(
             ``on_progress`` in words.
         refresh: measure everything, also what earlier profiles still say.
         encrypt: measure messages and links through TLS; then only profiles that were taken so count.
+        on_note: called with what the user should know of it, such as a number of microbatches left out.
 
     Raises:
         NodeError: no node could be measured at all.
+        WorkloadError: the model can't take a number of microbatches that the user gave.
     """
     from skyctl.probe.cluster_probe import ProbeOptions, measure_cluster
 
     if not links.sessions:
         require_all(links.failures)
+    choices: list[int] = []
+    if request is not None and workload is not None:
+        choices, left_out = request.choices(workload)
+        for refused in left_out:
+            on_note(f"left out: {refused}")
     spec, told = ship_timed_workload(request, links, on_progress)
     earlier = [known for known in recent_profiles(cluster.name) if known.encrypted == encrypt]
     profile = measure_cluster(
@@ -57,7 +65,7 @@ def probe_cluster(
         {**links.sessions, **links.failures},
         workload,
         spec,
-        request.choices() if request is not None else [],
+        choices,
         on_node or progress_text(on_progress),
         node_specs=told,
         options=ProbeOptions(

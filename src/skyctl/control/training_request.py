@@ -15,7 +15,7 @@ from skyctl.files import home, make_private
 from skyctl.records.plan import WorkloadRef
 from skyctl.remote.agent_session import Session
 from skyctl.workload.corpus import default_corpus
-from skyctl.workload.recipe import Recipe
+from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.shipped_files import (
     digest_data,
     encode_text,
@@ -29,8 +29,25 @@ if TYPE_CHECKING:
     from skyctl.workload.hf.stored_weights import StoredWeights
     from skyctl.workload.workload import Workload
 
+MICROBATCH_CHOICES = (1, 2, 4, 8, 16, 32)
 MAX_MICROBATCH_CHOICES = 3
 DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class RefusedCount:
+    """A number of microbatches that a model can't take, because some of them would have ``samples`` samples.
+
+    ``reason``: names the layer and what it says of that size.
+    """
+
+    microbatches: int
+    samples: int
+    reason: str
+
+    def __str__(self) -> str:
+        cut = f"{self.microbatches} microbatch{'es' if self.microbatches > 1 else ''}"
+        return f"{cut}: some would have {self.samples} sample{'s' if self.samples > 1 else ''}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -58,14 +75,35 @@ class TrainingRequest:
                 hint=f"use at most --microbatches {self.spec.batch_size}",
             )
 
-    def choices(self) -> list[int]:
-        """The numbers of microbatches to measure: the user's, or large powers of two within the batch."""
-        if self.sweep:
-            return list(self.sweep)
-        if self.microbatches is not None:
-            return [self.microbatches]
-        powers = [m for m in (1, 2, 4, 8, 16, 32) if m <= self.spec.batch_size]
-        return powers[-MAX_MICROBATCH_CHOICES:]
+    def choices(self, workload: Workload) -> tuple[list[int], list[RefusedCount]]:
+        """The numbers of microbatches to measure, and those left out because the model can't take them.
+
+        The user's own numbers, or the largest powers of two within the batch that the model can take.
+
+        Raises:
+            WorkloadError: the model can't take a number that the user gave; the hint has those that it can.
+        """
+        powers = [m for m in MICROBATCH_CHOICES if m <= self.spec.batch_size]
+        given = self.sweep or (() if self.microbatches is None else (self.microbatches,))
+        for count in given:
+            if (refused := _refusal(workload, self.spec.batch_size, count)) is not None:
+                fine = [m for m in powers if _refusal(workload, self.spec.batch_size, m) is None]
+                raise WorkloadError(
+                    str(refused), hint=f"these work: --microbatches {', '.join(map(str, fine))}"
+                )
+        if given:
+            return list(given), []
+        fitting: list[int] = []
+        left_out: list[RefusedCount] = []
+        for count in reversed(powers):
+            refused = _refusal(workload, self.spec.batch_size, count)
+            if refused is not None:
+                left_out.append(refused)
+            else:
+                fitting.append(count)
+            if len(fitting) == MAX_MICROBATCH_CHOICES:
+                break
+        return sorted(fitting), left_out
 
     def words(self) -> list[str]:
         """The command-line arguments that make the same request."""
@@ -92,6 +130,16 @@ class TrainingRequest:
             dtype=self.spec.dtype,
             seed=self.spec.seed,
         )
+
+
+def _refusal(workload: Workload, batch_size: int, microbatches: int) -> RefusedCount | None:
+    """Why the model can't train on a batch cut so; None where it can. Both sizes are tried."""
+    for samples in dict.fromkeys(microbatch_sizes(batch_size, microbatches)):
+        try:
+            workload.shapes.check_model(samples, workload.loss)
+        except WorkloadError as exc:
+            return RefusedCount(microbatches, samples, exc.message)
+    return None
 
 
 def load_plan_request(

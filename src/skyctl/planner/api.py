@@ -16,6 +16,7 @@ from skyctl.planner.plan_record import make_certificate, make_plan, make_predict
 from skyctl.planner.transformer_blocks import plan_whole_blocks
 from skyctl.planner.verification.lower_bound import is_proved_by_witness
 from skyctl.planner.verification.verification import Check, Verdict, verify
+from skyctl.records.base import require_record
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 
@@ -42,11 +43,14 @@ def plan(
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
     Raises:
-        InputError: an unknown strategy, an assignment that does not cover the layers, or layers whose names
-            do not say which block they belong to.
+        InputError: no problem, an unknown strategy, no time, an assignment that does not cover the layers, or
+            layers whose names do not say which block they belong to.
         InfeasibleError: proved that nothing fits (``even``, ``alone`` and ``assign``: that this does not).
         UndecidedError: nothing found in time, nothing proved.
     """
+    require_record(problem, Problem, "plan")
+    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not time_limit_s > 0:
+        raise InputError(f"time_limit_s must be a number of seconds above 0, not {time_limit_s!r}")
     if assign is not None:
         return assigned(problem, assign)
     if whole_blocks:
@@ -92,6 +96,12 @@ def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Pl
         InfeasibleError: a device's memory or a pin does not allow it.
     """
     began = time.perf_counter()
+    for item in assignment:
+        if not (isinstance(item, tuple | list) and [type(part) for part in item] == [str, int, int]):
+            raise InputError(
+                f"an assignment is a list of (device, start, stop), not of {item!r}",
+                hint='assign=[("n1/cpu:0", 0, 5), ("n2/cpu:0", 5, 12)]',
+            )
     model = CostModel(problem)
     known = ", ".join(model.ids)
     stages: list[StageAssignment] = []
@@ -121,9 +131,11 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
     """What ``plan`` would take on ``problem`` (its own problem, or other numbers for the same devices).
 
     Raises:
-        InputError: the plan names devices the problem lacks, covers other layers, or has several replicas a
-            stage.
+        InputError: no problem or no plan; the plan names devices the problem lacks, covers other layers, or
+            has several replicas a stage.
     """
+    require_record(problem, Problem, "predict")
+    require_record(plan, Plan, "predict")
     model = CostModel(problem)
     return make_prediction(model, *read_placement(model, plan))
 

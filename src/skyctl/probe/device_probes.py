@@ -67,7 +67,7 @@ class DeviceProbe:
     spoke, by ``remote.awake_clock``; ``returned``: it has ended well.
 
     ``done``: it has measured its layers, and only keeps its device busy. ``asked``: the device it was started
-    for; None: the node's first.
+    for; None: the node's first. ``workload``: what it times, as typed.
     """
 
     node: Node
@@ -80,6 +80,7 @@ class DeviceProbe:
     heard_at: float | None = None
     returned: bool = False
     asked: str | None = None
+    workload: str | None = None
     tail: list[str] = field(default_factory=list)
 
     @property
@@ -130,7 +131,9 @@ class DeviceProbes:
         except (SkyctlError, OSError, EOFError) as exc:
             self.fail(session.node.name, exc)
             return
-        self.add(DeviceProbe(session.node, session.host, task, asked=payload.get("device")))
+        source = (payload.get("workload") or {}).get("source")
+        made = DeviceProbe(session.node, session.host, task, asked=payload.get("device"), workload=source)
+        self.add(made)
 
     def add(self, member: DeviceProbe) -> None:
         """Takes in a device whose process was started already."""

@@ -27,6 +27,7 @@ class ProbedDevice(Protocol):
 
     node: Node
     asked: str | None
+    workload: str | None
     facts: dict[str, Any]
 
 
@@ -39,7 +40,7 @@ def read_probe_message(member: ProbedDevice, message: Mapping[str, Any]) -> dict
     """
     kind = str(message.get("event"))
     if kind in ("error", "exit"):
-        raise translate_task_failure(member.node, message)
+        raise translate_task_failure(member.node, message, member.workload)
     cls = _EVENT_TYPES.get(kind)
     if cls is None:
         raise unknown_event(message, member.node.name)

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic._internal._model_construction import ModelMetaclass
 
-from skyctl.errors import InvalidRecordError, RecordError
+from skyctl.errors import InputError, InvalidRecordError, RecordError
 
 T = TypeVar("T")
 
@@ -90,10 +90,24 @@ class Record(BaseModel, metaclass=_CheckedType):
             return super().model_validate(*args, **options)
 
     @classmethod
+    def model_validate_strings(cls, *args: Any, **options: Any) -> Self:
+        """A record of a mapping of texts, as pydantic's. Raises InvalidRecordError."""
+        with _in_our_words(cls):
+            return super().model_validate_strings(*args, **options)
+
+    @classmethod
     def model_validate_json(cls, *args: Any, **options: Any) -> Self:
         """A record of JSON text, as pydantic's. Raises InvalidRecordError."""
         with _in_our_words(cls):
             return super().model_validate_json(*args, **options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        with _in_our_words(type(self)):
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        with _in_our_words(type(self)):
+            super().__delattr__(name)
 
     def version_of_values(self) -> int:
         """The oldest version that knows all values of the fields it has had from the first."""
@@ -110,6 +124,15 @@ class Record(BaseModel, metaclass=_CheckedType):
         if "version" in out:
             out["version"] = _needed_version(self)
         return out
+
+
+def require_record(value: object, cls: type[Record], function: str) -> None:
+    """Raises InputError where a function of the Python API is given anything else than that record."""
+    if not isinstance(value, cls):
+        raise InputError(
+            f"{function}() takes a {cls.__name__}, not a {type(value).__name__}",
+            hint=f"make one: {cls.__name__}.model_validate(mapping) or .model_validate_json(text)",
+        )
 
 
 @cache
@@ -217,10 +240,12 @@ def _line(error: Any, cls: type[Record] | None) -> str:
     shown = f" (it is {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
     if error["type"] == "missing":
         message = "is missing"
+    elif error["type"] == "frozen_instance":
+        message = "a record can't be changed; make another with model_copy(update=…)"
     elif error["type"] in ("too_short", "string_too_short") and not value:
         message = f"must hold at least {error['ctx']['min_length']}, it is empty"
         shown = ""
-    if error["type"] == "missing" or not where:
+    if error["type"] in ("missing", "frozen_instance") or not where:
         shown = ""
     return f"{where}: {message}{shown}" if where else message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 from collections import deque
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -186,29 +187,32 @@ def read_task_failure(node: Node, event: Mapping[str, Any]) -> TaskFailure | Non
         ) from None
 
 
-def translate_task_failure(node: Node, event: Mapping[str, Any]) -> SkyctlError:
+def translate_task_failure(node: Node, event: Mapping[str, Any], workload: str | None = None) -> SkyctlError:
     """An ``error`` or ``exit`` event of a task on that node → the error to raise."""
     try:
         failure = read_task_failure(node, event)
     except ProtocolError as exc:
         return exc
     assert failure is not None
-    return task_failure_error(node, failure)
+    return task_failure_error(node, failure, workload=workload)
 
 
-def task_failure_error(node: Node, failure: TaskFailure, place: str | None = None) -> SkyctlError:
+def task_failure_error(
+    node: Node, failure: TaskFailure, place: str | None = None, workload: str | None = None
+) -> SkyctlError:
     """What ended a task on that node → the error to raise.
 
     The task's traceback, or the last lines it printed, are the error's notes.
 
     Args:
         place: what goes before the message of an exception (None: the node; empty: the caller names it).
+        workload: what the task had to load, as typed, for what to do where a package is missing.
     """
     place = f"on node {node.name}: " if place is None else place
     if isinstance(failure, TaskExit):
         error, detail = _exit_failure(node, failure), "\n".join(failure.tail[-NOTE_TAIL_LINES:])
     else:
-        error, detail = _exception_failure(node, failure, place), failure.traceback or ""
+        error, detail = _exception_failure(node, failure, place, workload), failure.traceback or ""
     if detail:
         error.add_note(f"on node {node.name}:\n{detail.rstrip()}")
     return error
@@ -238,15 +242,18 @@ def _exit_failure(node: Node, event: TaskExit) -> SkyctlError:
     )
 
 
-def _exception_failure(node: Node, event: TaskError, place: str) -> SkyctlError:
-    if event.skyctl:
-        return _skyctl_failure(node, event, place)
+def _exception_failure(node: Node, event: TaskError, place: str, workload: str | None) -> SkyctlError:
     module = (event.module or "").partition(".")[0]
+    if event.skyctl:
+        error = _skyctl_failure(node, event, place)
+        if module and isinstance(error, errors.WorkloadError):
+            error.hint = _missing_module_hint(node, module, workload)
+        return error
     if event.type == "ModuleNotFoundError" and module and module != "skyctl":
         return UnfitError(
             f"node {node.name} has no {module} in {event.python or node.python}",
             node=node.name,
-            hint=f"install {module} there, or name a Python that has it in cluster.yaml: `python: /path`",
+            hint=_missing_module_hint(node, module, workload),
         )
     if event.errno in (errno.ENOSPC, errno.EDQUOT):
         return UnfitError(
@@ -260,6 +267,17 @@ def _exception_failure(node: Node, event: TaskError, place: str) -> SkyctlError:
         )
     what = f"{event.type}: {event.message}" if event.message else event.type
     return RunError(f"{place}{what}")
+
+
+def _missing_module_hint(node: Node, module: str, workload: str | None) -> str:
+    """What to do where a package is missing; ``workload``: as typed, None where it is not known."""
+    other = "or name a Python that has it in cluster.yaml: `python: /path`"
+    if module == "torch":
+        return f"`skyctl setup --limit {node.name}` brings it; {other}"
+    named = f"`skyctl setup {shlex.quote(workload or 'WORKLOAD')} --limit {node.name}`"
+    if workload is not None and workload.startswith("hf:"):
+        return f"{named} brings it; {other}"
+    return f"{named} brings it, once the requirements.txt beside the file names it; {other}"
 
 
 def _skyctl_failure(node: Node, event: TaskError, place: str) -> SkyctlError:

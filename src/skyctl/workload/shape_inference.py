@@ -147,7 +147,7 @@ class ShapeInference:
         Raises:
             WorkloadError: a dimension does not grow in proportion to the samples.
         """
-        runs = [self.boundaries(samples + more) for more in range(3)]
+        runs, apart = self._three_runs(samples)
         found = []
         for index, (one, two, three) in enumerate(zip(*runs, strict=True)):
             tensors = []
@@ -158,15 +158,26 @@ class ShapeInference:
                 )
             for a, b, c in zip(one.tensors, two.tensors, three.tensors, strict=True):
                 steps = [(y - x, z - y) for x, y, z in zip(a.shape, b.shape, c.shape, strict=True)]
-                if any(first != second for first, second in steps):
+                if any(first != second or first % apart for first, second in steps):
                     raise WorkloadError(
                         f"{self._label}{self.model.label(index - 1)} gives {a} for {samples} samples but "
-                        f"{c} for {samples + 2}: its shape does not grow in proportion to the samples"
+                        f"{c} for {samples + 2 * apart}: its shape does not grow in proportion to the samples"
                     )
-                dims = [[x - each * samples, each] for x, (each, _) in zip(a.shape, steps, strict=True)]
+                grows = [step // apart for step, _ in steps]
+                dims = [[x - each * samples, each] for x, each in zip(a.shape, grows, strict=True)]
                 tensors.append({**asdict(a), "shape": dims})
             found.append({"tensors": tensors, "structure": one.structure})
         return found
+
+    def _three_runs(self, samples: int) -> tuple[list[list[LayerBoundary]], int]:
+        """The boundaries for ``samples`` and two larger numbers, and how far these are from each other.
+
+        Where the numbers next to it are refused (a layer that takes even ones only), its multiples serve.
+        """
+        try:
+            return [self.boundaries(samples + more) for more in range(3)], 1
+        except WorkloadError:
+            return [self.boundaries(samples * times) for times in (1, 2, 3)], samples
 
     def fake_batch(self, samples: int) -> tuple[Value, Value]:
         """A batch of fake tensors: (inputs, targets)."""

@@ -12,6 +12,7 @@ import builtins
 import importlib.machinery
 import importlib.util
 import itertools
+import shlex
 import sys
 import threading
 import traceback
@@ -226,7 +227,10 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
 def _missing_hint(exc: BaseException, path: Path) -> str | None:
     """What to do about a module or file that is missing; None for other errors."""
     if isinstance(exc, ModuleNotFoundError):
-        return f"no {exc.name!r} lies beside the file; a node has torch and the standard library only"
+        return (
+            f"no {exc.name!r} lies beside the file: install it, and name it in the requirements.txt beside "
+            f"the file, which `skyctl setup {shlex.quote(str(path))}` brings to the nodes"
+        )
     if isinstance(exc, FileNotFoundError) and isinstance(exc.filename, str) and path.name:
         file = Path(exc.filename)
         inside = file.is_relative_to(path.parent)

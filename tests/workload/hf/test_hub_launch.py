@@ -107,7 +107,7 @@ def test_a_node_without_the_library_is_named(tmp_path: Path) -> None:
     found = translate_task_failure(Node(name="oldbox", transport="local"), json.loads(done.stdout))
     assert found.exit_code == 4
     assert "node oldbox has no transformers in" in str(found)
-    assert "install transformers there" in str(found)
+    assert "skyctl setup WORKLOAD --limit oldbox" in str(found)
     spec = "load_workload(WorkloadSpec.from_dict(json.loads(sys.argv[1])))"
     alone = subprocess.run(
         [

@@ -14,7 +14,7 @@ from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification import lower_bound
 from skyctl.planner.verification.problem_data import ProblemData
-from skyctl.records.base import Record, Seq
+from skyctl.records.base import Record, Seq, require_record
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import check_in_flight
@@ -93,7 +93,13 @@ class Verdict(Record):
 
 
 def verify(problem: Problem, plan: Plan) -> Verdict:
-    """Checks shape, pins, in-flight numbers, memory, the predicted times, the certificate and its bound."""
+    """Checks shape, pins, in-flight numbers, memory, the predicted times, the certificate and its bound.
+
+    Raises:
+        InputError: no problem, or no plan.
+    """
+    require_record(problem, Problem, "verify")
+    require_record(plan, Plan, "verify")
     same = problem == plan.problem
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
     try:
