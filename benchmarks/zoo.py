@@ -99,15 +99,14 @@ def _plan(bench: Bench, path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _length() -> tuple[object, ...]:
-    return "--steps", STEPS, "--checkpoint-every", 0, "--yes"
+    return "--steps", STEPS, "--checkpoint-every", 0, "--max-restarts", 0, "--yes"
 
 
 def _compare(bench: Bench, file: plain_torch.ModelFile, run: dict[str, Any]) -> dict[str, Any]:
     """The run beside one device, and its weights in the file's own class."""
     losses = [step["loss"] for step in run["steps"]]
     row: dict[str, Any] = {
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
+        "losses": losses,
         "step_s": run["iteration_s"]["median"],
     }
     workload = plain_torch.load(file.path, BATCH)
@@ -147,8 +146,9 @@ def is_good(row: dict[str, Any]) -> bool:
     """Whether a model ran as on one device, or was refused with a line and a reason."""
     if "refused" in row:
         return bool(row["exit_code"] == 2 and row["names_line"])
-    differences = (row.get("loss_difference", 1.0), row.get("reload_difference", 1.0))
-    return max(differences) <= EQUAL
+    if "loss_difference" not in row:
+        return False
+    return bool(max(row["loss_difference"], row["reload_difference"]) <= EQUAL)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

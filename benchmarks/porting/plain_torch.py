@@ -65,7 +65,8 @@ def arguments_of(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[
     parameters; anything else is one argument.
     """
     taken = inspect.signature(module.forward)
-    args, kwargs = (inputs,), dict[str, Any]()
+    args: tuple[Any, ...] = (inputs,)
+    kwargs: dict[str, Any] = {}
     if isinstance(inputs, tuple | list):
         args, kwargs = tuple(inputs), {}
     elif isinstance(inputs, Mapping):
@@ -95,7 +96,7 @@ def load(path: Path, batch_size: int) -> Workload:
 
 def initial_weights(workload: Workload) -> dict[str, Tensor]:
     """What a run starts from, under the names that the weights of the whole model have."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for index, layer in enumerate(workload.build(0, workload.layers)):
         own = layer.state_dict()
         found |= {name: own[mine] for mine, name in workload.weight_names(index).items()}
@@ -105,7 +106,9 @@ def initial_weights(workload: Workload) -> dict[str, Tensor]:
 def train(
     file: ModelFile, weights: Mapping[str, Tensor], batch_size: int, parts: int, steps: int
 ) -> list[float]:
-    """The losses of ``steps`` steps of AdamW with gradients accumulated over ``parts`` microbatches.
+    """The losses of ``steps`` steps with gradients accumulated over ``parts`` microbatches.
+
+    With the optimizer of a file that defines none, fused as there: torch's other AdamW rounds otherwise.
 
     Raises:
         RuntimeError: the weights are not those of the file's own class, by name or shape.
@@ -113,7 +116,7 @@ def train(
     model = file.make()
     model.load_state_dict(weights, strict=True)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=DEFAULT_LEARNING_RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=DEFAULT_LEARNING_RATE, fused=True)
     losses = []
     for _, (inputs, targets) in zip(range(steps), file.data(batch_size, 0), strict=False):
         optimizer.zero_grad()
