@@ -214,7 +214,8 @@ class TensorExample:
 
     Attributes:
         shape: without the dimension of samples.
-        low, high: the range [low, high] of whole numbers; 0 for others.
+        low, high: the range [low, high] of whole numbers; 0 and 1 for others that are all within [0, 1], as
+            probabilities and pixels are: some losses take nothing else; 0 for the rest.
     """
 
     shape: tuple[int, ...]
@@ -229,7 +230,8 @@ class TensorExample:
         if generator is None:
             return torch.empty(size, dtype=dtype, device="meta")
         if dtype.is_floating_point or dtype.is_complex:
-            return torch.randn(size, generator=generator, dtype=dtype)
+            draw = torch.rand if self.high else torch.randn
+            return draw(size, generator=generator, dtype=dtype)
         return torch.randint(self.low, self.high + 1, size, generator=generator).to(dtype)
 
 
@@ -300,13 +302,18 @@ def _conform_side(name: str, value: Value, examples: Sequence[TensorExample], st
 
 
 def _example_of_tensor(tensor: Tensor) -> TensorExample:
-    whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.numel() > 0
-    low, high = (int(tensor.min()), int(tensor.max())) if whole and tensor.device.type != "meta" else (0, 0)
+    low, high = 0, 0
+    if tensor.numel() > 0 and tensor.device.type != "meta" and not tensor.dtype.is_complex:
+        least, most = tensor.min().item(), tensor.max().item()
+        if not tensor.dtype.is_floating_point:
+            low, high = int(least), int(most)
+        elif least >= 0 and most <= 1:
+            high = 1
     return TensorExample(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch."), low, high)
 
 
 class RandomData:
-    """Random batches that look like the example: normal numbers, and whole ones in the example's range."""
+    """Random batches that look like the example; ``TensorExample`` says which numbers are drawn."""
 
     def __init__(self, example: BatchExample, batch_size: int, seed: int) -> None:
         self.example, self.batch_size, self.seed = example, batch_size, seed
