@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from skyctl.worker.rank_events import BatchSketch, TensorSketch
+
 from ..fuzz.mutate import ODD, structural
 from ..helpers.events import step_message
 
@@ -28,6 +30,13 @@ FACTS: Message = {
     "memory_scope": "boot/",
     "own_bytes": 1e8,
 }
+BATCH = BatchSketch(
+    epoch=0,
+    index=3,
+    length=9,
+    inputs=(TensorSketch(norm=2.0, sums=(1.0, -1.0)),),
+    targets=(TensorSketch(whole=7),),
+)
 LOG: Message = {"event": "log", "text": "epoch 1"}
 ERROR: Message = {
     "event": "error",
@@ -62,7 +71,7 @@ RANK: Sequence[Message] = (
     {"event": "ready"},
     LOG,
     {"event": "alive", "phase": "step 0", "waiting": False},
-    step_message(0, validates=True, peak_memory_bytes=1e8, weight_s=0.01),
+    step_message(0, validates=True, peak_memory_bytes=1e8, weight_s=0.01, batch=BATCH),
     {"event": "validation", "step": 0, "loss": 1.0, "wall_s": 0.1, "metrics": {"accuracy": 0.5}},
     CHECKPOINT,
     *[step_message(step) for step in range(1, STEPS)],

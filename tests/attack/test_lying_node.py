@@ -23,7 +23,7 @@ from skyctl.check import diagnosis
 from skyctl.check.check_answers import ANSWERS, TorchFacts
 from skyctl.check.check_report import DtypeReport
 from skyctl.compare import chrome_trace, timeline
-from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError
+from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, WorkloadError
 from skyctl.files import RunPaths
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import Cluster, Node, PreparedEnvironment
@@ -158,8 +158,8 @@ def test_what_a_rank_sends(seed: int, plan: Plan) -> None:
             ranks.say(1, lie)
             if ranks.ranks[1].failure is None:
                 ranks.say(1, *lies.RANK[at + 1 : -2])
-        except RunError as exc:  # a loss that is no number: wrong figures are not told from bad luck
-            names[RunError if "loss" in exc.message else exc.message] += 1
+        except (RunError, WorkloadError) as exc:  # no finite loss, other data: not told from bad luck
+            names[RunError if "loss" in exc.message or "data()" in exc.message else exc.message] += 1
             continue
         failure = ranks.ranks[1].failure
         if isinstance(failure, SkyctlError):
