@@ -76,9 +76,9 @@ def test_a_record_that_is_to_be_changed_says_how_to_make_another():
     [
         (lambda p: plan(GOOD), "plan() takes a Problem, not a dict"),
         (lambda p: plan(p, "fast"), "unknown strategy 'fast'"),
-        (lambda p: plan(p, time_limit_s=0), "time_limit_s must be a number of seconds above 0, not 0"),
-        (lambda p: plan(p, time_limit_s="9"), "time_limit_s must be a number of seconds above 0, not '9'"),
-        (lambda p: plan(p, time_limit_s=float("nan")), "above 0, not nan"),
+        (lambda p: plan(p, time_limit_s=-1), "time_limit_s must be a number of seconds, 0 or more, not -1"),
+        (lambda p: plan(p, time_limit_s="9"), "time_limit_s must be a number of seconds, 0 or more, not '9'"),
+        (lambda p: plan(p, time_limit_s=float("nan")), "0 or more, not nan"),
         (
             lambda p: plan(p, assign=[("n1/cpu:0", 0)]),
             "a list of (device, start, stop), not of (",

@@ -43,14 +43,14 @@ def plan(
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
     Raises:
-        InputError: no problem, an unknown strategy, no time, an assignment that does not cover the layers, or
-            layers whose names do not say which block they belong to.
+        InputError: no problem, an unknown strategy, a time limit that is none, an assignment that does not cover
+            the layers, or layers whose names do not say which block they belong to.
         InfeasibleError: proved that nothing fits (``even``, ``alone`` and ``assign``: that this does not).
         UndecidedError: nothing found in time, nothing proved.
     """
     require_record(problem, Problem, "plan")
-    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not time_limit_s > 0:
-        raise InputError(f"time_limit_s must be a number of seconds above 0, not {time_limit_s!r}")
+    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not time_limit_s >= 0:
+        raise InputError(f"time_limit_s must be a number of seconds, 0 or more, not {time_limit_s!r}")
     if assign is not None:
         return assigned(problem, assign)
     if whole_blocks:
