@@ -43,8 +43,8 @@ def plan(
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
     Raises:
-        InputError: no problem, an unknown strategy, a time limit that is none, an assignment that does not cover
-            the layers, or layers whose names do not say which block they belong to.
+        InputError: no problem, an unknown strategy, a time limit that is none, an assignment that does not
+            cover the layers, or layers whose names do not say which block they belong to.
         InfeasibleError: proved that nothing fits (``even``, ``alone`` and ``assign``: that this does not).
         UndecidedError: nothing found in time, nothing proved.
     """
