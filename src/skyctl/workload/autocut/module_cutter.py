@@ -34,6 +34,10 @@ TRAINING_SAMPLES, EVALUATION_SAMPLES = (4, 6, 8), (4, 6)
 """Numbers of samples at which the forward is traced: even, for models that pair them."""
 
 WAY_OUT = "change that line, or let model() give a list of layers (docs/workloads.md#ordinary-modules)"
+UNTYING = (
+    "gradients of a parameter that two layers share would have to be summed over machines: untie them "
+    "(give each use a parameter of its own)"
+)
 
 
 def cut_model(model: LayeredModel, example: BatchExample, count: int | None = None) -> LayeredModel:
@@ -56,12 +60,6 @@ def cut_model(model: LayeredModel, example: BatchExample, count: int | None = No
             hint="the packages that it is made of must have the same versions on both: see skyctl setup",
         )
     return replace(model, names=names, layers=layers)
-
-
-UNTYING = (
-    "gradients of a parameter that two layers share would have to be summed over machines: untie them "
-    "(give each use a parameter of its own)"
-)
 
 
 @dataclass(frozen=True)
