@@ -93,6 +93,28 @@ def test_each_node_is_sent_its_layers(whole: Workload, tmp_path: Path) -> None:
             assert torch.equal(tensor, values[f"{index}.{own}"])
 
 
+def test_an_ordinary_modules_own_state_dict(user: Callable[..., Workload], tmp_path: Path) -> None:
+    """Cut before it is matched: its layers hold tensors under the names that they have in the module."""
+    plain = user(
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.one, self.two = nn.Linear(6, 5), nn.Linear(5, 4)\n"
+        "    def forward(self, x): return self.two(torch.relu(self.one(x)))\n"
+        "def model(): return Net()"
+    )
+    values = {name: torch.randn_like(tensor) for name, tensor in state_of(plain).items()}
+    assert set(values) == {"one.weight", "one.bias", "two.weight", "two.bias"}
+    torch.save(values, tmp_path / "w.pt")
+    loaded = starting(replace(plain.spec, boundaries=None), tmp_path / "w.pt")
+    assert same(state_of(loaded), values)
+    stored = find_stored_weights(loaded.spec)
+    assert stored is not None
+    write_layer_weights(stored, range(loaded.layers), tmp_path / "part")
+    node = load_workload(replace(loaded.spec, init_from=None, weights=str(tmp_path / "part")))
+    assert same(state_of(node), values)
+
+
 def test_all_that_does_not_fit_is_listed(whole: Workload, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     values = state_of(whole)
