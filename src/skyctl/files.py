@@ -209,6 +209,7 @@ class RunPaths:
         ├── metrics.jsonl       a line a step, written as it happens
         ├── tensorboard/        the same for TensorBoard, where it is installed
         ├── weights.safetensors the trained weights
+        ├── weights-00000060.safetensors  those of a checkpoint that another run began with (--init-from)
         ├── trace.json          with --trace: who did what when, for Perfetto or chrome://tracing
         ├── trace.png           a typical step of it as a picture
         ├── supervisor.log      what the supervisor said
@@ -263,6 +264,10 @@ class RunPaths:
         write_atomic(self.plan, text)
         write_atomic(self.newest_plan, text)
 
+    def checkpoint_weights(self, step: int) -> Path:
+        """The file with the weights after so many steps, where they were gathered for another run."""
+        return self.folder / f"weights-{step:08d}.safetensors"
+
     def log(self, rank: int) -> Path:
         """The file with everything that one rank has printed."""
         return self.logs / f"rank-{rank:03d}.log"
@@ -300,9 +305,10 @@ def run_folder(run: str | None = None) -> Path:
     """
     hint = f"runs are kept in {runs_folder()}: skyctl ps -a"
     known = run_ids()
+    start = "start one: skyctl launch PLAN"
     if run is None:
         if not known:
-            raise InputError("there is no run yet", hint=hint)
+            raise InputError("there is no run yet", hint=start)
         return runs_folder() / known[-1]
     for folder in (runs_folder() / safe_name(run), Path(run)):
         if run and folder.is_dir():
@@ -313,7 +319,7 @@ def run_folder(run: str | None = None) -> Path:
             f"{run!r} may be any of {len(found)} runs: {', '.join(found[-8:])}", hint="give more of its id"
         )
     if not found:
-        raise InputError(f"there is no run {run!r}", hint=hint)
+        raise InputError(f"there is no run {run!r}", hint=hint if known else start)
     return runs_folder() / found[0]
 
 

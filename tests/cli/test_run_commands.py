@@ -9,8 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from skyctl.checkpoint import safetensors
 from skyctl.files import RunPaths, write_atomic
+from skyctl.planner.api import plan
+from skyctl.records.problem import Device, Layer, Problem
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_journal import timestamp_ms
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
@@ -210,3 +214,67 @@ def test_launch_leaves_what_is_wrong_with_a_model_to_the_model(skyctl: Skyctl, t
     assert "gpt has no 'layrs' (did you mean 'layers'?)" in skyctl("launch", "gpt:layrs=2").stderr
     (tmp_path / "train.py").touch()
     assert "there is no file" not in skyctl("launch", f"{tmp_path}/train.py,width=").stderr
+
+
+def test_no_command_suggests_what_can_not_help(tmp_path: Path, skyctl: Skyctl) -> None:
+    """A run is told to be resumed where it has a checkpoint, with --steps where it has ended well."""
+    for command in (("checkpoint", "ls"), ("launch", "--resume", "x"), ("logs",)):
+        done = skyctl(*command)
+        assert (done.returncode, "skyctl launch PLAN" in done.stderr) == (2, True), done.stderr
+    paths = make("20261121-040405-cccc", status="failed", attempts=())
+    for command in (("checkpoint", "ls"), ("launch", "--resume", "cccc"), ("checkpoint", "export")):
+        done = skyctl(*command)
+        assert (done.returncode, "has no plan" in done.stderr) == (2, True), done.stderr
+        assert "skyctl plan" not in done.stderr
+    layer = Layer(name="l", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+    device = Device(id="a/cpu:0", flops_per_s=1.0, memory_bytes=None)
+    problem = Problem(layers=(layer,) * 2, devices=(device,), microbatches=4)
+    paths.keep_plan(plan(problem, assign=[("a/cpu:0", 0, 2)]).to_json())
+
+    def hinted(*words: str, **state: object) -> str:
+        make(paths.run_id, cluster_file=str(tmp_path / "cluster.yaml"), **state)
+        done = skyctl(*words)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
+    assert "--resume" not in hinted("join", "cccc", "a", status="failed")
+    assert f"--resume {paths.run_id}\n" in hinted("join", "cccc", "a", status="failed", checkpoint=7)
+    done = {"status": "done", "step": 20, "checkpoint": 20}
+    assert f"--resume {paths.run_id} --steps MORE" in hinted("join", "cccc", "a", **done)
+    assert f"--resume {paths.run_id} --steps MORE" in hinted("launch", "--resume", "cccc", **order(), **done)
+    none = hinted("launch", "--resume", "cccc", status="failed", **order())
+    assert "launch it again; --checkpoint-every N" in none
+    never = hinted("launch", "--resume", "cccc", status="failed", **order(checkpoint_every=0))
+    assert "without --checkpoint-every 0" in never
+    paths.weights.write_bytes(b"")
+    gone = hinted("launch", "--resume", "cccc", status="done", **order())
+    assert "skyctl launch gpt:layers=2 --init-from 20261121-040405-cccc" in gone
+
+
+def order(**options: object) -> dict[str, object]:
+    """What a run's state says of how it was launched."""
+    spec = {"source": "gpt:layers=2"}
+    request = {"spec": spec, "microbatches": 4, "recipe": {"total_steps": 20}}
+    return {"order": {"request": request, "options": {"deadlines": {}, **options}, "connect": {}}}
+
+
+def test_the_weights_that_a_run_has_ended_with_are_exported_from_here(
+    tmp_path: Path, skyctl: Skyctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node is asked: its cluster file may be gone."""
+    monkeypatch.chdir(tmp_path)
+    paths = make("20261121-040405-cccc", status="done", step=20)
+    layer = Layer(name="l", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+    device = Device(id="a/cpu:0", flops_per_s=1.0, memory_bytes=None)
+    problem = Problem(layers=(layer,) * 2, devices=(device,), microbatches=4)
+    paths.keep_plan(plan(problem, assign=[("a/cpu:0", 0, 2)]).to_json())
+    safetensors.save(paths.weights, {"0.weight": torch.arange(6.0).view(2, 3)})
+    done = skyctl("checkpoint", "export", "-o", "w.pt", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"run_id": paths.run_id, "step": 20, "path": "w.pt"}
+    plain = torch.load("w.pt", weights_only=True)
+    assert (type(plain), torch.equal(plain["0.weight"], torch.arange(6.0).view(2, 3))) == (dict, True)
+    assert skyctl("checkpoint", "export", "cccc").returncode == 0
+    assert Path("weights.safetensors").read_bytes() == paths.weights.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix) == ["w.pt", "weights.safetensors"]

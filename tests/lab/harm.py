@@ -129,11 +129,12 @@ def leavings(lab: LabState, node: str, *, checkpoints: bool) -> list[str]:
 
 
 def leavings_in_cache(cache: Path, *, checkpoints: bool) -> set[Path]:
-    """What of runs is left in a node's folder of caches.
+    """What of runs is left in a node's folder of caches, but for the last checkpoint of one that is done.
 
-    Where checkpoints may be there, what was cut off among them is the next keeper's (docs/faults.md).
+    Where more checkpoints may be there, what was cut off among them is the next keeper's (docs/faults.md).
     """
     half = ("**/.new-*", "**/.gone-*", "**/.*.part", "**/*.tmp")
     found = files(cache, "sessions/s-*", "sessions/s-*/*", *half)
     found = {path for path in found if cache / "runs" not in path.parents}
-    return found | files(cache, "runs/*") if checkpoints else found
+    more = {run for run in files(cache, "runs/*") if len(files(run, "step-*")) > 1}
+    return found | more if checkpoints else found

@@ -13,8 +13,16 @@ from skyctl.errors import (
     UnreachableError,
     WorkloadError,
 )
+from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.rank_failure import FailureReport
-from skyctl.run.restart_policy import Fault, RestartPolicy, classify, final_error
+from skyctl.run.restart_policy import (
+    Fault,
+    RestartPolicy,
+    classify,
+    final_error,
+    no_checkpoint_error,
+    resume_hint,
+)
 
 LOST = UnreachableError("node b was lost", node="b")
 
@@ -78,8 +86,24 @@ def test_giving_up_says_how_to_go_on() -> None:
     fault = Fault("died", (), 1, 7)
     while patience.wait_s(fault, 5) is not None:
         pass
-    error = final_error(RunError("rank 1 was killed", hint="look"), fault, patience, "R", 5)
+    state = RunState(run_id="R", created="t", written="t", workload="gpt", cluster="c", steps=9, checkpoint=5)
+    error = final_error(RunError("rank 1 was killed", hint="look"), fault, patience, resume_hint(state))
     assert error.message.startswith("rank 1 was killed\n  tried again 2 times")
     assert error.hint == "look; then go on from step 5: skyctl launch --resume R"
-    plain = final_error(RunError("no"), Fault("final"), RestartPolicy(3), "R", None)
+    plain = final_error(RunError("no"), Fault("final"), RestartPolicy(3), None)
     assert (plain.message, plain.hint) == ("no", None)
+    assert resume_hint(state, done=True) == "go on from step 5: skyctl launch --resume R --steps MORE"
+    assert resume_hint(state.model_copy(update={"checkpoint": None})) is None
+
+
+def test_a_checkpoint_that_is_not_there_is_looked_for_on_nodes_that_are_not() -> None:
+    attempt = RunAttempt(number=1, began="t", why="launched", from_step=0, devices=("a/cpu:0", "b/cpu:0"))
+    state = RunState(
+        run_id="R", created="t", written="t", workload="gpt", cluster="c", steps=9, checkpoint=5,
+        attempts=(attempt,),
+    )  # fmt: skip
+    error = no_checkpoint_error(state, {"b", "c"})
+    assert "step 5" in error.message
+    assert error.message.endswith("its nodes a are not connected")
+    assert "skyctl checkpoint ls R" in (error.hint or "")
+    assert "connected" not in no_checkpoint_error(state, {"a", "b"}).message

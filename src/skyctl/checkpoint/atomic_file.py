@@ -41,6 +41,10 @@ class HashingWriter:
         self.size_bytes += count
         return count
 
+    def flush(self) -> None:
+        """Hands what was written to the system."""
+        self._file.flush()
+
     @property
     def digest(self) -> FileDigest:
         """Size and SHA-256 of what has been written so far."""

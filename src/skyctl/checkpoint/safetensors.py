@@ -119,6 +119,18 @@ def load(path: str | Path, names: Collection[str] | None = None) -> dict[str, Te
     return found
 
 
+def save_state_dict(path: str | Path, out: str | Path) -> None:
+    """Writes the tensors of a safetensors file as ``torch.save`` does: a plain dict, by name. Atomic.
+
+    Raises:
+        RecordError: the file is not safetensors, or is damaged.
+        SkyctlError: the disk is full or not writable.
+    """
+    held = load(path)
+    with atomic_writer(Path(out)) as target:
+        torch.save(held, target)  # type: ignore[arg-type]  # all it needs is write and flush
+
+
 def merge(
     paths: Sequence[str | Path],
     out: str | Path,

@@ -12,7 +12,14 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import check_output, command, confirm
 from skyctl.cli.examples import format_examples
-from skyctl.cli.options import ClusterOption, ClusterOptions, ConnectionOptions, GivenRunArgument, YesOption
+from skyctl.cli.options import (
+    ClusterOption,
+    ClusterOptions,
+    ConnectionOptions,
+    GivenRunArgument,
+    RunArgument,
+    YesOption,
+)
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +46,7 @@ class ReachedNodes(NamedTuple):
 @command
 def ls(
     out: Output,
-    run: GivenRunArgument,
+    run: RunArgument = None,
     *,
     cluster: ClusterOption = None,
     offline: OfflineOption = False,
@@ -49,7 +56,9 @@ def ls(
     from skyctl.supervision.stored_checkpoints import checkpoint_holdings, checkpoint_table, load_run
 
     known = load_run(run)
-    with _connect_replicators(out, known, cluster, connection, offline=offline) as nodes:
+    if run is None:
+        out.note(f"run {known.paths.run_id}")
+    with connect_replicators(out, known, cluster, connection, offline=offline) as nodes:
         stored = checkpoint_table(known, checkpoint_holdings(known, nodes.replicators))
     rows = [
         (
@@ -60,6 +69,8 @@ def ls(
         )
         for checkpoint in stored
     ]
+    if not stored:
+        out.note("it has no checkpoint" + (" on the nodes that answer" if nodes.unreached else ""))
     out.table(("step", "whole", "MiB", "layers on"), rows)
     out.json(
         {
@@ -79,29 +90,52 @@ def ls(
 @command
 def export(
     out: Output,
-    run: GivenRunArgument,
+    run: RunArgument = None,
     *,
     step: Annotated[
         int | None, typer.Option("--step", min=1, metavar="S", help="Default: the newest that is whole.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="PATH", help="A file, or for hf: workloads a new folder."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="A .safetensors file, a .pt file (a plain state dict), or for hf: workloads a new folder.",
+        ),
     ] = None,
     cluster: ClusterOption = None,
     offline: OfflineOption = False,
     connection: ConnectionOptions,
 ) -> None:
-    """Write a checkpoint's weights as one safetensors file; for hf: workloads as a from_pretrained folder."""
-    from skyctl.supervision.stored_checkpoints import export_checkpoint, load_run
+    """Write a run's weights as one file; for hf: workloads as a from_pretrained folder.
+
+    Those that it has ended with, or of its newest checkpoint that is whole, or of --step.
+    """
+    from skyctl.supervision.stored_checkpoints import (
+        export_last_weights,
+        gather_checkpoint,
+        load_run,
+        write_weights,
+    )
 
     known = load_run(run)
+    if run is None:
+        out.note(f"run {known.paths.run_id}")
     as_folder = known.state.workload.startswith("hf:")
     target = output or Path(known.paths.run_id if as_folder else "weights.safetensors")
     if not as_folder:
         check_output(target)
-    with _connect_replicators(out, known, cluster, connection, offline=offline) as nodes:
-        exported_step, path = export_checkpoint(known, nodes.replicators, nodes.sessions, step, target)
+    path: Path | None = None
+    if step in (None, known.state.step):
+        path = export_last_weights(known, target)
+    exported_step = known.state.step
+    if path is None:
+        with (
+            connect_replicators(out, known, cluster, connection, offline=offline) as nodes,
+            gather_checkpoint(known, nodes.replicators, nodes.sessions, step) as (exported_step, layers),
+        ):
+            path = write_weights(layers, target, known.state.workload)
     out.line(f"step {exported_step}: {path}")
     out.json({"run_id": known.paths.run_id, "step": exported_step, "path": str(path)})
 
@@ -117,6 +151,7 @@ def rm(
     connection: ConnectionOptions,
 ) -> int:
     """Remove a run's checkpoints from all nodes, and from here. Exit 4 where a node did not answer."""
+    from skyctl.supervision.run_lock import acquire_run_lock
     from skyctl.supervision.stored_checkpoints import load_run, refuse_running, remove_checkpoints
 
     known = load_run(run)
@@ -124,8 +159,13 @@ def rm(
     question = f"remove all checkpoints of run {known.paths.run_id}? It can't be resumed then"
     if not confirm(out, question, yes=yes, otherwise=True):
         return 0
-    with _connect_replicators(out, known, cluster, connection) as nodes:
-        failures = remove_checkpoints(known, nodes.replicators) if nodes.replicators is not None else {}
+    failures = {}
+    with (
+        acquire_run_lock(known.paths, attached=True),  # nobody resumes it meanwhile
+        connect_replicators(out, known, cluster, connection) as nodes,
+    ):
+        if nodes.replicators is not None:
+            failures = remove_checkpoints(known, nodes.replicators, nodes.unreached)
     for node, failure in failures.items():
         out.warn(f"{node}: {failure.message}")
     left = sorted({*failures, *nodes.unreached})
@@ -135,7 +175,7 @@ def rm(
 
 
 @contextmanager
-def _connect_replicators(
+def connect_replicators(
     out: Output,
     known: StoredRun,
     cluster: Path | None,

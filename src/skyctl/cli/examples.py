@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl launch plan.json --steps 500",
         "skyctl launch train.py --steps 5000 --detach",
         "skyctl launch --resume ab12 --steps 1000",
+        "skyctl launch train.py --batch-size 64 --init-from ab12",
     ),
     "ps": (
         "skyctl ps",
@@ -69,11 +70,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl join 20261121-063012-ab12 tower oldbox",
     ),
     "checkpoint ls": (
-        "skyctl checkpoint ls ab12",
+        "skyctl checkpoint ls",
         "skyctl checkpoint ls ab12 --offline --json",
     ),
     "checkpoint export": (
         "skyctl checkpoint export ab12",
+        "skyctl checkpoint export ab12 -o weights.pt",
         "skyctl checkpoint export ab12 --step 60 -o weights.safetensors",
     ),
     "checkpoint rm": (

@@ -33,13 +33,14 @@ def join(
     from skyctl.inventory.cluster_file import read_cluster
     from skyctl.records.run_state import ENDED
     from skyctl.run.operator_requests import JoinRequest, leave_request
+    from skyctl.run.restart_policy import resume_hint
     from skyctl.supervision.stored_checkpoints import load_run
 
     known = load_run(run)
     if known.state.status in ENDED:
         raise InputError(
             f"run {known.paths.run_id} has ended ({known.state.status})",
-            hint=f"resume it: skyctl launch --resume {known.paths.run_id}",
+            hint=resume_hint(known.state, done=known.state.status == "done"),
         )
     file = known.state.cluster_file
     if file is not None and Path(file).is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,8 +14,9 @@ import typer
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import check_output, command
+from skyctl.cli.initial_weights import find_initial_weights
 from skyctl.cli.option_values import STRATEGIES, require_choice
-from skyctl.cli.options import WORKLOAD_HELP, ClusterOptions, ClusterTarget
+from skyctl.cli.options import WORKLOAD_HELP, ClusterTarget
 from skyctl.cli.run_options import LaunchOptions
 from skyctl.errors import InputError, WorkloadError
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
     from skyctl.control.node_sessions import NodeSessions
     from skyctl.control.training_request import TrainingRequest
-    from skyctl.files import RunPaths
     from skyctl.records.cluster import Node
-    from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
-    from skyctl.supervision.run_handle import RunHandle
+    from skyctl.records.run_state import InitialWeights
     from skyctl.workload.workload import Workload
 
     LoadWorkload = Callable[[], tuple[TrainingRequest, Workload]]
@@ -52,17 +50,16 @@ def launch(
 
     A plan whose devices, versions or free memory are no longer as measured is refused (exit 5).
     A run that fails is tried again, from the newest checkpoint, without nodes that were lost.
+    One that has ended keeps its last checkpoint: --resume RUN --steps MORE goes on from it, also with another
+    PLAN. --init-from RUN begins anew with its weights.
     Batch size, number of microbatches, dtype and seed of a plan file are the plan's own. The run's folder
     holds its plan, logs, metrics (a line a step), measurement and weights; -o copies measurement.json.
     """
     check_output(options.output)
     if options.resume is not None:
-        if plan is not None:
-            raise InputError(
-                f"--resume {options.resume} uses that run's own plan; {plan} does not go with it",
-                hint="leave one of them out",
-            )
-        _resume_run(out, options.resume, options)
+        from skyctl.cli.resume_run import resume_run
+
+        resume_run(out, options.resume, plan, options)
     elif plan is None:
         raise InputError("what to train? give a PLAN.json, a WORKLOAD, or --resume RUN")
     else:
@@ -107,6 +104,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
 
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
+    init = find_initial_weights(out, options)
     plan = read_record(Plan, path)
     _refuse_settled(path, options)
     check_plan_fits(plan, target.cluster)
@@ -128,6 +126,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         ship=options.ship or (),
         random_inputs=options.random_inputs,
         recipe=recipe,
+        init=init,
     )
     if options.dry_run:
         _show_ranks(out, plan, target, _load(out, load)[0], options)
@@ -135,7 +134,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     if options.encrypt and not plan.encrypted:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
     out.line(certainty_lines(plan)[0])
-    _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options)
+    _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options, init)
 
 
 def _refuse_settled(path: Path, options: LaunchOptions) -> None:
@@ -163,12 +162,14 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     """Probes (what earlier probes found and still holds is reused), plans, and trains."""
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
+    init = find_initial_weights(out, options)
     load = partial(
         options.make_request,
         source,
         microbatches=options.microbatches,
         learning_rate=options.learning_rate,
         recipe=recipe,
+        init=init,
     )
     choice = options.plan_options(
         target.cluster,
@@ -206,7 +207,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         show_link_dtypes(out, plan)
         return plan
 
-    _train(out, target, target.cluster.nodes, load, make_plan, options)
+    _train(out, target, target.cluster.nodes, load, make_plan, options, init)
 
 
 def _load(out: Output, load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
@@ -223,12 +224,16 @@ def _train(
     load: LoadWorkload,
     make_plan: MakePlan,
     options: LaunchOptions,
+    init: InitialWeights | None,
 ) -> None:
     """Loads the workload, connects, begins a run, and supervises it until it ends or is detached from.
 
     What local nodes are forked from imports torch while it is imported here.
+
+    Args:
+        init: the weights that it begins with; None: random ones, or the folder's.
     """
-    from skyctl.cli.run_display import show_outcome
+    from skyctl.cli.run_display import show_outcome, supervise_on_terminal
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.remote.session_factory import make_connector
 
@@ -260,74 +265,17 @@ def _train(
             steps=run_options.steps,
             cluster_file=str(target.path.absolute()),
             order=settings,
+            init_from=init,
         ) as run:
-            measured = _supervise(
-                out, progress, run, lambda: make_plan(progress, sessions, request, loaded), options
+            measured = supervise_on_terminal(
+                out,
+                progress,
+                run,
+                lambda: make_plan(progress, sessions, request, loaded),
+                yes=options.yes,
+                detach=options.detach,
             )
     show_outcome(out, run.run_id, measured)
-
-
-def _resume_run(out: Output, run_id: str, options: LaunchOptions) -> None:
-    """Goes on with a run that has ended, from its newest checkpoint."""
-    from skyctl.cli.run_display import show_outcome
-    from skyctl.control.node_sessions import connect_nodes, require_all
-    from skyctl.supervision.resume import prepare_resume
-    from skyctl.supervision.run_handle import resumed_run
-    from skyctl.supervision.run_lock import acquire_run_lock
-    from skyctl.supervision.run_settings import saved_settings
-    from skyctl.supervision.stored_checkpoints import load_run, refuse_running
-
-    connect = options.supervised_connection(options.cluster)
-    known = load_run(run_id)
-    refuse_running(known, "it can be gone on with")
-    own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
-    target = ClusterOptions(cluster=options.cluster or own_file).load()
-    resumption = prepare_resume(known, target.cluster, options.steps, options.max_restarts)
-    nodes = [target.cluster.node(name) for name in resumption.nodes]
-    settings = saved_settings(
-        resumption.request,
-        resumption.options,
-        connect,
-        digest=str(known.state.order.get("digest") or ""),
-        limit=known.state.order.get("limit"),  # type: ignore[arg-type]
-        output=options.output,
-    )
-    with (
-        acquire_run_lock(known.paths, attached=True) as lock,
-        out.progress("launch") as progress,
-        connect_nodes(nodes, connect, progress, target.everyone) as sessions,
-    ):
-        if not sessions.sessions:
-            require_all(sessions.failures)
-        for name, failure in sessions.failures.items():
-            out.warn(f"left out: node {name}: {failure.message}")
-        plan = resumption.plan_for(sessions.sessions)
-        changes = {
-            "steps": resumption.options.steps,
-            "order": settings,
-            "cluster_file": str(target.path.absolute()),
-        }
-        with resumed_run(lock, target.cluster, sessions.sessions, out.note, **changes) as run:
-            measured = _supervise(out, progress, run, lambda: plan, options)
-    show_outcome(out, run.run_id, measured)
-
-
-def _supervise(
-    out: Output,
-    progress: ProgressDisplay,
-    run: RunHandle,
-    make_plan: Callable[[], Plan],
-    options: LaunchOptions,
-) -> tuple[Measurement, RunPaths] | None:
-    """Supervises a run here, watched from the terminal; None where it was detached from."""
-    from skyctl.cli.run_display import detachable_callbacks
-    from skyctl.supervision.background_supervisor import hand_over
-    from skyctl.supervision.resume import supervise_run
-
-    with detachable_callbacks(
-        out, progress, (signal.SIGHUP,), yes=options.yes, detach=options.detach
-    ) as callbacks:
-        return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))
 
 
 def _show_ranks(

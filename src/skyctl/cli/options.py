@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from skyctl.control.plan_creation import PlanOptions
     from skyctl.control.training_request import TrainingRequest
     from skyctl.records.cluster import Cluster, Node
+    from skyctl.records.run_state import InitialWeights
     from skyctl.remote.base import ConnectOptions
     from skyctl.workload.recipe import Recipe
     from skyctl.workload.workload import Workload
@@ -233,11 +234,13 @@ class WorkloadOptions:
         sweep: Sequence[int] = (),
         learning_rate: float | None = None,
         recipe: Recipe | None = None,
+        init: InitialWeights | None = None,
     ) -> TrainingRequest:
         """The request as typed: neither torch nor the user's code runs for it.
 
         Args:
             sweep: the numbers of microbatches to measure and compare, where there are several.
+            init: the weights to start from; None: random ones, or the folder's.
 
         Raises:
             WorkloadError: anything wrong with the source, the options, or how they fit together.
@@ -256,6 +259,7 @@ class WorkloadOptions:
             ship=tuple(self.ship or ()),
             random_inputs=self.random_inputs,
             validated=recipe is not None and recipe.validate_every is not None,
+            **(init.spec_fields() if init is not None else {}),
         )
         return TrainingRequest(spec, microbatches, recipe or Recipe(), self.encrypt, tuple(sweep))
 
@@ -267,6 +271,7 @@ class WorkloadOptions:
         sweep: Sequence[int] = (),
         learning_rate: float | None = None,
         recipe: Recipe | None = None,
+        init: InitialWeights | None = None,
     ) -> tuple[TrainingRequest, Workload]:
         """``parse_request``, and its workload loaded and checked (on the meta device: nothing is computed).
 
@@ -276,7 +281,12 @@ class WorkloadOptions:
         from skyctl.workload.workload import load_workload
 
         request = self.parse_request(
-            source, microbatches=microbatches, sweep=sweep, learning_rate=learning_rate, recipe=recipe
+            source,
+            microbatches=microbatches,
+            sweep=sweep,
+            learning_rate=learning_rate,
+            recipe=recipe,
+            init=init,
         )
         workload = load_workload(request.spec)
         if recipe is not None:

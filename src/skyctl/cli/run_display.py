@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, get_args
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from skyctl.run.callbacks import RunCallbacks, StepProgress
     from skyctl.run.rank_spec import RankSpec
     from skyctl.run.run_context import RunOptions
+    from skyctl.supervision.run_handle import RunHandle
     from skyctl.supervision.run_logs import RankLogLine
 
 InterruptAnswer = Literal["stop", "detach", "go on"]
@@ -197,6 +198,29 @@ def measure_with_progress(
         return measure_strategies(outcomes, run, ended, earlier)
     finally:
         progress.above = None
+
+
+def supervise_on_terminal(
+    out: Output,
+    progress: ProgressDisplay,
+    run: RunHandle,
+    make_plan: Callable[[], Plan],
+    *,
+    yes: bool,
+    detach: bool,
+) -> tuple[Measurement, RunPaths] | None:
+    """Supervises a run here, watched from the terminal; None where it was detached from.
+
+    Args:
+        make_plan: called once, with Ctrl-C taken care of.
+        yes: Ctrl-C stops it without a question.
+        detach: leave it to the background once it trains.
+    """
+    from skyctl.supervision.background_supervisor import hand_over
+    from skyctl.supervision.resume import supervise_run
+
+    with detachable_callbacks(out, progress, (signal.SIGHUP,), yes=yes, detach=detach) as callbacks:
+        return supervise_run(run, make_plan(), callbacks, lambda left: hand_over(left, callbacks.phase))
 
 
 def show_outcome(out: Output, run_id: str, outcome: tuple[Measurement, RunPaths] | None) -> None:

@@ -33,7 +33,7 @@ DEFAULT_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
-    """How many steps are trained, by a new run or one that is resumed."""
+    """How many steps are trained, by a new run or one that is resumed, and from which weights."""
 
     steps: Annotated[
         int | None,
@@ -41,7 +41,7 @@ class LengthOptions:
             "--steps",
             min=1,
             metavar="N",
-            help=f"Training steps; default {DEFAULT_STEPS}. With --resume: so many more than its checkpoint "
+            help=f"Training steps; default {DEFAULT_STEPS}. With --resume: so many MORE than its checkpoint "
             "has.",
         ),
     ] = None
@@ -51,8 +51,17 @@ class LengthOptions:
             "--resume",
             metavar="RUN",
             autocompletion=complete_run,
-            help="Resume a run that was stopped or has failed, from its newest checkpoint, on the nodes "
-            "that answer.",
+            help="Go on with a run from its newest checkpoint, on the nodes that answer, or with PLAN on "
+            "others; with one that has ended well for --steps MORE.",
+        ),
+    ] = None
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            "--init-from",
+            metavar="FILE|RUN|FOLDER",
+            help="Begin at step 0 with these weights: a run's, a .safetensors or .pt file's, or those in a "
+            "Hugging Face folder.",
         ),
     ] = None
 

@@ -26,7 +26,8 @@ from skyctl.workload.shipped_files import (
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
 
 if TYPE_CHECKING:
-    from skyctl.workload.hf.stored_weights import StoredWeights
+    from skyctl.records.run_state import InitialWeights
+    from skyctl.workload.stored_weights import StoredWeights
     from skyctl.workload.workload import Workload
 
 MICROBATCH_CHOICES = (1, 2, 4, 8, 16, 32)
@@ -152,15 +153,18 @@ def load_plan_request(
     ship: Sequence[str] = (),
     random_inputs: bool = False,
     recipe: Recipe | None = None,
+    init: InitialWeights | None = None,
 ) -> tuple[TrainingRequest, Workload]:
     """The request that a plan was made for, and its workload, loaded again.
 
     Args:
         layers: how many the plan has.
+        init: the weights to start from; None: random ones, or the folder's.
 
     Raises:
         MismatchError: the workload has changed since.
-        WorkloadError: the workload can't be trained or validated as the recipe says.
+        WorkloadError: the workload can't be trained or validated as the recipe says, or the weights are not
+            its model's.
     """
     from skyctl.workload.workload import load_workload  # late: it needs torch
 
@@ -174,6 +178,7 @@ def load_plan_request(
         ship=tuple(ship),
         random_inputs=random_inputs,
         validated=recipe is not None and recipe.validate_every is not None,
+        **(init.spec_fields() if init is not None else {}),
     )
     workload = load_workload(spec)
     if recipe is not None:
@@ -234,7 +239,7 @@ def send_workload(
     digest = hashlib.sha256(data).hexdigest() if data is not None else ""
     by_node = {}
     for name, session in sessions.items():
-        node_spec = replace(spec, path=None, data_path=None)
+        node_spec = replace(spec, path=None, data_path=None, init_from=None)
         if spec.path is not None:
             node_spec = replace(node_spec, path=shipped_path(spec, session.push_tree(files)))
         if data is not None and name in with_data:
@@ -266,7 +271,7 @@ def _push_weights(session: Session, stored: StoredWeights, layers: list[int]) ->
     Returns:
         The file's path on the node.
     """
-    from skyctl.workload.hf.stored_weights import write_layer_weights
+    from skyctl.workload.stored_weights import write_layer_weights
 
     with tempfile.TemporaryDirectory(prefix="weights-", dir=make_private(home())) as folder:
         path = Path(folder) / "part.safetensors"

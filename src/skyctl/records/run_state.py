@@ -14,7 +14,7 @@ from skyctl.records.base import Count, FileRecord, Index, Name, Record, Seq, sin
 
 RunStatus = Literal["starting", "running", "restarting", "stopping", "done", "failed", "stopped"]
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")
-"""Nothing of such a run is left on any node, but for its checkpoints."""
+"""Nothing of such a run is left on any node, but for its checkpoints (of one that is done: the last)."""
 
 
 class Supervisor(Record):
@@ -58,6 +58,23 @@ class RunAttempt(Record):
     error: str | None = None
 
 
+class InitialWeights(Record):
+    """The weights that a run has started from (``launch --init-from``).
+
+    ``path``: a file, or a folder as of ``save_pretrained``; ``sha256``: of the file, of a folder that of its
+    files' digests. ``run``, ``step``: the run that they were taken from, and after how many of its steps.
+    """
+
+    path: Name
+    sha256: Name
+    run: Name | None = None
+    step: Index | None = None
+
+    def spec_fields(self) -> dict[str, str]:
+        """The fields of a ``WorkloadSpec`` that say the same."""
+        return {"init_from": self.path, "init_sha256": self.sha256}
+
+
 class RunState(FileRecord):
     """``state.json`` of a run's folder.
 
@@ -66,6 +83,7 @@ class RunState(FileRecord):
     ``step``: steps that every rank has finished; ``checkpoint``: the newest complete one's.
     ``away``: nodes that can't be reached at the moment; ``lost``: nodes given up, with the reason;
     ``untrusted``: those of them that sent what skyctl never sends, so they are not taken back by themselves.
+    ``init_from``: the weights it began with; null: random ones, or those in the folder of ``hf:``.
     """
 
     kind: Literal["skyctl/run"] = "skyctl/run"
@@ -89,4 +107,5 @@ class RunState(FileRecord):
     away: Seq[Name] = ()
     lost: dict[str, str] = Field(default_factory=dict)
     untrusted: Seq[Name] = since(1, ())
+    init_from: InitialWeights | None = since(1, None)
     attempts: Seq[RunAttempt] = ()

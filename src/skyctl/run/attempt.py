@@ -107,7 +107,7 @@ class Attempt:
             context.cluster,
             run_id=context.sink.paths.run_id,
             steps=context.options.steps,
-            workload=self._ship_workload(),
+            workload=self._ship_workload(origin),
             addresses=addresses,
             weights=context.options.weights,
             recipe=context.request.recipe.to_dict(),
@@ -213,21 +213,26 @@ class Attempt:
 
     # --- what the ranks are told
 
-    def _ship_workload(self) -> dict[str, dict[str, Any]]:
-        """By node that holds a stage, the workload as that node is told it."""
+    def _ship_workload(self, origin: RestorePoint | None) -> dict[str, dict[str, Any]]:
+        """By node that holds a stage, the workload as that node is told it.
+
+        Weights to start from are not sent to ranks that go on from a checkpoint: they may be gone by then.
+        """
         plan, context = self._plan, self._context
+        spec = context.request.spec
         layers: dict[str, set[int]] = {node.name: set() for node in used_nodes(plan, context.cluster)}
         for stage in plan.stages:
             for replica in stage.replicas:
                 layers[split_device_id(replica.device)[0]].update(range(stage.start, stage.stop))
         ends = {split_device_id(plan.stages[i].replicas[0].device)[0] for i in (0, -1)}
         sessions = {name: context.sessions[name] for name in layers}
-        if shipped_data_changed(context.request.spec):
+        if shipped_data_changed(spec):
             context.callbacks.warn(
                 "the data files that are shipped have changed since the run began; it goes on with "
                 "those that are here now"
             )
-        return send_workload(context.request.spec, sessions, with_data=ends, layers=layers)
+        restored = origin is not None and spec.init_from is not None
+        return send_workload(spec, sessions, with_data=ends, layers=None if restored else layers)
 
     def _with_checkpoints(self, spec: RankSpec, origin: RestorePoint | None) -> RankSpec:
         context = self._context
@@ -244,7 +249,7 @@ class Attempt:
                 "every": every,
                 "folder": folder,
                 "keep": context.options.kept_steps,
-                "at_end": False,
+                "at_end": True,
                 "attempt": self._number,
             }
         return replace(spec, payload={**spec.payload, **more})

@@ -35,8 +35,10 @@ from skyctl.run.restart_policy import (
     RestartPolicy,
     classify,
     final_error,
+    no_checkpoint_error,
     node_is_gone,
     restart_reason,
+    resume_hint,
 )
 from skyctl.run.run_context import RunContext, RunOptions
 from skyctl.run.run_nodes import RunNodes
@@ -216,8 +218,18 @@ class PlanRunner:
             done = attempt.with_trace(done)
             write_atomic(self._sink.paths.measurement, done.to_json())
         attempt.end()
-        self._context.forget_checkpoints()
+        self._keep_for_later()
         return done
+
+    def _keep_for_later(self) -> None:
+        """The run has ended well: its last checkpoint stays on its nodes, and it is said what that is for."""
+        state = self._sink.state
+        with suppress(KeyboardInterrupt):  # all is done: who does not wait has the run nevertheless
+            self._context.keep_last_checkpoint(state.checkpoint, self._now.plan)
+        if (hint := resume_hint(state, done=True)) is not None:
+            self._callbacks.note(
+                f"its last checkpoint stays on its nodes until `skyctl checkpoint rm {state.run_id}`; {hint}"
+            )
 
     def _start(self, attempt: Attempt) -> None:
         """Starts the ranks, from the newest checkpoint where the run has begun before."""
@@ -227,6 +239,8 @@ class PlanRunner:
             return
         origin = attempt.restore(self._history.count)
         self._give_up_untrusted()
+        if origin is None and self._from_checkpoint and self._sink.state.checkpoint is not None:
+            raise no_checkpoint_error(self._sink.state, self._sessions)
         what = f"step {origin.step}" if origin else "the start: no checkpoint is there in full"
         self._callbacks.note(f"going on from {what}")
         step = origin.step if origin else 0
@@ -311,9 +325,7 @@ class PlanRunner:
         checkpoint = self._sink.state.checkpoint
         wait_s = self._restart_policy.wait_s(fault, checkpoint)
         if wait_s is None:
-            raise final_error(
-                error, fault, self._restart_policy, self._sink.paths.run_id, checkpoint
-            ) from None
+            raise final_error(error, fault, self._restart_policy, resume_hint(self._sink.state)) from None
         plan = self._replanned(slowdowns)
         soon = f" in {wait_s:.0f} s" if wait_s else ""
         run_id = self._sink.paths.run_id
@@ -341,8 +353,7 @@ class PlanRunner:
 
     def _replanned(self, slowdowns: Mapping[str, float]) -> Plan:
         """The same plan while all of its nodes are there, else the best one on those that are."""
-        checkpoint = self._sink.state.checkpoint
-        hint = self._resume_hint(checkpoint) if checkpoint is not None else None
+        hint = resume_hint(self._sink.state)
         return replan_without(self._now.plan, self._sessions, self._nodes.lost, slowdowns, hint)
 
     def _change_plan(self, change: PlanChange) -> None:
@@ -357,14 +368,10 @@ class PlanRunner:
 
     # --- the end
 
-    def _resume_hint(self, checkpoint: int) -> str:
-        return f"go on from step {checkpoint}: skyctl launch --resume {self._sink.paths.run_id}"
-
     def _stopped_text(self) -> str:
-        checkpoint = self._sink.state.checkpoint
         text = f"stopped after {self._history.count} steps"
-        if checkpoint is not None:
-            text += f"; {self._resume_hint(checkpoint)}"
+        if (hint := resume_hint(self._sink.state)) is not None:
+            text += f"; {hint}"
         return f"{text}, no weights were kept; the run's folder: {self._sink.paths.folder}"
 
     def _keep_last_checkpoint(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,10 +12,13 @@ from skyctl.errors import (
     MismatchError,
     NodeError,
     ProtocolError,
+    RunError,
     SkyctlError,
     UndecidedError,
     UnreachableError,
 )
+from skyctl.records.cluster import node_of
+from skyctl.records.run_state import RunState
 from skyctl.run.rank_failure import FailureReport
 from skyctl.worker.rank_events import RESTORE_PHASE
 
@@ -111,13 +114,41 @@ class RestartPolicy:
         return min(MAX_BACKOFF_S, 2.0 ** (self.failed - 1))
 
 
-def final_error(
-    error: SkyctlError, fault: Fault, policy: RestartPolicy, run_id: str, checkpoint: int | None
-) -> SkyctlError:
+def resume_hint(state: RunState, *, done: bool = False) -> str | None:
+    """How to go on with a run once it has ended, as hints say it; None where it has no checkpoint.
+
+    Args:
+        done: it has ended well (or is about to): it goes on for as many steps as are given.
+    """
+    if state.checkpoint is None:
+        return None
+    more = " --steps MORE" if done else ""
+    return f"go on from step {state.checkpoint}: skyctl launch --resume {state.run_id}{more}"
+
+
+def no_checkpoint_error(state: RunState, there: Collection[str]) -> RunError:
+    """The error where a run was to be resumed, and no checkpoint of it is there in full.
+
+    Nobody has asked for all its steps to be made again, so it is not begun anew.
+
+    Args:
+        there: the nodes that are connected.
+    """
+    devices = (device for attempt in state.attempts for device in attempt.devices)
+    away = [name for name in dict.fromkeys(map(node_of, devices)) if name not in there]
+    where = f"; its nodes {', '.join(away)} are not connected" if away else ""
+    return RunError(
+        f"no checkpoint of run {state.run_id} is there in full, not every layer of the newest (step "
+        f"{state.checkpoint}) nor of an older one{where}",
+        hint=f"bring back the nodes that have it (what is where: skyctl checkpoint ls {state.run_id})",
+    )
+
+
+def final_error(error: SkyctlError, fault: Fault, policy: RestartPolicy, resume: str | None) -> SkyctlError:
     """The error to end with: the first cause, how often it was tried, and how to resume.
 
     Args:
-        checkpoint: the step of the newest complete one.
+        resume: what ``resume_hint`` says of the run.
     """
     if policy.repeated:
         error.message += "\n  it is the same rank in the same step as before, so it was tried again once only"
@@ -127,9 +158,8 @@ def final_error(
         error.message += (
             f"\n  tried again {again} since the last checkpoint (--max-restarts {policy.max_restarts})"
         )
-    if checkpoint is not None:
-        note = f"go on from step {checkpoint}: skyctl launch --resume {run_id}"
-        error.hint = f"{error.hint}; then {note}" if error.hint else note
+    if resume is not None:
+        error.hint = f"{error.hint}; then {resume}" if error.hint else resume
     return error
 
 

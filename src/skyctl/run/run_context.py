@@ -215,14 +215,26 @@ class RunContext:
         if retention.replicated != step:
             self.callbacks.warn(f"the checkpoint of step {step} is not on other nodes: copying took too long")
 
-    def forget_checkpoints(self) -> None:
-        """The run has ended well: nodes keep no checkpoints of it."""
-        if self._replicators is None:
+    def keep_last_checkpoint(self, step: int | None, plan: Plan) -> None:
+        """The run has ended well: nodes keep its last checkpoint, with copies, and no earlier one.
+
+        Args:
+            step: of that checkpoint; None: there is none, and nothing is kept.
+        """
+        replicators = self._replicators
+        if replicators is None:
             return
-        if self._replicators.starting:
-            self._replicators.wait_ready()
-        for name, failure in self._replicators.forget().items():
-            self.callbacks.warn(f"checkpoints of this run are still on node {name}: {failure.message}")
+        if replicators.starting:
+            replicators.wait_ready()
+        if step is None:
+            for name, failure in replicators.forget().items():
+                self.callbacks.warn(f"checkpoints of this run are still on node {name}: {failure.message}")
+            return
+        self._follow_order = ()  # told anew, followers look at once
+        self.replicate(plan)
+        self.wait_replicated(step)
+        replicators.follow(replicators.nodes, 0, self.options.kept_steps)  # else they copy what others prune
+        replicators.prune({step, *self.retention(plan).steps})
 
     def close(self) -> None:
         """Replicators end; what they hold stays."""

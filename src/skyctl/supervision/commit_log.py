@@ -65,7 +65,8 @@ class CommitLog:
             return made
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise RecordError(
-                f"{path} can't be read: {exc}", hint="stop the run and launch it again with --resume"
+                f"{path} can't be read: {exc}",
+                hint="without it nothing says which lines of the run's files are whole; launch a new run",
             ) from exc
         for name, size in made._sizes.items():
             made._sizes[name] = _cut(folder / name, size)

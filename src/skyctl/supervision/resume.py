@@ -15,7 +15,8 @@ from skyctl.errors import InputError, NodeError, ProtocolError, RunError, Skyctl
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
 from skyctl.records.measurement import Measurement
-from skyctl.records.plan import Plan
+from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.run_state import RunState
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.attempt import AdoptedRanks
@@ -24,7 +25,7 @@ from skyctl.run.checkpoints.replicator_messages import read_replicator_message
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.plan_update import nodes_in
 from skyctl.run.rank_messages import read_rank_message
-from skyctl.run.rank_spec import rank_of_task
+from skyctl.run.rank_spec import check_plan_fits, rank_of_task
 from skyctl.run.run_context import RunOptions
 from skyctl.supervision.run_handle import RunHandle, taken_over_run
 from skyctl.supervision.run_lock import RunLock
@@ -209,69 +210,151 @@ def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that has ended and is resumed. ``nodes``: those worth connecting to."""
+    """A run that has ended and is resumed.
+
+    Attributes:
+        nodes: those worth connecting to.
+        done: the steps that its newest checkpoint has.
+        given: the plan that the user gave it to go on with.
+    """
 
     known: StoredRun
     request: TrainingRequest
     options: RunOptions
     nodes: tuple[str, ...]
+    done: int
+    given: Plan | None = None
 
     def plan_for(self, there: Collection[str]) -> Plan:
-        """The plan to begin with: the run's last, or its first where that knows more of the nodes there are.
+        """The plan to begin with: the one given; else the run's last, or its first where that knows more of
+        the nodes there are.
 
         Nodes of it that are not there are left out by the supervisor.
         """
-        last, first = self.known.plan, _plan_of_first_attempt(self.known)
+        if self.given is not None:
+            return self.given
+        last, first = self.known.plan, _first_plan(self.known)
         ours = {node_of(device.id) for device in last.problem.devices}
         more = {node_of(device.id) for device in first.problem.devices} & set(there)
         return last if more <= ours else first
 
+    def words(self) -> list[str]:
+        """What is about to be done, a sentence each."""
+        total = self.options.steps
+        more = total - self.done
+        said = [
+            f"going on after step {self.done}: {more} more, to {total}"
+            if more
+            else f"all {total} steps are done: gathering what the run has ended with"
+        ]
+        recipe = self.request.recipe
+        if recipe.lr_schedule != "constant" and total != self.known.state.steps:
+            said.append(
+                f"the {recipe.lr_schedule} schedule of the learning rate goes over all {total} steps now, "
+                f"it went over {self.known.state.steps}"
+            )
+        return said
+
 
 def prepare_resume(
-    known: StoredRun, cluster: Cluster, steps: int | None, max_restarts: int | None = None
+    known: StoredRun,
+    cluster: Cluster,
+    steps: int | None,
+    max_restarts: int | None = None,
+    given: Plan | None = None,
 ) -> Resumption:
     """What resuming the run takes: request, options and nodes.
 
     Args:
         steps: so many more than its newest checkpoint has (None: to the end that it was to have).
+        given: a plan of the user's for the same workload, to go on with in place of the run's own.
 
     Raises:
-        InputError: it is not over, has no checkpoint, or has nothing left to do.
+        InputError: it has no checkpoint, has ended well and nobody says for how many more steps it is to go
+            on, or the plan is for something else.
+        MismatchError: the plan is for devices that the cluster does not have.
     """
     state = known.state
-    if state.status == "done":
-        raise InputError(
-            f"run {state.run_id} has ended well after {state.step} steps; its checkpoints are gone",
-            hint="its weights are in its folder",
-        )
     done = state.checkpoint
     if done is None:
+        raise _nothing_kept_error(known)
+    if state.status == "done" and steps is None:
         raise InputError(
-            f"run {state.run_id} has no checkpoint to go on from",
-            hint="launch it again; --checkpoint-every N writes one every N steps",
+            f"run {state.run_id} has ended well after {state.step} steps: for how many more is it to go on?",
+            hint=f"skyctl launch --resume {state.run_id} --steps MORE",
         )
-    total = state.steps if steps is None else done + steps
-    if total <= done:
-        raise InputError(
-            f"run {state.run_id} has a checkpoint of its last step, {done}", hint="give --steps for more"
-        )
+    total = max(done, state.steps) if steps is None else done + steps
     options = replace(options_of(state), steps=total)
     if max_restarts is not None:
         options = replace(options, max_restarts=max_restarts)
     request = request_of(state)
     request = replace(request, recipe=replace(request.recipe, total_steps=total))
-    planned = {node_of(device.id) for device in _plan_of_first_attempt(known).problem.devices} | set(
-        nodes_in(known.plan)
-    )
-    nodes = tuple(node.name for node in cluster.nodes if node.name in planned)
+    if given is not None:
+        check_same_training(known, given)
+        check_plan_fits(given, cluster)
+        request = replace(request, microbatches=given.problem.microbatches)
+    holders = {node_of(device) for attempt in state.attempts for device in attempt.devices}
+    for plan in (known.plan, _first_plan(known)):
+        holders |= {node_of(device.id) for device in plan.problem.devices}
+    wanted = holders | set(nodes_in(given) if given is not None else ())
+    nodes = tuple(node.name for node in cluster.nodes if node.name in wanted)
     if not nodes:
         raise InputError(
-            f"cluster {cluster.name!r} has none of the run's nodes ({', '.join(sorted(planned))})",
-            hint="give the cluster file that it was launched with: -c FILE",
+            f"cluster {cluster.name!r} has none of the run's nodes ({', '.join(sorted(holders))})",
+            hint="give the cluster file that it was launched with: -c FILE; or, for other nodes, a plan for "
+            f"them: skyctl launch PLAN.json --resume {state.run_id}",
         )
-    return Resumption(known, request, options, nodes)
+    return Resumption(known, request, options, nodes, done, given)
 
 
-def _plan_of_first_attempt(known: StoredRun) -> Plan:
-    path = RunPaths(known.paths.run_id, 1).plan
+def _nothing_kept_error(known: StoredRun) -> InputError:
+    """The error of a run without any checkpoint; the hint says what is left to begin with."""
+    state, asked = known.state, known.state.order.get("options")
+    if state.status == "done" and known.paths.weights.is_file():
+        hint = f"its weights are there: skyctl launch {state.workload} --init-from {state.run_id}"
+    elif isinstance(asked, dict) and asked.get("checkpoint_every") == 0:
+        hint = "launch it again, without --checkpoint-every 0"
+    else:
+        hint = "launch it again; --checkpoint-every N writes one every N steps"
+    return InputError(f"run {state.run_id} has no checkpoint to go on from", hint=hint)
+
+
+def check_same_training(known: StoredRun, plan: Plan) -> None:
+    """Raises InputError where a plan is not for what the run trains, by batches of the same size."""
+    have, need = plan.workload, known.plan.workload
+    if have is None or need is None:
+        raise InputError("the plan was made from a problem file: it has no workload to go on with")
+    for what, one, other in (
+        ("--batch-size", have.batch_size, need.batch_size),
+        ("--dtype", have.dtype, need.dtype),
+        ("--seed", have.seed, need.seed),
+        ("model and data", _named(have), _named(need)),
+        ("number of layers", len(plan.problem.layers), known.layers),
+    ):
+        if one != other:
+            raise other_training_error(known.state, f"the plan's {what}: {one}", other)
+
+
+def _named(workload: WorkloadRef) -> str:
+    """A workload as far as its digest tells it from others; its source is for people."""
+    return f"those of digest {workload.digest[:12]}"
+
+
+def other_training_error(state: RunState, given: str, need: object) -> InputError:
+    """The error where a run is to go on with other than what it has trained with so far.
+
+    Args:
+        given: what was given, as the first half of a sentence.
+        need: what the run has.
+    """
+    return InputError(
+        f"{given}; run {state.run_id} has {need}, and goes on as it has begun",
+        hint=f"begin a new run with its weights: skyctl launch {state.workload} --init-from {state.run_id}",
+    )
+
+
+def _first_plan(known: StoredRun) -> Plan:
+    """The plan of the run's first attempt, or of the newest that began with a plan of the user's own."""
+    number = known.state.order.get("first_attempt", 1)
+    path = RunPaths(known.paths.run_id, number if isinstance(number, int) else 1).plan
     return read_record(Plan, path) if path.is_file() else known.plan

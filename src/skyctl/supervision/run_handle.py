@@ -152,6 +152,7 @@ def resumed_run(
         journal.update(
             status="restarting",
             detail=None,
+            cluster=cluster.name,
             supervisor=lock.supervisor,
             lost={},
             untrusted=(),

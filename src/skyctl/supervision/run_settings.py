@@ -33,6 +33,7 @@ def saved_settings(
     digest: str,
     limit: str | None = None,
     output: Path | None = None,
+    first_attempt: int = 1,
 ) -> dict[str, Any]:
     """The settings as JSON values, from which ``request_of`` and the others here restore them.
 
@@ -40,6 +41,7 @@ def saved_settings(
         digest: the workload's own (``Workload.digest``).
         limit: which nodes of the cluster file are used (``--limit``).
         output: where a copy of the measurement is to go.
+        first_attempt: the newest attempt that began with a plan of the user's own.
     """
     known = replace(
         connect, known_hosts=_absolute(connect.known_hosts), ssh_config=_absolute(connect.ssh_config)
@@ -55,6 +57,7 @@ def saved_settings(
         "digest": digest,
         "limit": limit,
         "output": _absolute(output),
+        "first_attempt": first_attempt,
     }
 
 

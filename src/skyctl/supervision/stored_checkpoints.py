@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,16 @@ from skyctl.agent.node_cache import file_digest
 from skyctl.checkpoint import layout
 from skyctl.checkpoint.recovery import RestorePoint, ShardHoldings, newest_restore_point
 from skyctl.errors import InputError, RunError, SkyctlError
-from skyctl.files import RunPaths, home, make_private, read_record, run_folder
+from skyctl.files import RunPaths, home, make_private, read_record, write_atomic
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import ENDED, RunState
 from skyctl.remote.agent_session import Session
 from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.checkpoints.replicator_group import LAUNCHER_COPIES, ReplicatorGroup, run_folder_on_node
+from skyctl.supervision.run_status import resolve_run
+
+STATE_DICT_SUFFIXES = (".pt", ".pth")
+"""How the names of files end that are written as ``torch.save`` does it."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,19 @@ class StoredRun:
         return len(self.plan.problem.layers)
 
 
-def load_run(run: str) -> StoredRun:
-    """The run that the user named, read from its folder.
+def load_run(run: str | None) -> StoredRun:
+    """The run that the user named, read from its folder; None: the newest.
 
     Raises:
         InputError: there is none, or it was never begun.
     """
-    folder = run_folder(run)
-    state = read_record(RunState, folder / "state.json")
-    number = state.attempts[-1].number if state.attempts else 1
-    paths = RunPaths(state.run_id, number)
-    return StoredRun(paths, state, read_record(Plan, folder / "plan.json"))
+    found = resolve_run(run)
+    if not found.paths.newest_plan.is_file():
+        raise InputError(
+            f"run {found.paths.run_id} has no plan: it ended before it was begun, and nothing of it is kept",
+            hint="launch it again",
+        )
+    return StoredRun(found.paths, found.state, read_record(Plan, found.paths.newest_plan))
 
 
 def refuse_running(run: StoredRun, what: str) -> None:
@@ -101,29 +107,20 @@ def checkpoint_table(run: StoredRun, holdings: ShardHoldings) -> list[StoredChec
     return found
 
 
-def export_checkpoint(
-    run: StoredRun,
-    replicators: ReplicatorGroup | None,
-    sessions: Mapping[str, Session],
-    step: int | None,
-    out: Path,
-) -> tuple[int, Path]:
-    """One checkpoint's weights as one safetensors file, for ``hf:`` workloads as a folder that can be loaded.
+@contextmanager
+def gather_checkpoint(
+    run: StoredRun, replicators: ReplicatorGroup | None, sessions: Mapping[str, Session], step: int | None
+) -> Iterator[tuple[int, Path]]:
+    """One checkpoint's shards of all layers in one folder, which is removed afterwards; and its step.
 
     Every file is verified; a damaged copy is passed over for another one.
 
     Args:
         step: None: the newest that is there in full.
 
-    Returns:
-        The step, and what was written.
-
     Raises:
         RunError: no such step is there in full, or some layer has no whole copy.
-        SkyctlError: the disk is full or not writable.
     """
-    from skyctl.checkpoint.weights_export import export_weights  # late: it needs torch
-
     holdings = checkpoint_holdings(run, replicators)
     if step is not None:
         holdings = {
@@ -132,31 +129,82 @@ def export_checkpoint(
         }
     point = newest_restore_point(holdings, run.layers)
     if point is None:
-        which = f"step {step}" if step is not None else "any step"
-        raise RunError(
-            f"of {which} of run {run.paths.run_id} not every layer could be found",
-            hint=f"see what there is: skyctl checkpoint ls {run.paths.run_id}",
-        )
-    source = run.state.workload
+        raise _not_whole_error(run, step, any_left=any(holdings.values()))
+    older = [one.step for one in checkpoint_table(run, holdings) if one.whole and one.step < point.step]
     with tempfile.TemporaryDirectory(prefix="export-", dir=make_private(home())) as folder:
         gathered = Path(folder)
         for layer in range(run.layers):
-            _gather(run, sessions, point, layer, layout.layer_path(gathered, 0, layer))
-        made = layout.step_folder(gathered, 0)
-        if not source.startswith("hf:"):
-            export_weights(made, out)
-            return point.step, out
-        from skyctl.workload.hf.export import export_model as to_folder
+            _gather(run, sessions, point, layer, layout.layer_path(gathered, 0, layer), older)
+        yield point.step, layout.step_folder(gathered, 0)
 
-        merged = gathered / "weights.safetensors"
-        export_weights(made, merged)
-        return point.step, to_folder(merged, source, out)
+
+def _not_whole_error(run: StoredRun, step: int | None, *, any_left: bool) -> RunError:
+    """The error where a checkpoint is not there in full; the hint names what would help, if anything does."""
+    run_id = run.paths.run_id
+    hint = f"see what there is: skyctl checkpoint ls {run_id}" if any_left or step is not None else None
+    if run.paths.weights.is_file() and run.state.status == "done":
+        hint = f"the weights that it ended with are in {run.paths.weights}"
+    which = f"step {step}" if step is not None else "any step"
+    return RunError(f"of {which} of run {run_id} not every layer could be found", hint=hint)
+
+
+def write_weights(source: Path, out: Path, workload: str = "") -> Path:
+    """Writes weights as people want them: what ``out`` is called says how.
+
+    Args:
+        source: a file like a run's weights.safetensors, or a folder with the shards of one step.
+        out: of an ``hf:`` workload a new folder; else a file: ``.pt`` or ``.pth``, a plain state dict as
+            torch saves it; anything else, safetensors.
+        workload: what was trained, as it was typed; "": the file, whatever the workload.
+
+    Returns:
+        What was written.
+
+    Raises:
+        SkyctlError: the disk is full or not writable.
+    """
+    from skyctl.checkpoint import safetensors, weights_export  # late: they need torch
+
+    if workload.startswith("hf:"):
+        from skyctl.workload.hf.export import export_model
+
+        return export_model(source, workload, out)
+    if out.suffix in STATE_DICT_SUFFIXES:
+        with tempfile.TemporaryDirectory(prefix="export-", dir=make_private(home())) as folder:
+            merged = Path(folder) / "weights.safetensors"
+            write_weights(source, merged)
+            safetensors.save_state_dict(merged, out)
+    elif source.is_dir():
+        weights_export.export_weights(source, out)
+    else:
+        safetensors.merge([source], out)
+    return out
+
+
+def export_last_weights(run: StoredRun, out: Path) -> Path | None:
+    """Writes the weights that a run has ended with, which are on this machine (see ``write_weights``).
+
+    Returns:
+        What was written; None where the run has not ended well, or they are gone.
+    """
+    if run.state.status != "done" or not run.paths.weights.is_file():
+        return None
+    return write_weights(run.paths.weights, out, run.state.workload)
 
 
 def _gather(
-    run: StoredRun, sessions: Mapping[str, Session], point: RestorePoint, layer: int, target: Path
+    run: StoredRun,
+    sessions: Mapping[str, Session],
+    point: RestorePoint,
+    layer: int,
+    target: Path,
+    older: Sequence[int],
 ) -> None:
-    """Fetches one layer's file, from the first holder whose copy is intact."""
+    """Fetches one layer's file, from the first holder whose copy is intact.
+
+    Args:
+        older: earlier steps that are there in full, the newest first.
+    """
     target.parent.mkdir(mode=0o700, exist_ok=True)
     wanted, reasons = point.layers[layer], []
     for node in sorted(wanted.nodes, key=lambda name: name != LAUNCHER_COPIES):
@@ -177,13 +225,26 @@ def _gather(
             reasons.append(f"{node or 'here'}: {exc.message}")
     raise RunError(
         f"no copy of layer {layer} of step {point.step} is whole: {'; '.join(reasons)}",
-        hint="export an older step: --step",
+        hint=f"take an older step: skyctl checkpoint export {run.paths.run_id} --step {older[0]}"
+        if older
+        else None,
     )
 
 
-def remove_checkpoints(run: StoredRun, replicators: ReplicatorGroup) -> dict[str, SkyctlError]:
-    """Removes the run's checkpoints from the nodes and from here; where that failed, and why."""
+def remove_checkpoints(
+    run: StoredRun, replicators: ReplicatorGroup, unreached: Sequence[str] = ()
+) -> dict[str, SkyctlError]:
+    """Removes the run's checkpoints from the nodes and from here; where that failed, and why.
+
+    Where nothing is left its state says so: it can't be resumed any more.
+
+    Args:
+        unreached: nodes that can't be asked, and may have some.
+    """
     failures = replicators.forget()
     with suppress(OSError):
         shutil.rmtree(run.paths.checkpoints)
+    if not failures and not unreached:
+        state = read_record(RunState, run.paths.state)
+        write_atomic(run.paths.state, state.model_copy(update={"checkpoint": None}).to_json())
     return failures

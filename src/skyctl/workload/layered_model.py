@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,13 @@ from skyctl.workload.deferred_init import (
 )
 from skyctl.workload.optimizers import name_parameters
 from skyctl.workload.script_functions import bind_functions
+from skyctl.workload.stored_weights import (
+    LayerValues,
+    ShippedWeights,
+    StoredWeights,
+    WeightNaming,
+    match_weights,
+)
 from skyctl.workload.workload_spec import ModelSource
 
 if TYPE_CHECKING:
@@ -48,6 +55,8 @@ class LayeredModel:
         functions: the user's functions by name, of ``OPTIONAL_FUNCTIONS``.
         path: the user's file.
         dtype: what the layers compute in, where that is not their own dtype (see ``mixed_precision``).
+        values: stored values of the layers; None where all start at random.
+        stored: on the launcher, the files they come from, of which nodes are sent their layers; else None.
         hub: what else is known of an ``hf:`` model.
         ordinary: model() gave a module with a forward of its own: weights keep the names they have in it.
     """
@@ -59,6 +68,8 @@ class LayeredModel:
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     path: Path | None = None
     dtype: torch.dtype | None = None
+    values: LayerValues | None = None
+    stored: StoredWeights | None = None
     hub: HubModel | None = None
     ordinary: bool = False
 
@@ -107,10 +118,26 @@ class LayeredModel:
 
     def _stored(self, index: int) -> dict[int, Tensor]:
         """By the tensor's id, its values in a file of stored weights."""
-        if self.hub is None or self.hub.values is None:
+        if self.values is None:
             return {}
         held = self.layers[index].state_dict(keep_vars=True)
-        return {id(held[name]): values for name, values in self.hub.values(index).items()}
+        return {id(held[name]): values for name, values in self.values(index).items()}
+
+    def starting_from(self, path: Path) -> LayeredModel:
+        """The same model with the values of ``--init-from``: a file, or a folder as of ``save_pretrained``.
+
+        Raises:
+            WorkloadError: the weights are not just the model's; names what is missing, left over or other.
+        """
+        layers = [
+            {name: t for name, t in layer.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+            for layer in self.layers
+        ]
+        namings = [WeightNaming([self.weight_names(index) for index in range(len(layers))])]
+        if self.hub is not None:
+            namings.append(self.hub.naming)
+        stored = match_weights(path, namings, layers, self.source_name)
+        return replace(self, values=stored.layer, stored=stored)
 
     def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
         """A deep copy of one layer, with the tensors of ``memo`` in place of its own (by id)."""
@@ -134,18 +161,31 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
 
 
 def make_model(
-    source: ModelSource, seed: int, *, part: str | None = None, count: int | None = None
+    source: ModelSource,
+    seed: int,
+    *,
+    part: str | None = None,
+    count: int | None = None,
+    own_weights: bool = True,
 ) -> LayeredModel:
-    """Makes the model of a source, without values.
+    """Makes the model of a source, without values but for stored ones.
 
     Args:
-        part, count: for ``hf:`` on a node; see ``hub_model.make_hub_model``.
+        part: on a node, the file with its layers' stored values; None on the launcher, and where there are
+            none.
+        count: on a node, the number of layers that the launcher found; None on the launcher.
+        own_weights: whether those in the folder of ``hf:`` are wanted, where it has any.
 
     Raises:
         WorkloadError: the file is missing or raises, or its model() gives no usable layers.
     """
+    made = _make_model(source, seed, count, own_weights=own_weights and part is None)
+    return made if part is None else replace(made, values=ShippedWeights(Path(part)).layer)
+
+
+def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weights: bool) -> LayeredModel:
     if source.kind == "hf":
-        return _make_from_hub(source, seed, part, count)
+        return _make_from_hub(source, seed, count, own_weights=own_weights)
     if source.kind != "file":
         with deferred_initialization(seed) as tape:
             pairs = builtin.build_layers(source.kind, source.sizes)
@@ -182,14 +222,18 @@ def make_model(
     return model
 
 
-def _make_from_hub(source: ModelSource, seed: int, part: str | None, count: int | None) -> LayeredModel:
+def _make_from_hub(source: ModelSource, seed: int, count: int | None, *, own_weights: bool) -> LayeredModel:
     from skyctl.workload.hf import hub_model as hf  # late: it needs transformers
 
     assert source.path is not None
-    made = hf.make_hub_model(source.path, source.options, seed, part=part, count=count)
+    made = hf.make_hub_model(source.path, source.options, seed, count=count, own_weights=own_weights)
     names, layers = [name for name, _ in made.layers], [layer for _, layer in made.layers]
     who = f"hf:{source.path.name}"
-    model = LayeredModel(who, names, layers, made.tape, {"loss": made.loss_fn()}, hub=made)
+    values = made.stored.layer if made.stored is not None else None
+    functions = {"loss": made.loss_fn()}
+    model = LayeredModel(
+        who, names, layers, made.tape, functions, values=values, stored=made.stored, hub=made
+    )
     _check_untied(model)
     return model
 

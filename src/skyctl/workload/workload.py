@@ -260,7 +260,8 @@ class Workload:
 
     def _default_rate(self) -> float:
         if self.model.hub is not None:
-            return self.model.hub.learning_rate
+            stored = self.model.values is not None or self._spec.init_sha256 is not None
+            return self.model.hub.learning_rate(stored=stored)
         sizes = self._source.sizes
         return builtin.default_learning_rate(sizes["hidden"]) if sizes else DEFAULT_LEARNING_RATE
 
@@ -343,7 +344,8 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
     on_launcher = source.kind == "file" and spec.example is None
     noting = opened_files.note_opened_files if on_launcher else nullcontext
     with noting() as opened_by_model:
-        made = make_model(source, spec.seed, part=spec.weights, count=count)
+        starts_anew = spec.init_from is not None
+        made = make_model(source, spec.seed, part=spec.weights, count=count, own_weights=not starts_anew)
     model = replace(made, dtype=mixed_precision.compute_dtype(spec.dtype))
     with noting() as opened_by_data:
         example = find_example(model, source, spec)
@@ -352,6 +354,8 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
             from skyctl.workload.autocut.module_cutter import cut_model
 
             model = cut_model(model, example, count)
+        if spec.init_from is not None and count is None:
+            model = model.starting_from(Path(spec.init_from))
         shapes = ShapeInference(model, example, spec.boundaries)
         workload = Workload(spec, source, model, example, shapes)
         if on_launcher and spec.validated and "example" not in model.functions:

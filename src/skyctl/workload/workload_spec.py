@@ -70,6 +70,8 @@ class WorkloadSpec:
         example, boundaries: what a batch looks like, and the tensors between layers, as ``Workload.spec``
             fills them in; a node then needs neither ``data()`` nor a run on fake tensors. None: find out.
         weights: on a node, the file with the stored values of its layers; None: all start at random.
+        init_from: on the launcher, the file or folder with the weights to start from (``--init-from``).
+        init_sha256: the digest of those weights, on nodes too (``stored_weights.weights_digest``).
     """
 
     source: str
@@ -87,6 +89,8 @@ class WorkloadSpec:
     weights: str | None = None
     ship: Sequence[str] = ()
     data_digest: str | None = None
+    init_from: str | None = None
+    init_sha256: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as values that JSON can hold."""

@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.workload.hf import hub_folders
 
-from skyctl.workload.hf import export
 from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import make_spec
@@ -53,21 +52,31 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
     assert [step["loss"] for step in found["steps"]] == pytest.approx(expected, rel=1e-5)
     assert expected[-1] < expected[0]
     out = tmp_path / "out"
-    assert export.main([found["weights"], f"hf:{hub},context=12", str(out)]) == 0
-    trained = type(model).from_pretrained(str(out), local_files_only=True).state_dict()
+    exported = skyctl(tmp_path, "checkpoint", "export", "-o", "out")
+    assert exported.returncode == 0, exported.stderr
+    trained = type(model).from_pretrained(str(out), local_files_only=True)
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+    # and back: as a model of its own, and as the first one's weights, with twice as many samples a step
+    larger = ("--batch-size", str(2 * BATCH), *sized[2:], *training)
+    expected = reference(trained.train(), hub, tmp_path / "story.txt", 2 * BATCH)
+    for source, more in (("out", ()), (hub.name, ("--init-from", "out"))):
+        again = skyctl(tmp_path, "launch", f"hf:{source},context=12", *larger, *more)
+        assert again.returncode == 0, again.stderr
+        losses = [step["loss"] for step in json.loads(again.stdout)["steps"]]
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def reference(model: torch.nn.Module, hub: Path, text: Path) -> list[float]:
+def reference(model: torch.nn.Module, hub: Path, text: Path, batch: int = BATCH) -> list[float]:
     """The plain loop on the uncut model, with the library's own loss: losses of every step."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     loaded = load_workload(
-        make_spec(f"hf:{hub},context=12", batch_size=BATCH, data_path=str(text), learning_rate=RATE)
+        make_spec(f"hf:{hub},context=12", batch_size=batch, data_path=str(text), learning_rate=RATE)
     )
     optimizer = loaded.optimizer(model.parameters())
-    split = microbatch_sizes(BATCH, MICROBATCHES)
+    split = microbatch_sizes(batch, MICROBATCHES)
     batches = loaded.batches()
     losses = []
     for _ in range(STEPS):
@@ -75,7 +84,7 @@ def reference(model: torch.nn.Module, hub: Path, text: Path) -> list[float]:
         assert isinstance(ids, torch.Tensor)
         total = 0.0
         for part in ids.split(split):
-            loss = model(input_ids=part, labels=part).loss * (len(part) / BATCH)
+            loss = model(input_ids=part, labels=part).loss * (len(part) / batch)
             loss.backward()
             total += loss.item()
         optimizer.step()

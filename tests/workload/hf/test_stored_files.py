@@ -13,7 +13,8 @@ from skyctl.checkpoint import safetensors
 from skyctl.checkpoint.layout import layer_name
 from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import WorkloadError
-from skyctl.workload.hf import export, stored_weights, token_data
+from skyctl.workload import stored_weights
+from skyctl.workload.hf import export, token_data
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.shipped_files import encode_text, find_stored_weights
 from skyctl.workload.workload import Workload, load_workload
@@ -131,6 +132,7 @@ def test_weights_are_read_by_layer(kind: str, tmp_path: Path) -> None:
     workload = loaded(folder)
     made = workload.model.hub
     assert made is not None
+    assert made.stored is not None
     assert not made.stored.fresh
     for index, (layer, names) in enumerate(zip(workload.build(0, 6), made.names, strict=True)):
         for own, tensor in layer.state_dict().items():

@@ -16,7 +16,8 @@ from pathlib import Path
 from skyctl.checkpoint import safetensors
 from skyctl.checkpoint import weights_export as checkpoint
 from skyctl.errors import SkyctlError, WorkloadError
-from skyctl.workload.hf import hub_folder, stored_weights
+from skyctl.workload import stored_weights
+from skyctl.workload.hf import hub_folder
 from skyctl.workload.hf.hub_model import make_hub_model
 
 
@@ -37,7 +38,7 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
     """
     folder, options = hub_folder.parse_hub_source(workload)
     folder = hub_folder.check_folder(workload, folder)
-    made = make_hub_model(folder, options, 0, part=None, count=None)
+    made = make_hub_model(folder, options, 0, count=None, own_weights=False)
     kept = out / stored_weights.WEIGHT_FILE_NAMES[0]
     if kept.exists() or (out / hub_folder.CONFIG_NAME).exists():
         raise WorkloadError(f"{out} holds a model already", hint="give a new folder")

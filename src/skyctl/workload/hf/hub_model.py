@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from skyctl.errors import WorkloadError
-from skyctl.workload import builtin
+from skyctl.workload import builtin, stored_weights
 from skyctl.workload.deferred_init import (
     OperationTape,
     TapedOperation,
@@ -27,7 +27,7 @@ from skyctl.workload.deferred_init import (
     deferred_initialization,
     ref_of,
 )
-from skyctl.workload.hf import hub_layers, stored_weights, token_data, transformers_models
+from skyctl.workload.hf import hub_layers, token_data, transformers_models
 from skyctl.workload.hf.transformers_models import HubSettings
 from skyctl.workload.loss_functions import loss_for_task
 from skyctl.workload.user_code import describe_exception
@@ -45,8 +45,8 @@ class HubModel:
     Attributes:
         architecture: the name of the library's class.
         names: per layer, the layer's own name of a tensor → its name in the library's model.
-        values: a layer's index → its stored values by own name; None where all start at random.
-        stored: on the launcher, the folder's weights, of which nodes are sent their layers; else None.
+        naming: what the layers' tensors are called in files of ``--init-from``; ties count with ``untie``.
+        stored: on the launcher, the folder's weights, where those are wanted and there are any; else None.
         notes: for the user, on how the model was cut and initialised.
     """
 
@@ -56,14 +56,13 @@ class HubModel:
     layers: hub_layers.NamedLayers
     tape: OperationTape
     names: list[dict[str, str]]
-    values: Callable[[int], Mapping[str, Tensor]] | None
+    naming: stored_weights.WeightNaming
     stored: stored_weights.StoredWeights | None
     notes: list[str]
 
-    @property
-    def learning_rate(self) -> float:
+    def learning_rate(self, *, stored: bool) -> float:
         """AdamW's default learning rate: for stored weights the library's, else that of built-in models."""
-        if self.values is not None:
+        if stored:
             return FINE_TUNING_LEARNING_RATE
         return builtin.default_learning_rate(int(self.settings.config.hidden_size))
 
@@ -73,13 +72,13 @@ class HubModel:
 
 
 def make_hub_model(
-    folder: Path, options: Mapping[str, int], seed: int, *, part: str | None, count: int | None
+    folder: Path, options: Mapping[str, int], seed: int, *, count: int | None, own_weights: bool = True
 ) -> HubModel:
     """Reads the config, builds the model without values and cuts it into layers.
 
     Args:
-        part: on a node, the file with its layers' values; None on the launcher, and where there are none.
         count: on a node, the number of layers that the launcher found and checked; None on the launcher.
+        own_weights: whether the folder's weights are wanted, where it has any; never on a node.
 
     Raises:
         WorkloadError: the folder's model or weights can't be used, or layers would not compute what the
@@ -98,22 +97,18 @@ def make_hub_model(
         model = transformers_models.build_model(settings, folder)
     layers, notes = _find_cut(model, settings, folder, count)
     names = hub_layers.library_names(model, layers)
-    values: Callable[[int], Mapping[str, Tensor]] | None = None
+    prefix = f"{model.base_model_prefix}."
+    naming = stored_weights.WeightNaming(names, prefix, transformers_models.tied_parameters(model))
     kept = None
-    if part is not None:
-        values = stored_weights.ShippedWeights(Path(part)).layer
-    elif count is None:
+    if count is None:
         token_data.check_vocabulary(settings, folder)
-        if stored_weights.weight_files(folder) is not None:
+        if own_weights and stored_weights.weight_files(folder) is not None:
             shapes = [{n: tuple(t.shape) for n, t in layer.state_dict().items()} for _, layer in layers]
-            prefix = f"{model.base_model_prefix}."
-            kept = stored_weights.StoredWeights(
-                folder, names, shapes, prefix=prefix, ties=transformers_models.tied_parameters(model)
-            )
-            values = kept.layer
+            kept = stored_weights.match_hub_weights(folder, naming, shapes)
             if kept.fresh:
                 notes.append(f"{folder.name}: no weights for {', '.join(kept.fresh)}: they start at random")
-    return HubModel(folder, type(model).__name__, settings, layers, tape, names, values, kept, notes)
+    strict = naming if options["untie"] else replace(naming, ties={})
+    return HubModel(folder, type(model).__name__, settings, layers, tape, names, strict, kept, notes)
 
 
 def _find_cut(

@@ -1,0 +1,106 @@
+"""``launch --init-from``: which weights a new run begins with. Whether they fit is the workload's to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyctl.cli.command_output import Output
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.cli.run_options import LaunchOptions
+    from skyctl.records.run_state import InitialWeights
+    from skyctl.supervision.stored_checkpoints import StoredRun
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+"""How the names of files with weights end."""
+
+
+def find_initial_weights(out: Output, options: LaunchOptions) -> InitialWeights | None:
+    """The weights that ``--init-from`` names; None where it is not given (or a dry run would bring them).
+
+    Of a run they are those that it has ended with, else those of its newest checkpoint, brought here.
+
+    Raises:
+        InputError: there is no such file, folder or run, or it has no weights.
+        RunError: no checkpoint of the run is there in full.
+    """
+    named = options.init_from
+    if named is None:
+        return None
+    path = Path(named).expanduser()
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise InputError(
+                f"--init-from {named}: a file of weights ends in {', '.join(SUFFIXES)}",
+                hint="a run's weights.safetensors, or torch.save(model.state_dict(), 'weights.pt')",
+            )
+        return _initial_weights(out, path)
+    if path.is_dir() and not (path / "state.json").is_file():
+        return _initial_weights(out, path)
+    return _weights_of_run(out, named, options)
+
+
+def _initial_weights(
+    out: Output, path: Path, *, run: str | None = None, step: int | None = None
+) -> InitialWeights:
+    from skyctl.records.run_state import InitialWeights
+    from skyctl.workload.stored_weights import weights_digest
+
+    path = path.resolve()
+    found = InitialWeights(path=str(path), sha256=weights_digest(path), run=run, step=step)
+    whose = f" of run {run} after step {step}" if run is not None else ""
+    out.note(f"starting from the weights{whose} in {path} (SHA-256 {found.sha256[:12]}…)")
+    return found
+
+
+def _weights_of_run(out: Output, named: str, options: LaunchOptions) -> InitialWeights | None:
+    from skyctl.files import run_folder
+    from skyctl.supervision.stored_checkpoints import load_run, refuse_running
+
+    try:
+        run_folder(named)
+    except InputError as exc:
+        exc.message = f"--init-from {named} is neither a file nor a folder, and {exc.message}"
+        raise
+    known = load_run(named)
+    state = known.state
+    refuse_running(known, "its weights can be taken")
+    if state.status == "done" and known.paths.weights.is_file():
+        return _initial_weights(out, known.paths.weights, run=state.run_id, step=state.step)
+    if state.checkpoint is None:
+        raise InputError(
+            f"run {state.run_id} has no weights to start from: it is {state.status}, without checkpoint"
+        )
+    if options.dry_run:
+        out.note(f"would bring the weights of run {state.run_id} here, of step {state.checkpoint}")
+        return None
+    path, step = _bring_checkpoint(out, known, options)
+    return _initial_weights(out, path, run=state.run_id, step=step)
+
+
+def _bring_checkpoint(out: Output, known: StoredRun, options: LaunchOptions) -> tuple[Path, int]:
+    """Gathers the newest checkpoint's weights into the run's folder: the file, and its step.
+
+    The run's own cluster file says where its nodes are: the new run may have another one.
+    """
+    from skyctl.cli.checkpoint_command import connect_replicators
+    from skyctl.supervision.stored_checkpoints import (
+        checkpoint_holdings,
+        checkpoint_table,
+        gather_checkpoint,
+        write_weights,
+    )
+
+    own_file = known.state.cluster_file
+    cluster = None if own_file is not None and Path(own_file).is_file() else options.cluster
+    here = checkpoint_table(known, checkpoint_holdings(known, None))
+    offline = any(one.whole and one.step == known.state.checkpoint for one in here)
+    with (
+        connect_replicators(out, known, cluster, options, offline=offline) as nodes,
+        gather_checkpoint(known, nodes.replicators, nodes.sessions, None) as (step, layers),
+    ):
+        path = known.paths.checkpoint_weights(step)
+        write_weights(layers, path)
+    return path, step

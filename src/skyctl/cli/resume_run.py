@@ -1,0 +1,155 @@
+"""``launch --resume``: going on with a run that has ended, with its own plan or another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.options import ClusterOptions
+from skyctl.cli.run_options import LaunchOptions, RecipeOptions
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.cli.options import ClusterTarget
+    from skyctl.control.training_request import TrainingRequest
+    from skyctl.records.plan import Plan
+    from skyctl.supervision.stored_checkpoints import StoredRun
+
+
+def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOptions) -> None:
+    """Goes on with a run that has ended, from its newest checkpoint.
+
+    Args:
+        plan: the file of a plan to go on with, for the same workload; None: the run's own.
+    """
+    from skyctl.cli.run_display import show_outcome, supervise_on_terminal
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.supervision.resume import prepare_resume
+    from skyctl.supervision.run_handle import resumed_run
+    from skyctl.supervision.run_lock import acquire_run_lock
+    from skyctl.supervision.run_settings import request_of, saved_settings
+    from skyctl.supervision.stored_checkpoints import load_run, refuse_running
+
+    given = _read_plan(run_id, plan)
+    known = load_run(run_id)
+    refuse_running(known, "it can be gone on with")
+    _refuse_other_training(known, request_of(known.state), options)
+    target = _cluster_target(known, options)
+    connect = options.supervised_connection(target.path)
+    resumption = prepare_resume(known, target.cluster, options.steps, options.max_restarts, given)
+    nodes = [target.cluster.node(name) for name in resumption.nodes]
+    before = known.state.order.get("first_attempt", 1)
+    settings = saved_settings(
+        resumption.request,
+        resumption.options,
+        connect,
+        digest=str(known.state.order.get("digest") or ""),
+        limit=_limit(known, options),
+        output=options.output,
+        first_attempt=len(known.state.attempts) + 1 if given else before if isinstance(before, int) else 1,
+    )
+    for sentence in resumption.words():
+        out.note(sentence)
+    if options.dry_run:
+        out.json(
+            {"run_id": known.paths.run_id, "from_step": resumption.done, "steps": resumption.options.steps}
+        )
+        return
+    with (
+        acquire_run_lock(known.paths, attached=True) as lock,
+        out.progress("launch") as progress,
+        connect_nodes(nodes, connect, progress, target.everyone) as sessions,
+    ):
+        if not sessions.sessions:
+            require_all(sessions.failures)
+        for name, failure in sessions.failures.items():
+            out.warn(f"left out: node {name}: {failure.message}")
+        played = resumption.plan_for(sessions.sessions)
+        changes = {
+            "steps": resumption.options.steps,
+            "order": settings,
+            "cluster_file": str(target.path.absolute()),
+        }
+        with resumed_run(lock, target.cluster, sessions.sessions, out.note, **changes) as run:
+            measured = supervise_on_terminal(
+                out, progress, run, lambda: played, yes=options.yes, detach=options.detach
+            )
+    show_outcome(out, run.run_id, measured)
+
+
+def _read_plan(run_id: str, plan: str | None) -> Plan | None:
+    """The plan beside ``--resume``. Raises InputError for a workload there: the run has its own."""
+    if plan is None:
+        return None
+    if not plan.endswith(".json"):
+        raise InputError(
+            f"--resume {run_id} goes on with that run's own workload; {plan} does not go with it",
+            hint=f"leave it out; for other machines plan it on them: skyctl plan {plan} -o plan.json; skyctl "
+            f"launch plan.json --resume {run_id}",
+        )
+    from skyctl.files import read_record
+    from skyctl.records.plan import Plan
+
+    return read_record(Plan, Path(plan))
+
+
+def _cluster_target(known: StoredRun, options: LaunchOptions) -> ClusterTarget:
+    """The cluster file given, or the run's own."""
+    own_file = Path(known.state.cluster_file) if known.state.cluster_file else None
+    return ClusterOptions(cluster=options.cluster or own_file, limit=_limit(known, options)).load()
+
+
+def _limit(known: StoredRun, options: LaunchOptions) -> str | None:
+    """Which nodes of the cluster file are used: as given; without another file, as the run was launched."""
+    own = known.state.order.get("limit")
+    if options.limit is not None or options.cluster is not None:
+        return options.limit
+    return str(own) if own is not None else None
+
+
+def _refuse_other_training(known: StoredRun, request: TrainingRequest, options: LaunchOptions) -> None:
+    """What is trained, and how, is settled by the run; giving it anew would be ignored, so it is an error.
+
+    Raises:
+        InputError: an option says something else than the run.
+    """
+    from skyctl.supervision.resume import other_training_error
+
+    spec, recipe = request.spec, request.recipe
+    data = str(options.data.expanduser().resolve()) if options.data is not None else None
+    settled = {
+        "--batch-size": (options.batch_size, spec.batch_size),
+        "--seed": (options.seed, spec.seed),
+        "--dtype": (options.dtype, spec.dtype),
+        "--data": (data, spec.data_path),
+        "--random-inputs": (options.random_inputs or None, spec.random_inputs),
+        "--learning-rate": (options.learning_rate, spec.learning_rate),
+    }
+    defaults = RecipeOptions()
+    for name in ("clip_norm", "lr_schedule", "warmup_steps", "min_learning_rate", "validate_every"):
+        value = getattr(options, name)
+        given = value if value != getattr(defaults, name) else None
+        settled[f"--{name.replace('_', '-')}"] = (given, getattr(recipe, name))
+    for flag, (given, own) in settled.items():
+        if given is not None and given != own:
+            need = "none" if own is None else own
+            raise other_training_error(
+                known.state, f"{flag} {given} does not go with --resume", f"{flag} {need}"
+            )
+    placement = {
+        "--strategy": options.strategy,
+        "--pin-first": options.pin_first,
+        "--pin-last": options.pin_last,
+        "--microbatches": options.microbatches,
+        "--schedule": options.schedule,
+        "--link-dtype": ", ".join(options.link_dtype) if options.link_dtype else None,
+        "--init-from": options.init_from,
+    }
+    for flag, value in placement.items():
+        if value is None:
+            continue
+        hint = f"plan with it, then: skyctl launch PLAN.json --resume {known.paths.run_id}"
+        if flag == "--init-from":
+            hint = "a run that is resumed has the weights of its checkpoint: leave one of them out"
+        raise InputError(f"{flag} {value} does not go with --resume", hint=hint)

@@ -1,0 +1,387 @@
+"""Weights in files that a model starts from: matched by name and shape, read one layer at a time.
+
+The files are those of an ``hf:`` folder, as ``save_pretrained`` writes them (``model.safetensors`` or
+``pytorch_model.bin``, or several of either with an ``….index.json``; names may lack the base model's prefix,
+or be of BERT's first years), or whatever ``--init-from`` names: a run's ``weights.safetensors``, a state dict
+saved by torch, or such a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skyctl.agent.node_cache import file_digest
+from skyctl.checkpoint import safetensors
+from skyctl.errors import RecordError, WorkloadError
+
+WEIGHT_FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
+PICKLED = (".bin", ".pt", ".pth")
+"""How the names of files end that ``torch.save`` has written."""
+SHOWN_NAMES = 5
+"""Of the tensors that do not fit so many of each kind are named."""
+_OLD_SUFFIXES = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))
+_WRAPPERS = ("module.", "_orig_mod.")
+"""What DistributedDataParallel and ``torch.compile`` put before the names of a model they wrap."""
+
+
+def weight_files(folder: Path) -> dict[str, Path] | None:
+    """By the tensor's name, the file that holds it; None where the folder has no weights.
+
+    Raises:
+        WorkloadError: an index or a file can't be read.
+    """
+    for single in WEIGHT_FILE_NAMES:
+        index = folder / f"{single}.index.json"
+        if (folder / single).is_file():
+            return dict.fromkeys(_tensor_kinds(folder / single), folder / single)
+        if index.is_file():
+            try:
+                named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                return {str(name): folder / str(file) for name, file in named.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+                raise WorkloadError(f"{index} is no index of weights: {exc}") from exc
+    return None
+
+
+def weights_digest(path: Path) -> str:
+    """The SHA-256 of a file of weights; of a folder that of its weight files' digests and names.
+
+    Raises:
+        WorkloadError: a file can't be read, or the folder has no weights.
+    """
+    try:
+        if not path.is_dir():
+            return file_digest(path)
+        files = sorted(set((weight_files(path) or {}).values()))
+        lines = [f"{file_digest(file)} {file.name}\n" for file in files]
+    except OSError as exc:
+        raise WorkloadError(f"the weights {path} can't be read: {exc.strerror or exc}") from exc
+    if not lines:
+        raise WorkloadError(f"{path} holds neither {' nor '.join(WEIGHT_FILE_NAMES)}")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class WeightNaming:
+    """What a model's tensors are called in files.
+
+    Attributes:
+        names: per layer, own name → name in files.
+        prefix: of the base model, which names in files may lack, or have where the model has not.
+        ties: name → the name whose values it starts from where the files lack it.
+    """
+
+    names: Sequence[Mapping[str, str]]
+    prefix: str = ""
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, name: str, files: Mapping[str, Path]) -> str | None:
+        """How the files spell a tensor's name; None where they have no such tensor."""
+        for spelled in (name, self.ties.get(name)):
+            if spelled is None:
+                continue
+            for now, then in (("", ""), *_OLD_SUFFIXES):
+                if not spelled.endswith(now):
+                    continue
+                older = spelled.removesuffix(now) + then
+                for tried in (older, older.removeprefix(self.prefix), self.prefix + older):
+                    if tried in files:
+                        return tried
+        return None
+
+
+class StoredWeights:
+    """The values of a model's layers in files, read by layer.
+
+    Args:
+        files: by the tensor's name, the file that holds it.
+        wanted: per layer, own name → name in the files.
+
+    Attributes:
+        fresh: names in the library's model that no file holds; their values start at random.
+    """
+
+    def __init__(
+        self, files: Mapping[str, Path], wanted: Sequence[Mapping[str, str]], fresh: Sequence[str] = ()
+    ) -> None:
+        self._files, self._wanted, self.fresh = files, wanted, list(fresh)
+
+    def layer(self, index: int) -> dict[str, Tensor]:
+        """One layer's values by own name, on the CPU, in the dtype they are stored in.
+
+        Raises:
+            WorkloadError: a file can't be read.
+        """
+        wanted = self._wanted[index]
+        by_file: dict[Path, list[str]] = {}
+        for name in wanted.values():
+            by_file.setdefault(self._files[name], []).append(name)
+        read: dict[str, Tensor] = {}
+        for path, names in by_file.items():
+            read |= _load_tensors(path, names)
+        return {own: read[name] for own, name in wanted.items()}
+
+
+def match_hub_weights(
+    folder: Path, naming: WeightNaming, shapes: Sequence[Mapping[str, Sequence[int]]]
+) -> StoredWeights:
+    """The weights in the model's own folder. A new head may be missing; what is left over is ignored.
+
+    Args:
+        shapes: per layer, own name → shape.
+
+    Raises:
+        WorkloadError: a tensor is missing or of another shape, or a file can't be read.
+    """
+    files = weight_files(folder) or {}
+    wanted: list[dict[str, str]] = []
+    fresh: list[str] = []
+    for layer, named in enumerate(naming.names):
+        found = {own: naming.find(name, files) for own, name in named.items()}
+        wanted.append({own: name for own, name in found.items() if name is not None})
+        missing = [named[own] for own, name in found.items() if name is None]
+        fresh += missing
+        if missing and layer + 1 < len(naming.names):
+            raise WorkloadError(
+                f"the weights in {folder.name} lack {missing[0]!r}"
+                + (f" and {len(missing) - 1} more of that layer" if len(missing) > 1 else ""),
+                hint="they must be of this very model: compare them with config.json, or move them away "
+                "to start from random weights",
+            )
+    _check_hub_shapes(files, wanted, shapes)
+    return StoredWeights(files, wanted, fresh)
+
+
+def _check_hub_shapes(
+    files: Mapping[str, Path],
+    wanted: Sequence[Mapping[str, str]],
+    shapes: Sequence[Mapping[str, Sequence[int]]],
+) -> None:
+    kinds = _kinds_of(files)
+    for names, right in zip(wanted, shapes, strict=True):
+        for own, name in names.items():
+            have = kinds.get(name)
+            if have is None or have.shape != tuple(right[own]):
+                raise WorkloadError(
+                    f"{files[name].name}: {name!r} has the shape {list(have.shape) if have else 'of nothing'}"
+                    f", config.json makes it {list(right[own])}",
+                    hint="weights and config.json must be of the same model",
+                )
+
+
+def match_weights(
+    path: Path, namings: Sequence[WeightNaming], layers: Sequence[Mapping[str, Tensor]], model: str
+) -> StoredWeights:
+    """The weights of ``--init-from``: just the model's tensors, no fewer and no more, of its shapes.
+
+    Args:
+        path: a file, or a folder as ``save_pretrained`` writes it.
+        namings: the names that the model's tensors may have there; the one that fits best counts.
+        layers: per layer, own name → the model's tensor (one without values will do).
+        model: what to call the model.
+
+    Raises:
+        WorkloadError: names what is missing, what is left over, and what is of another shape or kind.
+    """
+    files = weight_files(path) if path.is_dir() else dict.fromkeys(_tensor_kinds(path, strict=True), path)
+    if not files:
+        raise WorkloadError(f"{path} holds no weights")
+    kinds = _kinds_of(files)
+    found = [_matched(naming, files, layers) for naming in namings]
+    wanted, missing = min(found, key=lambda one: len(one[1]))
+    faults = _Faults(
+        missing=missing, left_over=sorted(set(files) - {n for of in wanted for n in of.values()})
+    )
+    for tensors, names in zip(layers, wanted, strict=True):
+        for own, name in names.items():
+            faults.compare(name, kinds.get(name), tensors[own])
+    if faults.words():
+        raise WorkloadError(
+            f"{path} does not fit {model}: {'; '.join(faults.words())}", hint=faults.hint(path)
+        )
+    return StoredWeights(files, wanted)
+
+
+def _matched(
+    naming: WeightNaming, files: Mapping[str, Path], layers: Sequence[Mapping[str, Tensor]]
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Per layer, own name → name in the files; and the names that the files lack.
+
+    Of several names that one layer has for the same tensor one is enough.
+    """
+    wanted, missing = [], []
+    for tensors, names in zip(layers, naming.names, strict=True):
+        known = {own: naming.find(names[own], files) for own in tensors}
+        there = {id(tensors[own]) for own, name in known.items() if name is not None}
+        wanted.append({own: name for own, name in known.items() if name is not None})
+        missing += [names[own] for own, t in tensors.items() if known[own] is None and id(t) not in there]
+    return wanted, missing
+
+
+@dataclass
+class _Faults:
+    """Why weights do not fit a model, by kind, as data; ``words`` for people."""
+
+    missing: list[str]
+    left_over: list[str]
+    shapes: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+
+    def compare(self, name: str, have: _TensorKind | None, own: Tensor) -> None:
+        """Notes what is wrong with one tensor of the files, if anything."""
+        if have is None:
+            self.missing.append(name)  # an index names it, and its file lacks it
+        elif have.shape != tuple(own.shape):
+            self.shapes.append(f"{name} is {list(have.shape)}, the model's is {list(own.shape)}")
+        elif _number_kind(have.dtype) != _number_kind(own.dtype):
+            types = [str(dtype).removeprefix("torch.") for dtype in (have.dtype, own.dtype)]
+            self.kinds.append(f"{name} is {types[0]}, the model's is {types[1]}")
+
+    def words(self) -> list[str]:
+        """One phrase a kind of fault; [] where all fits."""
+        said = (
+            ("it lacks", self.missing),
+            ("it has what the model has not:", self.left_over),
+            ("of another shape:", self.shapes),
+            ("of another type:", self.kinds),
+        )
+        return [f"{word} {_shown(names)}" for word, names in said if names]
+
+    def hint(self, path: Path) -> str:
+        """What to do about it."""
+        for wrapper in _WRAPPERS:
+            stripped = {name.removeprefix(wrapper) for name in self.left_over if name.startswith(wrapper)}
+            if stripped and stripped >= set(self.missing):
+                return f"its names begin with {wrapper!r}: save the state dict of the model that was wrapped"
+        if path.suffix in PICKLED or self.missing or self.left_over:
+            return (
+                "names and shapes must be those of a run's weights.safetensors of this model: one that a run "
+                "has ended with, or the model's own state_dict()"
+            )
+        return "the weights must be of this very model: give the sizes that it was trained with"
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _number_kind(dtype: torch.dtype) -> str:
+    """What values of a dtype are: those of the same kind can be converted into each other."""
+    if dtype.is_complex:
+        return "complex"
+    if dtype.is_floating_point:
+        return "float"
+    return "bool" if dtype == torch.bool else "integer"
+
+
+class ShippedWeights:
+    """The weights that a node was sent: one safetensors file, keyed ``<layer>.<own name>``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._names = list(safetensors.read_header(path).tensors)
+
+    def layer(self, index: int) -> dict[str, Tensor]:
+        """One layer's values by own name, on the CPU; {} for a layer that the file does not hold."""
+        start = f"{index}."
+        names = [name for name in self._names if name.startswith(start)]
+        read = safetensors.load(self.path, names) if names else {}
+        return {name.removeprefix(start): tensor for name, tensor in read.items()}
+
+
+LayerValues = Callable[[int], Mapping[str, Tensor]]
+"""A layer's index → its stored values by own name."""
+
+
+def write_layer_weights(stored: StoredWeights, layers: Sequence[int], path: Path) -> None:
+    """Writes the file that ``ShippedWeights`` reads, for those layers; one layer in memory at a time.
+
+    Raises:
+        SkyctlError: a weights file can't be read, or the disk is full.
+    """
+    pieces = []
+    try:
+        for index in layers:
+            piece = path.with_name(f"{path.name}.{index}")
+            pieces.append(piece)
+            safetensors.save(piece, {f"{index}.{own}": t for own, t in stored.layer(index).items()})
+        safetensors.merge(pieces, path)
+    finally:
+        for piece in pieces:
+            piece.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _TensorKind:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _kinds_of(files: Mapping[str, Path]) -> dict[str, _TensorKind]:
+    """By name, shape and dtype of every tensor in those files."""
+    found: dict[str, _TensorKind] = {}
+    for path in sorted(set(files.values())):
+        kinds = _tensor_kinds(path)
+        found |= {name: kind for name, kind in kinds.items() if files.get(name) == path}
+    return found
+
+
+def _tensor_kinds(path: Path, *, strict: bool = False) -> dict[str, _TensorKind]:
+    if path.suffix in PICKLED:
+        held = _load_pickled(path, strict=strict)
+        return {name: _TensorKind(tuple(t.shape), t.dtype) for name, t in held.items()}
+    try:
+        header = safetensors.read_header(path)
+    except RecordError as exc:
+        raise WorkloadError(exc.message, hint=exc.hint) from exc
+    return {
+        name: _TensorKind(entry.shape, safetensors.DTYPES[entry.dtype])
+        for name, entry in header.tensors.items()
+    }
+
+
+def _load_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    names = list(dict.fromkeys(names))
+    if path.suffix in PICKLED:
+        held = _load_pickled(path)
+        return {name: held[name].detach().clone() for name in names}
+    try:
+        return safetensors.load(path, names)
+    except RecordError as exc:
+        raise WorkloadError(exc.message, hint=exc.hint) from exc
+
+
+def _load_pickled(path: Path, *, strict: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file that torch has saved, memory-mapped; nothing but plain values is unpickled.
+
+    Args:
+        strict: refuse a file that holds anything beside tensors by name.
+    """
+    try:
+        held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as exc:
+        raise WorkloadError(f"{path} can't be read as weights: {type(exc).__name__}: {exc}") from exc
+    if not isinstance(held, dict):
+        raise WorkloadError(f"{path} holds a {type(held).__name__}, not weights by name")
+    others = {
+        str(name): type(value).__name__ for name, value in held.items() if not isinstance(value, Tensor)
+    }
+    if strict and others:
+        inner = next((name for name, kind in others.items() if kind in ("dict", "OrderedDict")), None)
+        named = _shown([f"{name} ({kind})" for name, kind in others.items()])
+        raise WorkloadError(
+            f"{path} is no plain state dict: it holds {named}",
+            hint="save the state dict alone: torch.save("
+            + (f"checkpoint[{inner!r}]" if inner is not None else "model.state_dict()")
+            + ", 'weights.pt')",
+        )
+    return {str(name): tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
