@@ -18,7 +18,15 @@ from skyctl.records.measurement import (
     StepMeasurement,
     quantiles,
 )
-from skyctl.records.plan import Certificate, Plan, Prediction, Replica, ReplicaPrediction, Stage, Unused
+from skyctl.records.plan import (
+    Certificate,
+    Pipeline,
+    PlacedStage,
+    Plan,
+    Prediction,
+    ReplicaPrediction,
+    Unused,
+)
 from skyctl.records.problem import Device, Layer, Problem
 
 MakeOutcome = Callable[..., StrategyOutcome]
@@ -36,14 +44,13 @@ def _plan(strategy, devices, counts, compute_s, step_s, bound_s, status, interva
     stages, at = [], 0
     for device, count in zip(devices, counts, strict=False):
         if count:
-            replica = Replica(device=device, microbatches=microbatches, in_flight=1)
-            stages.append(Stage(start=at, stop=at + count, replicas=[replica]))
+            stages.append(PlacedStage(start=at, stop=at + count, device=device, in_flight=1))
             at += count
-    used = {stage.replicas[0].device for stage in stages}
+    used = {stage.device for stage in stages}
     return Plan(
         strategy=strategy,
         problem=problem,
-        stages=stages,
+        pipelines=[Pipeline(stages=stages, microbatches=microbatches)],
         unused=[Unused(device=device, reason="slower with it") for device in devices if device not in used],
         predicted=Prediction(
             iteration_s=step_s,

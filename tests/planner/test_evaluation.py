@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.plan_changes import with_stage
 
 from skyctl.planner.api import plan
 from skyctl.planner.evaluation import simulation_input_of
@@ -49,10 +50,8 @@ def test_the_same_step(schedule: str, shared: bool) -> None:
 
 def test_a_stage_that_recomputes_computes_its_forwards_twice() -> None:
     made = plan(_problem("1f1b", shared=False), "even")
-    stage = made.stages[0]
-    again = stage.model_copy(update={"replicas": (stage.replicas[0].model_copy(update={"recompute": True}),)})
     play = simulation_input_of(made)
-    changed = simulation_input_of(made.model_copy(update={"stages": (again, *made.stages[1:])}))
+    changed = simulation_input_of(with_stage(made, 0, recompute=True))
     assert changed.stages[0].backward_s == pytest.approx(play.stages[0].backward_s + play.stages[0].forward_s)
     assert changed.stages[1:] == play.stages[1:]
 

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from tests.plan_changes import with_stage
 from tests.planner.brute_force_executions import StageRun, best_s, need_bytes, split_problem
 from tests.planner.planner_problems import layer, problem
 
@@ -197,9 +198,7 @@ def test_verify_refuses_what_is_not_allowed():
     verdict = verify(forbidden, found.model_copy(update={"problem": forbidden}))
     assert not verdict.ok
     assert not next(check for check in verdict.checks if check.name == "recompute").ok
-    deferred = found.stages[0].replicas[0].model_copy(update={"weights_behind": 1})
-    changed = found.stages[0].model_copy(update={"replicas": (deferred,)})
-    wrong = verify(given, found.model_copy(update={"stages": (changed, *found.stages[1:])}))
+    wrong = verify(given, with_stage(found, 0, weights_behind=1))
     assert not wrong.ok
 
 

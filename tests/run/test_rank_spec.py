@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from tests.plan_changes import with_stage
 
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node
-from skyctl.records.plan import Certificate, Machine, Plan, Prediction, Replica, ReplicaPrediction, Stage
+from skyctl.records.plan import (
+    Certificate,
+    Machine,
+    Pipeline,
+    PlacedStage,
+    Plan,
+    Prediction,
+    ReplicaPrediction,
+)
 from skyctl.records.problem import Device, Layer, Link, Problem
 from skyctl.run.rank_spec import check_plan_fits, rank_specs, used_nodes
 
@@ -21,15 +30,13 @@ def make_plan(*devices: str) -> Plan:
         devices=tuple(Device(id=d, flops_per_s=1.0, memory_bytes=None) for d in devices),
         microbatches=4,
     )
+    stages = tuple(
+        PlacedStage(start=i, stop=i + 1, device=d, in_flight=len(devices) - i) for i, d in enumerate(devices)
+    )
     return Plan(
         strategy="even",
         problem=problem,
-        stages=tuple(
-            Stage(
-                start=i, stop=i + 1, replicas=(Replica(device=d, microbatches=4, in_flight=len(devices) - i),)
-            )
-            for i, d in enumerate(devices)
-        ),
+        pipelines=(Pipeline(stages=stages, microbatches=4),),
         predicted=Prediction(
             iteration_s=1.0,
             bottleneck_s=1.0,
@@ -124,18 +131,13 @@ def test_both_ends_of_a_link_are_told_the_same_dtype() -> None:
 
 def test_a_plan_whose_numbers_in_flight_are_not_the_schedules_is_refused() -> None:
     plan = make_plan("b/cpu:0", "a/cpu:0")
-    stage = plan.stages[0].model_copy(
-        update={"replicas": (Replica(device="b/cpu:0", microbatches=4, in_flight=4),)}
-    )
     with pytest.raises(InputError, match="stage 0 keeps 4 in flight, 1f1b keeps 2"):
-        check_plan_fits(plan.model_copy(update={"stages": (stage, plan.stages[1])}), CLUSTER)
+        check_plan_fits(with_stage(plan, 0, in_flight=4), CLUSTER)
 
 
 def test_weight_gradients_behind_a_schedule_that_has_none_are_refused() -> None:
     plan = make_plan("b/cpu:0", "a/cpu:0")
-    replica = Replica(device="b/cpu:0", microbatches=4, in_flight=2, weights_behind=1)
-    stage = plan.stages[0].model_copy(update={"replicas": (replica,)})
-    changed = plan.model_copy(update={"stages": (stage, plan.stages[1])})
+    changed = with_stage(plan, 0, weights_behind=1)
     with pytest.raises(InputError, match="stage 0 has its weight gradients 1 microbatches behind"):
         check_plan_fits(changed, CLUSTER)
     problem = plan.problem.model_copy(update={"schedule": "zero-bubble"})

@@ -34,7 +34,7 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
     views = stage_views(plan)
     linked = any(view.link_s > 0 for view in views)
     rows: list[dict[str, object]] = []
-    for index, (stage, view) in enumerate(zip(plan.stages, views, strict=True)):
+    for index, (stage, view) in enumerate(zip(plan.placed_stages, views, strict=True)):
         prediction = predicted[view.device]
         filled = min(bar, round(view.busy * bar))
         rows.append(
@@ -46,7 +46,7 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
                 "busy s": f"{prediction.compute_s:.3f}",
                 "load": "█" * filled + "·" * (bar - filled),
                 "busy": f"{view.busy:.0%}",
-                "in flight": stage.replicas[0].in_flight,
+                "in flight": stage.in_flight,
                 "memory GiB": _memory(view.memory_bytes, memory[view.device]),
             }
             | ({"link ms": f"{view.link_s * 1e3:.1f}" if index < len(views) - 1 else ""} if linked else {})

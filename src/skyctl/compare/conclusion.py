@@ -128,7 +128,10 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
     """Whether two plans do the same: one run measures both."""
     if one.plan is None or other.plan is None:
         return False
-    return one.plan.stages == other.plan.stages and one.plan.problem.schedule == other.plan.problem.schedule
+    return (
+        one.plan.pipelines == other.plan.pipelines
+        and one.plan.problem.schedule == other.plan.problem.schedule
+    )
 
 
 def _measured_ratio_interval(one: Measurement, other: Measurement) -> tuple[float, float]:

@@ -193,27 +193,26 @@ def _ratio(over: float | None, under: float | None, minus: float = 0) -> float |
 
 
 def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
-    """In pipeline order; replicas of a stage one after the other."""
+    """In the order of ranks."""
     labels = device_labels(plan.problem)
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     measured = {replica.device: replica for replica in measurement.replicas} if measurement else {}
     shares = []
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            planned, ran = predicted.get(replica.device), measured.get(replica.device)
-            shares.append(
-                DeviceShare(
-                    device=replica.device,
-                    label=labels[replica.device],
-                    start=stage.start,
-                    stop=stage.stop,
-                    predicted_compute_s=planned.compute_s if planned else 0.0,
-                    predicted_idle_s=planned.idle_s if planned else 0.0,
-                    measured_compute_s=ran.compute_s if ran else None,
-                    measured_transfer_s=ran.transfer_s if ran else None,
-                    measured_idle_s=ran.idle_s if ran else None,
-                )
+    for stage in plan.placed_stages:
+        planned, ran = predicted.get(stage.device), measured.get(stage.device)
+        shares.append(
+            DeviceShare(
+                device=stage.device,
+                label=labels[stage.device],
+                start=stage.start,
+                stop=stage.stop,
+                predicted_compute_s=planned.compute_s if planned else 0.0,
+                predicted_idle_s=planned.idle_s if planned else 0.0,
+                measured_compute_s=ran.compute_s if ran else None,
+                measured_transfer_s=ran.transfer_s if ran else None,
+                measured_idle_s=ran.idle_s if ran else None,
             )
+        )
     return shares
 
 

@@ -121,4 +121,4 @@ class ComparisonReport:
 
     def _same_plan(self, a: ComparisonRow, b: ComparisonRow) -> bool:
         one, other = self.plan(a.strategy), self.plan(b.strategy)
-        return one.stages == other.stages and one.problem == other.problem and a.run_id == b.run_id
+        return one.pipelines == other.pipelines and one.problem == other.problem and a.run_id == b.run_id

@@ -87,7 +87,7 @@ def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[Clus
             versions of torch that differ between its ranks.
     """
     measured = {machine.device: machine for machine in plan.machines}
-    devices = [stage.replicas[0].device for stage in plan.stages]
+    devices = [stage.device for stage in plan.placed_stages]
     found: list[ClusterChange] = []
     for rank, device in enumerate(devices):
         fact, then = facts[rank], measured.get(device)

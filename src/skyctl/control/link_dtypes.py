@@ -77,7 +77,7 @@ def with_link_dtypes(problem: Problem, choices: Sequence[LinkChoice], activation
 def encoded_links(plan: Plan) -> list[Link]:
     """Of the links that a plan sends over, those with a dtype, in pipeline order, there before back."""
     links = {(link.source, link.target): link for link in plan.problem.links}
-    devices = [stage.replicas[0].device for stage in plan.stages]
+    devices = [stage.device for stage in plan.placed_stages]
     used = [links.get(ends) for a, b in pairwise(devices) for ends in ((a, b), (b, a))]
     return [link for link in used if link is not None and link.dtype is not None]
 

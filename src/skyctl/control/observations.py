@@ -57,7 +57,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         seen=seen,
         steps=steps,
         spread=done.iteration_s.p90 / done.iteration_s.p10 if done.iteration_s.p10 > 0 else 1.0,
-        device=plan.stages[0].replicas[0].device,
+        device=plan.placed_stages[0].device,
         digest=profile.workload.digest,
         microbatch_size=measured_shape(profile, plan.problem.microbatches).microbatch_size,
         probed_s=0.0,
@@ -82,7 +82,7 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
     base = build_problem(
         profile, problem.microbatches, schedule=problem.schedule, objective=problem.objective
     )
-    names = [stage.replicas[0].device for stage in plan.stages]
+    names = [stage.device for stage in plan.placed_stages]
     if missing := [name for name in names if name not in base.times]:
         raise MismatchError(f"device {missing[0]} is not in the profile")
     if len(base.layers) != len(problem.layers):
@@ -126,7 +126,7 @@ def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float,
     """(link, a message's bytes, its seconds as seen): what was waited for, not over lines that are shared."""
     links = {(link.source, link.target): link for link in plan.problem.links}
     shared = {(pair[0], pair[1]) for line in plan.problem.shared for pair in line.links}
-    devices = [stage.replicas[0].device for stage in plan.stages]
+    devices = [stage.device for stage in plan.placed_stages]
     for index, replica in enumerate(done.replicas):
         ways = []
         if index:
@@ -137,7 +137,7 @@ def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float,
             link = links.get((source, replica.device))
             if link is None or took_s is None or (source, replica.device) in shared:
                 continue
-            layer = plan.problem.layers[plan.stages[boundary].stop - 1]
+            layer = plan.problem.layers[plan.placed_stages[boundary].stop - 1]
             yield link, layer.output_bytes * link.sent_share, took_s
 
 
@@ -151,7 +151,7 @@ def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) 
     if steps < LEAST_STEPS:
         return None
     ref = plan.workload
-    used = {replica.device for stage in plan.stages for replica in stage.replicas}
+    used = {stage.device for stage in plan.placed_stages}
 
     def holds(profile: Profile) -> bool:
         known = profile.workload

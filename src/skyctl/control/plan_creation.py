@@ -279,7 +279,7 @@ def _devices_of(assign: Sequence[tuple[str, int, int]], problem: Problem) -> lis
 def _refuse_broken_pairs(made: Plan) -> None:
     """Raises where a plan sends over a pair that could not be connected."""
     dead = {(k.source, k.target) for k in made.problem.links if k.latency_s >= BROKEN_LATENCY_S}
-    devices = [stage.replicas[0].device for stage in made.stages]
+    devices = [stage.device for stage in made.placed_stages]
     for here, there in pairwise(devices):
         if (here, there) in dead or (there, here) in dead:
             # Only a search that weighed links has shown that no order avoids the pair.
@@ -303,7 +303,7 @@ def unlinked_pairs(made: Plan) -> list[tuple[str, str]]:
     given |= {(pair[0], pair[1]) for resource in problem.shared for pair in resource.links}
     if not given:
         return []
-    devices = [stage.replicas[0].device for stage in made.stages]
+    devices = [stage.device for stage in made.placed_stages]
     pairs = [pair for a, b in pairwise(devices) for pair in ((a, b), (b, a))]
     return [(a, b) for a, b in pairs if (a, b) not in given and not _same_node(a, b)]
 

@@ -231,9 +231,9 @@ def _steps(outcome: StrategyOutcome) -> StepTimelines:
     """The plan's step, simulated once more, and what was traced of its run."""
     plan = outcome.plan
     assert plan is not None
-    if len(plan.stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
+    if len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
         return StepTimelines()
-    devices = [stage.replicas[0].device for stage in plan.stages]
+    devices = [stage.device for stage in plan.placed_stages]
     simulated = timeline.simulated_timeline(simulation_input_of(plan), devices)
     trace = outcome.measurement.trace if outcome.measurement is not None else None
     return StepTimelines(simulated, _read_trace(trace, devices) if trace is not None else None)

@@ -187,7 +187,7 @@ def memory_row(scale: float | None) -> MemoryLimitRow:
     return MemoryLimitRow(
         scale=scale,
         reduction=1 - batch_time_s(best, "chain-sum") / even_s,
-        stages=len(best.stages),
+        stages=len(best.placed_stages),
         gap=proof.gap,
     )
 
@@ -221,7 +221,7 @@ def _case(nodes: int, encoders: int, execution: Execution, dynamic: Assignment, 
                 strategy=name,
                 time_s=value_s,
                 reduction=1 - value_s / (entries[0].time_s if entries else value_s),
-                stages=len(made.stages),
+                stages=len(made.placed_stages),
                 status=proof.status,
                 gap=proof.gap,
                 plan_s=wall_s,

@@ -132,7 +132,7 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
 
     Raises:
         InputError: no problem or no plan; the plan names devices the problem lacks, covers other layers, or
-            has several replicas a stage.
+            has several pipelines.
     """
     require_record(problem, Problem, "predict")
     require_record(plan, Plan, "predict")

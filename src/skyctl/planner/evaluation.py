@@ -71,10 +71,10 @@ class BoundKind(Enum):
 
 
 def read_placement(model: CostModel, plan: Plan) -> tuple[Placement, StageExecution]:
-    """The placement of a plan record with one replica per stage, and how its stages run.
+    """The placement of a plan record of one pipeline, and how its stages run.
 
     Raises:
-        InputError: the plan names devices the problem lacks, covers other layers, or has several replicas.
+        InputError: the plan names devices the problem lacks, covers other layers, or has several pipelines.
     """
     stages = read_stages(model.problem, plan)
     execution = StageExecution(

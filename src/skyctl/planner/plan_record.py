@@ -9,12 +9,12 @@ from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_ste
 from skyctl.planner.explanation.unused_devices import explain_unused
 from skyctl.records.plan import (
     Certificate,
+    Pipeline,
+    PlacedStage,
     Plan,
     Prediction,
     ProofStatus,
-    Replica,
     ReplicaPrediction,
-    Stage,
     Strategy,
 )
 
@@ -100,25 +100,20 @@ def make_plan(
 ) -> Plan:
     """The plan record. ``whole_blocks``: only plans that cut between transformer blocks were searched."""
     stages = tuple(
-        Stage(
+        PlacedStage(
             start=p,
             stop=q,
-            replicas=(
-                Replica(
-                    device=model.ids[d],
-                    microbatches=model.microbatches,
-                    in_flight=in_flight,
-                    recompute=recompute,
-                    weights_behind=deferred,
-                ),
-            ),
+            device=model.ids[d],
+            in_flight=in_flight,
+            recompute=recompute,
+            weights_behind=deferred,
         )
         for (d, p, q), in_flight, deferred, recompute in zip(placement, *execution, strict=True)
     )
     return Plan(
         strategy=strategy,
         problem=model.problem,
-        stages=stages,
+        pipelines=(Pipeline(stages=stages, microbatches=model.microbatches),),
         unused=explain_unused(model, strategy, placement, proof, whole_blocks=whole_blocks),
         predicted=make_prediction(model, placement, execution),
         certificate=proof,

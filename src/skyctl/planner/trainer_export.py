@@ -53,15 +53,17 @@ def export_plan(plan: Plan, to: str) -> TrainerExport:
     """``plan`` for the trainer ``to``: ``torchtitan`` or ``megatron``.
 
     Raises:
-        InputError: an unknown trainer, several replicas a stage, layers whose names do not say what they are,
+        InputError: an unknown trainer, several pipelines, layers whose names do not say what they are,
             or a stage that ends inside a block.
     """
     if to not in FORMATS:
         raise InputError(f"--export {to!r} is not one of {', '.join(FORMATS)}")
-    for number, stage in enumerate(plan.stages):
-        if len(stage.replicas) != 1:
-            raise InputError(f"stage {number} has {len(stage.replicas)} replicas; {to} has one a stage")
-    return FORMATS[to](plan, tuple(stage.replicas[0].device for stage in plan.stages))
+    if len(plan.pipelines) != 1:
+        raise InputError(
+            f"the plan has {len(plan.pipelines)} pipelines; {to} is given the cuts of one",
+            hint="plan one: --parallel pipeline",
+        )
+    return FORMATS[to](plan, tuple(stage.device for stage in plan.placed_stages))
 
 
 def _torchtitan(plan: Plan, devices: tuple[str, ...]) -> TrainerExport:
@@ -79,7 +81,7 @@ def _torchtitan(plan: Plan, devices: tuple[str, ...]) -> TrainerExport:
             for part, _ in groupby(parts[stage.start : stage.stop])
             for name in names.get(part.kind, [f"layers.{part.number}"])
         ]
-        for stage in plan.stages
+        for stage in plan.placed_stages
     ]
     schedule = {"1f1b": "1F1B", "gpipe": "GPipe"}.get(plan.problem.schedule)
     notes = [
@@ -98,7 +100,7 @@ def _megatron(plan: Plan, devices: tuple[str, ...]) -> TrainerExport:
     parts = with_norm_in_head(model_parts(plan.problem))
     _refuse_cuts(plan, parts, "Megatron-core")
     stages = []
-    for stage in plan.stages:
+    for stage in plan.placed_stages:
         here = [part for part, _ in groupby(parts[stage.start : stage.stop])]
         blocks = sum(part.kind == "block" for part in here)
         text = "E" if here[0].kind == "embedding" else ""
@@ -129,7 +131,7 @@ def _refuse_cuts(plan: Plan, parts: tuple[ModelPart, ...], trainer: str) -> None
     layers = plan.problem.layers
     broken = [
         f"stage {number} ends inside {part}, after {layers[stage.stop - 1].name!r}"
-        for number, stage in enumerate(plan.stages[:-1])
+        for number, stage in enumerate(plan.placed_stages[:-1])
         if (part := part_divided_by(parts, stage.stop)) is not None
     ]
     if broken:

@@ -16,7 +16,7 @@ from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, StageAssignment
 from skyctl.planner.evaluation import read_placement
 from skyctl.planner.plan_record import make_certificate, make_prediction
-from skyctl.records.plan import Plan, Stage, WholeBlocksProof
+from skyctl.records.plan import Pipeline, Plan, WholeBlocksProof
 from skyctl.records.problem import Layer, LayerTimes, Problem
 
 BLOCK = re.compile(r"(?:^|\.)(?:blocks?|layers?|h)\.(\d+)(?:\.|$)")
@@ -107,8 +107,8 @@ def plan_whole_blocks(problem: Problem, plan: Callable[[Problem], Plan]) -> Plan
     planned = plan(coarse)
     model = CostModel(problem)
     placement = tuple(
-        StageAssignment(model.index(stage.replicas[0].device), starts[stage.start], starts[stage.stop])
-        for stage in planned.stages
+        StageAssignment(model.index(stage.device), starts[stage.start], starts[stage.stop])
+        for stage in planned.placed_stages
     )
     predicted = make_prediction(model, placement, read_placement(CostModel(coarse), planned)[1])
     proof = planned.certificate
@@ -120,14 +120,15 @@ def plan_whole_blocks(problem: Problem, plan: Callable[[Problem], Plan]) -> Plan
         method=f"whole blocks only; among such plans {proof.status}{bound}: {proof.method}",
         wall_s=proof.wall_s,
     )
+    stages = tuple(
+        stage.model_copy(update={"start": p, "stop": q})
+        for stage, (_, p, q) in zip(planned.placed_stages, placement, strict=True)
+    )
     among_them = WholeBlocksProof(status=proof.status, lower_bound_s=proof.lower_bound_s, method=proof.method)
     return Plan(
         strategy=planned.strategy,
         problem=problem,
-        stages=tuple(
-            Stage(start=p, stop=q, replicas=stage.replicas)
-            for stage, (_, p, q) in zip(planned.stages, placement, strict=True)
-        ),
+        pipelines=(Pipeline(stages=stages, microbatches=problem.microbatches),),
         unused=planned.unused,
         predicted=predicted,
         certificate=certificate.model_copy(update={"whole_blocks": among_them}),

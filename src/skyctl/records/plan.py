@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from skyctl.errors import InputError
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
 from skyctl.records.problem import Problem
+from skyctl.records.sync import Sync
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
@@ -38,12 +40,45 @@ class Machine(Record):
     torch: str
 
 
-class Replica(Record):
-    """One device's share of a stage: how many of a step's microbatches it gets, and keeps in flight.
+class PlacedStage(Record):
+    """Layers [start, stop) on one device, and how many microbatches it keeps in flight.
 
     ``recompute``: keeps only its layers' inputs and computes the rest again in the backward.
     ``weights_behind``: under ``zero-bubble``, by how many microbatches weight gradients follow the backward.
     """
+
+    start: Index
+    stop: Count
+    device: Name
+    in_flight: Count
+    recompute: bool = since(2, False)
+    weights_behind: Index = since(2, 0)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> PlacedStage:
+        if self.stop <= self.start:
+            raise ValueError(f"a stage's range [{self.start}, {self.stop}) is empty")
+        return self
+
+
+class Pipeline(Record):
+    """A row of stages over all layers, and how many of a step's microbatches go through it."""
+
+    stages: Seq[PlacedStage] = Field(min_length=1)
+    microbatches: Count
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Pipeline:
+        at = 0
+        for stage in self.stages:
+            if stage.start != at:
+                raise ValueError(f"stages must follow each other: one starts at {stage.start}, expected {at}")
+            at = stage.stop
+        return self
+
+
+class GridReplica(Record):
+    """The one device of a stage, as files of the form ``grid`` have it."""
 
     device: Name
     microbatches: Count
@@ -52,18 +87,12 @@ class Replica(Record):
     weights_behind: Index = since(2, 0)
 
 
-class Stage(Record):
-    """A stage of the pipeline: layers [start, stop), and the devices that hold them."""
+class GridStage(Record):
+    """A stage, as files of the form ``grid`` have it: layers [start, stop), and their device."""
 
     start: Index
     stop: Count
-    replicas: Seq[Replica] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> Stage:
-        if self.stop <= self.start:
-            raise ValueError(f"a stage's range [{self.start}, {self.stop}) is empty")
-        return self
+    replicas: Seq[GridReplica] = Field(min_length=1, max_length=1)
 
 
 class Unused(Record):
@@ -86,12 +115,14 @@ class Prediction(Record):
     """The simulator's prediction of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward).
 
     ``interval``: of ``iteration_s``; None where the problem does not say how sure its figures are.
+    ``sync_s``: from the last backward of all to the last byte of the summed gradients.
     """
 
     iteration_s: Seconds
     bottleneck_s: Seconds
     replicas: Seq[ReplicaPrediction]
     interval: Interval | None = since(7, None)
+    sync_s: Seconds = since(8, 0.0)
 
 
 class Witness(Record):
@@ -150,47 +181,167 @@ class Contradiction(Record):
 
 
 class Plan(FileRecord):
-    """An envelope (problem, prediction, certificate) around a form; this form is stages × replicas.
+    """An envelope (problem, prediction, certificate) around pipelines, side by side where there are several.
 
+    A plan of one pipeline is written in the form ``grid`` (``stages``), which every version reads.
     ``encrypted``: its links were measured through TLS, and it is run so. ``contradictions``: what runs saw
     and nothing has settled yet; the next launch or comparison of the workload measures those nodes again.
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[7] = 7
-    form: Literal["grid"] = "grid"
+    version: Literal[8] = 8
+    form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem
     workload: WorkloadRef | None = None
-    stages: Seq[Stage] = Field(min_length=1)
+    pipelines: Seq[Pipeline] = Field(min_length=1)
     unused: Seq[Unused] = ()
     predicted: Prediction
     certificate: Certificate
     machines: Seq[Machine] = since(3, ())
     encrypted: bool = since(4, False)
     contradictions: Seq[Contradiction] = since(7, ())
+    sync: Sync | None = since(8, None)
+
+    @property
+    def stages(self) -> tuple[GridStage, ...]:
+        """The stages of a plan of one pipeline, as in its file.
+
+        Raises:
+            InputError: the plan has several pipelines.
+        """
+        if len(self.pipelines) != 1:
+            raise InputError(
+                f"the plan has {len(self.pipelines)} pipelines, and so no stages of its own",
+                hint="read Plan.pipelines",
+            )
+        return tuple(
+            GridStage(
+                start=stage.start,
+                stop=stage.stop,
+                replicas=(
+                    GridReplica(
+                        device=stage.device,
+                        microbatches=self.pipelines[0].microbatches,
+                        in_flight=stage.in_flight,
+                        recompute=stage.recompute,
+                        weights_behind=stage.weights_behind,
+                    ),
+                ),
+            )
+            for stage in self.pipelines[0].stages
+        )
+
+    @property
+    def placed_stages(self) -> tuple[PlacedStage, ...]:
+        """All stages in the order of ranks: by pipeline, then from the first layers to the last."""
+        return tuple(stage for pipeline in self.pipelines for stage in pipeline.stages)
 
     def version_of_values(self) -> int:
-        """7 where one device alone is the strategy, which older versions do not know."""
+        """7 where one device alone is the strategy, 8 for several pipelines: older versions know neither."""
+        if self.form != "grid":
+            return 8
         return 7 if self.strategy == "alone" else 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_grid(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or raw.get("form", "grid") != "grid" or "stages" not in raw:
+            return raw
+        if "pipelines" in raw:
+            raise ValueError("a plan of the form 'grid' has stages and no pipelines")
+        grid = [_as_mapping(stage) for stage in _as_list(raw["stages"], "stages")]
+        stages, microbatches = [], []
+        for number, stage in enumerate(grid):
+            replicas = _as_list(stage.pop("replicas", ()), f"stages.{number}.replicas")
+            if len(replicas) != 1:
+                raise ValueError(f"stages.{number}.replicas: a stage has one device, not {len(replicas)}")
+            replica = _as_mapping(replicas[0])
+            microbatches.append(replica.pop("microbatches", None))
+            stages.append({**stage, **replica})
+        if len(set(microbatches)) > 1:
+            raise ValueError("all stages of a pipeline take the same number of microbatches")
+        rest = {name: value for name, value in raw.items() if name != "stages"}
+        pipeline = {"stages": stages, "microbatches": microbatches[0] if microbatches else None}
+        return {**rest, "form": "grid", "pipelines": [pipeline]}
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        out = super()._dump(handler)
+        if isinstance(self, Plan) and self.form == "grid" and "pipelines" in out:
+            at = {"stages": [stage.model_dump() for stage in self.stages]}
+            out = dict(
+                item
+                for key, value in out.items()
+                for item in ((at if key == "pipelines" else {key: value}).items())
+            )
+        return out
 
     @model_validator(mode="after")
     def _covers(self) -> Plan:
-        at = 0
+        layers = len(self.problem.layers)
         seen: set[str] = set()
-        for stage in self.stages:
-            if stage.start != at:
-                raise ValueError(f"stages must follow each other: one starts at {stage.start}, expected {at}")
-            at = stage.stop
-            for replica in stage.replicas:
-                if replica.device in seen:
-                    raise ValueError(f"device {replica.device!r} holds more than one stage")
-                seen.add(replica.device)
-        if at != len(self.problem.layers):
-            raise ValueError(f"stages cover {at} layers, the problem has {len(self.problem.layers)}")
+        for stage in self.placed_stages:
+            if stage.device in seen:
+                raise ValueError(f"device {stage.device!r} holds more than one stage")
+            seen.add(stage.device)
+        for pipeline in self.pipelines:
+            if pipeline.stages[-1].stop != layers:
+                raise ValueError(f"stages cover {pipeline.stages[-1].stop} layers, the problem has {layers}")
         if seen != {replica.device for replica in self.predicted.replicas}:
             raise ValueError("predicted.replicas must name the devices that hold a stage")
         unknown = seen - {device.id for device in self.problem.devices}
         if unknown:
             raise ValueError(f"stages name device {sorted(unknown)[0]!r}, which is not in the problem")
+        if self.form == "grid" and len(self.pipelines) > 1:
+            raise ValueError("a plan of several pipelines has the form 'pipelines'")
+        total = sum(pipeline.microbatches for pipeline in self.pipelines)
+        if self.form == "pipelines" and total != self.problem.microbatches:
+            raise ValueError(
+                f"the pipelines take {total} microbatches, the problem has {self.problem.microbatches}"
+            )
+        _check_sync(self)
         return self
+
+
+def _as_list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where}: should be a list (it is {value!r:.60})")
+    return list(value)
+
+
+def _as_mapping(value: object) -> dict[str, Any]:
+    """A record's, or a JSON object's, fields; a copy."""
+    if isinstance(value, Record):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if not isinstance(value, dict):
+        raise ValueError(f"a stage and its replica are JSON objects (one is {value!r:.60})")
+    return dict(value)
+
+
+def _check_sync(plan: Plan) -> None:
+    """Raises ValueError where what the pipelines sum is not what they hold together."""
+    if plan.sync is None:
+        if len(plan.pipelines) > 1:
+            raise ValueError("several pipelines need a sync: nothing says how their gradients are summed")
+        return
+    known = {device.id for device in plan.problem.devices}
+    at = 0
+    for group in plan.sync.groups:
+        if group.start != at or group.stop <= group.start:
+            raise ValueError(f"sync groups must follow each other: one is [{group.start}, {group.stop})")
+        at = group.stop
+        holders = {s.device for s in plan.placed_stages if s.start < group.stop and s.stop > group.start}
+        for route in group.routes:
+            for edges in (route.up, route.down):
+                there = {route.root} | {device for edge in edges for device in edge}
+                if not holders <= there:
+                    raise ValueError(
+                        f"a route leaves out {sorted(holders - there)[0]!r}, which holds the layers"
+                    )
+                if not there <= known:
+                    raise ValueError(
+                        f"a route names {sorted(there - known)[0]!r}, which is not in the problem"
+                    )
+    if at != len(plan.problem.layers):
+        raise ValueError(f"sync groups cover {at} layers, the problem has {len(plan.problem.layers)}")

@@ -19,6 +19,8 @@ MOST_LISTED = 12
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
+Parallel = Literal["pipeline", "data"]
+SyncFormat = Literal["float32", "bfloat16"]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
 
@@ -27,6 +29,7 @@ class Layer(Record):
     """The costs of one layer per microbatch. ``flops``: forward and backward together.
 
     ``deferred_bytes``: what is kept more, until they are computed, where weight gradients are put off.
+    ``gradient_bytes``: of its trained parameters' gradients in float32. None: a quarter of ``state_bytes``.
     """
 
     name: Name
@@ -36,6 +39,7 @@ class Layer(Record):
     output_bytes: Bytes
     workspace_bytes: Bytes = 0.0
     deferred_bytes: Bytes = since(2, 0.0)
+    gradient_bytes: Bytes | None = since(8, None)
 
 
 class Device(Record):
@@ -46,6 +50,9 @@ class Device(Record):
 
     ``time_uncertainty``, ``overhead_uncertainty``: how far the seconds of its layers, and those on top of
     them, may be from what a run takes, as a relative standard uncertainty (JCGM 100). None: nobody knows.
+
+    ``reduce_byte_s``, ``message_byte_s``: processor seconds to add a byte of a received gradient to its own,
+    and to send or to receive a byte.
     """
 
     id: Name
@@ -57,6 +64,8 @@ class Device(Record):
     action_s: Seconds = since(5, 0.0)
     time_uncertainty: Uncertainty | None = since(7, None)
     overhead_uncertainty: Uncertainty | None = since(7, None)
+    reduce_byte_s: Seconds = since(8, 0.0)
+    message_byte_s: Seconds = since(8, 0.0)
 
 
 class LayerTimes(Record):
@@ -101,10 +110,12 @@ class Problem(FileRecord):
     """The planner's whole input: everything that a plan depends on, and nothing else.
 
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
+    ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
+    and their gradients are summed in ``sync_format``.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[7] = 7
+    version: Literal[8] = 8
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)
@@ -117,6 +128,8 @@ class Problem(FileRecord):
     schedule: Schedule = "1f1b"
     objective: Objective = "iteration"
     recompute: bool = since(2, False)
+    parallel: Parallel = since(8, "pipeline")
+    sync_format: SyncFormat = since(8, "float32")
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:

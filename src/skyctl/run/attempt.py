@@ -10,7 +10,7 @@ from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
 from skyctl.control.training_request import send_workload, shipped_data_changed
 from skyctl.planner.evaluation import simulation_input_of
-from skyctl.records.cluster import split_device_id
+from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.remote.remote_task import RemoteTask
@@ -125,15 +125,15 @@ class Attempt:
         context = self._context
         attempts = context.sink.state.attempts
         first = attempts[-1].from_step if attempts else 0
-        for rank, stage in enumerate(self._plan.stages):
-            device = stage.replicas[0].device
+        for rank, stage in enumerate(self._plan.placed_stages):
+            device = stage.device
             payload: dict[str, Any] = {
                 "steps": context.options.steps,
                 "layers": [stage.start, stage.stop],
                 "microbatches": self._plan.problem.microbatches,
                 "resume": {"step": first},
             }
-            spec = RankSpec(rank, split_device_id(device)[0], device, payload)
+            spec = RankSpec(rank, node_of(device), device, payload)
             self._specs.append(self._with_limits(spec))
         self._ranks = self._make_ranks()
         self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
@@ -221,10 +221,9 @@ class Attempt:
         plan, context = self._plan, self._context
         spec = context.request.spec
         layers: dict[str, set[int]] = {node.name: set() for node in used_nodes(plan, context.cluster)}
-        for stage in plan.stages:
-            for replica in stage.replicas:
-                layers[split_device_id(replica.device)[0]].update(range(stage.start, stage.stop))
-        ends = {split_device_id(plan.stages[i].replicas[0].device)[0] for i in (0, -1)}
+        for stage in plan.placed_stages:
+            layers[node_of(stage.device)].update(range(stage.start, stage.stop))
+        ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: context.sessions[name] for name in layers}
         if shipped_data_changed(spec):
             context.callbacks.warn(

@@ -72,7 +72,7 @@ def begin_attempt(sink: EventSink, plan: Plan, *, number: int, why: str, planned
         why=why,
         from_step=0,
         planned=planned,
-        devices=tuple(stage.replicas[0].device for stage in plan.stages),
+        devices=tuple(stage.device for stage in plan.placed_stages),
         predicted_iteration_s=plan.predicted.iteration_s,
     )
     status = "starting" if number == 1 else "restarting"

@@ -46,7 +46,7 @@ DEFAULT_RESTART_S = 30.0
 
 def nodes_in(plan: Plan) -> tuple[str, ...]:
     """The nodes that hold a stage, in pipeline order, each once."""
-    return tuple(dict.fromkeys(node_of(stage.replicas[0].device) for stage in plan.stages))
+    return tuple(dict.fromkeys(node_of(stage.device) for stage in plan.placed_stages))
 
 
 def nodes_of(problem: Problem) -> tuple[str, ...]:
@@ -211,13 +211,13 @@ def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dic
     """
     simulation = simulation_input_of(plan)
     found = {}
-    for rank, stage in enumerate(plan.stages):
+    for rank, stage in enumerate(plan.placed_stages):
         last = list(events[rank])[-OBSERVED_STEPS:] if rank < len(events) else []
         layers = simulation.layer_times(rank)
         planned_s = simulation.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
         if len(last) >= MIN_OBSERVED_STEPS and planned_s > 0:
             took = [event.forward_s + event.backward_s + event.optimizer_s for event in last]
-            found[stage.replicas[0].device] = median(took) / planned_s
+            found[stage.device] = median(took) / planned_s
     return found
 
 
@@ -243,7 +243,7 @@ def plan_step_s(problem: Problem, plan: Plan) -> float:
 
 def same_stages(one: Plan, other: Plan) -> bool:
     """Whether both put the same layers on the same devices in the same way."""
-    return one.stages == other.stages and one.problem.schedule == other.problem.schedule
+    return one.pipelines == other.pipelines and one.problem.schedule == other.problem.schedule
 
 
 # What is known of a node that comes to a run under way: from a plan, from a profile, or measured now.

@@ -45,28 +45,27 @@ def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
         InputError: the numbers in flight are not the schedule's.
         MismatchError: names the first device that is not, and the nodes there are.
     """
-    in_flight = [stage.replicas[0].in_flight for stage in plan.stages]
-    deferred = [stage.replicas[0].weights_behind for stage in plan.stages]
+    in_flight = [stage.in_flight for stage in plan.placed_stages]
+    deferred = [stage.weights_behind for stage in plan.placed_stages]
     fault = check_in_flight(plan.problem.schedule, in_flight, plan.problem.microbatches, deferred)
     if fault is not None:
         raise InputError(f"the plan can't be played: {fault}", hint="see what else: skyctl verify PLAN.json")
     names = [node.name for node in cluster.nodes]
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            node, local = split_device_id(replica.device)
-            if node not in names:
-                raise MismatchError(
-                    f"the plan uses device {replica.device!r}, but cluster {cluster.name!r} has no node "
-                    f"{node!r}; it has {', '.join(names)}",
-                    hint="plan again for this cluster: skyctl plan WORKLOAD",
-                )
-            listed = cluster.node(node).devices
-            if listed is not None and local not in {d if ":" in d else f"{d}:0" for d in listed}:
-                raise MismatchError(
-                    f"the plan uses device {replica.device!r}, but cluster {cluster.name!r} lists "
-                    f"{', '.join(listed)} for node {node!r}",
-                    hint="plan again for this cluster: skyctl plan WORKLOAD",
-                )
+    for stage in plan.placed_stages:
+        node, local = split_device_id(stage.device)
+        if node not in names:
+            raise MismatchError(
+                f"the plan uses device {stage.device!r}, but cluster {cluster.name!r} has no node "
+                f"{node!r}; it has {', '.join(names)}",
+                hint="plan again for this cluster: skyctl plan WORKLOAD",
+            )
+        listed = cluster.node(node).devices
+        if listed is not None and local not in {d if ":" in d else f"{d}:0" for d in listed}:
+            raise MismatchError(
+                f"the plan uses device {stage.device!r}, but cluster {cluster.name!r} lists "
+                f"{', '.join(listed)} for node {node!r}",
+                hint="plan again for this cluster: skyctl plan WORKLOAD",
+            )
 
 
 def rank_specs(
@@ -89,15 +88,15 @@ def rank_specs(
         addresses: by node, the address at which its peers reach it.
 
     Raises:
-        InputError: the plan's form has replicas, which this version can't launch.
+        InputError: the plan has several pipelines, which this version can't launch.
     """
+    if len(plan.pipelines) != 1:
+        raise InputError(f"the plan has {len(plan.pipelines)} pipelines; this skyctl launches one")
     ranks: list[RankSpec] = []
-    stages = len(plan.stages)
-    placed = [split_device_id(stage.replicas[0].device) for stage in plan.stages]
+    stages = len(plan.placed_stages)
+    placed = [split_device_id(stage.device) for stage in plan.placed_stages]
     measured = {machine.device: machine.threads for machine in plan.machines}
-    for index, stage in enumerate(plan.stages):
-        if len(stage.replicas) != 1:
-            raise InputError(f"stage {index} has {len(stage.replicas)} replicas; a pipeline has one a stage")
+    for index, stage in enumerate(plan.placed_stages):
         node_name, local = placed[index]
         node = cluster.node(node_name)
         payload = {
@@ -106,16 +105,16 @@ def rank_specs(
             "stage": index,
             "stages": stages,
             "device": local,
-            "threads": node.threads or measured.get(stage.replicas[0].device),
+            "threads": node.threads or measured.get(stage.device),
             "slowdown": node.slowdown,
             "interface": node.interface,
             "workload": dict(workload[node_name]),
             "layers": [stage.start, stage.stop],
             "microbatches": plan.problem.microbatches,
             "schedule": plan.problem.schedule,
-            "in_flight": stage.replicas[0].in_flight,
-            "recompute": stage.replicas[0].recompute,
-            "weights_behind": stage.replicas[0].weights_behind,
+            "in_flight": stage.in_flight,
+            "recompute": stage.recompute,
+            "weights_behind": stage.weights_behind,
             "receive_window": plan.problem.receive_window,
             "steps": steps,
             "previous": _peer(index - 1, placed, addresses) if index else None,
@@ -127,7 +126,7 @@ def rank_specs(
             "trace": trace,
             "facts": True,
         }
-        ranks.append(RankSpec(index, node_name, stage.replicas[0].device, payload))
+        ranks.append(RankSpec(index, node_name, stage.device, payload))
     return ranks
 
 
@@ -139,7 +138,7 @@ def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]
 def _link_dtypes(plan: Plan, stage: int) -> dict[str, str | None]:
     """What each of a stage's four streams is sent as (None: as it is); both ends read the same link."""
     links = {(link.source, link.target): link.dtype for link in plan.problem.links}
-    devices = [s.replicas[0].device for s in plan.stages]
+    devices = [s.device for s in plan.placed_stages]
     here = devices[stage]
     before = devices[stage - 1] if stage else None
     after = devices[stage + 1] if stage + 1 < len(devices) else None
@@ -153,5 +152,5 @@ def _link_dtypes(plan: Plan, stage: int) -> dict[str, str | None]:
 
 def used_nodes(plan: Plan, cluster: Cluster) -> list[Node]:
     """The nodes that hold a stage, in inventory order."""
-    names = {split_device_id(replica.device)[0] for stage in plan.stages for replica in stage.replicas}
+    names = {split_device_id(stage.device)[0] for stage in plan.placed_stages}
     return [node for node in cluster.nodes if node.name in names]

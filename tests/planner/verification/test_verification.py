@@ -124,7 +124,6 @@ def test_the_plan_as_it_is():
         ([("stages", 0, "replicas", 0, "in_flight", 1)], "stages"),
         ([("stages", 0, "replicas", 0, "in_flight", 6)], "in flight"),
         ([("stages", 0, "replicas", 0, "in_flight", 7)], "stages"),
-        ([("stages", 0, "replicas", 0, "microbatches", 3)], "stages"),
         ([("unused", [{"device": "n0/cpu:0", "reason": "slow"}])], "unused"),
         ([("unused", [{"device": "n7/cpu:0", "reason": "slow"}])], "unused"),
     ],
@@ -162,14 +161,21 @@ def test_another_cut_fails():
     assert {"value", "prediction"} <= failing(p, moved)
 
 
-def test_several_replicas_are_not_version_1():
+def test_stages_that_take_other_numbers_of_microbatches_are_no_pipeline():
+    made = plan(linked())
+    with pytest.raises(RecordError, match="all stages of a pipeline take the same number of microbatches"):
+        changed(made, ("stages", 0, "replicas", 0, "microbatches", 3))
+
+
+def test_a_stage_in_a_grid_has_one_device():
     p = problem(speeds=[1, 1])
     made = plan(p, "even")
     stage = made.stages[0].replicas[0].model_dump()
     both = [{**stage, "microbatches": 2, "in_flight": 1}, {**stage, "device": "n1/cpu:0", "microbatches": 2}]
     raw = json.loads(made.to_json())
     raw["stages"] = [{"start": 0, "stop": 6, "replicas": both}]
-    assert failing(p, parse(Plan, json.dumps(raw), "plan.json")) == {"stages"}
+    with pytest.raises(RecordError, match="a stage has one device, not 2"):
+        parse(Plan, json.dumps(raw), "plan.json")
 
 
 def _with_device(p, name, **update):

@@ -176,7 +176,7 @@ def layer_times_s(plan: Plan, device: str, start: int, stop: int) -> list[float]
     """Seconds a step of each of the layers [start, stop) on a device: all microbatches, and the optimizer."""
     problem = plan.problem
     times = problem.times.get(device)
-    recomputed = any(r.recompute for stage in plan.stages for r in stage.replicas if r.device == device)
+    recomputed = any(stage.recompute for stage in plan.placed_stages if stage.device == device)
     count = problem.microbatches
     if times is None:
         rate = next(one.flops_per_s for one in problem.devices if one.id == device)

@@ -85,7 +85,7 @@ def advise(plan: Plan, budget_s: float = MOST_S) -> tuple[Advice, ...]:
     """
     if plan.certificate.whole_blocks is not None:
         return ()  # cuts inside blocks, which the search here makes, are not what was asked for
-    size = len(plan.stages) * len(plan.problem.layers)
+    size = len(plan.placed_stages) * len(plan.problem.layers)
     if size > LARGEST or plan.certificate.value_s <= 0 or budget_s <= 0:
         return ()
     budget_s = min(budget_s, MOST_S)

@@ -9,7 +9,7 @@ from typing import Literal
 from skyctl.planner import stage_memory
 from skyctl.planner.cost_model import CostModel
 from skyctl.planner.evaluation import least_execution, read_placement, simulate_step, stage_works_s
-from skyctl.records.plan import Plan, Stage
+from skyctl.records.plan import PlacedStage, Plan
 
 BUSY = 0.95
 """A stage with this share of the largest stage's work is not held back by its memory."""
@@ -129,7 +129,7 @@ def find_binding_constraint(plan: Plan) -> BindingConstraint:
 
 def _much_is_idle(plan: Plan, busiest: StageView) -> bool:
     """Whether to explain what the busiest device waits for: it often idles, and that is quickly simulated."""
-    size = len(plan.stages) * max(len(plan.problem.layers), 2 * plan.problem.microbatches)
+    size = len(plan.placed_stages) * max(len(plan.problem.layers), 2 * plan.problem.microbatches)
     if size > PLAYED or plan.predicted.iteration_s <= 0 or busiest.busy > 1 - NOTHING:
         return False
     return busiest.busy < MOSTLY or plan.problem.schedule == "sequential"
@@ -208,7 +208,7 @@ def describe_choices(plan: Plan) -> list[str]:
 
 def _schedule(plan: Plan) -> list[str]:
     model = CostModel(plan.problem)
-    if not (model.chooses_depth and model.by_iteration) or len(plan.stages) < 2:
+    if not (model.chooses_depth and model.by_iteration) or len(plan.placed_stages) < 2:
         return []
     placement, execution = read_placement(model, plan)
     said = f"{NAMES[model.schedule]}, in flight {_numbers(execution.in_flight)}"
@@ -239,8 +239,8 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 def _recompute(plan: Plan) -> list[str]:
     out = []
-    for number, stage in enumerate(plan.stages):
-        if stage.replicas[0].recompute:
+    for number, stage in enumerate(plan.placed_stages):
+        if stage.recompute:
             out.append(f"stage {number} on {_saved(plan, stage)}")
     if not out:
         return []
@@ -248,8 +248,8 @@ def _recompute(plan: Plan) -> list[str]:
     return ["recomputed in the backward: " + "; ".join(out[:MANY_LISTED]) + rest]
 
 
-def _saved(plan: Plan, stage: Stage) -> str:
-    run = stage.replicas[0]
+def _saved(plan: Plan, stage: PlacedStage) -> str:
+    run = stage
     device = next(d for d in plan.problem.devices if d.id == run.device)
     with_it, without = (
         stage_memory.device_bytes(

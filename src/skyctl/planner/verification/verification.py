@@ -38,7 +38,7 @@ class CheckedStage(NamedTuple):
 
 
 def read_stages(problem: Problem, plan: Plan) -> tuple[CheckedStage, ...]:
-    """The stages of a plan with one replica a stage.
+    """The stages of a plan of one pipeline.
 
     Raises:
         InputError: see ``api.predict``.
@@ -46,22 +46,19 @@ def read_stages(problem: Problem, plan: Plan) -> tuple[CheckedStage, ...]:
     index = {device.id: d for d, device in enumerate(problem.devices)}
     microbatches = problem.microbatches
     out: list[CheckedStage] = []
-    for number, stage in enumerate(plan.stages):
-        if len(stage.replicas) != 1:
-            raise InputError(f"stage {number} has {len(stage.replicas)} replicas; version 1 has one a stage")
-        replica = stage.replicas[0]
-        if replica.device not in index:
-            raise InputError(f"the plan names device {replica.device!r}, which is not in the problem")
-        if replica.microbatches != microbatches:
+    if len(plan.pipelines) != 1:
+        raise InputError(f"the plan has {len(plan.pipelines)} pipelines; the problem asks for one")
+    if (given := plan.pipelines[0].microbatches) != microbatches:
+        raise InputError(f"the plan's stages run {given} microbatches, the problem has {microbatches}")
+    for number, stage in enumerate(plan.placed_stages):
+        if stage.device not in index:
+            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
+        if not 1 <= stage.in_flight <= microbatches:
             raise InputError(
-                f"stage {number} runs {replica.microbatches} microbatches, the problem has {microbatches}"
+                f"stage {number} keeps {stage.in_flight} in flight, it may be 1 to {microbatches}"
             )
-        if not 1 <= replica.in_flight <= microbatches:
-            raise InputError(
-                f"stage {number} keeps {replica.in_flight} in flight, it may be 1 to {microbatches}"
-            )
-        device = index[replica.device]
-        running = (replica.in_flight, replica.weights_behind, replica.recompute)
+        device = index[stage.device]
+        running = (stage.in_flight, stage.weights_behind, stage.recompute)
         out.append(CheckedStage(device, stage.start, stage.stop, *running))
     if out[-1].stop != len(problem.layers):
         raise InputError(f"the plan covers {out[-1].stop} layers, the problem has {len(problem.layers)}")
@@ -222,7 +219,7 @@ def _recompute(problem: Problem, held: tuple[CheckedStage, ...]) -> Check:
 
 def _unused(problem: Problem, plan: Plan) -> Check:
     """Every device holds a stage or is called unused, and not both."""
-    used = {replica.device for stage in plan.stages for replica in stage.replicas}
+    used = {stage.device for stage in plan.placed_stages}
     named = [entry.device for entry in plan.unused]
     left = {device.id for device in problem.devices} - used
     for device in sorted(set(named) - left):
@@ -264,7 +261,7 @@ def _value(plan: Plan, value_s: float) -> Check:
 def _prediction(plan: Plan, step: SimulatedStep, largest_s: float, needs: list[float]) -> Check:
     said = plan.predicted
     ok = _close(said.iteration_s, step.iteration_s) and _close(said.bottleneck_s, largest_s)
-    ok = ok and [r.device for r in said.replicas] == [s.replicas[0].device for s in plan.stages]
+    ok = ok and [r.device for r in said.replicas] == [s.device for s in plan.placed_stages]
     if ok:
         slack = TOLERANCE * max(step.iteration_s, 1e-6)
         for s, replica in enumerate(said.replicas):

@@ -16,9 +16,8 @@ from skyctl.run.checkpoints.replicator_group import LAUNCHER_COPIES, ReplicatorG
 def layers_by_node(plan: Plan) -> dict[str, set[int]]:
     """By node, the layers its ranks hold."""
     found: dict[str, set[int]] = {}
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            found.setdefault(node_of(replica.device), set()).update(range(stage.start, stage.stop))
+    for stage in plan.placed_stages:
+        found.setdefault(node_of(stage.device), set()).update(range(stage.start, stage.stop))
     return found
 
 

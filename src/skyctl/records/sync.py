@@ -1,0 +1,72 @@
+"""What pipelines side by side sum once a step, and over which routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from skyctl.records.base import Count, Index, Name, Record, Seq
+from skyctl.records.problem import SyncFormat
+
+
+class Route(Record):
+    """The way of a share of a group's bytes: partial sums go up a tree to the root, the sum comes down one.
+
+    Attributes:
+        share: of the bytes, in (0, 1].
+        up: directed pairs (child, parent); every device of the route but the root is a child once.
+        down: directed pairs (parent, child), likewise.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    root: Name
+    up: Seq[Seq[Name]]
+    down: Seq[Seq[Name]]
+
+    @model_validator(mode="after")
+    def _trees(self) -> Route:
+        _check_tree(self.root, self.up, "up", child=0)
+        _check_tree(self.root, self.down, "down", child=1)
+        return self
+
+
+class SyncGroup(Record):
+    """Layers [start, stop) that several pipelines hold, a device each, and how their gradients are summed."""
+
+    start: Index
+    stop: Count
+    routes: Seq[Route] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> SyncGroup:
+        total = sum(route.share for route in self.routes)
+        if abs(total - 1.0) > 1e-9:
+            raise ValueError(f"the shares of a sync group's routes sum to {total:g}, not to 1")
+        return self
+
+
+class Sync(Record):
+    """What pipelines sum once a step, in which numbers, and in pieces of how many bytes."""
+
+    of: Literal["gradients"] = "gradients"
+    format: SyncFormat = "float32"
+    chunk_bytes: Count = 262144
+    groups: Seq[SyncGroup] = Field(min_length=1)
+
+
+def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, child: int) -> None:
+    """Raises ValueError where ``edges`` are no tree of which every way leads to ``root``."""
+    parents: dict[str, str] = {}
+    for edge in edges:
+        if len(edge) != 2 or edge[0] == edge[1]:
+            raise ValueError(f"{name}: an edge names two devices, not {list(edge)}")
+        if edge[child] == root or edge[child] in parents:
+            raise ValueError(f"{name}: {edge[child]!r} has more than one parent, or is the root")
+        parents[edge[child]] = edge[1 - child]
+    for device in parents:
+        at, passed = device, 0
+        while at != root:
+            at, passed = parents.get(at, ""), passed + 1
+            if not at or passed > len(parents):
+                raise ValueError(f"{name}: no way leads from {device!r} to the root {root!r}")
