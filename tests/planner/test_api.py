@@ -145,6 +145,7 @@ def tampered(found, path, value):
         (("predicted", "iteration_s"), 1.0, "prediction"),
         (("predicted", "replicas", 0, "memory_bytes"), 1.0, "prediction"),
         (("stages", 0, "replicas", 0, "in_flight"), 1, "in flight"),
+        (("stages", 0, "replicas", 0, "microbatches"), 3, "stages"),
     ],
 )
 def test_verify_catches_tampering(path, value, check):

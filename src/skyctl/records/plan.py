@@ -259,8 +259,14 @@ class Plan(FileRecord):
             replica = _as_mapping(replicas[0])
             microbatches.append(replica.pop("microbatches", None))
             stages.append({**stage, **replica})
-        if len(set(microbatches)) > 1:
-            raise ValueError("all stages of a pipeline take the same number of microbatches")
+        # where stages disagree, the number that is not the problem's stands for all: verify refuses it
+        problem = raw.get("problem")
+        wanted = (
+            problem.get("microbatches")
+            if isinstance(problem, dict)
+            else getattr(problem, "microbatches", None)
+        )
+        microbatches.sort(key=lambda number: number == wanted)
         rest = {name: value for name, value in raw.items() if name != "stages"}
         pipeline = {"stages": stages, "microbatches": microbatches[0] if microbatches else None}
         return {**rest, "form": "grid", "pipelines": [pipeline]}
