@@ -363,6 +363,8 @@ def test_a_links_rate_comes_from_its_messages_unless_they_are_mostly_latency() -
     short = observe_run(profile(), made, ran(made, {A: 1, B: 1}, 0.0012), "2026-02-01T00:00:00+00:00")
     known = profile().model_copy(update={"observations": tuple(short)})
     assert learn_corrections(known, 4).corrections.rates == {}
+    quick = observe_run(profile(), made, ran(made, {A: 1, B: 1}, 0.0009), "2026-02-01T00:00:00+00:00")
+    assert [one.device for one in quick if one.target] == [], "a receiver takes as long to wake up"
 
 
 def test_planning_again_from_a_run_changes_that_plans_own_figures() -> None:

@@ -26,6 +26,8 @@ AnyEvidence = TypeVar("AnyEvidence", Observation, Remeasurement)
 
 LEAST_STEPS = 3
 """A run with fewer after its warm-up is not kept."""
+LEAST_MESSAGE_S = 1e-3
+"""A message that takes less is late by as much as its receiver takes to wake up: it tells no rate."""
 RESTED_SHARE = 0.3
 """A device under a CPU quota that waits for more than this part of a step runs faster than its quota in
 between; that is not how fast it would be with more to do."""
@@ -123,7 +125,10 @@ def _layers_s(replica: ReplicaMeasurement) -> float:
 
 
 def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float, float]]:
-    """(link, a message's bytes, its seconds as seen): what was waited for, not over lines that are shared."""
+    """(link, a message's bytes, its seconds as seen): what was waited for, not over lines that are shared.
+
+    Messages of less than ``LEAST_MESSAGE_S`` are left out.
+    """
     links = {(link.source, link.target): link for link in plan.problem.links}
     shared = {(pair[0], pair[1]) for line in plan.problem.shared for pair in line.links}
     devices = [stage.device for stage in plan.placed_stages]
@@ -136,6 +141,8 @@ def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float,
         for source, boundary, took_s in ways:
             link = links.get((source, replica.device))
             if link is None or took_s is None or (source, replica.device) in shared:
+                continue
+            if took_s < LEAST_MESSAGE_S:
                 continue
             layer = plan.problem.layers[plan.placed_stages[boundary].stop - 1]
             yield link, layer.output_bytes * link.sent_share, took_s
