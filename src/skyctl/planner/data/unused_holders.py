@@ -84,7 +84,7 @@ def _unpaid(model: DataModel, placed: DataPlacement, device: int, known: str) ->
     if added is None:
         return f"{known}; with it, no way to sum gradients fits in memory"
     change = added.iteration_s / placed.iteration_s - 1 if placed.iteration_s > 0 else 0.0
-    slower = f"{_percent(change)} slower" if change > NOTABLE else "no faster"
+    slower = _slower(change) if change > NOTABLE else "no faster"
     share = added.shares[added.holders.index(device)]
     reason = (
         f"{known}; with it a step would be {slower} ({added.iteration_s:.3g} s): it would take {share} of "
@@ -97,9 +97,12 @@ def _unpaid(model: DataModel, placed: DataPlacement, device: int, known: str) ->
     return f"{reason}; it would pay from {pays_from} microbatches a step on"
 
 
-def _percent(share: float) -> str:
-    percent = share * 100
-    return f"{percent:.0f}%" if percent >= 9.5 else f"{percent:.2g}%"
+def _slower(change: float) -> str:
+    """A step that takes ``change`` more, relative, in words: ``12% slower``, ``3.4 times as long``."""
+    if change >= 1:
+        return f"{1 + change:.3g} times as long"
+    percent = 100 * change
+    return f"{percent:.0f}% slower" if percent >= 9.5 else f"{percent:.2g}% slower"
 
 
 def least_paying(plan: Plan) -> tuple[int, str] | None:

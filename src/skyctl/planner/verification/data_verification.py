@@ -33,7 +33,7 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
     claimed = plan.certificate.value_s
     return [
         Check(name="pipelines", ok=True, detail=f"{len(holders)} holders compute {shares} microbatches"),
-        Check(name="routes", ok=True, detail=f"{len(trees)} trees over all holders"),
+        Check(name="routes", ok=True, detail=f"{len(trees)} over all holders"),
         _recompute(problem, holders),
         check_unused(problem, plan),
         _pins(step, holders),
