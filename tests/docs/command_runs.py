@@ -29,7 +29,10 @@ RUN = (
     "skyctl attach",
     "skyctl stop",
     "skyctl bug-report -o report.zip",
+    "skyctl plan train.py --parallel data",
+    "skyctl compare train.py --parallel data",
     "skyctl plan --problem docs/examples/problem.json",
+    "skyctl plan --problem docs/examples/problem-data.json",
 )
 
 MAIN_JOB = ("tests/lab/test_main_job.py", '"compare", WORKLOAD')

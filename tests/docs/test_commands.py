@@ -171,6 +171,19 @@ def test_what_the_faq_says_of_adding_a_machine_is_what_is_printed(folder: Path) 
     assert unused in (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
 
 
+def test_what_the_data_parallel_page_shows_is_what_is_printed(folder: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "skyctl", "plan", "--problem", "docs/examples/problem-data.json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text = (ROOT / "docs" / "data-parallel.md").read_text(encoding="utf-8")
+    for line in ran.stdout.splitlines():
+        assert line in text or line.startswith("how sure"), line  # which has the seconds it took
+
+
 def test_every_command_has_examples_that_parse() -> None:
     from typer.main import get_command
 

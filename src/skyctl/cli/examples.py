@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
         f"skyctl plan {GPT} -o plan.json",
         "skyctl plan train.py --strategy even --pin-first laptop",
-        "skyctl plan train.py --assign 'tower=0:9,laptop=9:12'",
+        "skyctl plan train.py --parallel data",
         "skyctl plan --problem problem.json --json",
     ),
     "verify": (
@@ -64,6 +64,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"skyctl compare {GPT}",
         f"skyctl compare {GPT} --measure --steps 20 -o compared",
         "skyctl compare train.py --strategy even,optimal",
+        "skyctl compare train.py --parallel data --measure",
     ),
     "join": (
         "skyctl join ab12 laptop",

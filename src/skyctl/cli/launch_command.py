@@ -141,6 +141,8 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
     """A plan file has settled these; giving them again would be ignored, so it is an error."""
     given = {
         "--strategy": options.strategy,
+        "--parallel": options.parallel,
+        "--sync-format": options.sync_format,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,
         "--batch-size": options.batch_size,
@@ -175,6 +177,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         target.cluster,
         strategy=require_choice("--strategy", options.strategy or "optimal", STRATEGIES),
         microbatches=options.microbatches,
+        beside_pipeline=True,
     )
     if options.dry_run:
         request, _ = _load(out, load)

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from skyctl.control.link_dtypes import LinkChoice
     from skyctl.control.schedule_choice import ScheduleChoice
     from skyctl.records.cluster import Cluster
-    from skyctl.records.problem import Objective
+    from skyctl.records.problem import Objective, Parallel, SyncFormat
 
 SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "alone", "heuristic", "optimal")
+PARALLEL = ("pipeline", "data")
 DTYPES = ("float32", "bfloat16")
 MAX_SWEEP_POINTS = 256
 """Points of one sweep, at most."""
@@ -101,6 +102,16 @@ def require_choice(flag: str, value: str, allowed: Sequence[str]) -> str:
 def parse_schedule(name: str | None) -> ScheduleChoice | None:
     """The schedule that --schedule names (InputError where there is none of that name)."""
     return None if name is None else cast("ScheduleChoice", require_choice("--schedule", name, SCHEDULES))
+
+
+def parse_parallel(name: str | None) -> Parallel | None:
+    """The form that --parallel names (InputError where there is none of that name)."""
+    return None if name is None else cast("Parallel", require_choice("--parallel", name, PARALLEL))
+
+
+def parse_sync_format(name: str | None) -> SyncFormat | None:
+    """What --sync-format names (InputError where there is nothing of that name)."""
+    return None if name is None else cast("SyncFormat", require_choice("--sync-format", name, DTYPES))
 
 
 def parse_objective(name: str | None) -> Objective | None:

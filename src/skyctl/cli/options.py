@@ -17,12 +17,15 @@ import typer
 
 from skyctl.cli.option_values import (
     DTYPES,
+    PARALLEL,
     SCHEDULES,
     complete_choices,
     complete_nodes,
     complete_run,
     parse_link_dtypes,
+    parse_parallel,
     parse_schedule,
+    parse_sync_format,
     select_node_names,
 )
 
@@ -315,8 +318,27 @@ class DefaultedWorkloadOptions(WorkloadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions:
-    """What the user demands of a plan: its end stages' nodes, its schedule, its links' dtypes."""
+    """What the user demands of a plan: its form, its end stages' nodes, its schedule, its links' dtypes."""
 
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            "--parallel",
+            metavar="FORM",
+            autocompletion=complete_choices(*PARALLEL),
+            help="pipeline (default: each device holds a part of the layers) or data (each that takes part "
+            "holds all of them and computes its share of the samples).",
+        ),
+    ] = None
+    sync_format: Annotated[
+        str | None,
+        typer.Option(
+            "--sync-format",
+            metavar="DTYPE",
+            autocompletion=complete_choices(*DTYPES),
+            help="With --parallel data: sum gradients as float32 (default) or bfloat16.",
+        ),
+    ] = None
     pin_first: Annotated[
         str | None,
         typer.Option(
@@ -369,6 +391,8 @@ class PlacementOptions:
         from skyctl.control.plan_creation import PlanOptions
 
         return PlanOptions(
+            parallel=parse_parallel(self.parallel),
+            sync_format=parse_sync_format(self.sync_format),
             schedule=parse_schedule(self.schedule),
             first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),
             last_stage=None if cluster is None else select_node_names(cluster, self.pin_last),

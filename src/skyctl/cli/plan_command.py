@@ -85,7 +85,12 @@ class PlanSearchOptions:
     ] = "optimal"
     assign: Annotated[
         str | None,
-        typer.Option("--assign", metavar="LIST", help='Your own plan: "n1=0:5,n2=5:12" (half-open ranges).'),
+        typer.Option(
+            "--assign",
+            metavar="LIST",
+            help='Your own plan: "n1=0:5,n2=5:12" (half-open ranges of layers), or with --parallel data '
+            '"n1=5,n2=3" (microbatches).',
+        ),
     ] = None
     microbatches: MicrobatchesOption = None
     objective: Annotated[
@@ -130,19 +135,22 @@ class PlanCommandOptions(
 
     def checked(self) -> PlanOptions:
         """How to plan. Raises InputError for values that can't be, or that contradict each other."""
-        from skyctl.control.plan_creation import parse_assign
+        from skyctl.control.plan_creation import parse_assign, parse_assigned_shares
 
         check_output(self.output)
+        shares = None if self.assign is None else parse_assigned_shares(self.assign)
         options = self.plan_options(
             None,
             strategy=require_choice("--strategy", self.strategy, STRATEGIES),
             objective=parse_objective(self.objective),
             microbatches=self.microbatches,
             time_limit_s=self.time_limit,
-            assign=parse_assign(self.assign) if self.assign is not None else None,
+            assign=parse_assign(self.assign) if self.assign is not None and shares is None else None,
+            assign_shares=shares,
             whole_blocks=self.whole_blocks,
             named=self.export is not None,
             learn=not self.no_learn,
+            beside_pipeline=True,
         )
         if self.export is not None:
             require_choice("--export", self.export, TRAINERS)
@@ -158,6 +166,8 @@ class PlanCommandOptions(
 @command
 def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommandOptions) -> None:
     """Assign layers to devices, from the newest profile that fits cluster and workload.
+
+    With --parallel data every device that takes part holds all layers, and computes its share of the samples.
 
     What runs have seen since the probe counts more than the probe's figures (see --no-learn).
 
@@ -223,7 +233,7 @@ def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
         some = ", ".join(f"{source} → {target}" for source, target in missing[:MAX_PAIRS])
         more = f" and {len(missing) - MAX_PAIRS} more" if len(missing) > MAX_PAIRS else ""
         out.note(f"no link is given for {some}{more}: taken as free")
-    if not out.as_json:
+    if not out.as_json and plan.problem.parallel == "pipeline":
         with out.progress("advice", plain=False) as progress:
             progress("what would help most")
             advice = advise(plan, max(1 / 3, ADVICE_SHARE * limit_s, limit_s - took_s))

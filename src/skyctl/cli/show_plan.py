@@ -26,8 +26,25 @@ MAX_NAMES = 4
 
 
 def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> None:
-    """A table of the stages, then what is unused, what binds, what is predicted and how sure that is."""
+    """A table of stages, or of shares; then what is unused, what binds, what is predicted and how sure."""
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
+    if plan.problem.parallel == "data":
+        from skyctl.cli.show_data_plan import describe_sums, share_rows
+
+        rows, said = share_rows(plan, bar), describe_sums(plan)
+    else:
+        rows, said = _stage_rows(plan, bar), _why(plan)
+    columns = list(rows[0])
+    out.table(columns, [list(row.values()) for row in rows], optional=OPTIONAL_COLUMNS, shorten="device")
+    _show_unused(out, plan)
+    for text in (*said, *certainty_lines(plan)):
+        out.line(text, wrap=True)
+    if time_limit_reached and plan.certificate.status != "optimal" and plan.strategy == "optimal":
+        out.line("next: a longer --time-limit may close the gap")
+
+
+def _stage_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
+    """A row for each stage of a pipeline; ``bar``: characters of a full bar."""
     layers = plan.problem.layers
     memory = {device.id: device.memory_bytes for device in plan.problem.devices}
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
@@ -51,17 +68,14 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
             }
             | ({"link ms": f"{view.link_s * 1e3:.1f}" if index < len(views) - 1 else ""} if linked else {})
         )
-    columns = list(rows[0])
-    out.table(columns, [list(row.values()) for row in rows], optional=OPTIONAL_COLUMNS, shorten="device")
-    _show_unused(out, plan)
-    for text in describe_choices(plan):
-        out.line(f"picked: {text}", wrap=True)
+    return rows
+
+
+def _why(plan: Plan) -> list[str]:
+    """In words: what was picked for a pipeline, and what binds."""
     binds = find_binding_constraint(plan)
-    out.line(f"what binds: {binds.kind} {binds.name}: {binds.detail}", wrap=True)
-    for text in certainty_lines(plan):
-        out.line(text, wrap=True)
-    if time_limit_reached and plan.certificate.status != "optimal" and plan.strategy == "optimal":
-        out.line("next: a longer --time-limit may close the gap")
+    picked = [f"picked: {text}" for text in describe_choices(plan)]
+    return [*picked, f"what binds: {binds.kind} {binds.name}: {binds.detail}"]
 
 
 def certainty_lines(plan: Plan) -> tuple[str, str]:
@@ -70,7 +84,8 @@ def certainty_lines(plan: Plan) -> tuple[str, str]:
     step = _seconds(predicted.iteration_s)
     if predicted.interval is not None:
         step = format_estimate(predicted.iteration_s, predicted.interval)
-    what = f"{plan.problem.microbatches} microbatches, {plan.problem.schedule}"
+    how = "all layers on each device" if plan.problem.parallel == "data" else plan.problem.schedule
+    what = f"{plan.problem.microbatches} microbatches, {how}"
     if plan.problem.objective == "iteration":
         return f"step: {step} predicted ({what})", _proof(plan)
     slowest = _seconds(predicted.bottleneck_s)

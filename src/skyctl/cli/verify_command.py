@@ -11,7 +11,7 @@ from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command
 
 if TYPE_CHECKING:
-    from skyctl.planner.verification.verification import Verdict
+    from skyctl.planner.verification.verdict import Verdict
 
 
 @command

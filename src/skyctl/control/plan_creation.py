@@ -28,13 +28,16 @@ from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import Objective, Problem
+from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
-LAYER = re.compile("[0-9]{1,18}")
-"""A layer's number as `--assign` takes it."""
+NUMBER = re.compile("[0-9]{1,18}")
+"""A number of a layer or of microbatches as `--assign` takes it."""
 FLOAT32 = "float32"
+DATA: Parallel = "data"
+STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
+"""Schedules that order a pipeline's stages; where every device holds all layers there is nothing to order."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,19 @@ class PlanOptions:
 
     Attributes:
         schedule: the default for what was measured is ``auto`` (see ``schedule_choice.py``).
+        parallel: one pipeline, or ``data``: every device that takes part holds all layers.
+        sync_format: what gradients are summed in, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
+        assign_shares: the user's own shares with ``data``, (device or node, microbatches).
         whole_blocks: cut between transformer blocks only.
         named: refuse layers whose names do not say what they are, before any search.
         learn: use what runs have observed since the probe.
+        beside_pipeline: where every device holds all layers, look at a pipeline for the same batch, too.
     """
 
     strategy: str = "optimal"
+    parallel: Parallel | None = None
+    sync_format: SyncFormat | None = None
     schedule: ScheduleChoice | None = None
     objective: Objective | None = None
     microbatches: int | None = None
@@ -58,10 +67,23 @@ class PlanOptions:
     only_nodes: Sequence[str] | None = None
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     assign: Sequence[tuple[str, int, int]] | None = None
+    assign_shares: Sequence[tuple[str, int]] | None = None
     whole_blocks: bool = False
     named: bool = False
     link_dtype: Sequence[LinkChoice] = ()
     learn: bool = True
+    beside_pipeline: bool = False
+
+    @property
+    def assigned(self) -> bool:
+        """Whether the plan is the user's own."""
+        return self.assign is not None or self.assign_shares is not None
+
+    def with_chosen_schedule(self) -> PlanOptions:
+        """The same, the schedule left to the planner where it is not given and there is one to choose."""
+        if self.schedule is None and self.parallel != DATA:
+            return replace(self, schedule=AUTO)
+        return self
 
 
 def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
@@ -70,6 +92,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
     schedule = None if options.schedule == AUTO else options.schedule
+    form = _form(options)
     made = [
         build_problem(
             profile,
@@ -86,7 +109,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         made = [
             learn_corrections(profile, problem.microbatches).corrections.apply_to(problem) for problem in made
         ]
-    made = [problem.model_copy(update={"recompute": True}) for problem in made]
+    made = [problem.model_copy(update={"recompute": True, **form}) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -97,8 +120,7 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    if options.schedule is None:
-        options = replace(options, schedule=AUTO)
+    options = options.with_chosen_schedule()
     best = plan_best(problems_of(profile, options), options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
@@ -130,8 +152,9 @@ def plan_run(
             f"{options.microbatches}",
             hint="leave --from-run out: a plan from the profile uses what runs have seen, too",
         )
-    if options.schedule is None:
-        options = replace(options, schedule=AUTO)
+    if options.parallel is None:
+        options = replace(options, parallel=plan.problem.parallel)
+    options = options.with_chosen_schedule()
     problem, words = correct_from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
     best = plan_best([override_problem(problem, options, pin_first, pin_last, dtype)], options)
@@ -142,21 +165,67 @@ def plan_run(
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     """The best plan of problems that differ in their number of microbatches, with ``auto`` also in schedule.
 
-    Its predicted step has an interval where the problems say how sure their figures are.
+    Its predicted step has an interval where the problems say how sure their figures are. With
+    ``beside_pipeline`` a plan whose devices hold all layers each has a pipeline's step beside its own, where
+    one is found in what is left of the time.
 
     Raises: see ``plan_profile``.
     """
-    return with_interval(_plan_best(candidates, options))
+    deadline = time.perf_counter() + options.time_limit_s
+    best = with_interval(_plan_best(candidates, options))
+    if best.problem.parallel != DATA or not options.beside_pipeline:
+        return best
+    return best.model_copy(
+        update={"pipeline_iteration_s": _pipeline_iteration_s(candidates, options, deadline)}
+    )
+
+
+def _pipeline_iteration_s(
+    candidates: Sequence[Problem], options: PlanOptions, deadline: float
+) -> float | None:
+    """The predicted step of a quickly found pipeline for the same batch; None: none was found in time."""
+    left_s = deadline - time.perf_counter()
+    if left_s <= 0:
+        return None
+    pipelines = [problem.model_copy(update={"parallel": "pipeline"}) for problem in candidates]
+    quick = replace(
+        options,
+        parallel="pipeline",
+        strategy="heuristic",
+        schedule=AUTO,
+        assign_shares=None,
+        time_limit_s=left_s,
+    )
+    try:
+        return _plan_best(pipelines, quick).predicted.iteration_s
+    except (InfeasibleError, UndecidedError):
+        return None
+
+
+def _form(options: PlanOptions) -> dict[str, str]:
+    """What the options say of a problem's form, as its fields.
+
+    Raises:
+        InputError: a schedule of stages where every device holds all layers.
+    """
+    given = {"parallel": options.parallel, "sync_format": options.sync_format}
+    if options.parallel == DATA and options.schedule in STAGE_ORDERS:
+        raise InputError(
+            f"--schedule {options.schedule} orders a pipeline's stages; with --parallel data every device "
+            "holds all layers",
+            hint="leave --schedule out",
+        )
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     deadline = time.perf_counter() + options.time_limit_s
-    searched = options.strategy == "optimal" and options.assign is None
+    searched = options.strategy == "optimal" and not options.assigned
     quick = replace(options, strategy="heuristic") if searched else options
     chooser = ScheduleChooser(
         lambda problem, limit_s: plan_problem(problem, quick, limit_s), options.time_limit_s
     )
-    if options.schedule == AUTO:
+    if options.schedule == AUTO and candidates[0].parallel != DATA:
         chosen = chooser.choose(candidates)
         if chosen is None and searched:
             return _plan_least_memory(candidates, options, deadline)
@@ -228,7 +297,10 @@ def override_problem(
         "microbatches": options.microbatches,
         "first_stage": _pins(problem, "--pin-first", pin_first),
         "last_stage": _pins(problem, "--pin-last", pin_last),
+        **_form(options),
     }
+    if options.parallel == DATA and problem.parallel != DATA:
+        given["schedule"] = given["schedule"] or "1f1b"  # what the file's pipeline would have is no matter
     changed = {key: value for key, value in given.items() if value is not None}
     try:
         made = Problem.model_validate({**dict(problem), **changed})
@@ -256,31 +328,56 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
         model_parts(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
     if options.assign is not None:
-        made = assigned(problem, _devices_of(options.assign, problem))
+        if problem.parallel == DATA:
+            raise InputError(
+                "--assign with ranges of layers makes a pipeline; with --parallel data every device has all",
+                hint='give microbatches: --assign "n1=5,n2=3"',
+            )
+        made = assigned(
+            problem, [(_device_of(name, problem), start, stop) for name, start, stop in options.assign]
+        )
+    elif options.assign_shares is not None:
+        if problem.parallel != DATA:
+            raise InputError(
+                "--assign with numbers of microbatches goes with --parallel data",
+                hint='a pipeline takes ranges of layers: --assign "n1=0:5,n2=5:12"',
+            )
+        made = assigned(
+            problem, [(_device_of(name, problem), count) for name, count in options.assign_shares]
+        )
     else:
         made = plan(problem, options.strategy, limit, whole_blocks=options.whole_blocks)
     _refuse_broken_pairs(made)
     return made
 
 
-def _devices_of(assign: Sequence[tuple[str, int, int]], problem: Problem) -> list[tuple[str, int, int]]:
-    """The assignment by device ids; a node's name means its only device."""
+def _device_of(name: str, problem: Problem) -> str:
+    """The device's id; a node's name means its only device. InputError where there is no such device."""
     ids = [device.id for device in problem.devices]
-    out = []
-    for name, start, stop in assign:
-        owned = [name] if name in ids else [i for i in ids if split_device_id(i)[0] == name]
-        if len(owned) != 1:
-            why = f"that node has {len(owned)} devices" if owned else "no device is so called"
-            raise InputError(f"--assign names {name!r}; {why}. Devices: {', '.join(ids)}")
-        out.append((owned[0], start, stop))
-    return out
+    owned = [name] if name in ids else [i for i in ids if split_device_id(i)[0] == name]
+    if len(owned) != 1:
+        why = f"that node has {len(owned)} devices" if owned else "no device is so called"
+        raise InputError(f"--assign names {name!r}; {why}. Devices: {', '.join(ids)}")
+    return owned[0]
+
+
+def _connected_pairs(made: Plan) -> list[tuple[str, str]]:
+    """The directed pairs that a plan sends over: between neighbouring stages, and along its routes."""
+    pairs = [
+        pair
+        for pipeline in made.pipelines
+        for a, b in pairwise(stage.device for stage in pipeline.stages)
+        for pair in ((a, b), (b, a))
+    ]
+    for group in made.sync.groups if made.sync is not None else ():
+        pairs += [(a, b) for route in group.routes for edges in (route.up, route.down) for a, b in edges]
+    return list(dict.fromkeys(pairs))
 
 
 def _refuse_broken_pairs(made: Plan) -> None:
     """Raises where a plan sends over a pair that could not be connected."""
     dead = {(k.source, k.target) for k in made.problem.links if k.latency_s >= BROKEN_LATENCY_S}
-    devices = [stage.device for stage in made.placed_stages]
-    for here, there in pairwise(devices):
+    for here, there in _connected_pairs(made):
         if (here, there) in dead or (there, here) in dead:
             # Only a search that weighed links has shown that no order avoids the pair.
             proved = made.strategy in ("even", "assigned") or (
@@ -303,9 +400,7 @@ def unlinked_pairs(made: Plan) -> list[tuple[str, str]]:
     given |= {(pair[0], pair[1]) for resource in problem.shared for pair in resource.links}
     if not given:
         return []
-    devices = [stage.device for stage in made.placed_stages]
-    pairs = [pair for a, b in pairwise(devices) for pair in ((a, b), (b, a))]
-    return [(a, b) for a, b in pairs if (a, b) not in given and not _same_node(a, b)]
+    return [(a, b) for a, b in _connected_pairs(made) if (a, b) not in given and not _same_node(a, b)]
 
 
 def _same_node(a: str, b: str) -> bool:
@@ -323,10 +418,22 @@ def parse_assign(text: str) -> list[tuple[str, int, int]]:
     for part in text.split(","):
         name, equals, span = part.strip().rpartition("=")
         start, colon, stop = span.partition(":")
-        if not (equals and colon and name and all(map(LAYER.fullmatch, (start, stop)))):
+        if not (equals and colon and name and all(map(NUMBER.fullmatch, (start, stop)))):
             raise InputError(
                 f"--assign {part.strip()!r} is not NODE=START:STOP",
-                hint='give half-open ranges that follow each other: --assign "n1=0:5,n2=5:12"',
+                hint='give half-open ranges that follow each other: --assign "n1=0:5,n2=5:12"; with '
+                '--parallel data microbatches: --assign "n1=5,n2=3"',
             )
         out.append((name, int(start), int(stop)))
     return sorted(out, key=lambda item: item[1])
+
+
+def parse_assigned_shares(text: str) -> list[tuple[str, int]] | None:
+    """``n1=5,n2=3`` → [(n1, 5), (n2, 3)]; None where a part is of another form, such as a range of layers."""
+    out = []
+    for part in text.split(","):
+        name, _, count = part.strip().rpartition("=")
+        if not (name and NUMBER.fullmatch(count)):
+            return None
+        out.append((name, int(count)))
+    return out

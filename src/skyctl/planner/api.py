@@ -15,13 +15,16 @@ from skyctl.planner.pipeline_depth import ACCEPTED_SLOWDOWN, add_slack, choose_e
 from skyctl.planner.plan_record import make_certificate, make_plan, make_prediction, require_allowed
 from skyctl.planner.transformer_blocks import plan_whole_blocks
 from skyctl.planner.verification.lower_bound import is_proved_by_witness
-from skyctl.planner.verification.verification import Check, Verdict, verify
+from skyctl.planner.verification.verdict import Check, Verdict
+from skyctl.planner.verification.verification import verify
 from skyctl.records.base import require_record
 from skyctl.records.plan import Plan, Prediction, Strategy
 from skyctl.records.problem import Problem
 
 __all__ = ["Check", "Verdict", "assigned", "plan", "predict", "verify"]
 
+DATA = "data"
+"""A problem's ``parallel`` that asks for devices which hold all layers each."""
 NO_SLOWDOWN = 1e-12
 STRATEGIES = tuple(name for name in get_args(Strategy) if name != "assigned")
 
@@ -31,15 +34,16 @@ def plan(
     strategy: str = "optimal",
     time_limit_s: float = 30.0,
     *,
-    assign: Sequence[tuple[str, int, int]] | None = None,
+    assign: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]] | None = None,
     whole_blocks: bool = False,
 ) -> Plan:
-    """A plan for ``problem``.
+    """A plan for ``problem``: one pipeline, or by its ``parallel`` devices that hold all layers each.
 
     Args:
         strategy: ``even``, ``alone`` (the fastest device that holds it all), ``heuristic`` or ``optimal``.
         time_limit_s: when to stop and return the best plan, with its bound if ``optimal``.
-        assign: a plan of the user's own, (device, start, stop) in pipeline order; ``strategy`` is ignored.
+        assign: a plan of the user's own, (device, start, stop) in pipeline order, or with ``parallel`` "data"
+            (device, microbatches); ``strategy`` is ignored.
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
     Raises:
@@ -51,6 +55,10 @@ def plan(
     require_record(problem, Problem, "plan")
     if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not time_limit_s >= 0:
         raise InputError(f"time_limit_s must be a number of seconds, 0 or more, not {time_limit_s!r}")
+    if problem.parallel == DATA and whole_blocks:
+        raise InputError(
+            "whole_blocks says where to cut, and where every device holds all layers nothing is cut"
+        )
     if assign is not None:
         return assigned(problem, assign)
     if whole_blocks:
@@ -62,6 +70,12 @@ def plan(
 
 def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks: bool = False) -> Plan:
     """A plan by one strategy; ``whole_blocks``: the problem's layers are whole transformer blocks."""
+    if strategy not in STRATEGIES:
+        raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    if problem.parallel == DATA:
+        from skyctl.planner.data.data_plan import plan_data
+
+        return plan_data(problem, cast("Strategy", strategy), time_limit_s)
     began = time.perf_counter()
     model = CostModel(problem)
     if strategy == "even":
@@ -78,23 +92,29 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
             good_placement(model, deadline=began + time_limit_s),
             "beam search" if not model.by_iteration else "balanced cuts, simulated annealing",
         )
-    elif strategy == "optimal":
+    else:
         from skyctl.planner.optimal_search import search_optimal, search_recompute
 
         search = search_recompute if model.may_recompute else search_optimal
         result = search(model, time_limit_s)
-    else:
-        raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
     return _made_plan(model, cast("Strategy", strategy), result, began, whole_blocks=whole_blocks)
 
 
-def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Plan:
+def assigned(
+    problem: Problem, assignment: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]]
+) -> Plan:
     """The plan a user has written: (device, start, stop) in pipeline order, half-open.
+
+    Where every device holds all layers (``parallel`` "data") it is (device, microbatches).
 
     Raises:
         InputError: unknown or repeated device, an empty range, a gap, an overlap, layers left over.
         InfeasibleError: a device's memory or a pin does not allow it.
     """
+    if problem.parallel == DATA:
+        from skyctl.planner.data.data_plan import assigned_data
+
+        return assigned_data(problem, cast("Sequence[tuple[str, int]]", assignment))
     began = time.perf_counter()
     for item in assignment:
         if not (isinstance(item, tuple | list) and [type(part) for part in item] == [str, int, int]):
@@ -106,7 +126,7 @@ def assigned(problem: Problem, assignment: Sequence[tuple[str, int, int]]) -> Pl
     known = ", ".join(model.ids)
     stages: list[StageAssignment] = []
     at = 0
-    for device, start, stop in assignment:
+    for device, start, stop in cast("Sequence[tuple[str, int, int]]", assignment):
         if device not in model.ids:
             raise InputError(f"the assignment names device {device!r}, the problem has: {known}")
         if any(model.index(device) == stage.device for stage in stages):
@@ -136,6 +156,10 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
     """
     require_record(problem, Problem, "predict")
     require_record(plan, Plan, "predict")
+    if problem.parallel == DATA:
+        from skyctl.planner.data.data_plan import predict_data
+
+        return predict_data(problem, plan)
     model = CostModel(problem)
     return make_prediction(model, *read_placement(model, plan))
 

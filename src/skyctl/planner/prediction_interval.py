@@ -72,6 +72,8 @@ def _drawn_ratios(plan: Plan) -> list[float] | None:
     devices = [known[stage.device] for stage in plan.placed_stages]
     if plan.predicted.iteration_s <= 0 or all(device.time_uncertainty is None for device in devices):
         return None
+    if plan.problem.parallel == "data":
+        return _data_ratios(plan)
     links = {(link.source, link.target): link for link in plan.problem.links}
     pairs = list(pairwise(devices))
     ahead = [links.get((a.id, b.id)) for a, b in pairs]
@@ -79,6 +81,25 @@ def _drawn_ratios(plan: Plan) -> list[float] | None:
     play = _shortened(simulation_input_of(plan))
     expected_s = play.simulate().iteration_s
     return [one.simulate().iteration_s / expected_s for one in _draws(play, devices, ahead, back)]
+
+
+def _data_ratios(plan: Plan) -> list[float]:
+    """The same of a plan whose devices hold all layers each: its shares with each draw's times."""
+    from skyctl.planner.data.scaled_steps import TimeFactors, scaled_steps_s
+
+    common = _factors("all computing", COMMON_UNCERTAINTY)
+
+    def with_common(name: str, uncertainty: float | None) -> tuple[float, ...]:
+        own = _factors(name, uncertainty)
+        return tuple(a * b for a, b in zip(common, own, strict=True))
+
+    factors = TimeFactors(
+        layers=lambda device: with_common(f"layers of {device.id}", device.time_uncertainty),
+        overhead=lambda device: with_common(f"overhead of {device.id}", device.overhead_uncertainty),
+        link=_link_factors,
+    )
+    expected_s = plan.predicted.iteration_s
+    return [step_s / expected_s for step_s in scaled_steps_s(plan, factors, DRAWS)]
 
 
 def _shortened(play: SimulationInput) -> SimulationInput:

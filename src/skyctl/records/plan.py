@@ -186,6 +186,8 @@ class Plan(FileRecord):
     A plan of one pipeline is written in the form ``grid`` (``stages``), which every version reads.
     ``encrypted``: its links were measured through TLS, and it is run so. ``contradictions``: what runs saw
     and nothing has settled yet; the next launch or comparison of the workload measures those nodes again.
+    ``pipeline_iteration_s``: the predicted step of a pipeline for the same batch, beside which a plan whose
+    devices hold all layers each was looked at; None: it was not, or none was found.
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
@@ -202,6 +204,7 @@ class Plan(FileRecord):
     encrypted: bool = since(4, False)
     contradictions: Seq[Contradiction] = since(7, ())
     sync: Sync | None = since(8, None)
+    pipeline_iteration_s: Seconds | None = since(8, None)
 
     @property
     def stages(self) -> tuple[GridStage, ...]:

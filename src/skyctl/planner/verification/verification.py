@@ -13,8 +13,17 @@ from typing import NamedTuple
 from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification import lower_bound
+from skyctl.planner.verification.data_verification import check_data_plan
 from skyctl.planner.verification.problem_data import ProblemData
-from skyctl.records.base import Record, Seq, require_record
+from skyctl.planner.verification.verdict import (
+    TOLERANCE,
+    Check,
+    Verdict,
+    check_certificate,
+    check_unused,
+    is_close,
+)
+from skyctl.records.base import require_record
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import check_in_flight
@@ -69,26 +78,6 @@ def read_stages(problem: Problem, plan: Plan) -> tuple[CheckedStage, ...]:
     return tuple(out)
 
 
-TOLERANCE = 1e-9
-"""Relative; what the contract calls equal."""
-
-
-class Check(Record):
-    """One thing that was looked at. ``checked`` False: it can't be checked here, and ``detail`` says why."""
-
-    name: str
-    ok: bool
-    detail: str
-    checked: bool = True
-
-
-class Verdict(Record):
-    """``ok``: nothing that was checked fails."""
-
-    ok: bool
-    checks: Seq[Check]
-
-
 def verify(problem: Problem, plan: Plan) -> Verdict:
     """Checks shape, pins, in-flight numbers, memory, the predicted times, the certificate and its bound.
 
@@ -99,6 +88,9 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     require_record(plan, Plan, "verify")
     same = problem == plan.problem
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
+    if problem.parallel == "data":
+        checks += check_data_plan(problem, plan)
+        return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
     try:
         held = read_stages(problem, plan)
     except InputError as exc:
@@ -120,18 +112,14 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     checks.append(_recompute(problem, held))
     needs = [_need_bytes(facts, stage) for stage in held]
     step, largest = _play(facts, held)
-    checks.append(_unused(problem, plan))
+    checks.append(check_unused(problem, plan))
     checks.append(_pins(facts, held))
     checks.append(_memory(facts, held, needs))
     checks.append(_value(plan, largest if problem.objective == "bottleneck" else step.iteration_s))
     checks.append(_prediction(plan, step, largest, needs))
-    checks.append(_certificate(plan))
+    checks.append(check_certificate(plan))
     checks.append(_bound(facts, plan))
     return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
-
-
-def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-15)
 
 
 def _need_bytes(facts: ProblemData, stage: CheckedStage) -> float:
@@ -217,21 +205,6 @@ def _recompute(problem: Problem, held: tuple[CheckedStage, ...]) -> Check:
     return Check(name="recompute", ok=True, detail=f"{count} of {len(held)} stages recompute")
 
 
-def _unused(problem: Problem, plan: Plan) -> Check:
-    """Every device holds a stage or is called unused, and not both."""
-    used = {stage.device for stage in plan.placed_stages}
-    named = [entry.device for entry in plan.unused]
-    left = {device.id for device in problem.devices} - used
-    for device in sorted(set(named) - left):
-        what = "it holds a stage" if device in used else "it is not in the problem"
-        return Check(name="unused", ok=False, detail=f"{device} is called unused, but {what}")
-    if len(named) != len(set(named)):
-        return Check(name="unused", ok=False, detail="a device is called unused twice")
-    return Check(
-        name="unused", ok=True, detail=f"{len(left)} of {len(problem.devices)} devices hold no stage"
-    )
-
-
 def _pins(facts: ProblemData, held: tuple[CheckedStage, ...]) -> Check:
     for device, may, where in (
         (held[0].device, facts.may_be_first, "first"),
@@ -255,42 +228,22 @@ def _memory(facts: ProblemData, held: tuple[CheckedStage, ...], needs: list[floa
 def _value(plan: Plan, value_s: float) -> Check:
     claimed = plan.certificate.value_s
     detail = f"{claimed:.6g} s claimed, {value_s:.6g} s found"
-    return Check(name="value", ok=_close(value_s, claimed), detail=detail)
+    return Check(name="value", ok=is_close(value_s, claimed), detail=detail)
 
 
 def _prediction(plan: Plan, step: SimulatedStep, largest_s: float, needs: list[float]) -> Check:
     said = plan.predicted
-    ok = _close(said.iteration_s, step.iteration_s) and _close(said.bottleneck_s, largest_s)
+    ok = is_close(said.iteration_s, step.iteration_s) and is_close(said.bottleneck_s, largest_s)
     ok = ok and [r.device for r in said.replicas] == [s.device for s in plan.placed_stages]
     if ok:
         slack = TOLERANCE * max(step.iteration_s, 1e-6)
         for s, replica in enumerate(said.replicas):
             # a stage of microseconds beside seconds: its share of a sum's rounding may be more than its own
             near = abs(replica.compute_s - step.compute_s[s]) <= 1e-3 * slack
-            ok = ok and (near or _close(replica.compute_s, step.compute_s[s]))
+            ok = ok and (near or is_close(replica.compute_s, step.compute_s[s]))
             ok = ok and abs(replica.idle_s - step.idle_s[s]) <= slack
-            ok = ok and _close(replica.memory_bytes, needs[s])
+            ok = ok and is_close(replica.memory_bytes, needs[s])
     return Check(name="prediction", ok=ok, detail="simulated again" if ok else "differs from the simulation")
-
-
-def _certificate(plan: Plan) -> Check:
-    """Whether its numbers agree with each other."""
-    proof = plan.certificate
-    if proof.status == "feasible":
-        ok = proof.lower_bound_s is None and proof.gap is None
-        return Check(
-            name="certificate", ok=ok, detail="feasible, no bound" if ok else "feasible, with a bound"
-        )
-    if proof.lower_bound_s is None or proof.gap is None:
-        return Check(name="certificate", ok=False, detail=f"{proof.status} without a bound and a gap")
-    if not proof.lower_bound_s <= proof.value_s * (1 + TOLERANCE):
-        return Check(name="certificate", ok=False, detail="the lower bound is above the value")
-    if proof.lower_bound_s == 0 and proof.value_s > 0:
-        return Check(name="certificate", ok=False, detail=f"{proof.status} with a bound of zero")
-    gap = proof.value_s / proof.lower_bound_s - 1 if proof.lower_bound_s > 0 else 0.0
-    ok = abs(gap - proof.gap) <= TOLERANCE * max(1.0, gap)
-    ok = ok and (proof.status != "optimal" or max(gap, proof.gap) <= TOLERANCE)
-    return Check(name="certificate", ok=ok, detail=f"{proof.status}, gap {gap:.3g}")
 
 
 def _bound(facts: ProblemData, plan: Plan) -> Check:

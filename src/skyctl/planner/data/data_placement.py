@@ -1,0 +1,159 @@
+"""A candidate of data parallelism: who holds the layers, who computes how much, and what a step takes so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from skyctl.planner.data.holder_costs import DataModel, HolderCost, buffer_bytes
+from skyctl.planner.data.route_layouts import (
+    DeviceRoute,
+    Layout,
+    RouteUse,
+    busiest_byte_s,
+    children_of,
+    layouts_of,
+    use_of,
+)
+from skyctl.planner.data.shares import level_in_parts_s, level_shares
+
+
+@dataclass(frozen=True)
+class HolderGroup:
+    """Holders and how they sum gradients, without shares: whatever the number of microbatches.
+
+    Attributes:
+        layout: None where the routes come from a plan's record.
+        byte_s: seconds that a byte of gradient takes on the busiest link or shared resource.
+        microbatch_s: by holder, t.
+        extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e.
+    """
+
+    holders: tuple[int, ...]
+    layout: Layout | None
+    costs: tuple[HolderCost, ...]
+    use: RouteUse
+    byte_s: float
+    microbatch_s: tuple[float, ...]
+    extra_s: tuple[float, ...]
+
+    @property
+    def after_s(self) -> float:
+        """Seconds from the last gradient's sum to the step's end: latency, and the slowest optimizer."""
+        return self.use.latency_s + max(cost.optimizer_s for cost in self.costs)
+
+    def with_shares(self, shares: Sequence[int]) -> DataPlacement:
+        """The candidate with these shares."""
+        each = list(zip(shares, self.microbatch_s, self.extra_s, strict=True))
+        computed_s = max(m * t for m, t, _ in each)
+        summed_s = max(m * t + e for m, t, e in each)
+        return DataPlacement(
+            group=self,
+            shares=tuple(shares),
+            iteration_s=summed_s + self.after_s,
+            sync_s=summed_s + self.use.latency_s - computed_s,
+        )
+
+    def best_placement(self, microbatches: int, below_s: float = math.inf) -> DataPlacement | None:
+        """The candidate with the best shares; None: too few microbatches, or no step below ``below_s``."""
+        least_s = level_in_parts_s(self.microbatch_s, self.extra_s, microbatches) + self.after_s
+        if microbatches < len(self.holders) or least_s >= below_s:
+            return None
+        shares = level_shares(self.microbatch_s, self.extra_s, microbatches)
+        assert shares is not None
+        placed = self.with_shares(shares)
+        return placed if placed.iteration_s < below_s else None
+
+
+@dataclass(frozen=True)
+class DataPlacement:
+    """Holders with their shares of a step's microbatches, and what the step takes.
+
+    ``sync_s``: seconds of it from the last backward of all to the last byte of the sum.
+    """
+
+    group: HolderGroup
+    shares: tuple[int, ...]
+    iteration_s: float
+    sync_s: float
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The devices, in the order of ``shares``."""
+        return self.group.holders
+
+    @property
+    def memory_bytes(self) -> tuple[float, ...]:
+        """What each holder needs, chunks included."""
+        children = self.group.use.children
+        return tuple(
+            cost.memory_bytes + buffer_bytes(children.get(d, 0))
+            for d, cost in zip(self.group.holders, self.group.costs, strict=True)
+        )
+
+
+def processor_byte_s(model: DataModel, use: RouteUse, device: int) -> float:
+    """Seconds of the device's processor for a byte of gradient: adding, sending and receiving."""
+    described = model.problem.devices[device]
+    adding_s = described.reduce_byte_s * use.added.get(device, 0.0)
+    return adding_s + described.message_byte_s * use.passed.get(device, 0.0)
+
+
+def make_group(
+    model: DataModel,
+    holders: tuple[int, ...],
+    costs: Sequence[HolderCost],
+    routes: Sequence[DeviceRoute],
+    layout: Layout | None = None,
+) -> HolderGroup:
+    """Holders of given costs that sum over these routes, whether they have the memory or not."""
+    use = use_of(routes, model.latency_s)
+    byte_s = busiest_byte_s(use, model.byte_s, model.shared)
+    extra_s = tuple(
+        # a gradient is under way while earlier layers are computed; adding and sending take processor time
+        max(cost.exposure.at(byte_s), processor_byte_s(model, use, d) * model.total_bytes)
+        for d, cost in zip(holders, costs, strict=True)
+    )
+    times = tuple(cost.microbatch_s for cost in costs)
+    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s)
+
+
+def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
+    """The holders of a layout; None: one of them has no memory for it, or a pin forbids it."""
+    routes = layout.routes()
+    children = children_of(routes)
+    costs = []
+    for d in layout.holders:
+        cost = model.fitting_cost(d, children.get(d, 0))
+        if cost is None:
+            return None
+        costs.append(cost)
+    return make_group(model, layout.holders, costs, routes, layout)
+
+
+def fitting_groups(model: DataModel, holders: tuple[int, ...]) -> Iterator[HolderGroup]:
+    """The ways for these holders to sum that fit in their memory: in a ring, in a star at each."""
+    groups = (fitting_group(model, layout) for layout in layouts_of(holders))
+    return (group for group in groups if group is not None)
+
+
+def best_of_groups(
+    groups: Iterable[HolderGroup], microbatches: int, below_s: float = math.inf
+) -> DataPlacement | None:
+    """The best candidate of these groups; None: no step of less than ``below_s`` is possible."""
+    best = None
+    for group in groups:
+        placed = group.best_placement(microbatches, below_s)
+        if placed is not None:
+            best, below_s = placed, placed.iteration_s
+    return best
+
+
+def best_of_set(
+    model: DataModel, holders: tuple[int, ...], below_s: float = math.inf
+) -> DataPlacement | None:
+    """The best candidate with just these holders and a step of less than ``below_s``; None: there is none."""
+    if model.microbatches < len(holders):
+        return None
+    return best_of_groups(fitting_groups(model, holders), model.microbatches, below_s)

@@ -1,0 +1,229 @@
+"""Plans of data parallelism, by strategy: every device that takes part holds all layers and has its share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from skyctl.errors import InputError
+from skyctl.planner.data.data_placement import DataPlacement, fitting_group, fitting_groups, make_group
+from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_shortage import (
+    raise_if_short,
+    raise_no_holder,
+    raise_too_few_microbatches,
+)
+from skyctl.planner.data.route_layouts import Layout, make_sync, read_routes
+from skyctl.planner.data.set_search import SetSearch, best_alone, search_all, search_greedy
+from skyctl.planner.data.unused_holders import explain_unused
+from skyctl.planner.plan_record import make_certificate
+from skyctl.records.plan import (
+    Certificate,
+    Pipeline,
+    PlacedStage,
+    Plan,
+    Prediction,
+    ReplicaPrediction,
+    Strategy,
+)
+from skyctl.records.problem import Problem
+
+EVEN_METHOD = "equal shares, a ring"
+ALONE_METHOD = "the fastest device that holds all layers"
+GREEDY_METHOD = "water-filling over greedy sets, rings and stars"
+
+
+def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
+    """A plan of data parallelism by one strategy but ``assigned``.
+
+    Raises:
+        InputError: the problem's schedule or objective is one of pipelines.
+        InfeasibleError: no device can hold all layers (``even``: one of them can't, or gets no microbatch).
+    """
+    began = time.perf_counter()
+    model = DataModel(problem)
+    if strategy == "even":
+        return _made_plan(model, strategy, _even(model), EVEN_METHOD, began)
+    if strategy == "alone":
+        alone = best_alone(model)
+        if alone is None:
+            raise_no_holder(model)
+        return _made_plan(model, strategy, alone, ALONE_METHOD, began)
+    search = search_greedy if strategy == "heuristic" else search_all
+    found = search(model, began + time_limit_s)
+    if found.best is None:
+        raise_no_holder(model)
+    method = GREEDY_METHOD if strategy == "heuristic" else _method(found)
+    bound_s = found.bound_s if strategy == "optimal" else None
+    return _made_plan(model, strategy, found.best, method, began, bound_s=bound_s, proved=found.complete)
+
+
+def _method(found: SetSearch) -> str:
+    """How an optimal plan was found and what proves it, for the certificate."""
+    if found.complete:
+        return f"every set of holders, ring and star: {found.sets} sets"
+    return f"{GREEDY_METHOD}: {found.sets} sets; bound by each device's work and fastest line"
+
+
+def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Plan:
+    """The plan with a user's own shares, (device, microbatches), summed by the better of ring and stars.
+
+    Raises:
+        InputError: unknown or repeated device, a share below 1, or shares that are not the step's in sum.
+        InfeasibleError: a device's memory or a pin does not allow it.
+    """
+    began = time.perf_counter()
+    model = DataModel(problem)
+    shares: dict[int, int] = {}
+    for item in assignment:
+        if not (isinstance(item, tuple | list) and [type(part) for part in item] == [str, int]):
+            raise InputError(
+                f"where every device holds all layers, an assignment is a list of (device, microbatches), "
+                f"not of {item!r}",
+                hint='assign=[("n1/cpu:0", 5), ("n2/cpu:0", 3)]; on the command line --assign "n1=5,n2=3"',
+            )
+        name, count = item
+        if name not in model.ids:
+            raise InputError(f"the assignment names device {name!r}, the problem has: {', '.join(model.ids)}")
+        if model.ids.index(name) in shares:
+            raise InputError(f"the assignment names {name!r} more than once")
+        if count < 1:
+            raise InputError(
+                f"the assignment gives {name!r} {count} microbatches; leave it out, or give it 1"
+            )
+        shares[model.ids.index(name)] = count
+    if (total := sum(shares.values())) != model.microbatches:
+        raise InputError(
+            f"the assignment's shares add up to {total} microbatches, the step has {model.microbatches}",
+            hint=f"change a share by {abs(model.microbatches - total)}, or the number with --microbatches",
+        )
+    holders = tuple(sorted(shares))
+    made = [group.with_shares([shares[d] for d in holders]) for group in fitting_groups(model, holders)]
+    if not made:
+        raise_if_short(model, Layout(holders), "the assignment")
+    return _made_plan(
+        model, "assigned", min(made, key=lambda placed: placed.iteration_s), "as assigned", began
+    )
+
+
+def _even(model: DataModel) -> DataPlacement:
+    """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement."""
+    count = len(model.ids)
+    if model.microbatches < count:
+        raise_too_few_microbatches(model)
+    layout = Layout(tuple(range(count)))
+    share, more = divmod(model.microbatches, count)
+    group = fitting_group(model, layout)
+    if group is None:
+        raise_if_short(model, layout, "equal shares for all devices")
+    return group.with_shares([share + (d < more) for d in range(count)])
+
+
+def _made_plan(
+    model: DataModel,
+    strategy: Strategy,
+    placed: DataPlacement,
+    method: str,
+    began: float,
+    *,
+    bound_s: float | None = None,
+    proved: bool = False,
+) -> Plan:
+    """The plan's record, with its certificate and why devices are unused."""
+    proof = make_certificate(
+        placed.iteration_s,
+        bound_s,
+        proved=proved and strategy == "optimal",
+        method=method,
+        wall_s=time.perf_counter() - began,
+    )
+    layout = placed.group.layout
+    assert layout is not None
+    return _record(model, strategy, placed, proof, layout)
+
+
+def _record(
+    model: DataModel, strategy: Strategy, placed: DataPlacement, proof: Certificate, layout: Layout
+) -> Plan:
+    layers = len(model.problem.layers)
+    pipelines = tuple(
+        Pipeline(
+            stages=(
+                PlacedStage(start=0, stop=layers, device=model.ids[d], in_flight=1, recompute=cost.recompute),
+            ),
+            microbatches=share,
+        )
+        for d, share, cost in zip(placed.holders, placed.shares, placed.group.costs, strict=True)
+    )
+    return Plan(
+        form="grid" if len(pipelines) == 1 else "pipelines",
+        strategy=strategy,
+        problem=model.problem,
+        pipelines=pipelines,
+        unused=explain_unused(model, strategy, placed, proof),
+        predicted=_prediction(model, placed),
+        certificate=proof,
+        sync=make_sync(layout, model.ids, layers, format=model.problem.sync_format),
+    )
+
+
+def _prediction(model: DataModel, placed: DataPlacement) -> Prediction:
+    columns = zip(placed.holders, placed.shares, placed.group.costs, placed.memory_bytes, strict=True)
+    busy = [(d, m * cost.microbatch_s + cost.optimizer_s, need) for d, m, cost, need in columns]
+    return Prediction(
+        iteration_s=placed.iteration_s,
+        bottleneck_s=max(cost.layers_s for cost in placed.group.costs),
+        sync_s=max(0.0, placed.sync_s),
+        replicas=tuple(
+            ReplicaPrediction(
+                device=model.ids[d],
+                compute_s=busy_s,
+                idle_s=max(0.0, placed.iteration_s - busy_s),
+                memory_bytes=need,
+            )
+            for d, busy_s, need in busy
+        ),
+    )
+
+
+def predict_data(problem: Problem, plan: Plan) -> Prediction:
+    """What a plan of data parallelism would take on ``problem``, over the routes that its record has.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    model = DataModel(problem)
+    return _prediction(model, read_data_placement(model, plan))
+
+
+def read_data_placement(model: DataModel, plan: Plan) -> DataPlacement:
+    """The candidate that a plan's record is.
+
+    Raises:
+        InputError: it names devices that the problem lacks, has another number of microbatches or layers, a
+            pipeline of several stages, or a sync over other layers.
+    """
+    index = {name: d for d, name in enumerate(model.ids)}
+    layers = len(model.problem.layers)
+    holders, shares, costs = [], [], []
+    for number, pipeline in enumerate(plan.pipelines):
+        if len(pipeline.stages) != 1:
+            raise InputError(
+                f"pipeline {number} has {len(pipeline.stages)} stages; the problem asks for devices that "
+                "hold all layers each",
+                hint="plan it with --parallel pipeline",
+            )
+        stage = pipeline.stages[0]
+        if stage.device not in index:
+            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
+        if stage.stop != layers:
+            raise InputError(f"the plan covers {stage.stop} layers, the problem has {layers}")
+        holders.append(index[stage.device])
+        shares.append(pipeline.microbatches)
+        costs.append(model.cost(index[stage.device], recompute=stage.recompute))
+    if sum(shares) != model.microbatches:
+        raise InputError(
+            f"the plan's pipelines take {sum(shares)} microbatches, the problem has {model.microbatches}"
+        )
+    routes = read_routes(plan.sync, index, layers)
+    return make_group(model, tuple(holders), costs, routes).with_shares(shares)

@@ -1,0 +1,203 @@
+"""What a device costs as a holder of all layers: time, exposed gradients, memory; and the links between them.
+
+A plan of data parallelism has one pipeline of one stage on each of its holders. Devices are indices in the
+problem's order. The model of time and memory is the contract's (``docs/contract.md``, Data parallelism).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from skyctl.errors import InputError
+from skyctl.planner import stage_memory
+from skyctl.records.problem import Device, Problem
+from skyctl.records.sync import Sync
+
+CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
+"""Gradients are sent in pieces of so many bytes."""
+CHUNKS_A_CHILD = 2
+"""Chunks that a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
+FORMAT_SHARE = {"float32": 1.0, "bfloat16": 0.5}
+"""Bytes sent for a byte of a float32 gradient."""
+SCHEDULES = ("1f1b", "sequential")
+"""Schedules in which one stage alone computes one microbatch after the other, as a holder does."""
+
+DevicePair = tuple[int, int]
+
+
+def require_data_problem(problem: Problem) -> None:
+    """Raises InputError where the problem asks for what data parallelism does not have."""
+    if problem.schedule not in SCHEDULES:
+        raise InputError(
+            f"schedule {problem.schedule!r} is an order for the stages of a pipeline; where every device "
+            "holds all layers, each computes one microbatch after the other",
+            hint="--schedule 1f1b goes with --parallel data (or leave it out)",
+        )
+    if problem.objective != "iteration":
+        raise InputError(
+            f"objective {problem.objective!r} looks at a pipeline's slowest stage; --parallel data has none",
+            hint="--objective iteration",
+        )
+
+
+class GradientExposure:
+    """How long gradients are under way after a holder's last backward, as a function of the summing's speed.
+
+    Layers are summed from the last to the first. With w seconds a byte, what is left at the end of a holder's
+    computing is the largest, over the layers k, of w · (bytes of layers 0 … k) less the backward of the
+    layers before k: a convex function of w, of which the upper envelope's lines are kept.
+
+    Args:
+        gradient_bytes: by layer, as they are sent.
+        backward_s: by layer, seconds of one backward.
+    """
+
+    def __init__(self, gradient_bytes: Sequence[float], backward_s: Sequence[float]) -> None:
+        sizes = list(accumulate(gradient_bytes))
+        hidden = [0.0, *accumulate(backward_s[:-1])]
+        hull: list[tuple[float, float]] = []
+        for point in zip(sizes, hidden, strict=True):
+            if hull and point[0] <= hull[-1][0]:
+                continue  # as many bytes, later: the earlier layer's line is above it everywhere
+            while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+                hull.pop()
+            hull.append(point)
+        self._hull = hull
+        self._slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(hull)]
+
+    def at(self, seconds_per_byte: float) -> float:
+        """Seconds from the end of the holder's computing to the last byte, if nobody else were later."""
+        size, hidden_s = self._hull[bisect_left(self._slopes, seconds_per_byte)]
+        return seconds_per_byte * size - hidden_s
+
+
+def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    """Whether b is on or above the line from a to c."""
+    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+
+
+class HolderCost(NamedTuple):
+    """A device as a holder of all layers.
+
+    Attributes:
+        microbatch_s: seconds of a microbatch's forward and backward, overhead and recomputation included.
+        layers_s: the part of ``microbatch_s`` that its layers take.
+        optimizer_s: seconds of its optimizer, once a step.
+        memory_bytes: what it needs, reserved bytes included, chunks left out.
+        recompute: whether it keeps its layers' inputs only.
+        exposure: how long gradients are under way after its last backward.
+    """
+
+    microbatch_s: float
+    layers_s: float
+    optimizer_s: float
+    memory_bytes: float
+    recompute: bool
+    exposure: GradientExposure
+
+
+class DataModel:
+    """One problem of data parallelism as plain numbers. Read only.
+
+    Attributes:
+        ids: the devices' names.
+        layer_bytes: by layer, bytes of its gradient as they are sent.
+        total_bytes: of all layers' gradients as they are sent.
+        latency_s: by linked pair.
+        byte_s: by linked pair, seconds a byte takes on the link.
+        shared: by pair, the shared resources that it occupies: (number, seconds a byte takes there).
+        may_hold: by device, whether the pins let it hold the first and the last layer.
+
+    Raises:
+        InputError: the problem's schedule or objective is one of pipelines.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        require_data_problem(problem)
+        self.problem = problem
+        self.ids = [device.id for device in problem.devices]
+        self.microbatches = problem.microbatches
+        share = FORMAT_SHARE[problem.sync_format]
+        self.layer_bytes = [
+            share * (layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes)
+            for layer in problem.layers
+        ]
+        self.total_bytes = math.fsum(self.layer_bytes)
+        self.may_hold = [
+            all(names is None or name in names for names in (problem.first_stage, problem.last_stage))
+            for name in self.ids
+        ]
+        self._costs = [self._costs_of(device) for device in problem.devices]
+        index = {name: d for d, name in enumerate(self.ids)}
+        self.latency_s: dict[DevicePair, float] = {}
+        self.byte_s: dict[DevicePair, float] = {}
+        for link in problem.links:
+            pair = (index[link.source], index[link.target])
+            self.latency_s[pair] = link.latency_s
+            self.byte_s[pair] = 1 / link.bandwidth_bytes_per_s
+        self.shared: dict[DevicePair, list[tuple[int, float]]] = {}
+        for number, resource in enumerate(problem.shared):
+            for pair in {(index[source], index[target]) for source, target in resource.links}:
+                self.shared.setdefault(pair, []).append((number, 1 / resource.bandwidth_bytes_per_s))
+
+    def _costs_of(self, device: Device) -> tuple[HolderCost, ...]:
+        """Without recomputation, and where it is allowed with it."""
+        problem = self.problem
+        times = problem.times.get(device.id)
+        if times is None:
+            whole = [layer.flops / device.flops_per_s for layer in problem.layers]
+            forward, backward = [x / 3 for x in whole], [x - x / 3 for x in whole]
+            optimizer_s = 0.0
+        else:
+            forward, backward = list(times.forward_s), list(times.backward_s)
+            optimizer_s = math.fsum(times.optimizer_s)
+        costs = []
+        for recompute in (False, True) if problem.recompute else (False,):
+            back = [b + f for f, b in zip(forward, backward, strict=True)] if recompute else backward
+            layers_s = math.fsum(forward) + math.fsum(back)
+            costs.append(
+                HolderCost(
+                    microbatch_s=layers_s + device.handling_s + device.action_s,
+                    layers_s=layers_s,
+                    optimizer_s=optimizer_s,
+                    memory_bytes=stage_memory.device_bytes(
+                        problem, device, 0, len(problem.layers), 1, recompute=recompute
+                    ),
+                    recompute=recompute,
+                    exposure=GradientExposure(self.layer_bytes, back),
+                )
+            )
+        return tuple(costs)
+
+    def least_bytes(self, device: int, children: int = 0) -> float:
+        """The fewest bytes that it needs as a holder with that many arriving edges."""
+        return min(cost.memory_bytes for cost in self._costs[device]) + buffer_bytes(children)
+
+    def cost(self, device: int, *, recompute: bool) -> HolderCost:
+        """The device as a holder, whether it has the memory or not. InputError: it may not recompute."""
+        costs = self._costs[device]
+        if recompute and len(costs) == 1:
+            raise InputError(f"{self.ids[device]} recomputes, and the problem does not allow it")
+        return costs[recompute]
+
+    def fitting_cost(self, device: int, children: int = 0) -> HolderCost | None:
+        """The device as a holder with that many arriving edges; it recomputes only where it must.
+
+        None: it has no memory for it, or the pins keep it from holding all layers.
+        """
+        if not self.may_hold[device]:
+            return None
+        described = self.problem.devices[device]
+        for cost in self._costs[device]:
+            if stage_memory.fits_device(cost.memory_bytes + buffer_bytes(children), described):
+                return cost
+        return None
+
+
+def buffer_bytes(children: int) -> float:
+    """Bytes of the chunks that a holder with that many arriving edges keeps room for."""
+    return float(children * CHUNKS_A_CHILD * CHUNK_BYTES)

@@ -1,0 +1,174 @@
+"""Over which routes holders sum their gradients, a ring or a star, and what a byte of gradient uses there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from skyctl.errors import InputError
+from skyctl.records.sync import Route, Sync, SyncGroup
+
+Pair = tuple[int, int]
+
+
+class DeviceRoute(NamedTuple):
+    """A route by device indices: ``up`` has pairs (child, parent), ``down`` pairs (parent, child)."""
+
+    share: float
+    root: int
+    up: tuple[Pair, ...]
+    down: tuple[Pair, ...]
+
+
+class Layout(NamedTuple):
+    """The holders, ascending, and their star's root; None: a ring in that order, or one holder alone."""
+
+    holders: tuple[int, ...]
+    root: int | None = None
+
+    def routes(self) -> tuple[DeviceRoute, ...]:
+        """A star's only route, or a ring's, one for each holder, with that holder as its root.
+
+        In a ring, partial sums go once around to the root, beginning with the holder after it, and the sum
+        once around from the root; none for one holder.
+        """
+        if len(self.holders) == 1:
+            return ()
+        if self.root is not None:
+            others = [d for d in self.holders if d != self.root]
+            up = tuple((d, self.root) for d in others)
+            return (DeviceRoute(1.0, self.root, up, tuple((self.root, d) for d in others)),)
+        count = len(self.holders)
+        out = []
+        for i, root in enumerate(self.holders):
+            after = [*self.holders[i + 1 :], *self.holders[:i]]
+            up, down = tuple(pairwise([*after, root])), tuple(pairwise([root, *after]))
+            out.append(DeviceRoute(1 / count, root, up, down))
+        return tuple(out)
+
+
+def layouts_of(holders: tuple[int, ...]) -> tuple[Layout, ...]:
+    """Every way to sum that is tried: a ring, and a star at each holder."""
+    if len(holders) == 1:
+        return (Layout(holders),)
+    return (Layout(holders), *(Layout(holders, root) for root in holders))
+
+
+class RouteUse(NamedTuple):
+    """What one byte of gradient uses on all of its routes together.
+
+    Attributes:
+        links: by link, bytes sent over it.
+        added: by device, received bytes that it adds to its own.
+        passed: by device, bytes that it sends and receives.
+        children: by device, edges that arrive at it with partial sums.
+        latency_s: of the longest way up to a root, and down from it.
+    """
+
+    links: dict[Pair, float]
+    added: dict[int, float]
+    passed: dict[int, float]
+    children: dict[int, int]
+    latency_s: float
+
+
+def use_of(routes: Sequence[DeviceRoute], latency_s: Mapping[Pair, float]) -> RouteUse:
+    """What a byte uses on these routes; ``latency_s``: by link, 0 where there is none."""
+    links: dict[Pair, float] = {}
+    added: dict[int, float] = {}
+    passed: dict[int, float] = {}
+    longest_s = 0.0
+    for route in routes:
+        for pair in (*route.up, *route.down):
+            links[pair] = links.get(pair, 0.0) + route.share
+            for device in pair:
+                passed[device] = passed.get(device, 0.0) + route.share
+        for _, parent in route.up:
+            added[parent] = added.get(parent, 0.0) + route.share
+        up = {child: (parent, latency_s.get((child, parent), 0.0)) for child, parent in route.up}
+        down = {child: (parent, latency_s.get((parent, child), 0.0)) for parent, child in route.down}
+        longest_s = max(longest_s, _deepest_s(up) + _deepest_s(down))
+    return RouteUse(links, added, passed, children_of(routes), longest_s)
+
+
+def children_of(routes: Sequence[DeviceRoute]) -> dict[int, int]:
+    """By device, the edges that arrive at it with partial sums."""
+    return dict(Counter(parent for route in routes for _, parent in route.up))
+
+
+def _deepest_s(parents: Mapping[int, tuple[int, float]]) -> float:
+    """Seconds of the longest way between a tree's root and any other device of it."""
+    known: dict[int, float] = {}
+    for device in parents:
+        way = []
+        at = device
+        while at in parents and at not in known:
+            way.append(at)
+            at = parents[at][0]
+        taken_s = known.get(at, 0.0)
+        for passed in reversed(way):
+            taken_s += parents[passed][1]
+            known[passed] = taken_s
+    return max(known.values(), default=0.0)
+
+
+def busiest_byte_s(
+    use: RouteUse,
+    byte_s: Mapping[Pair, float],
+    shared: Mapping[Pair, Sequence[tuple[int, float]]],
+    scaled: Callable[[Pair], float] = lambda _pair: 1.0,
+) -> float:
+    """Seconds a byte of gradient takes on the busiest of links and shared resources, which work side by side.
+
+    Args:
+        scaled: by link, a factor on its seconds.
+    """
+    slowest_s = 0.0
+    loads: dict[int, float] = {}
+    for pair, used in use.links.items():
+        factor = used * scaled(pair)
+        slowest_s = max(slowest_s, factor * byte_s.get(pair, 0.0))
+        for number, seconds in shared.get(pair, ()):
+            loads[number] = loads.get(number, 0.0) + factor * seconds
+    return max(slowest_s, *loads.values()) if loads else slowest_s
+
+
+def make_sync(layout: Layout, ids: Sequence[str], layers: int, **options: object) -> Sync | None:
+    """The plan's record of a layout; None for one holder. ``options``: further fields of ``Sync``."""
+    routes = tuple(
+        Route(share=share, root=ids[root], up=_named(up, ids), down=_named(down, ids))
+        for share, root, up, down in layout.routes()
+    )
+    if not routes:
+        return None
+    group = SyncGroup(start=0, stop=layers, routes=routes)
+    return Sync.model_validate({**options, "groups": (group,)})
+
+
+def _named(pairs: Sequence[Pair], ids: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple((ids[a], ids[b]) for a, b in pairs)
+
+
+def read_routes(sync: Sync | None, index: Mapping[str, int], layers: int) -> tuple[DeviceRoute, ...]:
+    """The routes of a plan's record.
+
+    Raises:
+        InputError: several groups, as holders of all layers have one only; or an unknown device.
+    """
+    if sync is None:
+        return ()
+    if len(sync.groups) != 1 or (sync.groups[0].start, sync.groups[0].stop) != (0, layers):
+        raise InputError("where every device holds all layers, they are one sync group")
+
+    def pairs(edges: Sequence[Sequence[str]]) -> tuple[Pair, ...]:
+        for edge in edges:
+            if unknown := [name for name in edge if name not in index]:
+                raise InputError(f"a route names device {unknown[0]!r}, which is not in the problem")
+        return tuple((index[a], index[b]) for a, b in edges)
+
+    return tuple(
+        DeviceRoute(route.share, index[route.root], pairs(route.up), pairs(route.down))
+        for route in sync.groups[0].routes
+    )

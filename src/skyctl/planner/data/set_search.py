@@ -1,0 +1,206 @@
+"""Which devices hold the model: every set of them where they are few, else greedy sets, and a lower bound."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+from skyctl.planner.data.data_placement import DataPlacement, best_of_set
+from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.shares import level_in_parts_s, level_shares
+
+ROUNDING = 1e-12
+MOST_SETS = 5_000
+"""Sets of devices up to which all are looked at: 12 devices have 4095."""
+
+
+@dataclass(frozen=True)
+class SetSearch:
+    """What a search over sets has found. ``best`` None: no device has the memory.
+
+    ``complete``: every set was looked at or ruled out; else ``bound_s`` is what no plan can be faster than.
+    """
+
+    best: DataPlacement | None
+    complete: bool
+    bound_s: float | None
+    sets: int
+
+
+def best_alone(model: DataModel, below_s: float = math.inf) -> DataPlacement | None:
+    """The fastest of the devices that can hold all layers, alone; None: none can, or below ``below_s``."""
+    best = None
+    for d in range(len(model.ids)):
+        placed = best_of_set(model, (d,), below_s)
+        if placed is not None:
+            best, below_s = placed, placed.iteration_s
+    return best
+
+
+class _Incumbent:
+    """The best candidate so far. Sets that can't be better are left out before their layouts are looked at.
+
+    Attributes:
+        best: None where no device can hold all layers.
+        usable: the devices that can.
+        extra_s: by usable device, what a step takes there at least besides microbatches (``least_extras_s``).
+        bound_s: what no plan can be faster than.
+    """
+
+    def __init__(self, model: DataModel) -> None:
+        self.model = model
+        costs = {d: model.fitting_cost(d) for d in range(len(model.ids))}
+        self.microbatch_s = {d: cost.microbatch_s for d, cost in costs.items() if cost is not None}
+        self.usable = list(self.microbatch_s)
+        self.extra_s = least_extras_s(model, self.usable)
+        self.best = best_alone(model)
+        self.bound_s = _lower_bound_s(self)
+        self._seen: set[tuple[int, ...]] = {(d,) for d in self.usable}
+
+    @property
+    def sets(self) -> int:
+        """How many sets were looked at."""
+        return len(self._seen)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether nothing can be better by more than rounding."""
+        return self.best is None or self.best.iteration_s <= self.bound_s * (1 + ROUNDING)
+
+    def improve(self, holders: tuple[int, ...]) -> bool:
+        """Looks at a set of two or more; whether it holds a better candidate, which is kept."""
+        if holders in self._seen or self.best is None:
+            return False
+        self._seen.add(holders)
+        times = [self.microbatch_s[d] for d in holders]
+        extras = [self.extra_s[d] for d in holders]
+        if level_in_parts_s(times, extras, self.model.microbatches) >= self.best.iteration_s:
+            return False
+        found = best_of_set(self.model, holders, self.best.iteration_s)
+        self.best = found or self.best
+        return found is not None
+
+
+def search_greedy(model: DataModel, deadline: float) -> SetSearch:
+    """The best of sets that grow in a few orders of the devices, improved by one device more, less or other.
+
+    ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
+    """
+    incumbent = _Incumbent(model)
+    _improve_greedily(incumbent, deadline)
+    return SetSearch(incumbent.best, incumbent.best is None, None, incumbent.sets)
+
+
+def _improve_greedily(incumbent: _Incumbent, deadline: float) -> None:
+    for holders in _growing(incumbent):
+        incumbent.improve(holders)
+        if incumbent.is_proved or time.perf_counter() > deadline:
+            return
+    improved = incumbent.best is not None
+    while improved and incumbent.best is not None:
+        improved = False
+        for holders in _neighbours(incumbent, incumbent.best.holders):
+            improved = incumbent.improve(holders) or improved
+            if incumbent.is_proved or time.perf_counter() > deadline:
+                return
+
+
+def search_all(model: DataModel, deadline: float) -> SetSearch:
+    """The best of all sets where they are few and there is time; else the greedy one, with a lower bound."""
+    incumbent = _Incumbent(model)
+    _improve_greedily(incumbent, deadline)
+    if incumbent.best is None:
+        return SetSearch(None, True, None, incumbent.sets)
+    if incumbent.is_proved:
+        return SetSearch(incumbent.best, False, incumbent.bound_s, incumbent.sets)
+    usable = incumbent.usable
+    most = min(len(usable), model.microbatches)
+    complete = sum(math.comb(len(usable), size) for size in range(1, most + 1)) <= MOST_SETS
+    if complete:
+        for holders in chain.from_iterable(combinations(usable, size) for size in range(2, most + 1)):
+            incumbent.improve(holders)
+            if time.perf_counter() > deadline:
+                complete = False
+                break
+    if complete:
+        return SetSearch(incumbent.best, True, incumbent.best.iteration_s, incumbent.sets)
+    return SetSearch(incumbent.best, False, incumbent.bound_s, incumbent.sets)
+
+
+def _growing(incumbent: _Incumbent) -> Iterator[tuple[int, ...]]:
+    """Sets of the first 2, 3, … devices in three orders: fast, with a fast line, with little of both."""
+    times, extra_s = incumbent.microbatch_s, incumbent.extra_s
+    keys: tuple[Callable[[int], float], ...] = (
+        times.__getitem__,
+        extra_s.__getitem__,
+        lambda d: times[d] + extra_s[d],
+    )
+    for key in keys:
+        order = sorted(incumbent.usable, key=lambda d: (key(d), d))
+        for count in range(2, min(len(order), incumbent.model.microbatches) + 1):
+            yield tuple(sorted(order[:count]))
+
+
+def _neighbours(incumbent: _Incumbent, holders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The sets of two or more with one device more, one less, or another one in place of one."""
+    others = [d for d in incumbent.usable if d not in holders]
+    if len(holders) < incumbent.model.microbatches:
+        for d in others:
+            yield tuple(sorted((*holders, d)))
+    if len(holders) > 1:
+        for d in holders:
+            rest = tuple(x for x in holders if x != d)
+            if len(rest) > 1:
+                yield rest
+            for other in others:
+                yield tuple(sorted((*rest, other)))
+
+
+def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
+    """By usable device, the least seconds of a step besides its microbatches, in any set of two or more.
+
+    Every byte of gradient is sent by it once at least and received once, so it takes no less than over its
+    fastest line there and back; latency, its own optimizer, and its processor's part of both come to that.
+    """
+    out = {}
+    for d in usable:
+        others = [other for other in usable if other != d]
+        cost = model.fitting_cost(d)
+        assert cost is not None
+        if not others:
+            out[d] = math.inf
+            continue
+        byte_s = max(
+            min(_line_byte_s(model, d, other) for other in others),
+            min(_line_byte_s(model, other, d) for other in others),
+        )
+        latency_s = min(model.latency_s.get((d, other), 0.0) for other in others)
+        latency_s += min(model.latency_s.get((other, d), 0.0) for other in others)
+        passed_s = 2 * model.problem.devices[d].message_byte_s * model.total_bytes
+        out[d] = max(cost.exposure.at(byte_s), passed_s) + latency_s + cost.optimizer_s
+    return out
+
+
+def _line_byte_s(model: DataModel, source: int, target: int) -> float:
+    """Seconds that a byte takes on the slowest of a link and its shared resources."""
+    pair = (source, target)
+    return max((model.byte_s.get(pair, 0.0), *(seconds for _, seconds in model.shared.get(pair, ()))))
+
+
+def _lower_bound_s(incumbent: _Incumbent) -> float:
+    """What no plan can be faster than: the fastest device alone (the best so far), or the level of all.
+
+    At that level, which leaves each device its own least extras and nothing of the others', as many
+    microbatches are computed as the step has.
+    """
+    alone_s = math.inf if incumbent.best is None else incumbent.best.iteration_s
+    if len(incumbent.usable) < 2:
+        return alone_s
+    times = [incumbent.microbatch_s[d] for d in incumbent.usable]
+    extras = [incumbent.extra_s[d] for d in incumbent.usable]
+    shares = level_shares(times, extras, incumbent.model.microbatches, least=0)
+    assert shares is not None
+    return min(alone_s, max(m * t + e for m, t, e in zip(shares, times, extras, strict=True) if m))

@@ -1,0 +1,123 @@
+"""Why a device does not hold the model: no memory, no microbatch, or gradients that it does not pay for."""
+
+from __future__ import annotations
+
+from skyctl.planner.data.data_placement import DataPlacement, best_of_groups, fitting_groups
+from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_shortage import shortage_words
+from skyctl.records.plan import Certificate, Plan, Strategy, Unused
+from skyctl.records.problem import MOST_MICROBATCHES
+
+NOTABLE = 0.0005
+MOST_LAYOUTS = 1_000
+"""Rings and stars that are looked at for all reasons together, about a second's worth."""
+
+
+class _OneMore:
+    """A plan's holders with one more device beside them: what a step takes, and when that pays."""
+
+    def __init__(self, model: DataModel, holders: tuple[int, ...], device: int) -> None:
+        self._few = list(fitting_groups(model, holders))
+        self._more = list(fitting_groups(model, tuple(sorted((*holders, device)))))
+        self._microbatches = model.microbatches
+
+    def best(self) -> DataPlacement | None:
+        """The best candidate with the device; None: it has no memory for any layout."""
+        return best_of_groups(self._more, self._microbatches)
+
+    def pays_from(self) -> int | None:
+        """The fewest microbatches with which a step is faster with the device, by doubling and bisection.
+
+        None: none up to the most that a step may have.
+        """
+        low, high = self._microbatches, 2 * self._microbatches
+        while not self._pays(high):
+            if high >= MOST_MICROBATCHES:
+                return None
+            low, high = high, min(4 * high, MOST_MICROBATCHES)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._pays(middle) else (middle, high)
+        return high
+
+    def _pays(self, microbatches: int) -> bool:
+        few = best_of_groups(self._few, microbatches)
+        return few is not None and best_of_groups(self._more, microbatches, few.iteration_s) is not None
+
+
+def explain_unused(
+    model: DataModel, strategy: Strategy, placed: DataPlacement, proof: Certificate
+) -> tuple[Unused, ...]:
+    """The devices that hold nothing, and why."""
+    idle = [d for d in range(len(model.ids)) if d not in placed.holders]
+    if strategy in ("alone", "assigned"):
+        said = "one device trains alone" if strategy == "alone" else "not assigned"
+        return tuple(Unused(device=model.ids[d], reason=said) for d in idle)
+    known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
+    out = []
+    looked_at = 0
+    for d in idle:
+        reason = _kept_out(model, placed, d)
+        if reason is None:
+            looked_at += len(placed.holders) + 2
+            reason = _unpaid(model, placed, d, known) if looked_at <= MOST_LAYOUTS else known
+        out.append(Unused(device=model.ids[d], reason=reason))
+    return tuple(out)
+
+
+def _kept_out(model: DataModel, placed: DataPlacement, device: int) -> str | None:
+    """A fact that keeps the device out of every plan, or out of one with so few microbatches."""
+    if not model.may_hold[device]:
+        return "a pin keeps it from the first or the last layer, and so from the whole model"
+    if model.fitting_cost(device) is None:
+        return f"the whole model does not fit: {shortage_words(model, device)}"
+    if len(placed.holders) >= model.microbatches:
+        count = model.microbatches
+        return f"the step has only {count} microbatch{'es' if count > 1 else ''}, one for each of the others"
+    return None
+
+
+def _unpaid(model: DataModel, placed: DataPlacement, device: int, known: str) -> str:
+    """What it would cost to add the device, and from how many microbatches on it would pay."""
+    one_more = _OneMore(model, placed.holders, device)
+    added = one_more.best()
+    if added is None:
+        return f"{known}; with it, no way to sum gradients fits in memory"
+    change = added.iteration_s / placed.iteration_s - 1 if placed.iteration_s > 0 else 0.0
+    slower = _slower(change) if change > NOTABLE else "no faster"
+    share = added.shares[added.holders.index(device)]
+    reason = (
+        f"{known}; with it a step would be {slower} ({added.iteration_s:.3g} s): it would take {share} of "
+        f"{model.microbatches} microbatches, and summing gradients would take {added.sync_s:.3g} s after the "
+        "last backward"
+    )
+    pays_from = one_more.pays_from()
+    if pays_from is None:
+        return f"{reason}; it would not pay with more microbatches either"
+    return f"{reason}; it would pay from {pays_from} microbatches a step on"
+
+
+def _slower(change: float) -> str:
+    """A step that takes ``change`` more, relative, in words: ``12% slower``, ``3.4 times as long``."""
+    if change >= 1:
+        return f"{1 + change:.3g} times as long"
+    percent = 100 * change
+    return f"{percent:.0f}% slower" if percent >= 9.5 else f"{percent:.2g}% slower"
+
+
+def least_paying(plan: Plan) -> tuple[int, str] | None:
+    """The fewest microbatches with which one more device would pay, and that device; None: none would.
+
+    The holders are the plan's; another set of them may pay with fewer.
+    """
+    model = DataModel(plan.problem)
+    index = {name: d for d, name in enumerate(model.ids)}
+    holders = tuple(sorted(index[stage.device] for stage in plan.placed_stages))
+    found = []
+    for number, unused in enumerate(plan.unused, start=1):
+        device = index[unused.device]
+        if model.fitting_cost(device) is not None and number * (len(holders) + 2) <= MOST_LAYOUTS:
+            pays_from = _OneMore(model, holders, device).pays_from()
+            if pays_from is not None:
+                found.append((pays_from, unused.device))
+    return min(found, default=None)

@@ -1,0 +1,144 @@
+"""A lower bound on data-parallel steps, proved for ``verify``: one inequality, else every set of holders.
+
+Each question is whether a plan takes less than a limit, and is answered by counting how many microbatches
+every device has the time for below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+from skyctl.planner.verification.data_step import (
+    DEFAULT_CHUNK_BYTES,
+    DataStep,
+    Tree,
+    children,
+    ring_and_stars,
+)
+from skyctl.planner.verification.problem_data import Proof
+
+TOLERANCE = 1e-9
+"""Relative: a bound holds where no plan is further below it than that."""
+MOST_SETS = 5_000
+"""Sets of holders that are gone through one by one, at most."""
+
+
+def prove_data(step: DataStep, bound_s: float) -> Proof:
+    """Whether no ring and no star of holders, and no device alone, has a step below ``bound_s``."""
+    search = _Limit(step, bound_s * (1 - TOLERANCE))
+    if search.below_s <= 0:
+        return Proof(True, "nothing is below zero")
+    if (alone := search.fast_alone()) is not None:
+        return Proof(False, f"{alone} alone is faster")
+    if search.too_few(search.usable):
+        return Proof(True, "all devices together compute too little below it, sums over their fastest lines")
+    most = min(len(search.usable), step.problem.microbatches)
+    if sum(math.comb(len(search.usable), size) for size in range(2, most + 1)) > MOST_SETS:
+        return Proof(None, "their fastest lines alone do not rule it out, and there are too many sets")
+    for size in range(2, most + 1):
+        for chosen in combinations(search.usable, size):
+            if not search.too_few(chosen) and any(
+                search.is_faster(chosen, t) for t in ring_and_stars(chosen)
+            ):
+                return Proof(False, f"{', '.join(chosen)} are faster")
+    return Proof(True, "no set of holders has a ring or star that is faster")
+
+
+class _Limit:
+    """What devices can do in less than ``below_s`` seconds.
+
+    ``usable``: those that the pins and their memory let hold all layers.
+    """
+
+    def __init__(self, step: DataStep, below_s: float) -> None:
+        self.step = step
+        self.below_s = below_s
+        ids = [device.id for device in step.problem.devices]
+        self.usable = [x for x in ids if step.allowed(x) and self._recompute(x, 0) is not None]
+        self._least = {x: self._least_extra_s(x) for x in self.usable}
+
+    def _recompute(self, device: str, arriving: int) -> bool | None:
+        """Whether a holder must recompute; None: it does not fit in any way."""
+        ways = (False, True) if self.step.problem.recompute else (False,)
+        for recompute in ways:
+            need = self.step.need_bytes(device, recompute, arriving, DEFAULT_CHUNK_BYTES)
+            if self.step.fits(device, need):
+                return recompute
+        return None
+
+    def fast_alone(self) -> str | None:
+        """A device whose step alone is below the limit."""
+        m = self.step.problem.microbatches
+        for device in self.usable:
+            recompute = bool(self._recompute(device, 0))
+            optimizer_s = self.step.layer_times(device, recompute)[2]
+            if m * self.step.microbatch_s(device, recompute) + optimizer_s < self.below_s:
+                return device
+        return None
+
+    def _least_extra_s(self, device: str) -> float:
+        """The least seconds of its step, as one of several holders, that are not of its microbatches."""
+        others = [x for x in self.usable if x != device]
+        recompute = bool(self._recompute(device, 0))
+        out = [self._line(device, x) for x in others]
+        back = [self._line(x, device) for x in others]
+        if not others:
+            return math.inf
+        byte_s = max(min(s for s, _ in out), min(s for s, _ in back))
+        latency_s = min(s for _, s in out) + min(s for _, s in back)
+        entry = self.step.devices[device]
+        passed_s = 2 * entry.message_byte_s * math.fsum(self.step.sizes)
+        optimizer_s = self.step.layer_times(device, recompute)[2]
+        return max(self._exposed_s(device, recompute, byte_s), passed_s) + latency_s + optimizer_s
+
+    def _line(self, source: str, target: str) -> tuple[float, float]:
+        """(seconds a byte takes at least, latency) from one device to another."""
+        link = self.step.links.get((source, target))
+        rates = [resource.bandwidth_bytes_per_s for resource in self.step.problem.shared
+                 if any((pair[0], pair[1]) == (source, target) for pair in resource.links)]  # fmt: skip
+        rates += [link.bandwidth_bytes_per_s] if link is not None else []
+        return max((1 / rate for rate in rates), default=0.0), link.latency_s if link is not None else 0.0
+
+    def _exposed_s(self, device: str, recompute: bool, byte_s: float) -> float:
+        """From the end of its computing to the end of all sums, if nobody has its gradients later."""
+        _, backward, _ = self.step.layer_times(device, recompute)
+        done_s = -math.inf
+        at_s = -math.fsum(backward[:-1])
+        for k in range(len(backward) - 1, -1, -1):
+            done_s = max(done_s, at_s if k else 0.0) + self.step.sizes[k] * byte_s
+            at_s += backward[k - 1] if k else 0.0
+        return done_s
+
+    def _counted(self, device: str, recompute: bool, extra_s: float) -> float:
+        """How many microbatches it can compute below the limit, with so many seconds besides."""
+        left_s, each_s = self.below_s - extra_s, self.step.microbatch_s(device, recompute)
+        if left_s < 0 or math.isnan(left_s):
+            return -math.inf
+        return math.floor(min(left_s / each_s, 1e15)) if each_s > 0 else math.inf
+
+    def too_few(self, devices: Sequence[str]) -> bool:
+        """Whether these together can't compute a step's microbatches, each with its least extras."""
+        counts = (self._counted(x, bool(self._recompute(x, 0)), self._least[x]) for x in devices)
+        return sum(max(0.0, count) for count in counts) < self.step.problem.microbatches
+
+    def is_faster(self, devices: Sequence[str], trees: Sequence[Tree]) -> bool:
+        """Whether just these, summing over these trees, have a step below the limit."""
+        arriving = children(trees)
+        ways = {x: self._recompute(x, arriving.get(x, 0)) for x in devices}
+        if any(recompute is None for recompute in ways.values()):
+            return False
+        byte_s = self.step.byte_s(trees)
+        after_s = self.step.latency_s(trees) + max(
+            self.step.layer_times(x, bool(recompute))[2] for x, recompute in ways.items()
+        )
+        total = 0.0
+        for device, recompute in ways.items():
+            exposed_s = self._exposed_s(device, bool(recompute), byte_s)
+            busy_s = self.step.processor_s(self.step.devices[device], trees)
+            count = self._counted(device, bool(recompute), max(exposed_s, busy_s) + after_s)
+            if count < 1:
+                return False
+            total += count
+        return total >= self.step.problem.microbatches

@@ -1,0 +1,205 @@
+"""A data-parallel step's time and memory, added up anew from records for ``verify``: layer by layer.
+
+Nothing is shared with ``planner/data``. Where that has closed formulas, layers' sums are played here from the
+last to the first, and routes are walked edge by edge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from skyctl.records.problem import Device, Problem
+from skyctl.records.sync import Route, Sync
+
+DEFAULT_CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
+MEMORY_ROUNDING = 1e-12
+
+
+class Holder(NamedTuple):
+    """A device that holds all layers, and what it computes of a step."""
+
+    device: str
+    microbatches: int
+    recompute: bool
+
+
+class Tree(NamedTuple):
+    """A route's share of the bytes, and its edges in the direction in which they send."""
+
+    share: float
+    root: str
+    up: tuple[tuple[str, str], ...]
+    down: tuple[tuple[str, str], ...]
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step, of its exposed sync, and by holder of computing, optimizer included."""
+
+    iteration_s: float
+    sync_s: float
+    compute_s: tuple[float, ...]
+
+
+class DataStep:
+    """One problem's layers, links and devices, as the contract's Data parallelism reads them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.devices = {device.id: device for device in problem.devices}
+        half = 0.5 if problem.sync_format == "bfloat16" else 1.0
+        self.sizes = [
+            half * (x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4)
+            for x in problem.layers
+        ]
+        self.links = {(x.source, x.target): x for x in problem.links}
+
+    def allowed(self, device: str) -> bool:
+        """Whether the pins let it hold the first layer and the last."""
+        pins = (self.problem.first_stage, self.problem.last_stage)
+        return all(device in pin for pin in pins if pin is not None)
+
+    def layer_times(self, device: str, recompute: bool) -> tuple[list[float], list[float], float]:
+        """(forward, backward with what is computed again, by layer; optimizer a step), in seconds."""
+        times = self.problem.times.get(device)
+        if times is None:
+            rate = self.devices[device].flops_per_s
+            forward = [x.flops / rate / 3 for x in self.problem.layers]
+            backward = [x.flops / rate - f for x, f in zip(self.problem.layers, forward, strict=True)]
+            optimizer_s = 0.0
+        else:
+            forward, backward = list(times.forward_s), list(times.backward_s)
+            optimizer_s = math.fsum(times.optimizer_s)
+        if recompute:
+            backward = [f + b for f, b in zip(forward, backward, strict=True)]
+        return forward, backward, optimizer_s
+
+    def microbatch_s(self, device: str, recompute: bool) -> float:
+        """Seconds of one microbatch on a holder, which has no neighbours."""
+        forward, backward, _ = self.layer_times(device, recompute)
+        entry = self.devices[device]
+        return math.fsum([*forward, *backward, entry.handling_s, entry.action_s])
+
+    def need_bytes(self, device: str, recompute: bool, children: int, chunk_bytes: int) -> float:
+        """The contract's formula for one stage of all layers, one microbatch in flight, and its chunks."""
+        layers = self.problem.layers
+        kept = [x.activation_bytes for x in layers]
+        once = [x.workspace_bytes for x in layers]
+        if recompute:
+            once = [x.activation_bytes + x.workspace_bytes for x in layers]
+            kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
+        held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
+        return math.fsum(held) + 2.0 * chunk_bytes * children
+
+    def fits(self, device: str, need_bytes: float) -> bool:
+        """Whether a device has that many bytes."""
+        has = self.devices[device].memory_bytes
+        return has is None or need_bytes <= has * (1 + MEMORY_ROUNDING)
+
+    def byte_s(self, trees: Sequence[Tree]) -> float:
+        """Seconds of one byte of gradient on the busiest link or shared resource, over all trees."""
+        sent: dict[tuple[str, str], float] = {}
+        for tree in trees:
+            for edge in (*tree.up, *tree.down):
+                sent[edge] = sent.get(edge, 0.0) + tree.share
+        busy = [n / self.links[edge].bandwidth_bytes_per_s for edge, n in sent.items() if edge in self.links]
+        for resource in self.problem.shared:
+            over = {(pair[0], pair[1]) for pair in resource.links}
+            busy.append(
+                math.fsum(n for edge, n in sent.items() if edge in over) / resource.bandwidth_bytes_per_s
+            )
+        return max(busy, default=0.0)
+
+    def latency_s(self, trees: Sequence[Tree]) -> float:
+        """The longest way up to a tree's root and down from it, in seconds of latency."""
+        return max(
+            (self._depth_s(x.up, x.root, 0) + self._depth_s(x.down, x.root, 1) for x in trees), default=0.0
+        )
+
+    def _depth_s(self, edges: Iterable[tuple[str, str]], root: str, child: int) -> float:
+        """``child``: which end of an edge is the farther one from the root."""
+        left = list(edges)
+        reached = {root: 0.0}
+        while left:
+            rest = []
+            for edge in left:
+                if edge[1 - child] in reached:
+                    link = self.links.get(edge)
+                    reached[edge[child]] = reached[edge[1 - child]] + (link.latency_s if link else 0.0)
+                else:
+                    rest.append(edge)
+            if len(rest) == len(left):
+                raise ValueError("the edges are no tree")
+            left = rest
+        return max(reached.values())
+
+    def processor_s(self, entry: Device, trees: Sequence[Tree]) -> float:
+        """Seconds of a device's processor for all gradients of a step: adding, sending, receiving."""
+        added = passed = 0.0
+        for tree in trees:
+            added += tree.share * sum(edge[1] == entry.id for edge in tree.up)
+            passed += tree.share * sum(entry.id in edge for edge in (*tree.up, *tree.down))
+        return (entry.reduce_byte_s * added + entry.message_byte_s * passed) * math.fsum(self.sizes)
+
+    def play(self, holders: Sequence[Holder], trees: Sequence[Tree]) -> StepTimes:
+        """The step: holders compute, layers are summed from the last to the first, then all optimize."""
+        byte_s = self.byte_s(trees)
+        ends = [x.microbatches * self.microbatch_s(x.device, x.recompute) for x in holders]
+        waits = [self.layer_times(x.device, x.recompute) for x in holders]
+        if len(holders) == 1:
+            step_s = ends[0] + waits[0][2]
+            return StepTimes(step_s, 0.0, (step_s,))
+        # of layer k's gradients: when computing ends, less the backward of the layers before it
+        ready = [end - math.fsum(backward[:-1]) for end, (_, backward, _) in zip(ends, waits, strict=True)]
+        done_s = -math.inf
+        for k in range(len(self.sizes) - 1, -1, -1):
+            done_s = max(done_s, *ready) + self.sizes[k] * byte_s
+            if k:
+                ready = [
+                    # the first layer's gradients are there when computing ends, whatever the sums' rounding
+                    end if k == 1 else at + backward[k - 1]
+                    for end, at, (_, backward, _) in zip(ends, ready, waits, strict=True)
+                ]
+        for holder, end in zip(holders, ends, strict=True):
+            done_s = max(done_s, end + self.processor_s(self.devices[holder.device], trees))
+        done_s += self.latency_s(trees)
+        optimizers = [optimizer_s for _, _, optimizer_s in waits]
+        compute_s = tuple(end + more for end, more in zip(ends, optimizers, strict=True))
+        return StepTimes(done_s + max(optimizers), done_s - max(ends), compute_s)
+
+
+def children(trees: Sequence[Tree]) -> Mapping[str, int]:
+    """By device, how many edges arrive at it with partial sums, over all trees."""
+    out: dict[str, int] = {}
+    for tree in trees:
+        for _, parent in tree.up:
+            out[parent] = out.get(parent, 0) + 1
+    return out
+
+
+def trees_of(routes: Sequence[Route]) -> tuple[Tree, ...]:
+    """A record's routes as trees."""
+    return tuple(
+        Tree(x.share, x.root, tuple((a, b) for a, b in x.up), tuple((a, b) for a, b in x.down))
+        for x in routes
+    )
+
+
+def ring_and_stars(devices: Sequence[str]) -> Iterable[tuple[Tree, ...]]:
+    """The ways to sum that the contract names: a ring in the devices' order, and a star at each device."""
+    count = len(devices)
+    around = [tuple(devices[(i + j) % count] for j in range(count)) for i in range(count)]
+    yield tuple(
+        Tree(
+            1 / count,
+            order[0],
+            tuple(zip(order[1:], (*order[2:], order[0]), strict=True)),
+            tuple(pairwise(order)),
+        )
+        for order in around
+    )
+    for root in devices:
+        others = [x for x in devices if x != root]
+        yield (Tree(1.0, root, tuple((x, root) for x in others), tuple((root, x) for x in others)),)

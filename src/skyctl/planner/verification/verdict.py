@@ -1,0 +1,68 @@
+"""What a verification says, and the checks that plans of every form have in common."""
+
+from __future__ import annotations
+
+import math
+
+from skyctl.records.base import Record, Seq
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+
+TOLERANCE = 1e-9
+"""Relative; what the contract calls equal."""
+
+
+class Check(Record):
+    """One thing that was looked at. ``checked`` False: it can't be checked here, and ``detail`` says why."""
+
+    name: str
+    ok: bool
+    detail: str
+    checked: bool = True
+
+
+class Verdict(Record):
+    """``ok``: nothing that was checked fails."""
+
+    ok: bool
+    checks: Seq[Check]
+
+
+def is_close(a: float, b: float) -> bool:
+    """Whether two figures are what the contract calls equal."""
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def check_unused(problem: Problem, plan: Plan) -> Check:
+    """Every device holds a stage or is called unused, and not both."""
+    used = {stage.device for stage in plan.placed_stages}
+    named = [entry.device for entry in plan.unused]
+    left = {device.id for device in problem.devices} - used
+    for device in sorted(set(named) - left):
+        what = "it holds a stage" if device in used else "it is not in the problem"
+        return Check(name="unused", ok=False, detail=f"{device} is called unused, but {what}")
+    if len(named) != len(set(named)):
+        return Check(name="unused", ok=False, detail="a device is called unused twice")
+    return Check(
+        name="unused", ok=True, detail=f"{len(left)} of {len(problem.devices)} devices hold no stage"
+    )
+
+
+def check_certificate(plan: Plan) -> Check:
+    """Whether its numbers agree with each other."""
+    proof = plan.certificate
+    if proof.status == "feasible":
+        ok = proof.lower_bound_s is None and proof.gap is None
+        return Check(
+            name="certificate", ok=ok, detail="feasible, no bound" if ok else "feasible, with a bound"
+        )
+    if proof.lower_bound_s is None or proof.gap is None:
+        return Check(name="certificate", ok=False, detail=f"{proof.status} without a bound and a gap")
+    if not proof.lower_bound_s <= proof.value_s * (1 + TOLERANCE):
+        return Check(name="certificate", ok=False, detail="the lower bound is above the value")
+    if proof.lower_bound_s == 0 and proof.value_s > 0:
+        return Check(name="certificate", ok=False, detail=f"{proof.status} with a bound of zero")
+    gap = proof.value_s / proof.lower_bound_s - 1 if proof.lower_bound_s > 0 else 0.0
+    ok = abs(gap - proof.gap) <= TOLERANCE * max(1.0, gap)
+    ok = ok and (proof.status != "optimal" or max(gap, proof.gap) <= TOLERANCE)
+    return Check(name="certificate", ok=ok, detail=f"{proof.status}, gap {gap:.3g}")

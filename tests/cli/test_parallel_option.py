@@ -1,0 +1,116 @@
+"""``--parallel data`` from problem files: tables, errors with exit codes, verify, and what contradicts it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.planner.data_problems import data_problem
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.show_plan import show_plan
+from skyctl.control.plan_creation import PlanOptions, parse_assigned_shares, plan_best, unlinked_pairs
+from skyctl.planner.api import plan
+from skyctl.records.plan import WorkloadRef
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run) -> Run:
+    monkeypatch.chdir(tmp_path)
+    problem = data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8, parallel="pipeline")
+    Path("problem.json").write_text(problem.to_json())
+    return skyctl
+
+
+PLAN = ("plan", "--problem", "problem.json", "--parallel", "data")
+
+
+def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) -> None:
+    code, out, err = run(*PLAN, "-o", "plan.json")
+    assert code == 0, err
+    made = json.loads(Path("plan.json").read_text())
+    assert [p["microbatches"] for p in made["pipelines"]] == [4, 2, 2]
+    assert made["problem"]["parallel"] == "data"
+    assert made["pipeline_iteration_s"] > made["predicted"]["iteration_s"]
+    assert "beside it: this is" in out
+    assert "as fast as a pipeline" in out
+    assert "gradients: 200 B a step as float32, summed over a " in out
+    assert "all layers on each device" in out
+    assert "what would help" not in out
+    assert run("verify", "plan.json")[0] == 0
+    code, out, _ = run(*PLAN, "--json", "--sync-format", "bfloat16")
+    assert code == 0
+    assert json.loads(out)["sync"]["format"] == "bfloat16"
+
+
+def test_a_batch_too_small_to_pay_names_the_least_that_would(run: Run) -> None:
+    slow = data_problem(rate=100.0, gradient=10_000.0)
+    Path("problem.json").write_text(slow.to_json())
+    code, out, err = run("plan", "--problem", "problem.json")
+    assert code == 0, err
+    text = " ".join(out.split())
+    assert "no other device pays for its gradients: the first would be n1/cpu:0, from 68 microbatches" in text
+
+
+def test_shares_of_ones_own(run: Run) -> None:
+    code, out, err = run(*PLAN, "--assign", "n0=5,n2=3", "--json")
+    assert code == 0, err
+    assert [p["microbatches"] for p in json.loads(out)["pipelines"]] == [5, 3]
+    for words, said in (
+        (("--assign", "n0=5,n2=4"), "add up to 9 microbatches"),
+        (("--assign", "n0=5,n9=3"), "--assign names 'n9'"),
+        (("--assign", "n0=0:2"), "every device has all"),
+        (("--schedule", "gpipe"), "orders a pipeline's stages"),
+        (("--objective", "bottleneck"), "slowest stage"),
+        (("--whole-blocks",), "nothing is cut"),
+    ):
+        code, _, err = run(*PLAN, *words)
+        assert (code, said in err) == (2, True), err
+    code, _, err = run("plan", "--problem", "problem.json", "--assign", "n0=5,n2=3")
+    assert code == 2
+    assert "goes with --parallel data" in err
+    assert parse_assigned_shares("n0=0:5") is None
+
+
+def test_what_does_not_fit_is_exit_3_and_names_the_pipeline_that_does(run: Run) -> None:
+    small = data_problem(memory=[500.0, 700.0])
+    Path("problem.json").write_text(small.to_json())
+    code, _, err = run("plan", "--problem", "problem.json")
+    assert code == 3
+    assert "n1/cpu:0 needs 800 B and has 700 B (100 B short)" in err
+    assert "a pipeline fits: --parallel pipeline" in err
+    code, _, err = run("plan", "--problem", "problem.json", "--strategy", "even", "--microbatches", "1")
+    assert code == 3
+    assert "2 devices need 2 microbatches a step, it has 1" in err
+    assert run("plan", "--problem", "problem.json", "--parallel", "pipeline")[0] == 0
+
+
+def test_samples_are_shown_where_the_batch_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4))
+    ref = WorkloadRef(source="train.py", digest="0", batch_size=18, dtype="float32", seed=0)
+    show_plan(Output(), made.model_copy(update={"workload": ref}))
+    lines = capsys.readouterr().out.splitlines()
+    at = lines[0].split().index("samples")
+    assert [int(line.split()[at]) for line in lines[1:4]] == [10, 4, 4]  # 3, 3, 2, 2, … a microbatch
+
+
+def test_pairs_without_a_link_are_those_of_the_routes() -> None:
+    problem = data_problem(speeds=(1.0,) * 3, rate=1e4, microbatches=9)
+    kept = tuple(x for x in problem.links if {x.source, x.target} != {"n0/cpu:0", "n1/cpu:0"})
+    made = plan(problem.model_copy(update={"links": kept}), "even")
+    assert unlinked_pairs(made) == [("n0/cpu:0", "n1/cpu:0")]  # of a ring, which sends one way
+
+
+def test_a_pair_that_could_not_be_connected_is_avoided() -> None:
+    problem = data_problem(speeds=(1.0,) * 3, rate=1e4, microbatches=9)
+    dead = tuple(
+        x.model_copy(update={"latency_s": 3600.0}) if {x.source, x.target} == {"n0/cpu:0", "n1/cpu:0"} else x
+        for x in problem.links
+    )
+    made = plan_best([problem.model_copy(update={"links": dead})], PlanOptions())
+    assert made.sync is not None
+    assert [route.root for route in made.sync.groups[0].routes] == ["n2/cpu:0"]

@@ -1,0 +1,325 @@
+"""Data parallelism: plans that can be worked out by hand, what is refused, verify on changed records."""
+
+import itertools
+import json
+
+import pytest
+from tests.planner.data_problems import data_problem, random_data_problem
+
+from skyctl import InfeasibleError, plan, predict, verify
+from skyctl.errors import InputError, RecordError
+from skyctl.planner.api import assigned
+from skyctl.planner.data.route_layouts import Layout, use_of
+from skyctl.planner.data.shares import level_in_parts_s, level_shares
+from skyctl.planner.data.unused_holders import least_paying
+from skyctl.records.base import parse
+from skyctl.records.plan import Plan
+from skyctl.records.problem import SharedResource
+
+
+def shares(made):
+    return {p.stages[0].device.partition("/")[0]: p.microbatches for p in made.pipelines}
+
+
+def lines(problem, rate):
+    """The problem with a line to and from each device, over which all its links go."""
+    ids = [d.id for d in problem.devices]
+    resources = [
+        SharedResource(name=f"{one} {way}", bandwidth_bytes_per_s=rate, links=pairs)
+        for one in ids
+        for way, pairs in (
+            ("out", [(one, x) for x in ids if x != one]),
+            ("in", [(x, one) for x in ids if x != one]),
+        )
+    ]
+    return problem.model_copy(update={"shared": tuple(resources)})
+
+
+def test_two_equal_devices_share_the_microbatches_and_hide_all_but_the_first_layers_gradients():
+    problem = data_problem(rate=100.0)  # 6 s a microbatch, 1 s for each of two layers' gradients
+    made = plan(problem)
+    assert shares(made) == {"n0": 4, "n1": 4}
+    assert made.predicted.iteration_s == pytest.approx(4 * 6 + 1)
+    assert made.predicted.sync_s == pytest.approx(1)
+    assert made.certificate.status == "optimal"
+    assert verify(problem, made).ok
+
+
+def test_shares_follow_speed():
+    made = plan(data_problem(speeds=(4.0, 2.0, 1.0, 1.0), microbatches=16, rate=1e9))
+    assert shares(made) == {"n0": 8, "n1": 4, "n2": 2, "n3": 2}
+    assert made.predicted.iteration_s == pytest.approx(12.0, rel=1e-6)
+
+
+def test_who_does_not_pay_for_its_gradients_is_left_out_and_told_from_when_on_it_would():
+    problem = data_problem(rate=100.0, gradient=10_000.0)  # 200 s for all gradients, 2 of them hidden
+    made = plan(problem)
+    assert shares(made) == {"n0": 8}
+    assert made.sync is None
+    assert made.form == "grid"
+    assert made.predicted.iteration_s == pytest.approx(48)
+    (unused,) = made.unused
+    assert unused.reason.startswith(
+        "the plan is proved best without it; with it a step would be 4.62 times as long"
+    )
+    assert least_paying(made) == (68, "n1/cpu:0")  # 34 · 6 + 198 < 68 · 6, and 67 are just as fast
+    assert "from 68 microbatches" in unused.reason
+    for microbatches, count in ((67, 1), (68, 2)):
+        assert len(plan(problem.model_copy(update={"microbatches": microbatches})).pipelines) == count
+
+
+def test_a_ring_uses_every_line_three_quarters_twice_and_a_star_its_roots_line_three_times():
+    problem = lines(data_problem(speeds=(1.0,) * 4, layers=1, gradient=400.0), 100.0)
+    made = assigned(problem, [(d.id, 2) for d in problem.devices])
+    assert made.predicted.sync_s == pytest.approx(6)  # 2 · 3/4 of 400 bytes at 100 a second
+    assert len(made.sync.groups[0].routes) == 4
+    star = Layout((0, 1, 2, 3), root=2)
+    used = use_of(star.routes(), {})
+    assert used.added == {2: 3.0}
+    assert used.passed == {0: 2.0, 1: 2.0, 2: 6.0, 3: 2.0}
+    assert set(used.links.values()) == {1.0}
+
+
+def test_a_star_at_the_device_with_the_fat_lines_beats_a_ring_over_thin_ones():
+    problem = data_problem(speeds=(1.0,) * 4, rate=10.0, layers=1, gradient=100.0, microbatches=400)
+    fat = tuple(
+        x.model_copy(update={"bandwidth_bytes_per_s": 100.0 if "n2" in x.source + x.target else 10.0})
+        for x in problem.links
+    )
+    made = plan(problem.model_copy(update={"links": fat}))
+    (route,) = made.sync.groups[0].routes
+    assert route.root == "n2/cpu:0"
+    assert made.predicted.sync_s == pytest.approx(1)
+
+
+def test_latency_is_that_of_the_longest_way_up_and_down():
+    made = assigned(data_problem(speeds=(1.0,) * 3, rate=1e12, latency=0.5, microbatches=3),
+                    [(f"n{i}/cpu:0", 1) for i in range(3)])  # fmt: skip
+    assert len(made.sync.groups[0].routes) == 1  # a star: once up and once down, a ring: twice each
+    assert made.predicted.sync_s == pytest.approx(1.0)
+    assert (
+        use_of(Layout((0, 1, 2)).routes(), dict.fromkeys(itertools.permutations(range(3), 2), 0.5)).latency_s
+        == 2.0
+    )
+
+
+def test_adding_competes_with_computing():
+    problem = data_problem(rate=1e12)
+    slow = problem.devices[0].model_copy(update={"reduce_byte_s": 0.1, "message_byte_s": 0.01})
+    changed = problem.model_copy(update={"devices": (slow, problem.devices[1])})
+    made = plan(changed)  # n0 is not the root: 200 bytes sent and received, 4 s; a ring would add 100, 10 s
+    assert made.sync.groups[0].routes[0].root == "n1/cpu:0"
+    assert made.predicted.iteration_s == pytest.approx(4 * 6 + 4)
+
+
+def test_bfloat16_halves_the_bytes_and_gradient_bytes_are_a_quarter_of_the_state_where_unknown():
+    problem = data_problem(rate=10.0, layers=1, gradient=100.0)
+    assert plan(problem).predicted.sync_s == pytest.approx(10)
+    half = plan(problem.model_copy(update={"sync_format": "bfloat16"}))
+    assert half.predicted.sync_s == pytest.approx(5)
+    assert half.sync.format == "bfloat16"
+    assert verify(half.problem, half).ok
+    unknown = problem.layers[0].model_copy(update={"gradient_bytes": None})
+    assert plan(problem.model_copy(update={"layers": (unknown,)})).predicted.sync_s == pytest.approx(10)
+
+
+def test_even_gives_all_devices_equal_shares_in_a_ring():
+    made = plan(data_problem(speeds=(1.0, 9.0, 1.0), microbatches=8, rate=100.0), "even")
+    assert shares(made) == {"n0": 3, "n1": 3, "n2": 2}
+    assert len(made.sync.groups[0].routes) == 3
+    assert made.certificate.status == "feasible"
+    with pytest.raises(InfeasibleError, match="3 devices need 3 microbatches a step, it has 2"):
+        plan(data_problem(speeds=(1.0, 1.0, 1.0), microbatches=2), "even")
+
+
+def test_alone_and_assigned():
+    problem = data_problem(speeds=(1.0, 2.0), rate=100.0)
+    assert shares(plan(problem, "alone")) == {"n1": 8}
+    assert shares(plan(problem, assign=[("n1/cpu:0", 3), ("n0/cpu:0", 5)])) == {"n0": 5, "n1": 3}
+    for wrong, match in (
+        ([("n9/cpu:0", 8)], "names device 'n9/cpu:0'"),
+        ([("n0/cpu:0", 8), ("n0/cpu:0", 1)], "more than once"),
+        ([("n0/cpu:0", 0), ("n1/cpu:0", 8)], "0 microbatches"),
+        ([("n0/cpu:0", 7)], "add up to 7 microbatches, the step has 8"),
+        ([("n0/cpu:0", 0, 2)], "list of"),
+    ):
+        with pytest.raises(InputError, match=match):
+            plan(problem, assign=wrong)
+
+
+def test_fewer_microbatches_than_devices_leave_devices_out():
+    made = plan(data_problem(speeds=(1.0,) * 4, microbatches=2, rate=1e9))
+    assert len(made.pipelines) == 2
+    assert {unused.reason for unused in made.unused} == {
+        "the step has only 2 microbatches, one for each of the others"
+    }
+
+
+def test_infeasible_says_who_lacks_how_much_and_that_a_pipeline_fits():
+    problem = data_problem(memory=[500.0, 700.0])  # two layers of 400 bytes
+    for strategy in ("optimal", "heuristic", "alone"):
+        with pytest.raises(
+            InfeasibleError, match=r"n1/cpu:0 needs 800 B and has 700 B \(100 B short\)"
+        ) as caught:
+            plan(problem, strategy)
+        assert caught.value.hint == "a pipeline fits: --parallel pipeline"
+    with pytest.raises(InfeasibleError, match="n0/cpu:0 needs") as caught:
+        plan(problem, "even")
+    assert "a pipeline fits" in caught.value.hint
+    with pytest.raises(InfeasibleError) as caught:
+        plan(data_problem(memory=[100.0, 100.0]))
+    assert caught.value.hint is None
+    with pytest.raises(InfeasibleError, match="both the first and the last layer"):
+        plan(data_problem(first_stage=["n0/cpu:0"], last_stage=["n1/cpu:0"]))
+
+
+def test_chunks_need_memory_and_who_can_not_hold_the_model_is_left_out():
+    short = plan(data_problem(memory=[None, 700.0, None], speeds=(1.0, 9.0, 1.0), rate=1e9))
+    assert shares(short) == {"n0": 4, "n2": 4}
+    assert "n1/cpu:0 needs 800 B and has 700 B" in short.unused[0].reason
+    tight = plan(data_problem(memory=[900.0, None], rate=1e9))
+    (route,) = tight.sync.groups[0].routes
+    assert route.root == "n1/cpu:0"  # whose chunks are two of 256 KiB; the other has none
+    assert [round(r.memory_bytes) for r in tight.predicted.replicas] == [800, 800 + 2 * 262144]
+
+
+def test_schedules_and_objectives_of_pipelines_are_refused():
+    for more in ({"schedule": "gpipe"}, {"objective": "bottleneck"}):
+        with pytest.raises(InputError, match=r"--parallel data|holds all layers"):
+            plan(data_problem(**more))
+    with pytest.raises(InputError, match="nothing is cut"):
+        plan(data_problem(), whole_blocks=True)
+
+
+def test_records_are_of_version_8_and_read_again():
+    made = plan(data_problem(rate=100.0))
+    raw = json.loads(made.to_json())
+    assert (raw["version"], raw["form"]) == (8, "pipelines")
+    assert "stages" not in raw
+    assert parse(Plan, made.to_json(), "plan.json") == made
+    one = plan(data_problem(rate=0.01))
+    assert json.loads(one.to_json())["form"] == "grid"
+    assert parse(Plan, one.to_json(), "plan.json") == one
+
+
+def test_predict_takes_other_numbers_and_refuses_other_forms():
+    made = plan(data_problem(rate=100.0))
+    slower = made.problem.model_copy(update={"links": data_problem(rate=10.0).links})
+    assert predict(slower, made).iteration_s == pytest.approx(4 * 6 + 18)
+    with pytest.raises(InputError, match="pipelines"):
+        predict(made.problem.model_copy(update={"parallel": "pipeline"}), made)
+    pipeline = plan(data_problem(rate=100.0, parallel="pipeline"))
+    with pytest.raises(InputError, match="2 stages"):
+        predict(made.problem, pipeline)
+    with pytest.raises(InputError, match="take 8 microbatches, the problem has 9"):
+        predict(made.problem.model_copy(update={"microbatches": 9}), made)
+
+
+def changed(made, *path, value):
+    raw = json.loads(made.to_json())
+    at = raw
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return parse(Plan, json.dumps(raw), "plan.json")
+
+
+def failing(made):
+    return {check.name for check in verify(made.problem, made).checks if not check.ok}
+
+
+def test_verify_rejects_what_was_changed():
+    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12))
+    assert len(made.pipelines) == 3
+    assert failing(made) == set()
+    value = made.certificate.value_s
+    for path, new, names in (
+        (("predicted", "iteration_s"), value * 0.999, {"prediction"}),
+        (("predicted", "sync_s"), 0.0, {"prediction"}),
+        (("predicted", "bottleneck_s"), 1.0, {"prediction"}),
+        (("predicted", "replicas", 0, "memory_bytes"), 1.0, {"prediction"}),
+        (("predicted", "replicas", 0, "compute_s"), 1.0, {"prediction"}),
+        (("certificate", "value_s"), value * 0.99, {"value", "certificate"}),
+        (("sync", "format"), "bfloat16", {"pipelines"}),
+        (("sync", "chunk_bytes"), 1024, {"prediction"}),
+        (("problem", "links", 0, "bandwidth_bytes_per_s"), 5.0, {"value", "prediction"}),
+        (("pipelines", 0, "stages", 0, "in_flight"), 2, {"pipelines"}),
+        (("pipelines", 0, "stages", 0, "recompute"), True, {"recompute", "value", "prediction"}),
+        (("problem", "first_stage"), ["n0/cpu:0"], {"pins"}),
+        (("unused",), [{"device": "n0/cpu:0", "reason": "-"}], {"unused"}),
+    ):
+        assert failing(changed(made, *path, value=new)) >= names, path
+    moved = json.loads(made.to_json())["pipelines"]
+    moved[0]["microbatches"] += 1
+    moved[1]["microbatches"] -= 1
+    assert "value" in failing(changed(made, "pipelines", value=moved))
+    routes = json.loads(made.to_json())["sync"]["groups"]
+    for route in routes[0]["routes"]:
+        route["root"], route["up"], route["down"] = "n1/cpu:0", *star("n1/cpu:0", ["n0/cpu:0", "n2/cpu:0"])
+    other = changed(made, "sync", "groups", value=routes)
+    assert failing(other) <= {"value", "prediction"}  # a tree, too, only its times may differ
+    routes[0]["routes"][0]["up"] = [["n0/cpu:0", "n2/cpu:0"], ["n2/cpu:0", "n0/cpu:0"]]
+    with pytest.raises(RecordError, match=r"no way leads|more than one parent"):
+        changed(made, "sync", "groups", value=routes)
+
+
+def star(root, others):
+    return [[x, root] for x in others], [[root, x] for x in others]
+
+
+def test_verify_knows_a_bound_that_is_too_high():
+    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12), "even")
+    best = plan(made.problem).certificate.value_s
+    value = made.certificate.value_s
+    for bound, holds in ((best, True), (best * 1.001, False)):
+        proof = made.certificate.model_copy(
+            update={"status": "bounded", "lower_bound_s": bound, "gap": value / bound - 1}
+        )
+        claiming = made.model_copy(update={"certificate": proof})
+        (check,) = (c for c in verify(made.problem, claiming).checks if c.name == "bound")
+        assert (check.ok, check.checked) == (holds, True)
+
+
+def test_more_devices_than_all_sets_of_are_looked_at_get_a_bound_that_verifies():
+    seeds = [random_data_problem(s) for s in range(40)]
+    problem = next(
+        p for p in seeds if len(p.devices) == 5 and p.links and p.first_stage is p.last_stage is None
+    )
+    devices = [
+        d.model_copy(update={"id": f"{i}-{d.id}", "memory_bytes": None})
+        for i in range(3) for d in problem.devices
+    ]  # fmt: skip
+    big = problem.model_copy(update={"devices": tuple(devices), "times": {}, "links": (), "shared": (),
+                                     "microbatches": 40})  # fmt: skip
+    linked = data_problem(speeds=(1.0,) * 15, rate=3.0, gradient=1.0).links
+    names = {f"n{i}/cpu:0": d.id for i, d in enumerate(devices)}
+    links = tuple(
+        x.model_copy(update={"source": names[x.source], "target": names[x.target],
+                             "bandwidth_bytes_per_s": 1.0 + (i * 7919 % 13)})
+        for i, x in enumerate(linked)
+    )  # fmt: skip
+    big = big.model_copy(update={"links": links})
+    made = plan(big)
+    assert made.certificate.status in ("bounded", "optimal")
+    assert made.certificate.gap < 0.5
+    verdict = verify(big, made)
+    assert verdict.ok
+    assert all(check.checked for check in verdict.checks)
+
+
+def test_water_filling_equals_one_microbatch_after_the_other():
+    for t, e, count in (
+        ([1.0, 2.5, 0.3], [0.0, 4.0, 2.0], 40),
+        ([1.0, 0.0], [0.0, 3.0], 7),
+        ([2.0], [1.0], 3),
+    ):
+        given = [1] * len(t)
+        for _ in range(count - len(t)):
+            i = min(range(len(t)), key=lambda i: e[i] + (given[i] + 1) * t[i])
+            given[i] += 1
+        found = level_shares(t, e, count)
+        assert sum(found) == count
+        worst = max(m * a + b for m, a, b in zip(found, t, e, strict=True))
+        assert worst == max(m * a + b for m, a, b in zip(given, t, e, strict=True))
+        assert level_in_parts_s(t, e, count) <= worst + 1e-12
+    assert level_shares([1.0, 1.0], [0.0, 0.0], 1) is None

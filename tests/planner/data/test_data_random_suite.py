@@ -1,0 +1,60 @@
+"""Three hundred random problems of data parallelism: optimal equals brute force, and verify says so."""
+
+import pytest
+from tests.planner.data_problems import brute_force, random_data_problem
+
+from skyctl import InfeasibleError, plan, predict, verify
+
+PROBLEMS = 300
+SEED = 22_000
+
+
+@pytest.mark.parametrize("tens", range(PROBLEMS // 10))
+def test_optimal_equals_brute_force(tens):
+    for i in range(10 * tens, 10 * tens + 10):
+        problem = random_data_problem(SEED + i)
+        best = brute_force(problem)
+        if best is None:
+            with pytest.raises(InfeasibleError):
+                plan(problem)
+            continue
+        made = plan(problem)
+        assert made.certificate.status == "optimal", i
+        assert made.certificate.value_s == pytest.approx(best, rel=1e-9), i
+        assert predict(problem, made) == made.predicted, i
+        verdict = verify(problem, made)
+        assert verdict.ok, (i, verdict)
+        assert all(check.checked for check in verdict.checks), i
+        quick = plan(problem, "heuristic")
+        assert quick.predicted.iteration_s >= best * (1 - 1e-9), i
+        assert verify(problem, quick).ok, i
+
+
+def test_the_suite_has_everything_in_it():
+    problems = [random_data_problem(SEED + i) for i in range(PROBLEMS)]
+    made = [plan(p) for p in problems if brute_force_fits(p)]
+    counts = [len(one.pipelines) for one in made]
+    assert {1, 2, 3, 4, 5} == set(counts)
+    routes = [len(one.sync.groups[0].routes) for one in made if one.sync is not None]
+    assert min(routes) == 1  # stars
+    assert max(routes) > 2  # rings
+    assert any(stage.recompute for one in made for stage in one.placed_stages)
+    for share in (
+        [bool(p.links) for p in problems],
+        [bool(p.shared) for p in problems],
+        [bool(p.times) for p in problems],
+        [p.first_stage is not None for p in problems],
+        [any(d.memory_bytes is not None for d in p.devices) for p in problems],
+        [p.sync_format == "bfloat16" for p in problems],
+        [brute_force_fits(p) for p in problems],
+    ):
+        assert any(share)
+        assert not all(share)
+
+
+def brute_force_fits(problem):
+    try:
+        plan(problem, "alone")
+    except InfeasibleError:
+        return False
+    return True

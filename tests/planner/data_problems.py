@@ -1,0 +1,240 @@
+"""Problems of data parallelism for the planner's tests, and brute force over sets, layouts and shares.
+
+The brute force is written from the contract's words and shares nothing with the planner: it plays the layers'
+sums one after the other, walks the routes message by message, and tries every share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+
+CHUNK_BYTES = 262144
+
+
+def data_problem(
+    speeds=(1.0, 1.0),
+    *,
+    rate=None,
+    microbatches=8,
+    layers=2,
+    gradient=100.0,
+    latency=0.0,
+    memory=None,
+    **more,
+):
+    """Layers of 1 s forward and 2 s backward on a device of speed 1, links of ``rate`` bytes a second."""
+    ids = [f"n{i}/cpu:0" for i in range(len(speeds))]
+    pairs = [(a, b) for a in ids for b in ids if a != b] if rate is not None else []
+    memory = memory or [None] * len(ids)
+    return Problem(
+        layers=[
+            Layer(
+                name=f"layer{i}", flops=3.0, state_bytes=4 * gradient, activation_bytes=0.0, output_bytes=0.0,
+                gradient_bytes=gradient,
+            )
+            for i in range(layers)
+        ],
+        devices=[
+            Device(id=name, flops_per_s=speed, memory_bytes=room)
+            for name, speed, room in zip(ids, speeds, memory, strict=True)
+        ],
+        links=[Link(source=a, target=b, latency_s=latency, bandwidth_bytes_per_s=rate) for a, b in pairs],
+        microbatches=microbatches,
+        **{"parallel": "data", **more},
+    )  # fmt: skip
+
+
+def random_data_problem(seed):
+    """2 to 5 devices, 1 to 5 layers, up to 9 microbatches: limits of memory, pins, links that differ by
+    direction or are missing, shared resources, processor times and bfloat16 on some."""
+    r = random.Random(seed)
+    n, count = r.randint(2, 5), r.randint(1, 5)
+    big = r.choice([1.0, 1e7])  # where memory is limited, layers are large beside chunks
+    layers = [
+        Layer(
+            name=f"layer{i}", flops=r.uniform(0.5, 2), state_bytes=big * r.uniform(1, 10),
+            activation_bytes=big * r.uniform(0.1, 4), output_bytes=big * r.uniform(0.1, 2),
+            workspace_bytes=r.choice([0.0, big * r.uniform(0, 3)]),
+            gradient_bytes=r.choice([None, 0.0, big * r.uniform(0.2, 3), big * r.uniform(0.2, 3)]),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    total = sum(x.state_bytes + x.activation_bytes for x in layers)
+    limited = r.random() < 0.5
+    devices = [
+        Device(
+            id=f"n{i}/cpu:0",
+            flops_per_s=r.choice([1.0, 2.0, r.uniform(0.3, 4)]),
+            memory_bytes=total * r.uniform(0.6, 1.5) + 1e6 if limited and r.random() < 0.7 else None,
+            reserved_bytes=r.choice([0.0, big * r.uniform(0, 1)]),
+            handling_s=r.choice([0.0, r.uniform(0, 0.2)]),
+            action_s=r.choice([0.0, r.uniform(0, 0.2)]),
+            neighbour_s=r.uniform(0, 1),
+            reduce_byte_s=r.choice([0.0, r.uniform(0, 1) / big]),
+            message_byte_s=r.choice([0.0, r.uniform(0, 0.5) / big]),
+        )
+        for i in range(n)
+    ]
+    ids = [d.id for d in devices]
+    times = {}
+    for d in devices:
+        if r.random() < 0.5:
+            times[d.id] = LayerTimes(
+                forward_s=[r.uniform(0.05, 1) for _ in layers],
+                backward_s=[r.uniform(0.1, 2) for _ in layers],
+                optimizer_s=[r.uniform(0, 0.3) for _ in layers],
+            )
+    pairs = [(a, b) for a in ids for b in ids if a != b]
+    dense = r.choice([0.0, 0.8, 1.0, 1.0])
+    links = [
+        Link(
+            source=a, target=b, latency_s=r.choice([0.0, r.uniform(0, 0.5)]),
+            bandwidth_bytes_per_s=big * r.choice([r.uniform(0.5, 4), r.uniform(4, 100)]),
+        )
+        for a, b in pairs
+        if r.random() < dense
+    ]  # fmt: skip
+    shared = [
+        SharedResource(
+            name=f"line{i}",
+            bandwidth_bytes_per_s=big * r.uniform(1, 30),
+            links=r.sample(pairs, r.randint(1, min(5, len(pairs)))),
+        )
+        for i in range(r.choice([0, 0, 1, 2]))
+    ]
+    return Problem(
+        layers=layers,
+        devices=devices,
+        times=times,
+        links=links,
+        shared=shared,
+        first_stage=r.sample(ids, r.randint(1, n)) if r.random() < 0.15 else None,
+        last_stage=r.sample(ids, r.randint(1, n)) if r.random() < 0.15 else None,
+        microbatches=r.randint(1, 9),
+        receive_window=r.choice([0, 2]),
+        schedule=r.choice(["1f1b", "sequential"]),
+        recompute=r.random() < 0.5,
+        parallel="data",
+        sync_format=r.choice(["float32", "float32", "bfloat16"]),
+    )
+
+
+def brute_force(problem):
+    """The least step over every set of devices, ring and star, and share; None when nothing fits."""
+    best = None
+    for size in range(1, min(len(problem.devices), problem.microbatches) + 1):
+        for chosen in itertools.combinations(problem.devices, size):
+            if any(
+                names is not None and d.id not in names
+                for d in chosen
+                for names in (problem.first_stage, problem.last_stage)
+            ):
+                continue  # fmt: skip
+            for routes in layouts(chosen):
+                for shares in all_shares(problem.microbatches, size):
+                    value = step_of(problem, chosen, shares, routes)
+                    if value is not None and (best is None or value < best):
+                        best = value
+    return best
+
+
+def all_shares(total, count):
+    if count == 1:
+        yield (total,)
+        return
+    for first in range(1, total - count + 2):
+        for rest in all_shares(total - first, count - 1):
+            yield (first, *rest)
+
+
+def layouts(chosen):
+    """By layout, the routes: (share, messages to the root in order, messages from it in order)."""
+    if len(chosen) == 1:
+        return [[]]
+    ids = [d.id for d in chosen]
+    n = len(ids)
+    ring = []
+    for root in range(n):
+        seen = [ids[(root + 1 + j) % n] for j in range(n)]  # ends with the root
+        down = [ids[(root + j) % n] for j in range(n)]  # begins with it
+        ring.append((1 / n, [*itertools.pairwise(seen)], [*itertools.pairwise(down)]))
+    stars = [
+        [(1.0, [(x, root) for x in ids if x != root], [(root, x) for x in ids if x != root])] for root in ids
+    ]
+    return [ring, *stars]
+
+
+def step_of(problem, chosen, shares, routes):
+    """Seconds of a step, or None where a device has no memory for it."""
+    links = {(x.source, x.target): x for x in problem.links}
+    sizes = [x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in problem.layers]
+    if problem.sync_format == "bfloat16":
+        sizes = [x / 2 for x in sizes]
+    sent = {}
+    for share, up, down in routes:
+        for message in up + down:
+            sent[message] = sent.get(message, 0) + share
+    slowest = max(
+        [used / links[pair].bandwidth_bytes_per_s for pair, used in sent.items() if pair in links]
+        + [
+            sum(used for pair, used in sent.items() if pair in set(x.links)) / x.bandwidth_bytes_per_s
+            for x in problem.shared
+        ],
+        default=0.0,
+    )
+    ends, passes, processors, optimizers = [], [], [], []
+    for d, m in zip(chosen, shares, strict=True):
+        children = sum(target == d.id for _, up, _ in routes for _, target in up)
+        ways = [False, True] if problem.recompute else [False]
+        fitting = [way for way in ways if d.memory_bytes is None
+                   or need_of(problem, d, way) + 2 * CHUNK_BYTES * children <= d.memory_bytes]  # fmt: skip
+        if not fitting:
+            return None
+        known = problem.times.get(d.id)
+        forward = known.forward_s if known else [x.flops / d.flops_per_s / 3 for x in problem.layers]
+        backward = known.backward_s if known else [x.flops / d.flops_per_s * 2 / 3 for x in problem.layers]
+        if fitting[0]:
+            backward = [f + b for f, b in zip(forward, backward, strict=True)]
+        ends.append(m * (sum(forward) + sum(backward) + d.handling_s + d.action_s))
+        passes.append([ends[-1] - sum(backward[:k]) for k in range(len(sizes))])
+        added = sum(share for share, up, _ in routes for _, target in up if target == d.id)
+        passed = sum(share for share, up, down in routes for message in up + down if d.id in message)
+        processors.append(ends[-1] + sum(sizes) * (d.reduce_byte_s * added + d.message_byte_s * passed))
+        optimizers.append(sum(known.optimizer_s) if known else 0.0)
+    if len(chosen) == 1:
+        return ends[0] + optimizers[0]
+    done = 0.0
+    for k in reversed(range(len(sizes))):
+        done = max(done, *(at[k] for at in passes)) + sizes[k] * slowest
+    latency = max(
+        depth(links, up[::-1], share_root(up, down), 0) + depth(links, down, share_root(up, down), 1)
+        for _, up, down in routes
+    )
+    return max(done, *processors) + latency + max(optimizers)
+
+
+def share_root(up, down):
+    """A route's root sends down and is never sent to there."""
+    return next(a for a, _ in down if all(a != b for _, b in down))
+
+
+def depth(links, messages, root, child):
+    """Latency of the longest way; messages in order from the root on."""
+    far = {root: 0.0}
+    for message in messages:
+        link = links.get(message)
+        far[message[child]] = far[message[1 - child]] + (link.latency_s if link else 0.0)
+    return max(far.values())
+
+
+def need_of(problem, device, recompute):
+    layers = problem.layers
+    need = device.reserved_bytes + sum(x.state_bytes for x in layers)
+    if not recompute:
+        return need + sum(x.activation_bytes for x in layers) + max(x.workspace_bytes for x in layers)
+    inputs = [layers[0].activation_bytes]
+    inputs += [min(x.activation_bytes, before.output_bytes) for before, x in itertools.pairwise(layers)]
+    return need + sum(inputs) + max(x.activation_bytes + x.workspace_bytes for x in layers)
