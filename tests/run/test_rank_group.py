@@ -58,11 +58,18 @@ class Scripted:
 class Stage:
     """Ranks 0 … n−1, one a node."""
 
-    def __init__(self, ranks: int, steps: int = 2, watcher: RunCallbacks | None = None) -> None:
+    def __init__(
+        self, ranks: int, steps: int = 2, watcher: RunCallbacks | None = None, *, beside: bool = False
+    ) -> None:
         self.tasks = [Scripted(f"rank-{i}") for i in range(ranks)]
         specs = [
             RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"steps": steps, "layers": [i, i + 1]}) for i in range(ranks)
         ]
+        if beside:  # a pipeline each, and each sums with each
+            for spec in specs:
+                peers = [{"rank": rank} for rank in range(ranks) if rank != spec.rank]
+                place = {"pipeline": spec.rank, "stage": 0, "stages": 1, "layers": [0, 1]}
+                spec.payload.update(place, sync={"peers": peers})
         sessions = {
             f"n{i}": SimpleNamespace(
                 node=Node(name=f"n{i}", transport="local"),
@@ -254,3 +261,50 @@ def test_ctrl_c_asks_and_loses_no_event(stages) -> None:
     assert seen == [0, 1]
     assert answers == []
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_pipelines_side_by_side_are_connected_in_pairs_and_compared(stages) -> None:
+    said: list[str] = []
+    stage = stages(3, 2, RunCallbacks(warn=said.append), beside=True)
+    for low, high in ((0, 1), (0, 2), (1, 2)):
+        address = {"event": "listening", "address": "192.0.2.1", "port": 1000 + 10 * low + high, "peer": high}
+        stage.tasks[low].say(address)
+    for task in stage.tasks:
+        task.say({"event": "ready"})
+    stage.run.start()
+    told = [[m for m in task.sent if m["op"] == "connect"] for task in stage.tasks]
+    assert [[(m["peer"], m["port"]) for m in one] for one in told] == [
+        [],
+        [(0, 1001)],
+        [(0, 1002), (1, 1012)],
+    ]
+    stage.step(0, loss=0.25)
+    for task, norm in zip(stage.tasks, (2.0, 2.001, 2.1), strict=True):
+        layers = {"0": {"sha256": "a" * 64, "bytes": 4}} if task is stage.tasks[0] else {}
+        sketch = {"whole": None, "norm": norm, "sums": [norm, 0.0]}
+        checkpoint = {"event": "checkpoint", "step": 1, "layers": layers, "wall_s": 0.1}
+        task.say({**checkpoint, "sketches": {"0": [sketch]}})
+    stage.step(1, loss=0.25)
+    for task in stage.tasks:
+        task.say({"event": "result", "steps": 2})
+    stage.run.watch(0.1)
+    assert stage.run.collected.loss(1) == 0.75
+    [drift] = said
+    assert drift.startswith("after 1 steps layer 0 on n2/cpu:0 has drifted from that on n0/cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (
+            {"event": "listening", "address": "192.0.2.1", "port": 7, "peer": 0},
+            "rank 0 is not to connect to it",
+        ),
+        ({"event": "listening", "address": "192.0.2.1", "port": 7}, "no rank comes after it"),
+    ],
+)
+def test_a_rank_listens_for_those_alone_that_are_to_connect(stages, message: Any, fault: str) -> None:
+    stage = stages(2, beside=True)
+    stage.tasks[1].say(message)
+    with pytest.raises(ProtocolError, match=fault):
+        stage.run.start()

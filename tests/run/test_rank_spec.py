@@ -17,7 +17,8 @@ from skyctl.records.plan import (
     ReplicaPrediction,
 )
 from skyctl.records.problem import Device, Layer, Link, Problem
-from skyctl.run.rank_spec import check_plan_fits, rank_specs, used_nodes
+from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.run.rank_spec import check_plan_fits, last_ranks, rank_specs, sync_pairs, used_nodes
 
 
 def make_plan(*devices: str) -> Plan:
@@ -159,3 +160,77 @@ def test_a_device_the_inventory_does_not_list_is_refused() -> None:
     with pytest.raises(MismatchError, match="lists cuda:0"):
         check_plan_fits(make_plan("a/cuda:1"), cluster)
     check_plan_fits(make_plan("a/cuda:0"), cluster)
+
+
+def make_plan_side_by_side(root: str = "b/cpu:0", layers: int = 3) -> Plan:
+    """Pipelines of 1 and 3 microbatches on b and a, summed by a star; and a device that holds nothing."""
+    base = make_plan("b/cpu:0", "a/cpu:0", "idle/cpu:0")
+    others = [device for device in ("b/cpu:0", "a/cpu:0") if device != root]
+    route = Route(
+        share=1.0,
+        root=root,
+        up=tuple((device, root) for device in others),
+        down=tuple((root, device) for device in others),
+    )
+    pipelines = tuple(
+        Pipeline(
+            stages=(PlacedStage(start=0, stop=layers, device=device, in_flight=1),), microbatches=microbatches
+        )
+        for device, microbatches in (("b/cpu:0", 1), ("a/cpu:0", 3))
+    )
+    values = {name: getattr(base, name) for name in ("strategy", "problem", "certificate")}
+    held = base.predicted.model_copy(update={"replicas": base.predicted.replicas[:2]})
+    sync = Sync(groups=(SyncGroup(start=0, stop=layers, routes=(route,)),), chunk_bytes=1024)
+    return Plan(**values, form="pipelines", pipelines=pipelines, predicted=held, sync=sync)
+
+
+def test_pipelines_side_by_side_know_their_microbatches_and_whom_to_sum_with() -> None:
+    plan = make_plan_side_by_side()
+    check_plan_fits(plan, CLUSTER)
+    specs = rank_specs(
+        plan,
+        CLUSTER,
+        run_id="r",
+        steps=7,
+        workload={"a": {}, "b": {}},
+        addresses={"a": "192.0.2.1", "b": "192.0.2.9"},
+    )
+    first, second = (spec.payload for spec in specs)
+    assert [(p["pipeline"], p["stage"], p["stages"], p["layers"]) for p in (first, second)] == [
+        (0, 0, 1, [0, 3]),
+        (1, 0, 1, [0, 3]),
+    ]
+    assert (first["microbatches"], first["microbatch_range"]) == (4, [0, 1])
+    assert (second["microbatches"], second["microbatch_range"]) == (4, [1, 4])
+    assert all(payload[side] is None for payload in (first, second) for side in ("previous", "next"))
+    assert (first["weights"], second["weights"]) == (True, False), "one pipeline's are enough"
+    sync = second["sync"]
+    assert (sync["format"], sync["chunk_bytes"]) == ("float32", 1024)
+    assert sync["peers"] == [{"rank": 0, "host": "192.0.2.9", "device": "cpu:0"}]
+    [group] = sync["groups"]
+    assert (group["number"], group["start"], group["stop"]) == (0, 0, 3)
+    assert group["routes"] == [
+        {"share": 1.0, "up_children": [], "up_parent": 0, "down_parent": 0, "down_children": []}
+    ]
+    [root] = first["sync"]["groups"][0]["routes"]
+    assert (root["up_children"], root["up_parent"], root["down_children"]) == ([1], None, [1])
+    assert (last_ranks(specs), sync_pairs(specs)) == ((0, 1), [(0, 1)])
+
+
+def test_what_this_version_does_not_launch_is_refused() -> None:
+    with pytest.raises(InputError, match=r"a route goes over 'idle/cpu:0', which holds no layers"):
+        check_plan_fits(make_plan_side_by_side(root="idle/cpu:0"), CLUSTER)
+    plan = make_plan_side_by_side()
+    stages = (
+        PlacedStage(start=0, stop=1, device="b/cpu:0", in_flight=1),
+        PlacedStage(start=1, stop=3, device="idle/cpu:0", in_flight=1),
+    )
+    hybrid = (Pipeline(stages=stages, microbatches=1), plan.pipelines[1])
+    with pytest.raises(
+        InputError, match="pipeline 0 has 2 stages; this skyctl launches several pipelines of"
+    ):
+        check_plan_fits(plan.model_copy(update={"pipelines": hybrid}), CLUSTER)
+    deep = plan.pipelines[1].stages[0].model_copy(update={"in_flight": 2})
+    odd = (plan.pipelines[0], plan.pipelines[1].model_copy(update={"stages": (deep,)}))
+    with pytest.raises(InputError, match="pipeline 1: stage 0 keeps 2 in flight"):
+        check_plan_fits(plan.model_copy(update={"pipelines": odd}), CLUSTER)

@@ -63,3 +63,18 @@ def test_how_even_a_ranks_seconds_in_its_layers_were() -> None:
     slowed = [replace(event, backward_s=0.8) for event in even[:2]]
     assert layers_spread([*slowed, *even[2:]]) == pytest.approx(3.0)
     assert layers_spread([replace(even[0], forward_s=0.0, backward_s=0.0)]) is None
+
+
+def test_pipelines_side_by_side_have_one_loss_and_one_sum() -> None:
+    collected = StepCollector(ranks=3, steps=2, last_ranks=(0, 1, 2))
+    for step in range(2):
+        for rank, sync_s in enumerate((0.3, 0.1, 0.2)):
+            validates = rank == 0 and step == 0
+            event = step_event(step, loss=0.5, samples=rank + 1, sync_s=sync_s, validates=validates)
+            collected.add(rank, event)
+    assert collected.complete() == [], "the first pipeline validates"
+    collected.add_validation(ValidationEvent(0, 0.7, 0.1))
+    first, second = collected.complete()
+    assert (first.loss, second.loss) == (1.5, 1.5)
+    assert second.samples_per_s == pytest.approx(6 / 0.1)
+    assert collected.sync_s([0, 1]) == 0.1, "whoever came last has only the sum itself to wait for"
