@@ -19,6 +19,7 @@ def test_a_quota_stretches_what_the_whole_process_takes() -> None:
     assert 0 < alone.stage_s < 0.1
     assert under.stage_s > alone.stage_s
     assert under.byte_s >= 0
+    assert 0 < alone.message_byte_s < under.message_byte_s
 
 
 def test_what_comes_once_a_step_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ What the process's CPU clock shows beyond the layers' own is shared by the three
 
 Without a quota the transport's threads have another core, and only what the computing thread does itself
 holds its layers up: its CPU time, multiplied by how much wall time goes by for it, since it also waits for
-Python's lock, and for a core where other nodes run on the same machine.
+Python's lock, and for a core where other nodes run on the same machine. What the whole process takes for a
+byte is told beside it: gradients are sent and received by threads that compute nothing.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ STAGES = 3
 MICROBATCHES = 16
 STEPS = 5
 """The first is warm-up."""
+MESSAGE_ENDS = 4 * (STAGES - 1) / STAGES
+"""Of a microbatch, a stage sends or receives so many messages on average: between two stages one goes each
+way, and each has two ends."""
 SLEEP_S = 0.001
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 512 << 10
@@ -61,11 +65,23 @@ _CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class MessageOverhead:
     """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``;
-    and, once a step, ``step_s``."""
+    and, once a step, ``step_s``. ``message_byte_s``: processor seconds to send, or to receive, one byte,
+    those of the transport's threads included."""
 
     stage_s: float
     byte_s: float
     step_s: float
+    message_byte_s: float
+
+
+@dataclass(frozen=True)
+class _OverheadSeconds:
+    """With messages of one size: seconds of a stage's microbatch, of a step, and of the process's processor
+    for a stage's microbatch."""
+
+    stage_s: float
+    step_s: float
+    processor_s: float
 
 
 def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = None) -> MessageOverhead:
@@ -83,9 +99,12 @@ def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = 
     )
     give_back_freed_memory()
     byte_s = max(0.0, large.stage_s - small.stage_s) / (LARGE_BYTES - SMALL_BYTES)
+    processor_s = max(0.0, large.processor_s - small.processor_s) / (LARGE_BYTES - SMALL_BYTES)
     ratio = quota_ratio(cpus) or 1.0
     stage_s = max(0.0, small.stage_s - byte_s * SMALL_BYTES)
-    return MessageOverhead(stage_s * ratio, byte_s * ratio, small.step_s * ratio)
+    return MessageOverhead(
+        stage_s * ratio, byte_s * ratio, small.step_s * ratio, processor_s / MESSAGE_ENDS * ratio
+    )
 
 
 def quota_ratio(cpus: float | None) -> float | None:
@@ -256,8 +275,8 @@ def _loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerCo
     return first, second
 
 
-def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> MessageOverhead:
-    """The overhead of a stage with messages of that size; ``byte_s`` is left at 0.
+def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> _OverheadSeconds:
+    """The overhead of a stage with messages of that size.
 
     ``whole``: in CPU seconds, a microbatch's of the process; else in wall seconds of the computing thread.
     """
@@ -299,11 +318,13 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
         step_s, once_s, wall_s = (
             fmean(part) for part in zip(*(one.overhead_s() for one in stages), strict=True)
         )
-        if whole:
-            layers_s = sum(one.timer.layers_s for one in stages)
-            step_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
+        layers_s = sum(one.timer.layers_s for one in stages)
+        processor_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
+        step_s = processor_s if whole else step_s
         ratio = 1.0 if whole else max(1.0, wall_s / step_s)
-        return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES * ratio, 0.0, once_s * ratio)
+        return _OverheadSeconds(
+            max(0.0, step_s - once_s) / MICROBATCHES * ratio, once_s * ratio, processor_s / MICROBATCHES
+        )
     finally:
         for pair in (one for both in connections for one in both):
             pair.close()
