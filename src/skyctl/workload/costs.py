@@ -286,7 +286,7 @@ _CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels
 
 
 def _gradient_bytes(layer: nn.Module) -> int:
-    """The bytes of a layer's gradients in float32, whatever dtype it computes in; 0 where nothing is trained."""
+    """The bytes of a layer's gradients in float32, whatever it computes in; 0 where nothing is trained."""
     return sum(p.numel() * torch.float32.itemsize for p in layer.parameters() if p.requires_grad)
 
 
