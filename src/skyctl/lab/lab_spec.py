@@ -245,11 +245,10 @@ def _links(document: YamlDocument, nodes: set[str]) -> tuple[LabLink, ...]:
 def _link_ends(document: YamlDocument, loc: tuple[str, int], fields: dict[str, Any]) -> tuple[str, str]:
     """(from, to) of a link, as the file has it."""
     between, ends = fields.get("between"), [fields.get("from"), fields.get("to")]
-    if between is not None and ends == [None, None]:
-        ends = between if isinstance(between, list) else [between]
-    elif between is not None or None in ends:
-        ends = []
-    if len(ends) != 2 or ends[0] == ends[1] or not all(isinstance(name, str) for name in ends):
+    if between is not None:
+        ends = [] if any(ends) or not isinstance(between, list) else between
+    names = [name for name in ends if isinstance(name, str)]
+    if len(names) != 2 or len(ends) != 2 or names[0] == names[1]:
         message = "a link names two nodes: `between: [n1, n2]`, or `from: n1` and `to: n2` for one direction"
         raise document.error(loc, message, hint=_HINT)
-    return ends[0], ends[1]
+    return names[0], names[1]

@@ -96,26 +96,27 @@ REDUCE_PASSES = 3
 
 
 def measure_reduce_byte_s(device: str, quota_ratio: float | None) -> float:
-    """Seconds to add one byte of float32 gradient to another, chunk by chunk, both out of memory.
+    """Seconds to add one byte of a float32 gradient that was received to one's own, out of memory.
 
-    On a processor that a quota binds or that uses one thread: seconds of the CPU's clock, which others on the
-    machine do not disturb; else of the wall's. Takes about 20 ms of a core.
+    Chunk by chunk, as a run does it: one's own is copied into the message that goes on, in host memory, and
+    the other added to it. Seconds are the CPU clock's, which others on the machine do not disturb, on a
+    processor that a quota binds or that uses one thread; else the wall's. Takes some 30 ms of a core.
 
     Args:
         quota_ratio: seconds of the node for one of the CPU's, under its quota; None: it has none.
     """
-    on_cpu = torch.device(device).type == "cpu"
-    by_cpu = on_cpu and (quota_ratio is not None or torch.get_num_threads() == 1)
+    one_clock = quota_ratio is not None or torch.get_num_threads() == 1
+    by_cpu = one_clock and torch.device(device).type == "cpu"
     clock = time.process_time if by_cpu else time.perf_counter
-    own = torch.zeros(REDUCE_BYTES // 4, device=device)
-    received = torch.zeros_like(own)
-    chunks = list(zip(*(t.split(REDUCE_CHUNK_BYTES // 4) for t in (own, received)), strict=True))
+    own = torch.ones(REDUCE_BYTES // 4, device=device)  # zeros would be one page of memory, many times
+    received, message = torch.ones(REDUCE_BYTES // 4), torch.empty(REDUCE_CHUNK_BYTES // 4)
+    pieces = REDUCE_BYTES // REDUCE_CHUNK_BYTES
+    chunks = list(zip(own.chunk(pieces), received.chunk(pieces), strict=True))
     passes_s = []
-    for _ in range(1 + REDUCE_PASSES):  # the first is warm-up: memory is given out as it is touched
+    for _ in range(1 + REDUCE_PASSES):  # the first is warm-up
         begun_s = clock()
         for mine, other in chunks:
-            mine.add_(other)
-        if not on_cpu:
-            float(own[-1])  # waits for the device
+            message.copy_(mine)
+            message.add_(other)
         passes_s.append(clock() - begun_s)
     return median(passes_s[1:]) / REDUCE_BYTES * (quota_ratio or 1.0)

@@ -10,8 +10,10 @@ What the process's CPU clock shows beyond the layers' own is shared by the three
 
 Without a quota the transport's threads have another core, and only what the computing thread does itself
 holds its layers up: its CPU time, multiplied by how much wall time goes by for it, since it also waits for
-Python's lock, and for a core where other nodes run on the same machine. What the whole process takes for a
-byte is told beside it: gradients are sent and received by threads that compute nothing.
+Python's lock, and for a core where other nodes run on the same machine.
+
+What gradients cost that are sent between replicas of a model is measured by a stream over one such
+connection, in messages as large as a sum's: all of the process's CPU time counts, whichever thread's.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from skyctl.agent.frames import write_frame
 from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.executor import Executor
@@ -51,12 +53,11 @@ STAGES = 3
 MICROBATCHES = 16
 STEPS = 5
 """The first is warm-up."""
-MESSAGE_ENDS = 4 * (STAGES - 1) / STAGES
-"""Of a microbatch, a stage sends or receives so many messages on average: between two stages one goes each
-way, and each has two ends."""
 SLEEP_S = 0.001
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 512 << 10
+CHUNK_BYTES, CHUNKS, WARM_CHUNKS = 256 << 10, 96, 8
+"""Of a stream of gradients: a sum's messages (``records.sync.Sync.chunk_bytes``), and how many."""
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 _CPU = torch.device("cpu")
@@ -65,23 +66,11 @@ _CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class MessageOverhead:
     """Seconds of the node's time for a stage's microbatch: ``stage_s`` + a message's bytes · ``byte_s``;
-    and, once a step, ``step_s``. ``message_byte_s``: processor seconds to send, or to receive, one byte,
-    those of the transport's threads included."""
+    and, once a step, ``step_s``."""
 
     stage_s: float
     byte_s: float
     step_s: float
-    message_byte_s: float
-
-
-@dataclass(frozen=True)
-class _OverheadSeconds:
-    """With messages of one size: seconds of a stage's microbatch, of a step, and of the process's processor
-    for a stage's microbatch."""
-
-    stage_s: float
-    step_s: float
-    processor_s: float
 
 
 def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = None) -> MessageOverhead:
@@ -99,17 +88,43 @@ def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = 
     )
     give_back_freed_memory()
     byte_s = max(0.0, large.stage_s - small.stage_s) / (LARGE_BYTES - SMALL_BYTES)
-    processor_s = max(0.0, large.processor_s - small.processor_s) / (LARGE_BYTES - SMALL_BYTES)
     ratio = quota_ratio(cpus) or 1.0
     stage_s = max(0.0, small.stage_s - byte_s * SMALL_BYTES)
-    return MessageOverhead(
-        stage_s * ratio, byte_s * ratio, small.step_s * ratio, processor_s / MESSAGE_ENDS * ratio
-    )
+    return MessageOverhead(stage_s * ratio, byte_s * ratio, small.step_s * ratio)
 
 
 def quota_ratio(cpus: float | None) -> float | None:
     """Seconds of a node under that quota for one of its CPU's; None: it has no quota."""
     return None if cpus is None else max(1.0, 1.0 / cpus)
+
+
+def measure_message_byte_s(cpus: float | None, identity: TlsIdentity | None = None) -> float:
+    """Processor seconds to send, or to receive, one byte of a stream of gradients over a connection.
+
+    Both ends are in this process, which takes half of its time for each.
+
+    Args:
+        cpus: the CPU quota that all of this process is held to, None: none; then seconds of the node.
+        identity: the TLS certificate that messages will go under, None: none.
+
+    Raises:
+        RunError: this node can't connect to itself.
+    """
+    receiver, sender = _loopback_pair(identity)
+    payload, buffer = (torch.zeros(CHUNK_BYTES, dtype=torch.uint8) for _ in range(2))
+    try:
+        _connect(receiver, sender)
+        for count in (WARM_CHUNKS, CHUNKS):
+            begun_s = time.process_time()
+            receives = [receiver.recv(buffer, FIRST_TAG) for _ in range(count)]
+            sends = [sender.send(payload, FIRST_TAG) for _ in range(count)]
+            for work in (*receives, *sends):
+                work.wait()
+            taken_s = time.process_time() - begun_s
+    finally:
+        for one in (receiver, sender):
+            one.close()
+    return taken_s / (2 * CHUNKS * CHUNK_BYTES) * (quota_ratio(cpus) or 1.0)
 
 
 @dataclass(frozen=True)
@@ -275,8 +290,16 @@ def _loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerCo
     return first, second
 
 
-def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> _OverheadSeconds:
-    """The overhead of a stage with messages of that size.
+def _connect(listening: PeerConnection, connecting: PeerConnection) -> None:
+    port = listening.listen(HOST)
+    accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
+    accepting.start()
+    connecting.connect(HOST, port, HOST, TIMEOUT_S)
+    accepting.join(TIMEOUT_S)
+
+
+def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> MessageOverhead:
+    """The overhead of a stage with messages of that size; ``byte_s`` is left at 0.
 
     ``whole``: in CPU seconds, a microbatch's of the process; else in wall seconds of the computing thread.
     """
@@ -289,12 +312,8 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
 
     warm = threading.Barrier(STAGES, action=warmed_up)
     try:
-        for listening, connecting in connections:
-            port = listening.listen(HOST)
-            accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
-            accepting.start()
-            connecting.connect(HOST, port, HOST, TIMEOUT_S)
-            accepting.join(TIMEOUT_S)
+        for pair in connections:
+            _connect(*pair)
         stages += [
             _StageThread(
                 number,
@@ -318,13 +337,11 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
         step_s, once_s, wall_s = (
             fmean(part) for part in zip(*(one.overhead_s() for one in stages), strict=True)
         )
-        layers_s = sum(one.timer.layers_s for one in stages)
-        processor_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
-        step_s = processor_s if whole else step_s
+        if whole:
+            layers_s = sum(one.timer.layers_s for one in stages)
+            step_s = (time.process_time() - layers_s - warm_s[0]) / (STAGES * (STEPS - 1))
         ratio = 1.0 if whole else max(1.0, wall_s / step_s)
-        return _OverheadSeconds(
-            max(0.0, step_s - once_s) / MICROBATCHES * ratio, once_s * ratio, processor_s / MICROBATCHES
-        )
+        return MessageOverhead(max(0.0, step_s - once_s) / MICROBATCHES * ratio, 0.0, once_s * ratio)
     finally:
         for pair in (one for both in connections for one in both):
             pair.close()

@@ -175,7 +175,7 @@ class _ProbeServer:
                 "handling_s": overhead.stage_s,
                 "handling_byte_s": overhead.byte_s,
                 "step_s": overhead.step_s,
-                "message_byte_s": overhead.message_byte_s,
+                "message_byte_s": message_overhead.measure_message_byte_s(cpus, self._identity),
                 "reduce_byte_s": device_speed.measure_reduce_byte_s(
                     self._device, message_overhead.quota_ratio(cpus)
                 ),
