@@ -312,8 +312,8 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
 
     warm = threading.Barrier(STAGES, action=warmed_up)
     try:
-        for pair in connections:
-            _connect(*pair)
+        for ends in connections:
+            _connect(*ends)
         stages += [
             _StageThread(
                 number,
