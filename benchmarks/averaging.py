@@ -2,10 +2,10 @@
 
 ``skyctl``: the runtime's ``GradientSync`` over a ring of sockets, as a data plan's replicas sum gradients.
 ``gloo``: torch.distributed's ``all_reduce`` in the same processes. ``hivemind``: its averager, without
-compression, in an environment of its own in the folder that ``--peers`` names, made there with pip; its group
-has been found before the clock runs, so that only the averaging is timed. Each process has one thread. All take
-turns in one run; a turn lasts from the instant at which all are told to begin until the last process has the
-sum, which is checked.
+compression, in an environment of its own in the folder that ``--peers`` names, made there with pip; its
+group has been found before the clock runs, so that only the averaging is timed. Each process has one thread.
+All take turns in one run; a turn lasts from the instant at which all are told to begin until the last process
+has the sum, which is checked.
 
     python benchmarks/averaging.py
     python benchmarks/averaging.py --peers build/peers      # some minutes more the first time

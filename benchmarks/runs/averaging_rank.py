@@ -45,14 +45,16 @@ def ring_routes(rank: int, count: int) -> list[dict[str, object]]:
     return routes
 
 
-def connect_ring(rank: int, count: int, store: distributed.TCPStore) -> dict[int, Neighbour]:
-    """Connections to the rank before and the one after; ports are told through the store."""
+def connect_ring(rank: int, count: int) -> dict[int, Neighbour]:
+    """Connections to the rank before and the one after; Gloo tells the ports."""
     before, after = (rank - 1) % count, (rank + 1) % count
     peers = {other: PeerConnection(f"rank {other}", TIMEOUT_S, secret=SECRET) for other in (before, after)}
-    store.set(f"port {rank}", str(peers[after].listen(HOST)))
+    ports = torch.zeros(count, dtype=torch.int64)
+    ports[rank] = peers[after].listen(HOST)
+    distributed.all_reduce(ports)
     if rank == 0:  # somebody must begin: the others connect and then accept
         peers[after].accept(TIMEOUT_S)
-    peers[before].connect(HOST, int(store.get(f"port {before}")), HOST, TIMEOUT_S)
+    peers[before].connect(HOST, int(ports[before]), HOST, TIMEOUT_S)
     if rank != 0:
         peers[after].accept(TIMEOUT_S)
     return {other: Neighbour(connection) for other, connection in peers.items()}
@@ -71,10 +73,15 @@ def main() -> None:
     """Connects, says so, and sums whenever told to, until nothing is told any more."""
     rank, count, numbers, port = map(int, sys.argv[1:5])
     torch.set_num_threads(1)
-    store = distributed.TCPStore(HOST, port, count, rank == 0, timedelta(seconds=TIMEOUT_S))
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://{HOST}:{port}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
     layer = Parameters(numbers)
-    peers = connect_ring(rank, count, store)
+    peers = connect_ring(rank, count)
     group = {"number": 0, "start": 0, "stop": 1, "routes": ring_routes(rank, count)}
     sync = GradientSync([layer], 0, [group], peers, share=1.0 / count)
     expected = float(sum(range(1, count + 1)))
