@@ -43,6 +43,11 @@ class Record:
         (Pair(A, [B]), (A, (B,)), {"tuple": [None, {"tuple": [None]}]}),
         (UserDict(x=A, y=OrderedDict(z=(B, C))), {"x": A, "y": {"z": (B, C)}}, None),
         ({"b": A, "a": {}, "c": B}, {"b": A, "a": {}, "c": B}, None),
+        (
+            [A, None, {"x": None}],
+            (A, None, {"x": None}),
+            {"tuple": [None, {"none": []}, {"dict": {"x": {"none": []}}}]},
+        ),
     ],
 )
 def test_there_and_back(value: Any, plain: Any, structure: Any) -> None:
@@ -81,6 +86,7 @@ def test_a_dict_is_taken_apart_by_key() -> None:
         ({"image": A, "more": B}, 'inputs["more"] comes as a tensor, not as a tuple'),
         ({"image": A, "more": (B,)}, 'inputs["more"] comes with 1 parts, not with 2'),
         (A, "inputs comes as a tensor, not as a dict"),
+        ({"image": A, "more": None}, 'inputs["more"] comes as None, not as a tuple'),
     ],
 )
 def test_what_is_built_otherwise_is_named(value: Any, words: str) -> None:
@@ -114,7 +120,8 @@ def _endless() -> list[Any]:
     ("value", "words", "hint"),
     [
         ({"meta": {"name": "cat"}}, 'inputs["meta"]["name"] is of type str', "leave it out"),
-        ({"meta": [A, None]}, 'inputs["meta"][1] is of type NoneType', "leave it out"),
+        (None, "inputs is of type NoneType", "leave it out"),
+        ([None], "inputs is an empty list", ""),
         (3.5, "inputs is of type float", "numbers of samples go into a tensor"),
         ([A, Record(A)], "inputs[1] is of type Record", "vars("),
         ({"x": {3: A}}, 'inputs["x"] has the key 3, a int', "str(key)"),
@@ -139,6 +146,7 @@ def _deep(depth: int) -> Any:
     "structure",
     [
         3, "tuple", [None], {}, {"tuple": None}, {"tuple": {"x": None}}, {"dict": [None]}, {"set": [None]},
+        {"none": [None]}, {"none": {}},
         {"tuple": [None], "dict": {}}, {"tuple": [None, None]}, {"dict": {}}, {"dict": {3: None}},
         _deep(MOST_DEPTH + 1), _deep(500),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from skyctl.control.training_request import TrainingRequest
     from skyctl.records.plan import Plan
     from skyctl.supervision.stored_checkpoints import StoredRun
+
+
+RECIPE_NAMES = tuple(option.name for option in fields(RecipeOptions) if option.name != "learning_rate")
+"""What a recipe takes beside the learning rate, which is the workload's."""
 
 
 def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOptions) -> None:
@@ -37,7 +42,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
     _refuse_other_training(known, request_of(known.state), options)
     target = _cluster_target(known, options)
     connect = options.supervised_connection(target.path)
-    resumption = prepare_resume(known, target.cluster, options.steps, options.max_restarts, given)
+    resumption = prepare_resume(known, target.cluster, options.steps, options.changed_run_options(), given)
     nodes = [target.cluster.node(name) for name in resumption.nodes]
     before = known.state.order.get("first_attempt", 1)
     settings = saved_settings(
@@ -127,7 +132,7 @@ def _refuse_other_training(known: StoredRun, request: TrainingRequest, options: 
         "--learning-rate": (options.learning_rate, spec.learning_rate),
     }
     defaults = RecipeOptions()
-    for name in ("clip_norm", "lr_schedule", "warmup_steps", "min_learning_rate", "validate_every"):
+    for name in RECIPE_NAMES:
         value = getattr(options, name)
         given = value if value != getattr(defaults, name) else None
         settled[f"--{name.replace('_', '-')}"] = (given, getattr(recipe, name))

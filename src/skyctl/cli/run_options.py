@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -236,6 +236,13 @@ class LaunchOptions(
             keep_here=self.keep_here,
             max_restarts=self.max_restarts,
         )
+
+    def changed_run_options(self) -> dict[str, Any]:
+        """How a run is played, by name in ``RunOptions``: what was given beside ``--resume``."""
+        names = [option.name for option in fields(FaultToleranceOptions)]
+        defaults = LaunchOptions()
+        given = {name: getattr(self, name) for name in (*names, "trace", "ignore_changes")}
+        return {name: value for name, value in given.items() if value != getattr(defaults, name)}
 
     def supervised_connection(self, cluster_file: Path | None) -> ConnectOptions:
         """Sessions that outlive their connections and this process, so that nothing they say is lost."""

@@ -260,13 +260,14 @@ def prepare_resume(
     known: StoredRun,
     cluster: Cluster,
     steps: int | None,
-    max_restarts: int | None = None,
+    changed: Mapping[str, Any] | None = None,
     given: Plan | None = None,
 ) -> Resumption:
     """What resuming the run takes: request, options and nodes.
 
     Args:
         steps: so many more than its newest checkpoint has (None: to the end that it was to have).
+        changed: fields of the run's ``RunOptions`` that take other values from now on.
         given: a plan of the user's for the same workload, to go on with in place of the run's own.
 
     Raises:
@@ -284,9 +285,7 @@ def prepare_resume(
             hint=f"skyctl launch --resume {state.run_id} --steps MORE",
         )
     total = max(done, state.steps) if steps is None else done + steps
-    options = replace(options_of(state), steps=total)
-    if max_restarts is not None:
-        options = replace(options, max_restarts=max_restarts)
+    options = replace(options_of(state), **(changed or {}), steps=total)
     request = request_of(state)
     request = replace(request, recipe=replace(request.recipe, total_steps=total))
     if given is not None:

@@ -1,4 +1,4 @@
-"""Values with a structure: tensors nested in tuples and dicts, taken apart into flat tuples and put together.
+"""Values with a structure: tensors (and None) nested in tuples and dicts, taken apart and put together.
 
 Layers, losses and batches have values; stages send, receive and split flat tuples of tensors. A structure is
 what is left of a value without its tensors, in JSON values, so that it can travel.
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from skyctl.errors import WorkloadError
 
-Value: TypeAlias = "Tensor | tuple[Value, ...] | dict[str, Value]"
-"""What a layer takes and gives, and what a batch's inputs and targets are."""
+Value: TypeAlias = "Tensor | tuple[Value, ...] | dict[str, Value] | None"
+"""What a layer takes and gives, and what a batch's inputs and targets are; None only within others."""
 
 Structure: TypeAlias = "Mapping[str, Any] | None"
-"""None for a tensor, ``{"tuple": [Structure, …]}`` or ``{"dict": {key: Structure}}``."""
+"""None for a tensor, ``{"tuple": [Structure, …]}``, ``{"dict": {key: Structure}}``, ``{"none": []}``."""
 
 MOST_DEPTH = 16
 """How many tuples and dicts may be within one another; a list that holds itself ends here, too."""
@@ -44,6 +44,8 @@ class StructureMismatchError(ValueError):
 def check_value(value: Any, name: str, who: str) -> Value:
     """A value from a user's function: lists and named tuples become tuples, mappings become dicts.
 
+    None may stand in the place of a part, as in ``(logits, None)``.
+
     Args:
         name: what the value is, as in ``inputs``.
         who: what gave it, as in ``train.py: data()``.
@@ -61,7 +63,7 @@ def check_value(value: Any, name: str, who: str) -> Value:
 
 
 def _check(value: Any, path: _Path, who: str) -> Value:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or (value is None and len(path) > 1):
         return value
     if isinstance(value, tuple | list | Mapping) and len(path) > MOST_DEPTH:
         raise WorkloadError(f"{who}: {path[0]} is nested more than {MOST_DEPTH} deep")
@@ -103,6 +105,8 @@ def _take_apart(value: Value, found: list[Tensor]) -> Structure:
     if isinstance(value, Tensor):
         found.append(value)
         return None
+    if value is None:
+        return {"none": []}
     if isinstance(value, dict):
         return {"dict": {key: _take_apart(part, found) for key, part in value.items()}}
     return {"tuple": [_take_apart(part, found) for part in value]}
@@ -145,9 +149,9 @@ def _take_apart_as(value: Value, structure: Structure, path: _Path, found: list[
             raise _other_keys(value.keys(), parts.keys(), path)
         for key, inner in parts.items():
             _take_apart_as(value[key], inner, (*path, key), found)
-    else:
+    elif value is not None or structure is None or "none" not in structure:
         kinds = _kind_of(flatten_value(value)[1]), _kind_of(structure)
-        raise StructureMismatchError(_describe_path(path), *(f"as a {kind}" for kind in kinds))
+        raise StructureMismatchError(_describe_path(path), *(f"as {_ARTICLES[kind]}" for kind in kinds))
 
 
 def _other_keys(have: Collection[str], wanted: Collection[str], path: _Path) -> StructureMismatchError:
@@ -155,6 +159,9 @@ def _other_keys(have: Collection[str], wanted: Collection[str], path: _Path) -> 
     key = json.dumps((missing or added)[0])
     words = (f"without the key {key}", "with it") if missing else (f"with the key {key}", "without it")
     return StructureMismatchError(_describe_path(path), *words)
+
+
+_ARTICLES = {"tensor": "a tensor", "tuple": "a tuple", "dict": "a dict", "none": "None"}
 
 
 def _kind_of(structure: Structure) -> str:
@@ -183,6 +190,8 @@ def unflatten_value(tensors: Sequence[Tensor], structure: Structure) -> Value:
 def _put_together(structure: Structure, left: Iterator[Tensor]) -> Value:
     if structure is None:
         return next(left)
+    if "none" in structure:
+        return None
     if "dict" in structure:
         return {key: _put_together(part, left) for key, part in structure["dict"].items()}
     return tuple([_put_together(part, left) for part in structure["tuple"]])
@@ -192,6 +201,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Value) -> Value:
     """A value with ``function`` of each tensor in its place, in tuples and dicts of its own."""
     if isinstance(value, Tensor):
         return function(value)
+    if value is None:
+        return None
     if isinstance(value, dict):
         return {key: map_tensors(function, part) for key, part in value.items()}
     return tuple([map_tensors(function, part) for part in value])
@@ -215,6 +226,8 @@ def describe_structure(structure: Structure, tensors: Iterator[str]) -> str:
     """The structure with these texts of its tensors, as in ``{"x": float32[2, 3], "ids": int64[2]}``."""
     if structure is None:
         return next(tensors)
+    if "none" in structure:
+        return "None"
     if "dict" in structure:
         parts = [f"{json.dumps(k)}: {describe_structure(p, tensors)}" for k, p in structure["dict"].items()]
         return f"{{{', '.join(parts)}}}"
@@ -242,6 +255,8 @@ def _count_tensors(structure: Any, depth: int) -> int:
         return 1
     if isinstance(structure, Mapping) and len(structure) == 1 and depth <= MOST_DEPTH:
         ((kind, parts),) = structure.items()
+        if kind == "none" and parts == []:
+            return 0
         if kind == "tuple" and isinstance(parts, list):
             return sum(_count_tensors(part, depth + 1) for part in parts)
         if kind == "dict" and isinstance(parts, Mapping) and all(isinstance(key, str) for key in parts):

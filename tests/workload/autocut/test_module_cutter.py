@@ -205,6 +205,20 @@ def test_layers_compute_what_the_module_does(user: Make, name: str) -> None:
     assert torch.equal(run(layers, inputs), whole(inputs))
 
 
+def test_a_forward_that_returns_none_beside_its_outputs(user: Make) -> None:
+    """As nanoGPT's does where it is given no targets."""
+    text = TRANSFORMER.replace(".transpose(1, 2)\ndef model", ".transpose(1, 2), None\ndef model")
+    assert text != TRANSFORMER
+    text += "def loss(outputs, targets): return F.cross_entropy(outputs[0], targets)\n"
+    workload = user(text, data=TOKENS)
+    value: Any = next(workload.batches(0))[0]
+    for layer in workload.build(0, workload.layers):
+        value = layer(value)
+    logits, nothing = value
+    assert nothing is None
+    assert logits.requires_grad
+
+
 def test_what_a_cut_carries_is_counted(user: Make) -> None:
     workload = user(UNET)
     costs = {cost.name: cost.output_bytes for cost in count_layer_costs(workload, 2)}
@@ -242,6 +256,7 @@ def model(): return Net()
         ("return self.c(self.a(self.a(self.b(x))))", ["a.weight", "untie"]),
         ("return self.c(self.missing(x))", ["line 15", "missing"]),
         ("return self.c(self.b(self.a(x).view(8, -1)))", ["line 15"]),
+        ("return self.c(self.a(x)[x[:, 0] > 0])", ["line 15", "how large a tensor is depends on the values"]),
         (
             "x = self.a(x)\n        return self.c(self.b(x) ** (x.shape[0] ** 2))",
             ["line 16", "in proportion"],

@@ -23,7 +23,8 @@ from skyctl.workload.autocut import traced_layer
 from skyctl.workload.autocut.call_graph import Call, Trace, ValueRef, leaves_of
 from skyctl.workload.autocut.cut_positions import CutFinder
 from skyctl.workload.autocut.trace_merge import CallGraph, merge_traces
-from skyctl.workload.autocut.tracer import CannotFollowError, Tracer
+from skyctl.workload.autocut.tracer import Tracer
+from skyctl.workload.autocut.tracing_errors import CannotFollowError
 from skyctl.workload.data import BatchExample
 from skyctl.workload.layered_model import LayeredModel
 from skyctl.workload.shape_inference import ShapeInference

@@ -24,7 +24,7 @@ from skyctl.workload.autocut.call_graph import (
     Trace,
     ValueRef,
 )
-from skyctl.workload.autocut.tracer import CannotFollowError
+from skyctl.workload.autocut.tracing_errors import CannotFollowError
 
 FLOAT_TOLERANCE = 1e-9
 

@@ -30,8 +30,9 @@ from skyctl.workload.autocut.call_graph import (
     map_leaves,
     tensors_in,
 )
+from skyctl.workload.autocut.tracing_errors import CannotFollowError, explain_failed_call
 from skyctl.workload.deferred_init import DispatchMode, is_deferred
-from skyctl.workload.user_code import SKYCTL_FOLDER, describe_exception, locate_error
+from skyctl.workload.user_code import SKYCTL_FOLDER, locate_error
 
 TORCH_FOLDER = Path(torch.__file__).parent
 MOST_CALLS = 20_000
@@ -42,20 +43,6 @@ READS = frozenset(
 
 
 HOOKS = frozenset((Tensor.register_hook, Tensor.register_post_accumulate_grad_hook))
-
-
-class CannotFollowError(Exception):
-    """A forward does something that can't be cut.
-
-    Attributes:
-        reason: what it does.
-        line: where.
-        scope: the dotted name of the innermost opened module under way; empty for the model itself.
-    """
-
-    def __init__(self, reason: str, line: str, scope: str) -> None:
-        super().__init__(f"{line}: {reason}")
-        self.reason, self.line, self.scope = reason, line, scope
 
 
 class HeldTensors:
@@ -197,7 +184,7 @@ class Tracer(TorchFunctionMode):
         try:
             result = function(*args, **kwargs)
         except Exception as exc:
-            raise self._cannot(describe_exception(exc), locate_error(exc, self._file)) from exc
+            raise self._cannot(explain_failed_call(exc), locate_error(exc, self._file)) from exc
         finally:
             self._inside = False
         made = tensors_in(result)
