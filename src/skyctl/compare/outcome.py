@@ -63,8 +63,8 @@ class ComparisonRow(Record):
     ``bound_s``: no plan of that problem can do better, in its ``objective``; ``gap``: this plan's distance
     from it, value / bound − 1. ``predicted_speedup``, ``measured_speedup``: times as fast as even.
     ``prediction_error``: predicted / measured − 1. ``error``: why it is infeasible or did not run.
-    ``predicted_interval``: of ``predicted_s``. ``predicted_sync_s``: of the step, what summing the pipelines'
-    gradients takes after the last backward; None where there is one pipeline.
+    ``predicted_interval``: of ``predicted_s``. ``predicted_sync_s``, ``measured_sync_s``: of the step, what
+    summing the pipelines' gradients takes after the last backward; None where there is one pipeline.
     """
 
     strategy: Name
@@ -86,6 +86,7 @@ class ComparisonRow(Record):
     error: str | None = None
     predicted_interval: Interval | None = since(3, None)
     predicted_sync_s: Seconds | None = since(4, None)
+    measured_sync_s: Seconds | None = since(4, None)
 
     @property
     def device_label(self) -> str:
@@ -195,6 +196,7 @@ def _row(
         error=outcome.error,
         predicted_interval=plan.predicted.interval,
         predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 else None,
+        measured_sync_s=measurement.sync_s if measurement else None,
     )
 
 

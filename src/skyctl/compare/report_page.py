@@ -76,7 +76,11 @@ def render_report(report: ComparisonReport) -> str:
         speed_chart=device_speed_chart(report),
         share_group=share_charts(report),
         timeline_group=timeline_charts(report),
-        sample_tables=[(name, _sample_table(row)) for (row, *_), name in report.groups() if _has_shares(row)],
+        sample_tables=[
+            (name, _sync_text(row), _sample_table(row))
+            for (row, *_), name in report.groups()
+            if _has_shares(row)
+        ],
         steps_table=_steps_table(report),
         prediction_chart=prediction_chart(report) if report.measured else None,
         deviations=_deviations(report),
@@ -196,6 +200,12 @@ class _Table(NamedTuple):
 def _has_shares(row: ComparisonRow) -> bool:
     """Whether the plan has pipelines that take a share of each step's samples."""
     return any(share.microbatches is not None for share in row.shares)
+
+
+def _sync_text(row: ComparisonRow) -> str:
+    """What summing gradients adds to a step, predicted and where known measured."""
+    text = f"gradients are summed {format_seconds(row.predicted_sync_s)} after the last backward, predicted"
+    return text + ("" if row.measured_sync_s is None else f"; {format_seconds(row.measured_sync_s)} measured")
 
 
 def _sample_table(row: ComparisonRow) -> _Table:
