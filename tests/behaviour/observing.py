@@ -55,7 +55,7 @@ MAY_BE_NULL = _words("""
     interval split_s weight_s spread peak_memory_bytes source_byte_s target_byte_s handling_byte_s
     action_s input_message_s gradient_message_s prediction_error error_s neighbour_s connect_s gap
     lower_bound_s bound_s checkpoint memory_bytes iteration_s loss clock_error_s share others_cpus
-    own_cpus
+    own_cpus reduce_byte_s message_byte_s
 """)
 """Measured figures that are not always there."""
 

@@ -11,7 +11,7 @@ import pytest
 from skyctl.control.comparison_job import plan_strategies
 from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_creation import PlanOptions, override_problem, parse_assign, plan_profile
-from skyctl.control.problem_from_profile import HEAP_SHARE, build_problem
+from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
 from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InfeasibleError, InputError, MismatchError
@@ -176,6 +176,45 @@ def test_messages_cost_a_device_what_its_two_cheapest_links_take() -> None:
     dear_one = build_problem(profile(dear, *devices[1:], links=links), 4).devices[0]
     assert dear_one.neighbour_s == pytest.approx(0.011 / HANDLING_NEIGHBOURS)
     assert dear_one.action_s == 2e-4
+
+
+def test_a_data_problem_says_what_summing_gradients_takes() -> None:
+    """A message's byte as over loopback or over the links, whichever is more; a pipeline needs none of it."""
+    measured = {"reduce_byte_s": 3e-10, "message_byte_s": 1e-9}
+    a, b, c = (device(node, 1.0).model_copy(update=measured) for node in "abc")
+    links = tuple(
+        LinkProfile(
+            source=ends[0],
+            target=ends[1],
+            latency_s=0.0,
+            bandwidth_bytes_per_s=1e7,
+            source_byte_s=4e-9 if ends[0] == "a" else None,
+            target_byte_s=2e-9 if ends[1] == "a" else None,
+        )
+        for ends in ("ab", "ba", "ac", "ca")
+    )
+    found = profile(a, b, c, links=links)
+    rows = tuple(
+        layer.model_copy(update={"gradient_bytes": 4e5}) for layer in found.workload.shapes[0].layers
+    )
+    shape = found.workload.shapes[0].model_copy(update={"layers": rows})
+    found = found.model_copy(update={"workload": found.workload.model_copy(update={"shapes": (shape,)})})
+    data = build_problem(found, 4, parallel="data")
+    assert data.parallel == "data"
+    assert [d.reduce_byte_s for d in data.devices] == [3e-10] * 3
+    assert [d.message_byte_s for d in data.devices] == pytest.approx([3e-9, 1e-9, 1e-9])
+    assert {layer.gradient_bytes for layer in data.layers} == {4e5}
+    pipeline = build_problem(found, 4)
+    assert {(d.reduce_byte_s, d.message_byte_s) for d in pipeline.devices} == {(0.0, 0.0)}
+    assert {layer.gradient_bytes for layer in pipeline.layers} == {None}
+
+
+def test_a_profile_from_before_sums_were_measured_gets_stated_figures() -> None:
+    old = device("a", 1.0).model_copy(update={"handling_byte_s": 8e-10 * HANDLING_NEIGHBOURS})
+    data = build_problem(profile(old), 4, parallel="data")
+    assert data.devices[0].reduce_byte_s == DEFAULT_REDUCE_BYTE_S
+    assert data.devices[0].message_byte_s == pytest.approx(4e-10)
+    assert data.layers[0].gradient_bytes is None
 
 
 def test_what_a_step_costs_once_is_shared_by_its_microbatches() -> None:

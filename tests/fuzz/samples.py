@@ -127,6 +127,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
         "activation_bytes": 1e5,
         "output_bytes": 1e4,
         "workspace_bytes": 0.0,
+        "gradient_bytes": 2e5,
     }
     timings = [
         {
@@ -146,7 +147,7 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
     conditions = {"wall_s": 2.0, "own_cpus": 1.0, "others_cpus": 0.1, "share": 0.9, "notes": ["busy"]}
     return {
         "kind": "skyctl/profile",
-        "version": 3,
+        "version": 8,
         "cluster": "home",
         "cluster_digest": "d",
         "created": "2026-01-01T00:00:00Z",
@@ -180,6 +181,8 @@ def profile(digest: str, nodes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
                 "flops_per_s": 1e9,
                 "timings": timings,
                 "handling_s": 1e-4,
+                "reduce_byte_s": 3e-10,
+                "message_byte_s": 1e-9,
                 "conditions": conditions,
             }
             for name in nodes

@@ -143,6 +143,41 @@ def test_sites_are_as_far_apart_as_they_should_be(lab, traffic, carrier):
     assert switch["cpu_s"] >= 0
 
 
+MESH = {("n1", "n2"): 40, ("n1", "n3"): 20, ("n2", "n3"): 5}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("latency_ms", [0, 3])
+def test_a_pairs_own_line_carries_what_it_should(lab, traffic, latency_ms):
+    """All pairs at once, each direction by itself; the node's `rate_mbit` has no part in it."""
+    nodes = [{"name": f"n{i}", "cpus": 1.0, "rate_mbit": 2} for i in (1, 2, 3)]
+    rates = MESH | {(b, a): rate for (a, b), rate in MESH.items()} | {("n2", "n1"): 10}
+    links = [
+        {"source": a, "target": b, "rate_mbit": rate, "latency_ms": latency_ms * (a < b)}
+        for (a, b), rate in rates.items()
+    ]
+    state = lab({"nodes": nodes, "links": links})
+    assert (state.switch == "none") == (latency_ms == 0)
+    if latency_ms:
+        assert traffic.round_trip_s(state, "n1", "n2") == pytest.approx(latency_ms / 1000, abs=0.002)
+    ways = [*MESH, ("n2", "n1")]
+    found = traffic.bytes_per_s_together(state, ways, seconds=1.5)
+    assert found == pytest.approx([rates[way] * 125_000 for way in ways], rel=0.25)
+    assert status(state)["faults"] == []
+
+
+def test_a_link_that_can_not_be_made_leaves_nothing(lab, monkeypatch):
+    def broken(*_, **__):
+        return ["link set nosuchline up"]
+
+    monkeypatch.setattr(traffic_shaping, "line_commands", broken)
+    ends = {"n1": "n2", "n2": "n1"}
+    links = [{"source": a, "target": b, "rate_mbit": 10, "latency_ms": 1} for a, b in ends.items()]
+    with pytest.raises(SkyctlError, match="nosuchline"):
+        lab(TWO | {"links": links}, name="broken-line", carrier="user")
+    assert leftovers("broken-line") == []
+
+
 def has_netem() -> bool:
     program = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
     return (

@@ -43,6 +43,61 @@ def test_a_slice_may_be_given(tmp_path):
     assert read(tmp_path, f"{GOOD}cpu_slice_ms: 5\n").cpu_slice_ms == 5
 
 
+LINKED = """\
+nodes: [{name: n1, cpus: 1}, {name: n2, cpus: 1}, {name: n3, cpus: 1}]
+links:
+  - {between: [n1, n2], rate_mbit: 40, latency_ms: 2}
+  - {from: n3, to: n1, rate_mbit: 5}
+  - {from: n1, to: n3, latency_ms: 1.5}
+"""
+
+
+def test_a_link_is_said_for_both_directions_or_for_each(tmp_path):
+    spec = read(tmp_path, LINKED)
+    assert [(a.source, a.target, a.rate_mbit, a.latency_ms) for a, _ in spec.lines()] == [
+        ("n1", "n2", 40, 2),
+        ("n3", "n1", 5, 0),
+    ]
+    assert [(b.source, b.target, b.rate_mbit, b.latency_ms) for _, b in spec.lines()] == [
+        ("n2", "n1", 40, 2),
+        ("n1", "n3", None, 1.5),
+    ]
+    assert LabSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ("n1 n2", "a link is a mapping with the nodes that it is between, it is 'n1 n2'"),
+        ("{between: [n1, n2]}", "link 1 has neither rate_mbit nor latency_ms"),
+        ("{between: [n1, n22], rate_mbit: 1}", "names node 'n22', which the lab has not; did you mean"),
+        ("{between: [n1, n1], rate_mbit: 1}", "a link names two nodes"),
+        ("{between: [n1, n2, n3], rate_mbit: 1}", "a link names two nodes"),
+        ("{between: n1, rate_mbit: 1}", "a link names two nodes"),
+        ("{between: [n1, [n2]], rate_mbit: 1}", "a link names two nodes"),
+        ("{between: [n1, n2], to: n3, rate_mbit: 1}", "a link names two nodes"),
+        ("{from: n1, rate_mbit: 1}", "a link names two nodes"),
+        ("{rate_mbit: 1}", "a link names two nodes"),
+        ("{from: n1, to: n2, rate_mbit: 1}", "links says n1 → n2 and not n2 → n1: a line has two directions"),
+        ("{between: [n1, n2], rate_mbit: 0}", "'rate_mbit' in link 1"),
+        ("{between: [n1, n2], rate_mbit: fast}", "'rate_mbit' in link 1"),
+        ("{between: [n1, n2], latency_ms: -1}", "'latency_ms' in link 1"),
+        ("{between: [n1, n2], rate: 1}", "unknown key 'rate' in link 1; did you mean 'rate_mbit'?"),
+    ],
+)
+def test_a_links_fault_is_named_with_its_line(tmp_path, link, words):
+    text = f"{LINKED.partition('links:')[0]}links:\n  - {link}\n"
+    with pytest.raises(InventoryError) as caught:
+        read(tmp_path, text)
+    assert "lab.yaml:3: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_direction_is_said_once(tmp_path):
+    with pytest.raises(InventoryError, match=r"lab.yaml:6: link 4 says n2 → n1, which a link before it says"):
+        read(tmp_path, f"{LINKED}  - {{from: n2, to: n1, rate_mbit: 5}}\n")
+
+
 def test_sites_may_be_left_out(tmp_path):
     spec = read(tmp_path, "nodes:\n  - {name: n1, cpus: 1}\n  - {name: n2, cpus: 2, site: z}\n")
     assert spec.site_names() == ["default", "z"]
@@ -90,7 +145,10 @@ def test_a_missing_file(tmp_path):
 
 def test_a_spec_made_in_python_is_checked_too():
     node = {"name": "n", "cpus": 1.0}
+    link = {"source": "n", "target": "m", "rate_mbit": 1.0}
     for faulty in (
+        {"nodes": [node, {**node, "name": "m"}], "links": [link]},
+        {"nodes": [node], "links": [link, {**link, "source": "m", "target": "n"}]},
         {"nodes": []},
         {"nodes": [node, node]},
         {"nodes": [node], "sites": {"uplink_mbit": {"x": 1.0}}},

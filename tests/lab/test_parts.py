@@ -26,7 +26,7 @@ class Wire:
         self.arrived = []
         self.now = 0.0
         self.switch = DelaySwitch(
-            SITES, rates, latency_s, lambda site, _: self.arrived.append((site, self.now))
+            SITES, rates, [latency_s] * 3, lambda site, _: self.arrived.append((site, self.now))
         )
 
     def finish(self):
@@ -134,7 +134,7 @@ def test_a_links_queue_holds_a_round_trip(latency_ms: float, held_s: float):
     spec = LabSpec.model_validate({"nodes": nodes, "sites": {"latency_ms": latency_ms}})
     for line in (
         *traffic_shaping.network_shaping_commands(spec, "user"),
-        *traffic_shaping.node_shaping_commands(spec, 0),
+        *traffic_shaping.node_shaping_commands(spec, 0, "user"),
     ):
         words = line.split()
         queued = int(words[words.index("limit") + 1]) - traffic_shaping.burst_bytes(200)
@@ -152,6 +152,54 @@ def test_netem_is_asked_for_delay_on_the_way_out_and_rate_both_ways():
         "qdisc add dev edge1 root netem delay 5000us",
         "qdisc add dev core1 root netem delay 0us",
     ]
+
+
+def test_a_line_may_take_longer_one_way() -> None:
+    arrived = []
+    line = DelaySwitch({A: 0, B: 1}, [None, None], [0.002, 0.0], lambda site, _: arrived.append(site))
+    line.take(0, frame(B, A), 0.0)
+    line.take(1, frame(A, B), 0.0)
+    assert line.deliver(0.0) == 0.002
+    assert arrived == [0]
+    assert line.deliver(0.002) is None
+    assert arrived == [0, 1]
+
+
+def linked_spec(**back: float) -> LabSpec:
+    nodes = [{"name": f"n{i}", "cpus": 1.0, "rate_mbit": 100} for i in range(3)]
+    links = [
+        {"source": "n0", "target": "n2", "rate_mbit": 40.0, "latency_ms": 2.0},
+        {"source": "n2", "target": "n0", **back},
+    ]
+    return LabSpec.model_validate({"nodes": nodes, "links": links})
+
+
+@pytest.mark.parametrize("switch", ["none", "user", "netem"])
+def test_a_pairs_own_line_has_its_ends_in_its_nodes(switch: str):
+    spec = linked_spec(rate_mbit=10.0)
+    lines = traffic_shaping.line_commands(spec, switch=switch, pids=[11, 12, 13])
+    assert ("link add line0a type veth peer name line0b" in lines) == (switch != "user"), "TAPs are there"
+    assert [line for line in lines if "netns" in line] == [
+        "link set line0a netns 11",
+        "link set line0b netns 13",
+    ]
+    routes = [line for n in range(3) for line in traffic_shaping.node_commands(spec, 7, n) if "route" in line]
+    assert routes == [
+        "route add 10.7.0.3/32 dev line0a src 10.7.0.1",
+        "route add 10.7.0.1/32 dev line0b src 10.7.0.3",
+    ]
+    shaped = [traffic_shaping.node_shaping_commands(spec, n, switch) for n in range(3)]
+    assert [len(one) for one in shaped] == [2, 1, 2]
+    assert shaped[0][1].startswith(
+        "qdisc add dev line0a root " + ("netem delay 2000us rate" if switch == "netem" else "tbf rate 418")
+    )
+    assert shaped[2][1].startswith("qdisc add dev line0b root tbf rate 104")
+
+
+def test_a_line_without_a_rate_is_not_shaped():
+    spec = linked_spec()
+    assert [len(traffic_shaping.node_shaping_commands(spec, n, "user")) for n in (0, 2)] == [2, 1]
+    assert len(traffic_shaping.delayed_lines(spec)) == 1
 
 
 @pytest.mark.parametrize(

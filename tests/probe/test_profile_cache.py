@@ -85,6 +85,8 @@ def device(name: str, print_: str | None, *timings: LayerTiming, **more: Any) ->
         "handling_s": 0.25,
         "action_s": 0.125,
         "step_s": 0.0625,
+        "message_byte_s": 1e-9,
+        "reduce_byte_s": 2e-10,
         "measured": BEFORE,
     }
     return DeviceProfile(
@@ -122,8 +124,22 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     assert [m.measured["reserved_bytes"] for m in them] == [5e8, 6e8]
     overhead = [them[0].measured[name] for name in ("handling_s", "action_s", "step_s")]
     assert overhead == [0.25, 0.125, 0.0625]
+    assert [them[0].measured[name] for name in ("message_byte_s", "reduce_byte_s")] == [1e-9, 2e-10]
     dated = known.dated(had.devices[0].model_copy(update={"measured": None, "fingerprint": None}), NOW)
     assert (dated.measured, dated.fingerprint) == (BEFORE, p["a/cpu:0"])
+
+
+def test_a_profile_without_the_cost_of_sums_has_only_that_measured_again() -> None:
+    them = [member("a")]
+    old = device("a", prints(*them)["a/cpu:0"], timing("x"), reduce_byte_s=None, message_byte_s=None)
+    known = cached_timings(them, [profile(old)], [shape("x")], "float32", NOW)
+    assert known.lacking == {"a/cpu:0": set()}
+    assert known.handles("a/cpu:0")
+    now = {"handling_s": 0.5, "message_byte_s": 3e-9, "reduce_byte_s": 4e-10}
+    them[0].measured = {"timings": [], "reserved_bytes": 1e8, **now}
+    known.complete(them)
+    assert {name: them[0].measured[name] for name in now} == now
+    assert them[0].measured["action_s"] == 0.125
 
 
 def test_rows_are_joined_only_where_the_same_was_taken_off() -> None:

@@ -93,6 +93,7 @@ def test_state_and_signatures() -> None:
     found = count_layer_costs(workload, 2)
     for cost, layer in zip(found, workload.build(0, workload.layers), strict=True):
         assert cost.state_bytes == 16 * sum(p.numel() for p in layer.parameters())
+        assert cost.gradient_bytes == cost.state_bytes / 4
     by_kind = {}
     for cost in found:
         by_kind.setdefault(cost.name.rpartition(".")[2], set()).add(cost.signature)
@@ -126,6 +127,7 @@ def test_frozen_and_buffers(user: Make) -> None:
     found = count_layer_costs(workload, 4)
     assert found[0].state_bytes == 28 * 4
     assert found[1].state_bytes == 8 * 16 + 8 * 4 + 8
+    assert [cost.gradient_bytes for cost in found] == [0, 8 * 4, 20 * 4, 0, 0]
     assert not workload.boundary(1, 4)[0].requires_grad
     assert found[3].signature != found[4].signature
     assert all(p.grad is None for p in workload.shapes.fake_layers[2].parameters())

@@ -51,6 +51,7 @@ def test_half_the_bytes_between_layers_and_eighteen_for_a_parameter() -> None:
     )
     for wide, low in zip(plain, mixed, strict=True):
         assert low.output_bytes == wide.output_bytes / 2
+        assert low.gradient_bytes == wide.gradient_bytes
         assert low.state_bytes == wide.state_bytes / 16 * (2 + 4 + 4 + 8)
         assert low.signature != wide.signature
         assert low.flops == wide.flops

@@ -21,6 +21,7 @@ _COLOURS = {
     "O": "detailed_memory_dump",
     "C": "detailed_memory_dump",
     "S": "vsync_highlight_color",
+    "R": "vsync_highlight_color",
     IDLE: "grey",
     TRANSFER: "yellow",
 }
@@ -114,7 +115,7 @@ def _step(pid: int, step: TimelineStep, shift_s: float, flow: int) -> list[dict[
 
 def _slice(pid: int, span: TimelineSpan, step: int, shift_s: float) -> dict[str, Any]:
     """One span as a complete event (phase X)."""
-    numbered = span.kind not in ("O", "C")
+    numbered = span.kind not in ("O", "C", "R")
     return {
         "name": f"{KIND_LABELS[span.kind]} {span.microbatch}" if numbered else KIND_LABELS[span.kind],
         "cat": "wait" if span.kind in (IDLE, TRANSFER) else "message" if span.kind == "S" else "compute",

@@ -38,7 +38,7 @@ class Comparison(FileRecord):
     """
 
     kind: Literal["skyctl/comparison"] = "skyctl/comparison"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     cluster: str | None = None
     workload: str | None = None
     rows: Seq[ComparisonRow]

@@ -12,6 +12,7 @@ from skyctl.records.interval import Interval
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Objective, Problem
+from skyctl.workload.recipe import microbatch_sizes
 
 BASELINE = "even"
 """The strategy that speed-ups are over."""
@@ -36,7 +37,11 @@ class StrategyOutcome:
 
 
 class DeviceShare(Record):
-    """A device's layers [start, stop) and its times in a step. ``label``: its shortest clear name."""
+    """A device's layers [start, stop) and its times in a step. ``label``: its shortest clear name.
+
+    ``microbatches``, ``samples``: of each step, that its pipeline takes; None where there is only one (and
+    ``samples`` where the batch is not known).
+    """
 
     device: Name
     label: Name
@@ -47,6 +52,8 @@ class DeviceShare(Record):
     measured_compute_s: Seconds | None = None
     measured_transfer_s: Seconds | None = None
     measured_idle_s: Seconds | None = None
+    microbatches: Count | None = since(4, None)
+    samples: Count | None = since(4, None)
 
 
 class ComparisonRow(Record):
@@ -56,7 +63,8 @@ class ComparisonRow(Record):
     ``bound_s``: no plan of that problem can do better, in its ``objective``; ``gap``: this plan's distance
     from it, value / bound − 1. ``predicted_speedup``, ``measured_speedup``: times as fast as even.
     ``prediction_error``: predicted / measured − 1. ``error``: why it is infeasible or did not run.
-    ``predicted_interval``: of ``predicted_s``.
+    ``predicted_interval``: of ``predicted_s``. ``predicted_sync_s``, ``measured_sync_s``: of the step, what
+    summing the pipelines' gradients takes after the last backward; None where there is one pipeline.
     """
 
     strategy: Name
@@ -77,6 +85,8 @@ class ComparisonRow(Record):
     run_id: str | None = None
     error: str | None = None
     predicted_interval: Interval | None = since(3, None)
+    predicted_sync_s: Seconds | None = since(4, None)
+    measured_sync_s: Seconds | None = since(4, None)
 
     @property
     def device_label(self) -> str:
@@ -169,7 +179,7 @@ def _row(
     return ComparisonRow(
         strategy=outcome.strategy,
         status=plan.certificate.status,
-        layers=" · ".join(f"{share.label} {share.start}–{share.stop}" for share in shares),
+        layers=_holdings(plan, shares),
         shares=tuple(shares),
         unused=tuple(device_labels(plan.problem)[device.device] for device in plan.unused),
         microbatches=plan.problem.microbatches,
@@ -185,7 +195,35 @@ def _row(
         run_id=measurement.run_id if measurement else None,
         error=outcome.error,
         predicted_interval=plan.predicted.interval,
+        predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 else None,
+        measured_sync_s=measurement.sync_s if measurement else None,
     )
+
+
+def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
+    """Who has which layers; with several pipelines of one stage each, who has how many microbatches."""
+    if len(plan.pipelines) == len(shares) > 1:
+        each = " · ".join(f"{share.label} {share.microbatches}" for share in shares)
+        return f"{each} of {plan.problem.microbatches} microbatches, all layers"
+    return " · ".join(f"{share.label} {share.start}–{share.stop}" for share in shares)
+
+
+def _samples_taken(plan: Plan) -> dict[str, dict[str, int]]:
+    """By device, the ``microbatches`` and ``samples`` of its pipeline, where there are several."""
+    if len(plan.pipelines) == 1:
+        return {}
+    sizes: list[int] = []
+    if plan.workload is not None:
+        sizes = microbatch_sizes(plan.workload.batch_size, plan.problem.microbatches)
+    found: dict[str, dict[str, int]] = {}
+    first = 0
+    for pipeline in plan.pipelines:
+        taken = {"microbatches": pipeline.microbatches}
+        if sizes:
+            taken["samples"] = sum(sizes[first : first + pipeline.microbatches])
+        first += pipeline.microbatches
+        found |= {stage.device: taken for stage in pipeline.stages}
+    return found
 
 
 def _ratio(over: float | None, under: float | None, minus: float = 0) -> float | None:
@@ -197,6 +235,7 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
     labels = device_labels(plan.problem)
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     measured = {replica.device: replica for replica in measurement.replicas} if measurement else {}
+    taken = _samples_taken(plan)
     shares = []
     for stage in plan.placed_stages:
         planned, ran = predicted.get(stage.device), measured.get(stage.device)
@@ -211,6 +250,7 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
                 measured_compute_s=ran.compute_s if ran else None,
                 measured_transfer_s=ran.transfer_s if ran else None,
                 measured_idle_s=ran.idle_s if ran else None,
+                **taken.get(stage.device, {}),
             )
         )
     return shares

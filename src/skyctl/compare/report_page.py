@@ -76,6 +76,11 @@ def render_report(report: ComparisonReport) -> str:
         speed_chart=device_speed_chart(report),
         share_group=share_charts(report),
         timeline_group=timeline_charts(report),
+        sample_tables=[
+            (name, _sync_text(row), _sample_table(row))
+            for (row, *_), name in report.groups()
+            if _has_shares(row)
+        ],
         steps_table=_steps_table(report),
         prediction_chart=prediction_chart(report) if report.measured else None,
         deviations=_deviations(report),
@@ -190,6 +195,32 @@ class _Table(NamedTuple):
     heads: list[str]
     rows: list[list[str]]
     best: int
+
+
+def _has_shares(row: ComparisonRow) -> bool:
+    """Whether the plan has pipelines that take a share of each step's samples."""
+    return any(share.microbatches is not None for share in row.shares)
+
+
+def _sync_text(row: ComparisonRow) -> str:
+    """What summing gradients adds to a step, predicted and where known measured."""
+    text = f"gradients are summed {format_seconds(row.predicted_sync_s)} after the last backward, predicted"
+    return text + ("" if row.measured_sync_s is None else f"; {format_seconds(row.measured_sync_s)} measured")
+
+
+def _sample_table(row: ComparisonRow) -> _Table:
+    """A row a device: how many of a step's microbatches and samples its pipeline takes."""
+    rows = [
+        [
+            share.label,
+            str(share.microbatches),
+            UNKNOWN if share.samples is None else str(share.samples),
+            format_percent((share.microbatches or 0) / (row.microbatches or 1), sign=False),
+            format_seconds(share.predicted_compute_s),
+        ]
+        for share in row.shares
+    ]
+    return _Table(["device", "microbatches", "samples", "of the step", "computes, predicted"], rows, -1)
 
 
 def _steps_table(report: ComparisonReport) -> _Table:
@@ -316,9 +347,12 @@ def _claim(row: ComparisonRow, plan: Plan) -> str:
         f"{_count(problem.microbatches, 'microbatch', 'microbatches')}, schedule {problem.schedule}"
     )
     goal = "a step" if problem.objective == "iteration" else "a microbatch on the slowest stage"
+    choices = "cut of the layers and no choice or order of the devices"
+    if problem.parallel == "data":
+        choices = "choice of the devices, of their shares and of a ring or star to sum over"
     if sure.status == "optimal":
         return (
-            f"For {what}: no cut of the layers and no choice or order of the devices takes less than "
+            f"For {what}: no {choices} takes less than "
             f"{format_seconds(sure.lower_bound_s)} {goal} by the model of time; this plan takes just that."
         )
     if sure.lower_bound_s is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from skyctl.records.measurement import median
+from skyctl.records.plan import PlacedStage, Plan
+from skyctl.records.problem import Problem
 from skyctl.schedule.simulation_input import SimulationInput, find_waits
 
 
@@ -65,6 +67,7 @@ KIND_LABELS = {
     "W": "weight gradients",
     "O": "optimizer",
     "C": "clipping",
+    "R": "summing gradients",
     "S": "send",
     IDLE: "waits for another stage",
     TRANSFER: "waits for the network",
@@ -168,3 +171,48 @@ def simulated_timeline(play: SimulationInput, devices: Sequence[str]) -> Timelin
         spans.append(TimelineSpan(stage, IDLE, 0, end_s, done.iteration_s))
     step = TimelineStep(0, 0.0, done.iteration_s, tuple(span for span in spans if span.end_s > span.start_s))
     return Timeline(tuple(devices), (step,), (0.0,) * len(devices))
+
+
+def data_timeline(plan: Plan) -> Timeline:
+    """One step of pipelines of one stage each, as predicted: each computes its microbatches, then all sum.
+
+    Of the sums only what no backward hides is drawn: from the last of all backwards to the sum.
+    """
+    problem, stages = plan.problem, plan.placed_stages
+    spans: list[TimelineSpan] = []
+    first, computed_s = 0, []
+    for number, (stage, pipeline) in enumerate(zip(stages, plan.pipelines, strict=True)):
+        forward_s, backward_s = _microbatch_s(problem, stage)
+        at_s = 0.0
+        for microbatch in range(first, first + pipeline.microbatches):
+            turned_s, end_s = at_s + forward_s, at_s + forward_s + backward_s
+            spans.append(TimelineSpan(number, "F", microbatch, at_s, turned_s))
+            spans.append(TimelineSpan(number, "B", microbatch, turned_s, end_s))
+            at_s = end_s
+        first += pipeline.microbatches
+        computed_s.append(at_s)
+    last_s, step_s = max(computed_s), plan.predicted.iteration_s
+    summed_s = last_s + plan.predicted.sync_s
+    for number, stage in enumerate(stages):
+        times = problem.times.get(stage.device)
+        updated_s = summed_s + (sum(times.optimizer_s) if times is not None else 0.0)
+        spans.append(TimelineSpan(number, IDLE, 0, computed_s[number], last_s))
+        spans.append(TimelineSpan(number, "R", 0, last_s, summed_s))
+        spans.append(TimelineSpan(number, "O", 0, summed_s, updated_s))
+        spans.append(TimelineSpan(number, IDLE, 0, updated_s, step_s))
+    step = TimelineStep(0, 0.0, step_s, tuple(span for span in spans if span.end_s > span.start_s))
+    return Timeline(tuple(stage.device for stage in stages), (step,), (0.0,) * len(stages))
+
+
+def _microbatch_s(problem: Problem, stage: PlacedStage) -> tuple[float, float]:
+    """Seconds of all layers' forward and backward on a device that has no neighbours."""
+    device = next(one for one in problem.devices if one.id == stage.device)
+    times = problem.times.get(stage.device)
+    if times is None:
+        whole_s = sum(layer.flops for layer in problem.layers) / device.flops_per_s
+        forward_s, backward_s = whole_s / 3, whole_s * 2 / 3
+    else:
+        forward_s, backward_s = sum(times.forward_s), sum(times.backward_s)
+    overhead_s = (device.handling_s + device.action_s) / 2
+    again_s = forward_s if stage.recompute else 0.0
+    return forward_s + overhead_s, backward_s + again_s + overhead_s

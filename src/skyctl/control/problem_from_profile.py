@@ -17,6 +17,7 @@ from skyctl.records.problem import (
     LayerTimes,
     Link,
     Objective,
+    Parallel,
     Problem,
     Schedule,
     SharedResource,
@@ -37,6 +38,9 @@ HEAP_SHARE = 1.25
 RANK_BYTES = float(20 << 20)
 """Bytes a rank on a CPU holds that a probe does not: connections, their threads' heaps, buffers."""
 
+DEFAULT_REDUCE_BYTE_S = 5e-10
+"""Of a whole core, where a profile does not say: of a processor that adds 2 GB a second (docs/probing.md)."""
+
 
 def build_problem(
     profile: Profile,
@@ -47,6 +51,7 @@ def build_problem(
     first_stage: Sequence[str] | None = None,
     last_stage: Sequence[str] | None = None,
     only_nodes: Sequence[str] | None = None,
+    parallel: Parallel = "pipeline",
 ) -> Problem:
     """The problem at one number of microbatches.
 
@@ -54,6 +59,7 @@ def build_problem(
         profile: must hold a workload that was measured at ``microbatches``.
         first_stage, last_stage: node names whose devices alone may hold that stage (``--pin-first``).
         only_nodes: leave out every other node's devices (``--limit``).
+        parallel: ``data``: with what summing gradients takes, which a pipeline's problem does not say.
 
     Raises:
         InputError: no workload in the profile, it was not measured at that number of microbatches, or its
@@ -69,6 +75,7 @@ def build_problem(
             first_stage=first_stage,
             last_stage=last_stage,
             only_nodes=only_nodes,
+            parallel=parallel,
         )
     except InvalidRecordError as exc:
         raise InputError(
@@ -87,6 +94,7 @@ def _build_problem(
     first_stage: Sequence[str] | None,
     last_stage: Sequence[str] | None,
     only_nodes: Sequence[str] | None,
+    parallel: Parallel,
 ) -> Problem:
     shape = measured_shape(profile, microbatches)
     devices = [d for d in profile.devices if only_nodes is None or d.node in only_nodes]
@@ -109,6 +117,7 @@ def _build_problem(
                 output_bytes=layer.output_bytes,
                 workspace_bytes=layer.workspace_bytes,
                 deferred_bytes=layer.deferred_bytes * heap,
+                gradient_bytes=layer.gradient_bytes if parallel == "data" else None,
             )
             for layer in shape.layers
         ),
@@ -126,6 +135,7 @@ def _build_problem(
                     _slice_uncertainty(profile, d, times[d.id], microbatches, len(devices)),
                 ),
                 overhead_uncertainty=OVERHEAD,
+                **(_sum_costs(profile, d, devices) if parallel == "data" else {}),
             )
             for d in devices
         ),
@@ -138,6 +148,7 @@ def _build_problem(
         receive_window=_receive_window(shape),
         schedule=schedule,
         objective=objective,
+        parallel=parallel,
     )
 
 
@@ -163,6 +174,16 @@ def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DevicePro
 
     As measured over loopback, or over the links to the two nodes where it is least, whichever is more.
     """
+    least = sorted(_link_byte_s(profile, device, devices))[:2]
+    here = device.handling_byte_s / HANDLING_NEIGHBOURS
+    return max(here, fmean(least)) if least else here
+
+
+def _link_byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> list[float]:
+    """By peer: seconds of the device's node to send it a byte and to receive one, together.
+
+    Only of links where that was measured: those of nodes under a CPU quota.
+    """
     nodes = {other.node for other in devices}
     ends: dict[str, list[float]] = {}
     for link in profile.links:
@@ -171,9 +192,22 @@ def _byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[DevicePro
                 ends.setdefault(link.target, []).append(link.source_byte_s)
             if link.target == device.node and link.target_byte_s is not None:
                 ends.setdefault(link.source, []).append(link.target_byte_s)
-    least = sorted(sum(both) for both in ends.values() if len(both) == 2)[:2]
-    here = device.handling_byte_s / HANDLING_NEIGHBOURS
-    return max(here, fmean(least)) if least else here
+    return [sum(both) for both in ends.values() if len(both) == 2]
+
+
+def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, float]:
+    """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
+
+    A message's byte as measured over loopback, or over the links, whichever is more. A profile from before
+    version 8 has neither: then ``DEFAULT_REDUCE_BYTE_S`` and the computing thread's part of a message.
+    """
+    node = next((node for node in profile.nodes if node.name == device.node), None)
+    quota = min(1.0, node.cpus) if node is not None and _is_cpu(device) else 1.0
+    ends = 2 * HANDLING_NEIGHBOURS
+    loopback = device.handling_byte_s / ends if device.message_byte_s is None else device.message_byte_s
+    links = _link_byte_s(profile, device, devices)
+    adding = DEFAULT_REDUCE_BYTE_S / quota if device.reduce_byte_s is None else device.reduce_byte_s
+    return {"reduce_byte_s": adding, "message_byte_s": max(loopback, median(links) / 2 if links else 0.0)}
 
 
 def _receive_window(shape: ShapeProfile) -> int:

@@ -234,6 +234,8 @@ def _steps(outcome: StrategyOutcome) -> StepTimelines:
     if len(plan.pipelines) > 1 or len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
         return StepTimelines()
     devices = [stage.device for stage in plan.placed_stages]
+    if len(plan.pipelines) > 1:
+        return StepTimelines(timeline.data_timeline(plan))
     simulated = timeline.simulated_timeline(simulation_input_of(plan), devices)
     trace = outcome.measurement.trace if outcome.measurement is not None else None
     return StepTimelines(simulated, _read_trace(trace, devices) if trace is not None else None)

@@ -1,5 +1,7 @@
 """A user-space switch between sites: it delays frames, and limits what each site's uplink carries.
 
+A pair's own line that takes time is a switch of its own, between two TAPs in the pair's nodes.
+
 One TAP a site, in the bridge of that site. A frame from site a to site b goes through a's uplink (out), takes
 the latency, goes through b's uplink (in), and is written to b's TAP. An uplink is a pipe of a fixed rate,
 first come first served, that drops what would wait longer than ``QUEUE_S``. Frames that stay in their site,
@@ -20,6 +22,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from skyctl.lab import system_calls
 
@@ -89,7 +92,7 @@ class DelaySwitch:
     Args:
         sites: site of every node, by its MAC address (6 bytes).
         rates: each site's uplink in bytes per second, None: unlimited.
-        latency_s: one way, between any two sites.
+        latency_s: by site, one way from there to any other.
         write: called with a site and a frame when the frame has arrived there.
     """
 
@@ -97,11 +100,11 @@ class DelaySwitch:
         self,
         sites: Mapping[bytes, int],
         rates: Sequence[float | None],
-        latency_s: float,
+        latency_s: Sequence[float],
         write: Callable[[int, bytes], None],
     ) -> None:
         self.sites = dict(sites)
-        self.latency_s = latency_s
+        self.latency_s = tuple(latency_s)
         self.write = write
         self.outgoing = [UplinkPipe(rate) for rate in rates]
         self.incoming = [UplinkPipe(rate) for rate in rates]
@@ -127,7 +130,7 @@ class DelaySwitch:
             self.dropped += 1
             return
         for target in targets:
-            self.in_flight[source].append((passed + self.latency_s, target, size, frame))
+            self.in_flight[source].append((passed + self.latency_s[source], target, size, frame))
 
     def deliver(self, now: float) -> float | None:
         """Writes the frames that have arrived by ``now``; returns the time of the next event, if any."""
@@ -155,31 +158,54 @@ class DelaySwitch:
         return min(heads, default=None)
 
 
-def run_switch(
-    taps: Sequence[int], sites: Mapping[bytes, int], rates: Sequence[float | None], latency_s: float
-) -> None:
-    """Runs the switch until the process ends."""
+@dataclass(frozen=True)
+class SwitchPorts:
+    """One switch: a TAP's descriptor a site, and what ``DelaySwitch`` is made of."""
+
+    taps: Sequence[int]
+    sites: Mapping[bytes, int]
+    rates: Sequence[float | None]
+    latency_s: Sequence[float]
+
+
+def run_switches(wanted: Sequence[SwitchPorts]) -> None:
+    """Runs the switches, each apart from the others, until the process ends."""
     system_calls.set_timer_slack(1000)
     with contextlib.suppress(OSError):
         os.nice(-10)
     gc.disable()  # nothing here makes circles, and a pause would be a delay
-
-    def write(site: int, frame: bytes) -> None:
-        # A full queue or a bridge that is down loses the frame, as a wire would.
-        with contextlib.suppress(OSError):
-            os.write(taps[site], frame)
-
-    switch = DelaySwitch(sites, rates, latency_s, write)
-    number = {fd: site for site, fd in enumerate(taps)}
-    due: float | None = None
+    switches = [DelaySwitch(w.sites, w.rates, w.latency_s, _writer(w.taps)) for w in wanted]
+    ports = {
+        fd: (switch, site)
+        for switch, w in zip(switches, wanted, strict=True)
+        for site, fd in enumerate(w.taps)
+    }
+    due: dict[DelaySwitch, float] = {}
     while True:
-        timeout = None if due is None else max(0.0, due - time.monotonic())
-        readable, _, _ = select.select(taps, [], [], timeout)
+        first = min(due.values(), default=None)
+        timeout = None if first is None else max(0.0, first - time.monotonic())
+        readable, _, _ = select.select(list(ports), [], [], timeout)  # to the microsecond, unlike epoll
+        heard = set()
         for fd in readable:
-            site = number[fd]
+            switch, site = ports[fd]
+            heard.add(switch)
             try:
                 for _ in range(_BATCH):
                     switch.take(site, os.read(fd, _LARGEST), time.monotonic())
             except OSError:  # nothing more to read
                 pass
-        due = switch.deliver(time.monotonic())
+        now = time.monotonic()
+        for switch in heard | {switch for switch, at in due.items() if at <= now}:
+            at = switch.deliver(time.monotonic())
+            due.pop(switch, None)
+            if at is not None:
+                due[switch] = at
+
+
+def _writer(taps: Sequence[int]) -> Callable[[int, bytes], None]:
+    def write(site: int, frame: bytes) -> None:
+        # A full queue or a bridge that is down loses the frame, as a wire would.
+        with contextlib.suppress(OSError):
+            os.write(taps[site], frame)
+
+    return write

@@ -211,10 +211,20 @@ def _start_network(
 ) -> tuple[dict[str, Any], LabState]:
     config = {
         "subnets": traffic_shaping.free_subnets(int(state.token[:2], 16)),
-        "apart": state.spec.apart(),
         "rates": traffic_shaping.uplinks_bytes_per_s(state.spec) if state.spec.apart() else [],
         "latency_s": state.spec.sites.latency_ms / 1000,
         "nodes": traffic_shaping.node_places(state.spec),
+        "lines": [
+            [
+                {
+                    "interface": end.interface,
+                    "mac": traffic_shaping.line_mac(end.interface),
+                    "latency_s": end.link.latency_ms / 1000,
+                }
+                for end in pair
+            ]
+            for pair in traffic_shaping.delayed_lines(state.spec)
+        ],
         "carrier": carrier,
         "tc": programs["tc"],
     }
@@ -295,6 +305,7 @@ def _connect_node(state: LabState, subnet: int, pids: list[int]) -> None:
     lines = traffic_shaping.network_commands(
         spec, state.token, subnet=subnet, switch=state.switch, pids=pids, launcher_pid=os.getpid()
     )
+    lines += traffic_shaping.line_commands(spec, switch=state.switch, pids=pids)
     traffic_shaping.run_batch("ip", lines, pid=fabric)
     traffic_shaping.run_batch("tc", traffic_shaping.network_shaping_commands(spec, state.switch), pid=fabric)
     for interface in state.launcher:
@@ -307,7 +318,8 @@ def _connect_node(state: LabState, subnet: int, pids: list[int]) -> None:
     traffic_shaping.run_batch("ip", traffic_shaping.launcher_commands(spec, state.token, subnet))
     for number, pid in enumerate(pids):
         traffic_shaping.run_batch("ip", traffic_shaping.node_commands(spec, subnet, number), pid=pid)
-        traffic_shaping.run_batch("tc", traffic_shaping.node_shaping_commands(spec, number), pid=pid)
+        shaping = traffic_shaping.node_shaping_commands(spec, number, state.switch)
+        traffic_shaping.run_batch("tc", shaping, pid=pid)
 
 
 def is_listening(node: NodeState) -> bool:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from skyctl.errors import InvalidRecordError
 from skyctl.inventory.yaml_document import YamlDocument, describe_value, load_yaml, nearest_word_hint
-from skyctl.records.base import Name, Positive, Record, Seq
+from skyctl.records.base import Name, Positive, Record, Seq, since
 
 NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 """A node's name is its host name and a folder's name; a lab's name is a folder's name."""
 
 NODES_PER_SITE = 250
 SITES = 250
+LINKS = 600
+"""Directions of pairs: the switch waits for two TAPs a pair that takes time, by select()."""
 MIN_CPUS = 0.001
 """The kernel's smallest quota is 1 ms, its longest period 1 s."""
 
 _HINT = "see docs/examples/lab.yaml for one that works"
+_BOTH_WAYS = "a line has two directions, and `between` says both at once"
 
 
 class LabNode(Record):
@@ -52,18 +56,34 @@ class LabSites(Record):
     uplink_mbit: dict[str, Positive] = Field(default_factory=dict)
 
 
+class LabLink(Record):
+    """One direction of a line between two nodes that nothing else shares.
+
+    ``rate_mbit``: as a node's; None: unlimited. ``latency_ms``: this way.
+    """
+
+    source: Name
+    target: Name
+    rate_mbit: Positive | None = None
+    latency_ms: float = Field(default=0.0, ge=0, le=10_000)
+
+
 class LabSpec(Record):
     """A whole lab. Nodes that name no site share one.
 
     ``cpu_slice_ms``: every node runs so long at a time and then stands still, for as long as its ``cpus`` ask
     for; caches are then as cold after a pause on all of them. None: each has its part of every
     ``cpu_period_ms`` (None: 10 ms; containers usually have 100).
+
+    ``links``: a pair that is named (in both directions) has a line of its own: what its nodes send each other
+    passes neither their ``rate_mbit`` nor what lies between their sites.
     """
 
     nodes: Seq[LabNode] = Field(min_length=1)
     cpu_slice_ms: float | None = Field(default=None, ge=1, le=1000)
     cpu_period_ms: float | None = Field(default=None, ge=1, le=1000)
     sites: LabSites = LabSites()
+    links: Seq[LabLink] = since(2, ())
 
     @model_validator(mode="after")
     def _consistent(self) -> LabSpec:
@@ -83,6 +103,7 @@ class LabSpec(Record):
                 raise ValueError(f"site {site!r} has {count} nodes; a lab's site holds {NODES_PER_SITE}")
         if len(known) > SITES:
             raise ValueError(f"{len(known)} sites; a lab holds {SITES}")
+        _check_links(self)
         return self
 
     @staticmethod
@@ -97,6 +118,35 @@ class LabSpec(Record):
     def apart(self) -> bool:
         """Whether traffic between sites is delayed or limited at all."""
         return len(self.site_names()) > 1 and bool(self.sites.latency_ms or self.sites.uplink_mbit)
+
+    def lines(self) -> list[tuple[LabLink, LabLink]]:
+        """Every line of a pair's own: its direction that was named first, and the one back."""
+        links = {(link.source, link.target): link for link in self.links}
+        found: dict[frozenset[str], tuple[LabLink, LabLink]] = {}
+        for link in self.links:
+            found.setdefault(frozenset((link.source, link.target)), (link, links[link.target, link.source]))
+        return list(found.values())
+
+
+def _check_links(spec: LabSpec) -> None:
+    """Raises ValueError where links are not of pairs of the lab's nodes, each direction once."""
+    names = {node.name for node in spec.nodes}
+    ways: set[tuple[str, str]] = set()
+    for link in spec.links:
+        way = link.source, link.target
+        for name in way:
+            if name not in names:
+                raise ValueError(f"links names node {name!r}, which the lab has not")
+        if link.source == link.target:
+            raise ValueError(f"links has a line from node {link.source!r} to itself")
+        if way in ways:
+            raise ValueError(f"links says {link.source} → {link.target} more than once")
+        ways.add(way)
+    for source, target in ways:
+        if (target, source) not in ways:
+            raise ValueError(f"links says {source} → {target} and not {target} → {source}: {_BOTH_WAYS}")
+    if len(ways) > LINKS:
+        raise ValueError(f"{len(ways)} links; a lab holds {LINKS}")
 
 
 def read_lab(path: str | Path) -> LabSpec:
@@ -120,10 +170,11 @@ def read_lab(path: str | Path) -> LabSpec:
             raise document.error(loc, f"duplicate node {node.name!r} (first on line {first})")
         nodes[node.name] = node
     sites = _sites(document, list(nodes.values()))
+    links = _links(document, set(nodes))
     names = ("cpu_slice_ms", "cpu_period_ms")
     given = {name: value for name in names if (value := document.at((name,))) is not None}
     try:
-        return LabSpec(nodes=tuple(nodes.values()), sites=sites, **given)
+        return LabSpec(nodes=tuple(nodes.values()), sites=sites, links=links, **given)
     except InvalidRecordError as exc:
         raise document.validation(exc, (), "the file") from exc
 
@@ -154,3 +205,50 @@ def _sites(document: YamlDocument, nodes: list[LabNode]) -> LabSites:
         return LabSites(**{key: value for key, value in fields.items() if value is not None})
     except InvalidRecordError as exc:
         raise document.validation(exc, ("sites",), "sites") from exc
+
+
+_LINK_KEYS = ("between", "from", "to", "rate_mbit", "latency_ms")
+
+
+def _links(document: YamlDocument, nodes: set[str]) -> tuple[LabLink, ...]:
+    """The links of the file, one for each direction of each pair."""
+    found: dict[tuple[str, str], LabLink] = {}
+    for index, item in enumerate(document.sequence(("links",), "links")):
+        loc = ("links", index)
+        where = f"link {index + 1}"
+        if not isinstance(item, dict):
+            message = f"a link is a mapping with the nodes that it is between, it is {describe_value(item)}"
+            raise document.error(loc, message, hint=_HINT)
+        fields = document.mapping(loc, _LINK_KEYS, where)
+        ends = _link_ends(document, loc, fields)
+        for name in ends:
+            if name not in nodes:
+                hint = nearest_word_hint(name, nodes)
+                raise document.error(loc, f"{where} names node {name!r}, which the lab has not{hint}")
+        limits = {key: fields[key] for key in ("rate_mbit", "latency_ms") if fields.get(key) is not None}
+        if not limits:
+            raise document.error(loc, f"{where} has neither rate_mbit nor latency_ms", hint=_HINT)
+        for source, target in (ends, ends[::-1]) if fields.get("between") else (ends,):
+            if (source, target) in found:
+                raise document.error(loc, f"{where} says {source} → {target}, which a link before it says")
+            try:
+                found[source, target] = LabLink(source=source, target=target, **limits)
+            except InvalidRecordError as exc:
+                raise document.validation(exc, loc, where) from exc
+    for index, item in enumerate(document.at(("links",)) or ()):
+        if not item.get("between") and (item["to"], item["from"]) not in found:
+            ways = f"{item['from']} → {item['to']} and not {item['to']} → {item['from']}"
+            raise document.error(("links", index), f"links says {ways}: {_BOTH_WAYS}")
+    return tuple(found.values())
+
+
+def _link_ends(document: YamlDocument, loc: tuple[str, int], fields: dict[str, Any]) -> tuple[str, str]:
+    """(from, to) of a link, as the file has it."""
+    between, ends = fields.get("between"), [fields.get("from"), fields.get("to")]
+    if between is not None:
+        ends = [] if any(ends) or not isinstance(between, list) else between
+    names = [name for name in ends if isinstance(name, str)]
+    if len(names) != 2 or len(ends) != 2 or names[0] == names[1]:
+        message = "a link names two nodes: `between: [n1, n2]`, or `from: n1` and `to: n2` for one direction"
+        raise document.error(loc, message, hint=_HINT)
+    return names[0], names[1]

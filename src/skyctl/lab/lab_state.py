@@ -65,12 +65,12 @@ class LabState(FileRecord):
         folder: holds cluster.yaml, known_hosts and ssh_config; often the same as ``state_folder``.
         state_folder: holds everything else.
         fabric: the process that holds the network.
-        switch: what carries traffic between sites.
+        switch: what carries traffic between sites, and over lines that take time.
         launcher: by the launcher's own interfaces into the lab, their addresses.
     """
 
     kind: Literal["skyctl/lab"] = "skyctl/lab"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     name: str
     token: str
     stage: Literal["starting", "up"] = "starting"

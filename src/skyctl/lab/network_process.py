@@ -31,10 +31,8 @@ def main() -> None:
         for name in ("all", "default"):
             with contextlib.suppress(OSError):
                 Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1", encoding="ascii")
-        kind = _kind(config) if config["apart"] else "none"
-        taps = (
-            [delay_switch.open_tap(f"tap{k}") for k in range(len(config["rates"]))] if kind == "user" else []
-        )
+        kind = _kind(config) if config["rates"] or config["lines"] else "none"
+        taken = _switch_ports(config, subnet) if kind == "user" else []
     except OSError as exc:
         _say({"error": str(exc)})
         return
@@ -43,12 +41,29 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.chdir("/")
-    if not taps:
+    if not taken:
         while True:
             signal.pause()
-    sites = {_mac(subnet, site, number): site for site, number in config["nodes"]}
-    delay_switch.run_switch(taps, sites, config["rates"], config["latency_s"])
+    delay_switch.run_switches(taken)
     claim.close()
+
+
+def _switch_ports(config: dict[str, Any], subnet: int) -> list[delay_switch.SwitchPorts]:
+    """The switch between sites, where they are apart, and one for each pair's own line that takes time.
+
+    Their TAPs are opened: ``tapK`` a site, and those that ``lines`` names.
+    """
+    found = []
+    if rates := config["rates"]:
+        sites = {_mac(subnet, site, number): site for site, number in config["nodes"]}
+        taps = [delay_switch.open_tap(f"tap{k}") for k in range(len(rates))]
+        found.append(delay_switch.SwitchPorts(taps, sites, rates, [config["latency_s"]] * len(rates)))
+    for ends in config["lines"]:
+        macs = {bytes.fromhex(end["mac"].replace(":", "")): number for number, end in enumerate(ends)}
+        taps = [delay_switch.open_tap(end["interface"]) for end in ends]
+        latency_s = [end["latency_s"] for end in ends]
+        found.append(delay_switch.SwitchPorts(taps, macs, [None, None], latency_s))
+    return found
 
 
 def _say(message: dict[str, Any]) -> None:

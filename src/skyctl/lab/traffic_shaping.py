@@ -2,8 +2,9 @@
 
 In the fabric's namespace: a bridge ``siteK`` a site, a port ``nI`` a node (its other end is ``eth0`` in the
 node), a port ``upK`` towards the launcher, ``tapK`` or ``coreK``/``edgeK`` towards the other sites. Only
-the nodes' links are shaped: a token bucket on both ends. Addresses: ``10.N.K.I`` for node I of site K,
-``10.N.K.254`` for the launcher, which so reaches every site directly.
+the nodes' links are shaped: a token bucket on both ends. A pair's own line (``links``) ends in its nodes:
+``lineJa`` and ``lineJb``, each with a token bucket and a route to the other node's address. Addresses:
+``10.N.K.I`` for node I of site K, ``10.N.K.254`` for the launcher, which so reaches every site directly.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from skyctl.errors import SkyctlError
-from skyctl.lab.lab_spec import LabSpec
+from skyctl.lab.lab_spec import LabLink, LabSpec
 
 LAUNCHER = 254
 _HEADERS = 1514 / 1448
@@ -102,9 +104,9 @@ def network_commands(
             f"link add {up} type veth peer {far}",
             f"link set {up} master {bridge} up",
         ]
-        if switch == "user":
+        if switch == "user" and spec.apart():
             lines.append(f"link set tap{site} master {bridge} up")
-    if switch == "netem":
+    if switch == "netem" and spec.apart():
         lines += ["link add core type bridge forward_delay 0 mcast_snooping 0", "link set core up"]
         for site in sorted({site for site, _ in where}):
             lines += [
@@ -120,6 +122,59 @@ def network_commands(
     return lines
 
 
+@dataclass(frozen=True)
+class LineEnd:
+    """One end of a pair's own line: in which node, its interface, what it sends, and who is at the other end.
+
+    Attributes:
+        node, peer: numbers of the two nodes.
+    """
+
+    node: int
+    peer: int
+    interface: str
+    peer_interface: str
+    link: LabLink
+
+
+def line_ends(spec: LabSpec) -> list[tuple[LineEnd, LineEnd]]:
+    """The two ends of every pair's own line."""
+    numbers = {node.name: number for number, node in enumerate(spec.nodes)}
+    found = []
+    for number, (there, back) in enumerate(spec.lines()):
+        a, b = numbers[there.source], numbers[there.target]
+        names = f"line{number}a", f"line{number}b"
+        found.append((LineEnd(a, b, *names, there), LineEnd(b, a, *names[::-1], back)))
+    return found
+
+
+def delayed_lines(spec: LabSpec) -> list[tuple[LineEnd, LineEnd]]:
+    """Those of ``line_ends`` that take time, in one direction at least."""
+    return [pair for pair in line_ends(spec) if any(end.link.latency_ms for end in pair)]
+
+
+def line_commands(spec: LabSpec, *, switch: str, pids: Sequence[int]) -> list[str]:
+    """For ``ip -batch`` in the fabric: every pair's own line, its ends put into their nodes.
+
+    A line that takes time has two TAPs for ends where the switch is the user's: they are there already.
+    """
+    delayed = delayed_lines(spec) if switch == "user" else []
+    lines = []
+    for pair in line_ends(spec):
+        if pair not in delayed:
+            lines.append(f"link add {pair[0].interface} type veth peer name {pair[1].interface}")
+        for end in pair:
+            lines.append(f"link set {end.interface} address {line_mac(end.interface)}")
+            lines.append(f"link set {end.interface} netns {pids[end.node]}")
+    return lines
+
+
+def line_mac(interface: str) -> str:
+    """The locally administered MAC address of an end of a line, by its interface's name."""
+    number = int(interface.removeprefix("line")[:-1])
+    return f"02:53:4c:{number >> 8:02x}:{number & 255:02x}:{interface[-1] == 'b':02x}"
+
+
 def network_shaping_commands(spec: LabSpec, switch: str) -> list[str]:
     """For ``tc -batch`` in the fabric: what goes towards the nodes, and between sites where netem does it."""
     lines = [
@@ -127,7 +182,7 @@ def network_shaping_commands(spec: LabSpec, switch: str) -> list[str]:
         for number, node in enumerate(spec.nodes)
         if node.rate_mbit
     ]
-    if switch == "netem":
+    if switch == "netem" and spec.apart():
         latency_s = spec.sites.latency_ms / 1000
         for site, rate in enumerate(uplinks_bytes_per_s(spec)):
             # The delay is on the way out only; each direction of an uplink has its rate.
@@ -155,23 +210,49 @@ def node_commands(spec: LabSpec, subnet: int, number: int) -> list[str]:
         f"addr add {node_address(subnet, site, host)}/16 brd + dev eth0",
         "link set eth0 up",
     ]
-    rate = spec.nodes[number].rate_mbit
-    if rate:
-        # Segments that fit the bucket pass it whole; larger ones would be cut into frames.
-        largest = min(65536, int(burst_bytes(rate) * 0.9))
-        lines.append(f"link set eth0 gso_max_size {largest}")
+    lines += _segment_limit("eth0", spec.nodes[number].rate_mbit)
     peers = [place for index, place in enumerate(where) if index != number]
     lines += [
         f"neigh add {node_address(subnet, s, h)} lladdr {node_mac(subnet, s, h)} dev eth0 nud permanent"
         for s, h in [*peers, (site, LAUNCHER)]
     ]
+    for end in own_line_ends(spec, number):
+        peer = node_address(subnet, *where[end.peer])
+        lines += [
+            f"link set {end.interface} up",
+            *_segment_limit(end.interface, end.link.rate_mbit),
+            f"neigh add {peer} lladdr {line_mac(end.peer_interface)} dev {end.interface} nud permanent",
+            f"route add {peer}/32 dev {end.interface} src {node_address(subnet, site, host)}",
+        ]
     return lines
 
 
-def node_shaping_commands(spec: LabSpec, number: int) -> list[str]:
+def own_line_ends(spec: LabSpec, number: int) -> list[LineEnd]:
+    """The ends of lines that are in that node."""
+    return [end for pair in line_ends(spec) for end in pair if end.node == number]
+
+
+def _segment_limit(interface: str, rate_mbit: float | None) -> list[str]:
+    """Segments that fit the bucket pass it whole; larger ones would be cut into frames."""
+    if rate_mbit is None:
+        return []
+    return [f"link set {interface} gso_max_size {min(65536, int(burst_bytes(rate_mbit) * 0.9))}"]
+
+
+def node_shaping_commands(spec: LabSpec, number: int, switch: str) -> list[str]:
     """For ``tc -batch`` in one node: what it sends."""
     rate = spec.nodes[number].rate_mbit
-    return [f"qdisc add dev eth0 root {token_bucket(rate, queue_s(spec))}"] if rate else []
+    lines = [f"qdisc add dev eth0 root {token_bucket(rate, queue_s(spec))}"] if rate else []
+    for end in own_line_ends(spec, number):
+        rate, latency_s = end.link.rate_mbit, end.link.latency_ms / 1000
+        if switch == "netem" and latency_s:
+            shaped = _netem(latency_s, None if rate is None else rate * 125_000 * _HEADERS)
+        elif rate is not None:
+            shaped = token_bucket(rate, _QUEUE_S + min(_MOST_ROUND_TRIP_S, 2 * latency_s))
+        else:
+            continue
+        lines.append(f"qdisc add dev {end.interface} root {shaped}")
+    return lines
 
 
 def launcher_commands(spec: LabSpec, token: str, subnet: int) -> list[str]:

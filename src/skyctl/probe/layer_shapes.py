@@ -33,6 +33,7 @@ def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int
                     output_bytes=float(cost.output_bytes),
                     workspace_bytes=float(cost.workspace_bytes),
                     deferred_bytes=float(cost.deferred_bytes),
+                    gradient_bytes=float(cost.gradient_bytes),
                 )
                 for cost in count_layer_costs(workload, size)
             )

@@ -24,6 +24,9 @@ LEAST_SHARE = 0.9
 MOST_INTERVAL = 0.06
 """So are those whose interval is wider: twice what a probe measures until."""
 
+MEASURED_WITH_MESSAGES = ("handling_s", "handling_byte_s", "step_s", "message_byte_s", "reduce_byte_s")
+"""The figures of a device that are measured after its layers, all together or not at all."""
+
 TimingKey = tuple[str, int]
 """A layer's signature and a microbatch size."""
 
@@ -85,8 +88,10 @@ class CachedTimings:
         return self.speeds is not None and name not in self.speeds
 
     def handles(self, name: str) -> bool:
-        """Whether that device measures what messages cost it."""
-        return self.handling and (not self.rows.get(name) or bool(self.lacking.get(name)))
+        """Whether that device measures what messages, and adding up gradients, cost it."""
+        if not self.handling or not self.rows.get(name) or self.lacking.get(name):
+            return self.handling
+        return self.sources[name].reduce_byte_s is None  # a profile from before that was measured
 
     def order(self, name: str, layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The layers as that device is told to measure them: with the sizes at which each is ``known``."""
@@ -116,11 +121,10 @@ class CachedTimings:
                 source = self.sources[name]
                 member.measured |= {
                     "reserved_bytes": max(source.reserved_bytes, member.measured["reserved_bytes"]),
-                    "handling_s": source.handling_s,
-                    "handling_byte_s": source.handling_byte_s,
                     "action_s": source.action_s,
-                    "step_s": source.step_s,
                 }
+                if not self.handles(name):
+                    member.measured |= {figure: getattr(source, figure) for figure in MEASURED_WITH_MESSAGES}
 
     def dated(self, device: DeviceProfile, now: str) -> DeviceProfile:
         """The device's profile with its fingerprint, and since when its timings are known."""

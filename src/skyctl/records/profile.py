@@ -95,6 +95,8 @@ class DeviceProfile(Record):
     backward take beyond their layers, whose times do not hold it.
     ``measured``: when its layers were (ISO; None: when the profile was made). ``fingerprint``: what must be
     the same for its timings to hold.
+    ``reduce_byte_s``: processor seconds to add one byte of float32 gradient that was received to one's own.
+    ``message_byte_s``: processor seconds to send, or to receive, one byte. None: not measured.
     """
 
     id: Name
@@ -114,6 +116,8 @@ class DeviceProfile(Record):
     measured: str | None = since(3, None)
     fingerprint: str | None = since(3, None)
     conditions: Conditions | None = since(3, None)
+    reduce_byte_s: Seconds | None = since(8, None)
+    message_byte_s: Seconds | None = since(8, None)
 
 
 class LinkProfile(Record):
@@ -206,7 +210,10 @@ class Remeasurement(Record):
 
 
 class LayerCosts(Record):
-    """One layer at one microbatch size, counted from the real thing (see ``workload/costs.py``)."""
+    """One layer at one microbatch size, counted from the real thing (see ``workload/costs.py``).
+
+    ``gradient_bytes``: of its trained parameters' gradients in float32; None: not counted.
+    """
 
     name: Name
     signature: str
@@ -216,6 +223,7 @@ class LayerCosts(Record):
     output_bytes: Bytes
     workspace_bytes: Bytes
     deferred_bytes: Bytes = since(2, 0.0)
+    gradient_bytes: Bytes | None = since(8, None)
 
 
 class ShapeProfile(Record):
@@ -248,7 +256,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[7] = 7
+    version: Literal[8] = 8
     cluster: Name
     cluster_digest: str
     created: str

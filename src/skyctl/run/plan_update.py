@@ -23,6 +23,7 @@ from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.problem import Link, Problem, SharedResource
+from skyctl.records.profile import Profile
 from skyctl.remote.agent_session import Session
 from skyctl.run.pipeline_simulations import pipeline_simulations
 from skyctl.worker.rank_events import StepEvent
@@ -287,7 +288,7 @@ def _from_profile(name: str, plan: Plan, cluster: Cluster) -> Problem | None:
         if known.source != ref.source or not any(device.node == name for device in profile.devices):
             continue
         try:
-            made = build_problem(profile, plan.problem.microbatches, schedule=plan.problem.schedule)
+            made = _build_problem(profile, plan)
         except (InputError, MismatchError):
             continue
         if len(made.layers) == len(plan.problem.layers):
@@ -318,4 +319,10 @@ def _from_measurement(
     if not profile.devices:
         why = profile.failures[0].error if profile.failures else "it has no device"
         raise NodeError(f"it could not be measured: {why}", node=name)
-    return build_problem(profile, plan.problem.microbatches, schedule=plan.problem.schedule)
+    return _build_problem(profile, plan)
+
+
+def _build_problem(profile: Profile, plan: Plan) -> Problem:
+    """The problem of that profile, asked as the plan's was."""
+    had = plan.problem
+    return build_problem(profile, had.microbatches, schedule=had.schedule, parallel=had.parallel)

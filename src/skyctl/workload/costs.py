@@ -43,6 +43,7 @@ class LayerCost:
         output_bytes: the tensors passed to the next layer.
         workspace_bytes: the peak beyond that while forward or backward run, gradients included.
         deferred_bytes: kept from a backward until its weight gradients, where these are deferred.
+        gradient_bytes: gradients of the trained parameters in float32, as replicas of the model sum them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LayerCost:
     output_bytes: float
     workspace_bytes: float
     deferred_bytes: float = 0.0
+    gradient_bytes: float = 0.0
 
 
 def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
@@ -77,6 +79,7 @@ def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
                 output_bytes=float(sum(t.nbytes for t in boundaries[index + 1].tensors)),
                 workspace_bytes=float(run.workspace_bytes),
                 deferred_bytes=float(_deferred_bytes(workload, index, boundaries[index], samples)),
+                gradient_bytes=float(_gradient_bytes(workload.shapes.fake_layers[index])),
             )
         found.append(replace(known[signature], name=name))
     return found
@@ -280,6 +283,11 @@ _CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
+
+
+def _gradient_bytes(layer: nn.Module) -> int:
+    """The bytes of a layer's gradients in float32, whatever it computes in; 0 where nothing is trained."""
+    return sum(p.numel() * torch.float32.itemsize for p in layer.parameters() if p.requires_grad)
 
 
 def state_bytes(workload: Workload, layer: nn.Module) -> int:

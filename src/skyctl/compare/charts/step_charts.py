@@ -96,6 +96,8 @@ def share_charts(report: ComparisonReport) -> ChartGroup:
         LegendEntry("swatch", "hatched", "idle"),
         LegendEntry("upright", "end", "end of the step"),
     ]
+    if any(row.predicted_sync_s for row in report.planned):
+        legend.insert(2, LegendEntry("swatch", "k-R", "summing gradients, once all have computed"))
     if report.measured:
         legend.insert(1, LegendEntry("swatch", "measured", "computing, as measured"))
         legend.append(LegendEntry("upright", "end seen", "end of the step, measured"))
@@ -133,6 +135,9 @@ def _share_lane(report: ComparisonReport, row: ComparisonRow, share: DeviceShare
         idle = f"{share.label}: idle {format_seconds(step_s - busy_s)} of a step"
         marks.append(ChartBar(busy_s, step_s - busy_s, top, height, "hatched", idle))
     marks += _layer_marks(share, plan, busy_s, top, height)
+    if row.predicted_sync_s:
+        sync = f"gradients are summed: {format_seconds(row.predicted_sync_s)} after the last backward"
+        marks.append(ChartBar(step_s - row.predicted_sync_s, row.predicted_sync_s, top, height, "k-R", sync))
     if measured_s is not None:
         tooltip = f"computed {format_seconds(measured_s)} of a step as measured"
         tooltip = f"{share.label}: {tooltip}, predicted {format_seconds(busy_s)}"
@@ -145,11 +150,18 @@ def _share_lane(report: ComparisonReport, row: ComparisonRow, share: DeviceShare
         share.label,
         tuple(marks),
         f"{share.label}: {count} layers, busy {format_seconds(busy_s)} of {format_seconds(step_s)}",
-        notes=(f"layers {share.start}–{share.stop} · {count}",),
+        notes=(_share_note(share, plan),),
         value=format_seconds(busy_s),
         remark=f" · {busy_s / step_s:.0%} busy" if step_s else "",
         details=_memory_texts(report, row, share, plan),
     )
+
+
+def _share_note(share: DeviceShare, plan: Plan) -> str:
+    if share.microbatches is None:
+        return f"layers {share.start}–{share.stop} · {share.stop - share.start}"
+    samples = "" if share.samples is None else f" · {share.samples} samples"
+    return f"{share.microbatches} of {plan.problem.microbatches} microbatches{samples}"
 
 
 def _layer_marks(share: DeviceShare, plan: Plan, busy_s: float, top: int, height: int) -> list[Mark]:
@@ -177,7 +189,11 @@ def layer_times_s(plan: Plan, device: str, start: int, stop: int) -> list[float]
     problem = plan.problem
     times = problem.times.get(device)
     recomputed = any(stage.recompute for stage in plan.placed_stages if stage.device == device)
-    count = problem.microbatches
+    count = next(
+        pipeline.microbatches
+        for pipeline in plan.pipelines
+        if any(stage.device == device for stage in pipeline.stages)
+    )
     if times is None:
         rate = next(one.flops_per_s for one in problem.devices if one.id == device)
         factor = 4 / 3 if recomputed else 1

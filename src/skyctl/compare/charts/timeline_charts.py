@@ -33,7 +33,7 @@ LEAST_NUMBERED_PERCENT = 1.75
 SHORTEST_SHARE = 2e-4
 """Of the axis: shorter spans are not drawn."""
 LEGEND_TEXTS = {**KIND_LABELS, "S": "sending"}
-_DRAWING_ORDER = (IDLE, TRANSFER, "S", "F", "B", "W", "O", "C")
+_DRAWING_ORDER = (IDLE, TRANSFER, "S", "F", "B", "W", "R", "O", "C")
 
 
 def timeline_charts(report: ComparisonReport) -> ChartGroup:
@@ -97,11 +97,13 @@ def _chart(name: str, labels: Mapping[str, str], steps: StepTimelines, axis: Val
         heading = (TextPart(what, "strong"), TextPart(f": {format_seconds(length_s)}{error}"))
         panels.append(_panel(heading, devices, spans, length_s, axis))
     count = len(devices)
+    summed = any(span.kind == "R" for span in steps.simulated.steps[0].spans)
+    rows = ("pipeline" if summed else "stage") + ("" if count == 1 else "s")
     return LaneChart(
         name,
         axis,
         tuple(panels),
-        summary=(TextPart("1 stage" if count == 1 else f"{count} stages"),),
+        summary=(TextPart(f"{count} {rows}"),),
         lane_height=9 if count > MAX_NUMBERED_LANES else 22,
         dense=True,
     )
@@ -119,7 +121,7 @@ def _panel(
     lanes = []
     for stage, device in enumerate(devices):
         own = [s for s in spans if s.stage == stage and s.seconds > SHORTEST_SHARE * axis.end]
-        busy_s = sum(span.seconds for span in own if span.kind not in (IDLE, TRANSFER, "S"))
+        busy_s = sum(span.seconds for span in own if span.kind not in (IDLE, TRANSFER, "S", "R"))
         marks = _merged_bars(own, height) if merged else _numbered_bars(own, axis)
         end = VerticalLine(length_s, -1, height + 1, "end")
         label = f"{device}: computes {format_seconds(busy_s)} of the step"
@@ -132,7 +134,7 @@ def _numbered_bars(spans: Sequence[TimelineSpan], axis: ValueAxis) -> list[Mark]
     marks: list[Mark] = []
     for span in sorted(spans, key=lambda one: one.kind not in (IDLE, TRANSFER)):
         top, height = (7, 8) if span.kind in (IDLE, TRANSFER) else (2, 18)
-        number = "" if span.kind in ("O", "C") else f" {span.microbatch}"
+        number = "" if span.kind in ("O", "C", "R") else f" {span.microbatch}"
         tooltip = f"{KIND_LABELS[span.kind]}{number}: {format_seconds(span.seconds)}"
         tooltip = f"{tooltip}, from {format_seconds(max(0.0, span.start_s))}"
         marks.append(ChartBar(span.start_s, span.seconds, top, height, f"k-{span.kind}", tooltip))

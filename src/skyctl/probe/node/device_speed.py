@@ -1,9 +1,10 @@
-"""A device's generic speed, for when there is no workload: a transformer's MLP, forward and backward."""
+"""What a device does whatever the workload: an MLP, for when there is none, and adding up gradients."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import nn
@@ -83,3 +84,39 @@ def measure_flops_per_s(
         samples += collect_samples(timer, steps, slice_s=0.2, minimum_s=0.1)
     found = estimate(samples, timer.wall_cpu_ratio())
     return steps.flops / (found.forward_s + found.backward_s)
+
+
+# Adding a gradient that was received to one's own.
+
+REDUCE_CHUNK_BYTES = 256 << 10
+"""As much is added at a time as a sync sends at a time (``records.sync.Sync.chunk_bytes``)."""
+REDUCE_BYTES = 16 << 20
+"""Of each of the two gradients: together more than a core has of caches to itself."""
+REDUCE_PASSES = 3
+
+
+def measure_reduce_byte_s(device: str, quota_ratio: float | None) -> float:
+    """Seconds to add one byte of a float32 gradient that was received to one's own, out of memory.
+
+    Chunk by chunk, as a run does it: one's own is copied into the message that goes on, in host memory, and
+    the other added to it. Seconds are the CPU clock's, which others on the machine do not disturb, on a
+    processor that a quota binds or that uses one thread; else the wall's. Takes some 30 ms of a core.
+
+    Args:
+        quota_ratio: seconds of the node for one of the CPU's, under its quota; None: it has none.
+    """
+    one_clock = quota_ratio is not None or torch.get_num_threads() == 1
+    by_cpu = one_clock and torch.device(device).type == "cpu"
+    clock = time.process_time if by_cpu else time.perf_counter
+    own = torch.ones(REDUCE_BYTES // 4, device=device)  # zeros would be one page of memory, many times
+    received, message = torch.ones(REDUCE_BYTES // 4), torch.empty(REDUCE_CHUNK_BYTES // 4)
+    pieces = REDUCE_BYTES // REDUCE_CHUNK_BYTES
+    chunks = list(zip(own.chunk(pieces), received.chunk(pieces), strict=True))
+    passes_s = []
+    for _ in range(1 + REDUCE_PASSES):  # the first is warm-up
+        begun_s = clock()
+        for mine, other in chunks:
+            message.copy_(mine)
+            message.add_(other)
+        passes_s.append(clock() - begun_s)
+    return median(passes_s[1:]) / REDUCE_BYTES * (quota_ratio or 1.0)

@@ -11,6 +11,9 @@ What the process's CPU clock shows beyond the layers' own is shared by the three
 Without a quota the transport's threads have another core, and only what the computing thread does itself
 holds its layers up: its CPU time, multiplied by how much wall time goes by for it, since it also waits for
 Python's lock, and for a core where other nodes run on the same machine.
+
+What gradients cost that are sent between replicas of a model is measured by a stream over one such
+connection, in messages as large as a sum's: all of the process's CPU time counts, whichever thread's.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from skyctl.agent.frames import write_frame
 from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import PeerConnection
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.executor import Executor
@@ -53,6 +56,8 @@ STEPS = 5
 SLEEP_S = 0.001
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 512 << 10
+CHUNK_BYTES, CHUNKS, WARM_CHUNKS = 256 << 10, 96, 8
+"""Of a stream of gradients: a sum's messages (``records.sync.Sync.chunk_bytes``), and how many."""
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 _CPU = torch.device("cpu")
@@ -91,6 +96,35 @@ def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = 
 def quota_ratio(cpus: float | None) -> float | None:
     """Seconds of a node under that quota for one of its CPU's; None: it has no quota."""
     return None if cpus is None else max(1.0, 1.0 / cpus)
+
+
+def measure_message_byte_s(cpus: float | None, identity: TlsIdentity | None = None) -> float:
+    """Processor seconds to send, or to receive, one byte of a stream of gradients over a connection.
+
+    Both ends are in this process, which takes half of its time for each.
+
+    Args:
+        cpus: the CPU quota that all of this process is held to, None: none; then seconds of the node.
+        identity: the TLS certificate that messages will go under, None: none.
+
+    Raises:
+        RunError: this node can't connect to itself.
+    """
+    receiver, sender = _loopback_pair(identity)
+    payload, buffer = (torch.zeros(CHUNK_BYTES, dtype=torch.uint8) for _ in range(2))
+    try:
+        _connect(receiver, sender)
+        for count in (WARM_CHUNKS, CHUNKS):
+            begun_s = time.process_time()
+            receives = [receiver.recv(buffer, FIRST_TAG) for _ in range(count)]
+            sends = [sender.send(payload, FIRST_TAG) for _ in range(count)]
+            for work in (*receives, *sends):
+                work.wait()
+            taken_s = time.process_time() - begun_s
+    finally:
+        for one in (receiver, sender):
+            one.close()
+    return taken_s / (2 * CHUNKS * CHUNK_BYTES) * (quota_ratio(cpus) or 1.0)
 
 
 @dataclass(frozen=True)
@@ -256,6 +290,14 @@ def _loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerCo
     return first, second
 
 
+def _connect(listening: PeerConnection, connecting: PeerConnection) -> None:
+    port = listening.listen(HOST)
+    accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
+    accepting.start()
+    connecting.connect(HOST, port, HOST, TIMEOUT_S)
+    accepting.join(TIMEOUT_S)
+
+
 def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole: bool) -> MessageOverhead:
     """The overhead of a stage with messages of that size; ``byte_s`` is left at 0.
 
@@ -270,12 +312,8 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
 
     warm = threading.Barrier(STAGES, action=warmed_up)
     try:
-        for listening, connecting in connections:
-            port = listening.listen(HOST)
-            accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
-            accepting.start()
-            connecting.connect(HOST, port, HOST, TIMEOUT_S)
-            accepting.join(TIMEOUT_S)
+        for ends in connections:
+            _connect(*ends)
         stages += [
             _StageThread(
                 number,

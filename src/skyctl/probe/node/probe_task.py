@@ -169,13 +169,16 @@ class _ProbeServer:
         result |= node_facts.device_memory(self._device)  # before what follows leaves its own in the heap
         if order.get("handling", True):
             self.progress(0, 1, "messages")
-            overhead = message_overhead.measure_message_overhead(
-                self._quota["cpus"] if self._quota else None, self._identity
-            )
+            cpus = self._quota["cpus"] if self._quota else None
+            overhead = message_overhead.measure_message_overhead(cpus, self._identity)
             result |= {
                 "handling_s": overhead.stage_s,
                 "handling_byte_s": overhead.byte_s,
                 "step_s": overhead.step_s,
+                "message_byte_s": message_overhead.measure_message_byte_s(cpus, self._identity),
+                "reduce_byte_s": device_speed.measure_reduce_byte_s(
+                    self._device, message_overhead.quota_ratio(cpus)
+                ),
             }
         self._channel.send(result)
         while not self._stopped:  # past the cap, the order to stop is still to come
