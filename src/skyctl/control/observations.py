@@ -16,7 +16,7 @@ from skyctl.control.evidence_notes import contradiction_text, spread_text
 from skyctl.control.problem_from_profile import build_problem, measured_shape
 from skyctl.errors import InputError, MismatchError, SkyctlError
 from skyctl.files import newest_profile, recent_profiles, write_atomic
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.records.measurement import Measurement, ReplicaMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem
@@ -66,7 +66,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         seen_s=0.0,
     )
     found = []
-    timed = zip(probed.stages, done.replicas, _stage_times(probed, done), strict=True)
+    timed = zip(probed.placed_stages, done.replicas, _stage_times(probed, done), strict=True)
     for stage, replica, (device, expected_s, took_s) in timed:
         layers = {"layers": (stage.start, stage.stop), "layers_spread": replica.layers_spread}
         update = {"device": device, **layers}
@@ -107,10 +107,10 @@ def _as_probed(plan: Plan, profile: Profile) -> Plan:
 
 def _stage_times(plan: Plan, done: Measurement) -> Iterator[tuple[str, float, float]]:
     """(device, its layers' seconds a step by the plan's problem, as seen; 0 where that tells nothing)."""
-    play = simulation_input_of(plan)
     cpus = {machine.device: machine.cpus for machine in plan.machines}
-    for index, replica in enumerate(done.replicas):
-        layers = play.layer_times(index)
+    stages = [(play, stage) for play in pipeline_simulations(plan) for stage in range(len(play.stages))]
+    for (play, stage), replica in zip(stages, done.replicas, strict=True):
+        layers = play.layer_times(stage)
         planned_s = play.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
         took_s = _layers_s(replica)
         quota = cpus.get(replica.device, 0.0) % 1.0 > 0.0
@@ -131,20 +131,20 @@ def _message_times(plan: Plan, done: Measurement) -> Iterator[tuple[Link, float,
     """
     links = {(link.source, link.target): link for link in plan.problem.links}
     shared = {(pair[0], pair[1]) for line in plan.problem.shared for pair in line.links}
-    devices = [stage.device for stage in plan.placed_stages]
-    for index, replica in enumerate(done.replicas):
+    ranks = [(pipeline.stages, at) for pipeline in plan.pipelines for at in range(len(pipeline.stages))]
+    for (stages, index), replica in zip(ranks, done.replicas, strict=True):
         ways = []
         if index:
-            ways.append((devices[index - 1], index - 1, replica.input_message_s))
-        if index + 1 < len(devices):
-            ways.append((devices[index + 1], index, replica.gradient_message_s))
+            ways.append((stages[index - 1].device, index - 1, replica.input_message_s))
+        if index + 1 < len(stages):
+            ways.append((stages[index + 1].device, index, replica.gradient_message_s))
         for source, boundary, took_s in ways:
             link = links.get((source, replica.device))
             if link is None or took_s is None or (source, replica.device) in shared:
                 continue
             if took_s < LEAST_MESSAGE_S:
                 continue
-            layer = plan.problem.layers[plan.placed_stages[boundary].stop - 1]
+            layer = plan.problem.layers[stages[boundary].stop - 1]
             yield link, layer.output_bytes * link.sent_share, took_s
 
 

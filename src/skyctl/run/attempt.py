@@ -9,6 +9,7 @@ from typing import Any
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
 from skyctl.control.training_request import send_workload, shipped_data_changed
+from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
@@ -17,7 +18,6 @@ from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.callbacks import EventHistory, RankGroupHooks
 from skyctl.run.checkpoints import policy, restore
 from skyctl.run.checkpoints.replicator_group import run_folder_on_node
-from skyctl.run.pipeline_simulations import pipeline_simulations
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
 from skyctl.run.rank_group import RankGroup

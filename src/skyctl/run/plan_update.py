@@ -19,13 +19,13 @@ from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
+from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.problem import Link, Problem, SharedResource
 from skyctl.records.profile import Profile
 from skyctl.remote.agent_session import Session
-from skyctl.run.pipeline_simulations import pipeline_simulations
 from skyctl.worker.rank_events import StepEvent
 
 REPLAN_TIME_LIMIT_S = 5.0
