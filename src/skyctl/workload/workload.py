@@ -363,7 +363,8 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
 
             model = cut_model(model, example, count)
         if spec.init_from is not None and count is None:
-            model = model.starting_from(Path(spec.init_from))
+            with opened_files.note_opened_files():  # of our own reading nothing is told to the context around
+                model = model.starting_from(Path(spec.init_from))
         shapes = ShapeInference(model, example, spec.boundaries)
         workload = Workload(spec, source, model, example, shapes)
         if on_launcher and spec.validated and "example" not in model.functions:
