@@ -223,12 +223,12 @@ def side_by_side(
 ) -> list[Event]:
     """One rank a pipeline of one stage; ``shares``: microbatches of each.
 
-    Options: ``sync`` (put into that of every payload); others are put into every payload.
+    Options: ``schedule``, ``sync`` (put into that of every payload); others are put into every payload.
     """
-    microbatches, sync = sum(shares), options.pop("sync", {})
+    microbatches, sync, schedule = sum(shares), options.pop("sync", {}), options.pop("schedule", "1f1b")
     made = []
     for rank, share in enumerate(shares):
-        [payload] = payloads(workload, [0, layers], microbatches, "1f1b", steps, **options)
+        [payload] = payloads(workload, [0, layers], microbatches, schedule, steps, **options)
         first = sum(shares[:rank])
         pairs = {edge for _, _, up, down in routes for edge in (*up, *down) if rank in edge}
         peers = sorted({end for edge in pairs for end in edge} - {rank})
