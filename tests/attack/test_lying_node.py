@@ -179,7 +179,7 @@ def figures_hold(ranks: Ranks, plan: Plan) -> None:
     """Figures that were taken can be computed with and written down."""
     observed_slowdowns(plan, ranks.group.collected.settled_events())
     play = simulation_input_of(plan)
-    done = build_measurement("r", plan, ranks.specs, ranks.group.collected, None, play)
+    done = build_measurement("r", plan, ranks.specs, ranks.group.collected, None, [play])
     Measurement.model_validate_json(with_differences(play, done).to_json())
 
 

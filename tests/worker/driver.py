@@ -24,6 +24,9 @@ from skyctl.agent.frames import read_frame, write_frame
 from skyctl.agent.task_runner import TaskChannel, make_error_event
 from skyctl.schedule.actions import least_in_flight
 
+if __name__ != "__main__":
+    from tests.worker.sums import RouteEdges, places
+
 Event = dict[str, Any]
 RUN_S = 60.0
 
@@ -41,8 +44,9 @@ class Outcome:
 
     @property
     def losses(self) -> list[float]:
-        """The last rank's."""
-        return [event["loss"] for event in self.steps[max(self.steps)]]
+        """By step, what the last ranks of all pipelines say together."""
+        parts = [[event["loss"] for event in events] for _, events in sorted(self.steps.items())]
+        return [sum(loss for loss in step if loss is not None) for step in zip(*parts, strict=True)]
 
 
 class Process:
@@ -128,7 +132,10 @@ class Pool:
             kind = event["event"]
             if kind == "listening":
                 host, port = route(rank, event["address"], event["port"])
-                self.processes[rank + 1].send({"op": "connect", "host": host, "port": port})
+                peer = event.get("peer")
+                listener = {} if peer is None else {"peer": rank}
+                caller = self.processes[rank + 1 if peer is None else peer]
+                caller.send({"op": "connect", "host": host, "port": port, **listener})
             elif kind == "ready":
                 ready.add(rank)
                 if len(ready) == len(payloads):
@@ -204,6 +211,49 @@ def payloads(
         }
         for stage in range(stages)
     ]
+
+
+def side_by_side(
+    workload: Event,
+    layers: int,
+    shares: Sequence[int],
+    routes: Sequence[RouteEdges],
+    steps: int,
+    **options: Any,
+) -> list[Event]:
+    """One rank a pipeline of one stage; ``shares``: microbatches of each.
+
+    Options: ``sync`` (put into that of every payload); others are put into every payload.
+    """
+    microbatches, sync = sum(shares), options.pop("sync", {})
+    made = []
+    for rank, share in enumerate(shares):
+        [payload] = payloads(workload, [0, layers], microbatches, "1f1b", steps, **options)
+        first = sum(shares[:rank])
+        pairs = {edge for _, _, up, down in routes for edge in (*up, *down) if rank in edge}
+        peers = sorted({end for edge in pairs for end in edge} - {rank})
+        group = {"number": 0, "start": 0, "stop": layers, "routes": places(routes, rank)}
+        made.append(
+            {
+                **payload,
+                "rank": rank,
+                "pipeline": rank,
+                "in_flight": 1,
+                "microbatch_range": [first, first + share],
+                "secrets": {"peers": {str(peer): f"{min(rank, peer)} {max(rank, peer)}" for peer in peers}},
+                "sync": {
+                    "format": "float32",
+                    "chunk_bytes": 128,
+                    "peers": [{"rank": peer, "host": "127.0.0.1", "device": "cpu:0"} for peer in peers],
+                    "groups": [group],
+                    **sync,
+                },
+                "weights": payload["weights"] and not rank,
+            }
+        )
+        if "checkpoint" in payload:
+            made[-1]["checkpoint"] = {**payload["checkpoint"], "writes": not rank}
+    return made
 
 
 def _child(descriptor: int, folder: Path, number: int) -> None:

@@ -48,7 +48,8 @@ class ReplicaMeasurement(Record):
 
     ``forward_s``, ``backward_s`` and ``optimizer_s`` are the layers' own part of ``compute_s``.
     ``input_message_s``, ``gradient_message_s``: the median transfer of those messages that were waited for
-    from before their start. ``layers_spread``: p90 / p10 of the three together, step by step.
+    from before their start. ``layers_spread``: p90 / p10 of the three together, step by step. ``sync_s``: of
+    ``transfer_s`` and ``idle_s``, from its last backward to the end of the gradients' sum over pipelines.
     """
 
     device: Name
@@ -63,6 +64,7 @@ class ReplicaMeasurement(Record):
     input_message_s: Seconds | None = since(2, None)
     gradient_message_s: Seconds | None = since(2, None)
     layers_spread: float | None = since(3, None)
+    sync_s: Seconds | None = since(5, None)
 
 
 class Difference(Record):
@@ -95,11 +97,13 @@ class ValidationMeasurement(Record):
 class Measurement(FileRecord):
     """``measurement.json`` in a run's folder; ``launch --json`` prints the same.
 
-    ``predicted_interval``: the plan's, of its step; None where it has none.
+    ``predicted_interval``: the plan's, of its step; None where it has none. ``sync_s``: from the last
+    pipeline's last backward to the end of the gradients' sum, the median step; ``predicted_sync_s``: as the
+    plan has it; None where there is one pipeline.
     """
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     run_id: Name
     strategy: str
     steps: Seq[StepMeasurement]
@@ -113,6 +117,8 @@ class Measurement(FileRecord):
     trace: str | None = since(2, None)
     differences: Seq[Difference] = since(2, ())
     predicted_interval: Interval | None = since(3, None)
+    sync_s: Seconds | None = since(5, None)
+    predicted_sync_s: Seconds | None = since(5, None)
 
     @model_validator(mode="after")
     def _explains_its_replicas(self) -> Measurement:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 SECRET_BYTES = 16
 
 
-def make_credentials(ranks: int, *, encrypt: bool) -> list[dict[str, Any]]:
-    """What each rank of a pipeline is told, in rank order.
+def make_credentials(
+    ranks: int, *, encrypt: bool, pairs: Sequence[tuple[int, int]] = ()
+) -> list[dict[str, Any]]:
+    """What each rank is told, in rank order.
 
     ``secrets``: by side (``previous``, ``next``) what it shares with that neighbour in this attempt, and with
-    nobody else. To encrypt also ``tls``: a certificate and its key (PEM), the same for all.
+    nobody else; ``peers``: by rank, the same of those it sums gradients with. To encrypt also ``tls``: a
+    certificate and its key (PEM), the same for all.
+
+    Args:
+        pairs: the ranks that sum gradients with each other.
     """
-    pairs = [secrets.token_hex(SECRET_BYTES) for _ in range(ranks + 1)]
+    sides = [secrets.token_hex(SECRET_BYTES) for _ in range(ranks + 1)]
     shared = {"tls": make_tls_certificate()} if encrypt else {}
-    return [{"secrets": {"previous": pairs[i], "next": pairs[i + 1]}, **shared} for i in range(ranks)]
+    peers: list[dict[str, str]] = [{} for _ in range(ranks)]
+    for one, other in pairs:
+        peers[one][str(other)] = peers[other][str(one)] = secrets.token_hex(SECRET_BYTES)
+    return [
+        {"secrets": {"previous": sides[i], "next": sides[i + 1], "peers": peers[i]}, **shared}
+        for i in range(ranks)
+    ]
 
 
 def make_tls_certificate() -> dict[str, str]:

@@ -32,6 +32,8 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
     try:
         for rank, result in sorted(ranks.results().items()):
             spec = ranks.specs[rank]
+            if spec.payload.get("pipeline"):
+                continue  # the first pipeline's are the same
             if result.weights is None:
                 raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)
             parts.append(ranks.paths.weights_part(rank))

@@ -9,7 +9,6 @@ from typing import Any
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
 from skyctl.control.training_request import send_workload, shipped_data_changed
-from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
@@ -18,10 +17,11 @@ from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.callbacks import EventHistory, RankGroupHooks
 from skyctl.run.checkpoints import policy, restore
 from skyctl.run.checkpoints.replicator_group import run_folder_on_node
+from skyctl.run.pipeline_simulations import pipeline_simulations
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
 from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import RankSpec, rank_specs, rank_task_name, used_nodes
+from skyctl.run.rank_spec import RankSpec, rank_specs, rank_structures, rank_task_name, used_nodes
 from skyctl.run.run_context import RunContext
 from skyctl.run.step_metrics import (
     StepCollector,
@@ -54,7 +54,7 @@ class Attempt:
 
     def __init__(self, context: RunContext, plan: Plan, number: int) -> None:
         self._context, self._plan, self._number = context, plan, number
-        self._simulation = simulation_input_of(plan)
+        self._simulations = pipeline_simulations(plan)
         self._ranks: RankGroup | None = None
         self._specs: list[RankSpec] = []
         self._started = False
@@ -125,15 +125,14 @@ class Attempt:
         context = self._context
         attempts = context.sink.state.attempts
         first = attempts[-1].from_step if attempts else 0
-        for rank, stage in enumerate(self._plan.placed_stages):
-            device = stage.device
+        structures = rank_structures(self._plan)
+        for rank, (stage, structure) in enumerate(zip(self._plan.placed_stages, structures, strict=True)):
             payload: dict[str, Any] = {
+                **structure,
                 "steps": context.options.steps,
-                "layers": [stage.start, stage.stop],
-                "microbatches": self._plan.problem.microbatches,
                 "resume": {"step": first},
             }
-            spec = RankSpec(rank, node_of(device), device, payload)
+            spec = RankSpec(rank, node_of(stage.device), stage.device, payload)
             self._specs.append(self._with_limits(spec))
         self._ranks = self._make_ranks()
         self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
@@ -195,7 +194,11 @@ class Attempt:
     def with_trace(self, done: Measurement) -> Measurement:
         """The measurement with the trace of this attempt."""
         assert self._ranks is not None
-        trace = write_trace(self._ranks, self._context.sessions, self._simulation, self._context.callbacks)
+        if len(self._simulations) > 1:
+            self._context.callbacks.note("no trace: it is drawn of plans of one pipeline")
+            return done
+        callbacks = self._context.callbacks
+        trace = write_trace(self._ranks, self._context.sessions, self._simulations[0], callbacks)
         return done.model_copy(update={"trace": trace})
 
     def slowdowns(self) -> dict[str, float]:
@@ -250,6 +253,7 @@ class Attempt:
                 "keep": context.options.kept_steps,
                 "at_end": True,
                 "attempt": self._number,
+                "writes": spec.payload["pipeline"] == 0,
             }
         return replace(spec, payload={**spec.payload, **more})
 
@@ -293,13 +297,16 @@ class Attempt:
         context.written(step, self._plan)
         context.on_checkpoint(step)
         if context.options.keep_here:
-            nodes = {layer: spec.node for spec in self._specs for layer in range(*spec.payload["layers"])}
+            writers = [spec for spec in self._specs if spec.payload["pipeline"] == 0]
+            nodes = {layer: spec.node for spec in writers for layer in range(*spec.payload["layers"])}
             context.copy_here(step, {layer: nodes[layer] for layer in shards}, shards)
 
     def _measurement(self, weights: str | None = None) -> Measurement:
         assert self._ranks is not None
         run_id = self._context.sink.paths.run_id
         done = build_measurement(
-            run_id, self._plan, self._specs, self._ranks.collected, weights, self._simulation
+            run_id, self._plan, self._specs, self._ranks.collected, weights, self._simulations
         )
-        return with_differences(self._simulation, done)
+        if len(self._simulations) > 1:
+            return done
+        return with_differences(self._simulations[0], done)

@@ -28,6 +28,10 @@ CAUSES = (
 )
 
 
+_ALONG = "inputs would be trained on targets that are not theirs"
+_BESIDE = "what the pipelines train on would not be parts of one batch"
+
+
 def step_fault(
     step: int, loss: float, events: Sequence[StepEvent], specs: Sequence[RankSpec]
 ) -> SkyctlError | None:
@@ -37,34 +41,39 @@ def step_fault(
         step: counted from 0.
         events: of this step, by rank.
     """
-    first, last = events[0], events[-1]
-    if len(events) > 1:
-        where = f"rank 0 (node {specs[0].node})", f"rank {len(specs) - 1} (node {specs[-1].node})"
-        fault = _fault_of_batches(step, first.batch, last.batch, where)
+    first = events[0]
+    for rank, other in enumerate(events[1:], 1):
+        where = f"rank 0 (node {specs[0].node})", f"rank {rank} (node {specs[rank].node})"
+        beside = bool(specs[rank].payload.get("pipeline"))
+        fault = _fault_of_batches(step, first.batch, other.batch, where, _BESIDE if beside else _ALONG)
         if fault is None:
-            what = _different_sides(first.validation_batch, last.validation_batch)
+            what = _different_sides(first.validation_batch, other.validation_batch)
             fault = f"validation() gives other {what} on {where[1]} than on {where[0]}" if what else None
         if fault is not None:
             return WorkloadError(fault, hint=CAUSES)
     if math.isfinite(loss):
         return None
-    return _fault_of_loss(step, loss, first.batch, last.batch)
+    return _fault_of_loss(step, loss, [event.batch for event in events if event.batch is not None])
 
 
 def _fault_of_batches(
-    step: int, first: BatchSketch | None, last: BatchSketch | None, where: tuple[str, str]
+    step: int, first: BatchSketch | None, last: BatchSketch | None, where: tuple[str, str], so: str
 ) -> str | None:
-    """What is different of the batches of the two ends, in words; None where they are the same."""
+    """What is different of the batches of two ranks, in words; None where they are the same.
+
+    Args:
+        so: what would come of it.
+    """
     if first is None or last is None:
         return None
     if first.length is not None and last.length is not None and first.length != last.length:
         return (
             f"data() gives {first.length} batches an epoch on {where[0]} and {last.length} on {where[1]}: "
-            "inputs and targets would soon not belong together"
+            f"{so}"
         )
     if (first.epoch, first.index) != (last.epoch, last.index):
         return (
-            f"data() has ended an epoch on one end of the pipeline and not on the other: step {step + 1} has "
+            f"data() has ended an epoch on one rank and not on the other: step {step + 1} has "
             f"{_place(first)} on {where[0]}, {_place(last)} on {where[1]}"
         )
     what = _different_sides(first, last)
@@ -72,7 +81,7 @@ def _fault_of_batches(
         return None
     return (
         f"data() gives other batches on {where[1]} than on {where[0]}: in step {step + 1} the {what} differ, "
-        "so inputs would be trained on targets that are not theirs"
+        f"so {so}"
     )
 
 
@@ -92,8 +101,11 @@ def _different_sides(first: BatchSketch | None, last: BatchSketch | None) -> str
 
 
 def _agree(first: Sequence[TensorSketch], last: Sequence[TensorSketch]) -> bool:
-    if not first or not last:
-        return True
+    return not first or not last or same_tensors(first, last)
+
+
+def same_tensors(first: Sequence[TensorSketch], last: Sequence[TensorSketch]) -> bool:
+    """Whether these may be sketches of the same tensors, on two processors."""
     return len(first) == len(last) and all(map(_same_tensor, first, last))
 
 
@@ -105,22 +117,19 @@ def _same_tensor(first: TensorSketch, last: TensorSketch) -> bool:
     return all(abs(one - other) <= allowed for one, other in pairs)
 
 
-def _fault_of_loss(
-    step: int, loss: float, first: BatchSketch | None, last: BatchSketch | None
-) -> SkyctlError:
+def _fault_of_loss(step: int, loss: float, batches: Sequence[BatchSketch]) -> SkyctlError:
     """The error for a loss that is no number: data() gave none, or training has diverged."""
-    sides = ["inputs"] * (first is not None and not first.finite_inputs)
-    sides += ["targets"] * (last is not None and not last.finite_targets)
+    sides = ["inputs"] * (not all(one.finite_inputs for one in batches))
+    sides += ["targets"] * (not all(one.finite_targets for one in batches))
     if sides:
-        sketch = first or last
-        assert sketch is not None
+        sketch = batches[0]
         place = f" ({_place(sketch)})" if sketch.index is not None else ""
         return WorkloadError(
             f"the loss of step {step + 1} is {loss}: the {' and '.join(sides)} that data() gave{place} have "
             "NaN or infinite values in them",
             hint="leave such samples out, or replace the values, in data()",
         )
-    given = ", and what data() gave is finite" if first is not None else ""
+    given = ", and what data() gave is finite" if batches else ""
     return RunError(
         f"the loss of step {step + 1} is {loss}: training has diverged{given}",
         hint="try a lower --learning-rate"

@@ -19,12 +19,12 @@ from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
-from skyctl.planner.evaluation import simulation_input_of
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.problem import Link, Problem, SharedResource
 from skyctl.remote.agent_session import Session
+from skyctl.run.pipeline_simulations import pipeline_simulations
 from skyctl.worker.rank_events import StepEvent
 
 REPLAN_TIME_LIMIT_S = 5.0
@@ -209,12 +209,14 @@ def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dic
     Args:
         events: by rank, its step events, the oldest first, without the first of an attempt.
     """
-    simulation = simulation_input_of(plan)
+    planned = [
+        simulation.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
+        for simulation in pipeline_simulations(plan)
+        for layers in map(simulation.layer_times, range(len(simulation.stages)))
+    ]
     found = {}
-    for rank, stage in enumerate(plan.placed_stages):
+    for rank, (stage, planned_s) in enumerate(zip(plan.placed_stages, planned, strict=True)):
         last = list(events[rank])[-OBSERVED_STEPS:] if rank < len(events) else []
-        layers = simulation.layer_times(rank)
-        planned_s = simulation.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
         if len(last) >= MIN_OBSERVED_STEPS and planned_s > 0:
             took = [event.forward_s + event.backward_s + event.optimizer_s for event in last]
             found[stage.device] = median(took) / planned_s

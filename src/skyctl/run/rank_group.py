@@ -1,9 +1,9 @@
 """The processes of one attempt: starts the ranks, brings the pairs together, watches and stops them.
 
-The launcher relays the rendezvous: a rank with a successor listens and says where; the successor is told.
-No rank needs to reach any other than its neighbours. Every rank says every few seconds that it is alive and
-what it is at; who falls silent is named (``health_monitor``), and so are all of them when each only waits for
-another. However an attempt ends, ``stop`` kills its tasks, unless the run is to go on without this process.
+The launcher relays the rendezvous: a rank that another is to connect to listens and says where; the other is
+told. Every rank says every few seconds that it is alive and what it is at; who falls silent is named
+(``health_monitor``), and so are all of them when each only waits for another. However an attempt ends,
+``stop`` kills its tasks, unless the run is to go on without this process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit
 from skyctl.remote.task_group import TaskGroup
 from skyctl.run.batch_check import REPEATS, step_fault
 from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
+from skyctl.run.drift_check import DriftCheck
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
-from skyctl.run.rank_spec import RankSpec, rank_task_name
+from skyctl.run.rank_spec import RankSpec, last_ranks, rank_task_name, sync_pairs
 from skyctl.run.step_metrics import StepCollector
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
@@ -74,20 +75,17 @@ class RankGroup:
         self._sessions, self._callbacks, self._encrypt = sessions, callbacks, encrypt
         self._hooks = hooks or RankGroupHooks()
         first = int((specs[0].payload.get("resume") or {}).get("step", 0))
-        self.collected = StepCollector(len(specs), specs[0].payload["steps"], first=first)
-        self._readers = [
-            RankMessageReader(spec, sessions[spec.node].node, len(specs), first, self.collected.steps)
-            for spec in specs
-        ]
+        steps = specs[0].payload["steps"]
+        self.collected = StepCollector(len(specs), steps, first=first, last_ranks=last_ranks(specs))
+        self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
         self.failure: FailureReport | None = None
-        self.ending = False
+        self.ending = self._asking = self._stopped = False
         self._ranks: list[RankState] = []
         self._tasks: TaskGroup[int] = TaskGroup("rank")
         self._monitor = HealthMonitor(self._ranks, sessions, deadlines or Deadlines(), callbacks)
         self._ticked_at = 0.0
-        self._asking = False
-        self._stopped = False
         self._reported_before = 0
+        self._drift_check = DriftCheck(specs, callbacks.warn)
 
     def start(self) -> None:
         """Starts every rank and brings the pairs together; returns when all are ready and told to go.
@@ -98,8 +96,8 @@ class RankGroup:
         """
         self._callbacks.phase(f"starting {len(self.specs)} ranks")
         self._monitor.begin()
-        told = make_credentials(len(self.specs), encrypt=self._encrypt)  # over the sessions only
-        for spec, credentials in zip(self.specs, told, strict=True):
+        told = make_credentials(len(self.specs), encrypt=self._encrypt, pairs=sync_pairs(self.specs))
+        for spec, credentials in zip(self.specs, told, strict=True):  # they go over the sessions only
             payload = {**spec.payload, **credentials}
             task = self._sessions[spec.node].start_task(RANK_MODULE, payload, name=rank_task_name(spec.rank))
             self._ranks.append(RankState(spec, task))
@@ -115,8 +113,9 @@ class RankGroup:
                     self._hooks.facts(facts)
                     self._send_all("build", "build")
             elif isinstance(event, ListeningEvent):
-                successor = self._ranks[rank.spec.rank + 1]
-                successor.task.send({"op": "connect", "host": event.address, "port": event.port})
+                caller = self._ranks[rank.spec.rank + 1 if event.peer is None else event.peer]
+                peer = {} if event.peer is None else {"peer": rank.spec.rank}
+                caller.task.send({"op": "connect", "host": event.address, "port": event.port, **peer})
             elif isinstance(event, ReadyEvent):
                 unready.discard(rank.spec.rank)
                 rank.enter_phase(CONNECT_PHASE, waiting=True)
@@ -236,6 +235,7 @@ class RankGroup:
                 self._callbacks.warn(f"{rank.name} could not write its checkpoint: {event.error}")
             shards = self.collected.add_checkpoint(rank.spec.rank, event)
             if shards is not None and tell:
+                self._drift_check.look(self.collected.checkpoint_events(event.step))
                 self._hooks.checkpoint(event.step, shards)
         elif isinstance(event, RankResult):
             rank.result = event

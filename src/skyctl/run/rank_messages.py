@@ -1,9 +1,10 @@
 """Reads what one rank sends, and refuses what that rank can't say then: its node counts as lost.
 
 A message must be of a kind that ranks send, each field with a value that it can have
-(``agent.event_fields``), and it must come in its turn: what a rank finds, where it listens and that it is
-ready once each; then its steps one by one, the last rank's with a loss and validations, and checkpoints of
-its own layers after them; its result after its last step. Whether figures are true can't be told here.
+(``agent.event_fields``), and it must come in its turn: what a rank finds, where it listens (for each that is
+to connect) and that it is ready once each; then its steps one by one, those of a pipeline's last rank with a
+loss, of the first pipeline's with validations, and checkpoints of its own layers after them; its result after
+its last step. Whether figures are true can't be told here.
 """
 
 from __future__ import annotations
@@ -74,7 +75,12 @@ class RankMessageReader:
     def __init__(self, spec: RankSpec, node: Node, ranks: int, first: int, steps: int) -> None:
         self.may_end_early = False
         self._spec, self._node, self._steps = spec, node, steps
-        self._is_last = spec.rank == ranks - 1
+        stage, stages = spec.payload.get("stage", spec.rank), spec.payload.get("stages", ranks)
+        self._is_last = stage == stages - 1
+        self._validating = self._is_last and not spec.payload.get("pipeline")
+        sync = spec.payload.get("sync") or {"peers": ()}
+        named = (peer["rank"] if isinstance(peer, Mapping) else peer for peer in sync["peers"])
+        self._awaited_peers = {rank for rank in named if rank > spec.rank}
         self._next_step = first
         self._checkpoint = first
         self._notes = 0
@@ -109,6 +115,9 @@ class RankMessageReader:
                 f"node {self._node.name} sent {kind!r} for rank {self._spec.rank}, but {fault}",
                 node=self._node.name,
             )
+        if isinstance(event, ListeningEvent) and event.peer is not None:
+            self._awaited_peers.discard(event.peer)
+            return
         self._seen.add(type(event))
         if isinstance(event, StepEvent):
             self._next_step = event.step + 1
@@ -136,7 +145,7 @@ class RankMessageReader:
         if isinstance(event, StepEvent):
             return self._fault_of_step(event)
         if isinstance(event, ValidationEvent):
-            expected = self._is_last and event.step == self._validates
+            expected = self._validating and event.step == self._validates
             return None if expected else f"there is none after step {event.step}"
         if isinstance(event, CheckpointEvent):
             return self._fault_of_checkpoint(event)
@@ -149,10 +158,12 @@ class RankMessageReader:
         return None
 
     def _fault_of_start(self, event: RankEvent) -> str | None:
-        if type(event) in self._seen:
-            return "it had said so before"
         if ReadyEvent in self._seen:
             return "it is ready already"
+        if isinstance(event, ListeningEvent) and event.peer is not None:
+            return None if event.peer in self._awaited_peers else f"rank {event.peer} is not to connect to it"
+        if type(event) in self._seen:
+            return "it had said so before"
         if isinstance(event, ListeningEvent) and self._is_last:
             return "no rank comes after it"
         return None
@@ -164,11 +175,13 @@ class RankMessageReader:
             return f"the run has {self._steps} steps"
         if self._lacks_validation:
             return f"not the validation after step {self._validates}"
+        if event.validates and self._is_last and not self._validating:
+            return "the first pipeline validates"
         return "it has no loss" if self._is_last and event.loss is None else None
 
     @property
     def _lacks_validation(self) -> bool:
-        return self._is_last and self._validates is not None
+        return self._validating and self._validates is not None
 
     def _fault_of_checkpoint(self, event: CheckpointEvent) -> str | None:
         if event.step != self._next_step or event.step <= self._checkpoint:
@@ -176,6 +189,10 @@ class RankMessageReader:
         if self._notes + len(event.notes) > MAX_NOTES:
             return f"it has {MAX_NOTES} notes at most"
         start, stop = self._spec.payload["layers"]
+        if set(event.sketches) - set(range(start, stop)):
+            return f"its layers are [{start}, {stop})"
+        if self._spec.payload.get("pipeline"):
+            return "the first pipeline writes its layers" if event.layers else None
         if event.error is None and set(event.layers) != set(range(start, stop)):
             return f"its layers are [{start}, {stop})"
         for layer, shard in event.layers.items():

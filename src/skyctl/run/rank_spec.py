@@ -1,15 +1,19 @@
-"""A plan → what each rank is told. Pure: a dry run prints the very objects that a launch sends."""
+"""A plan → what each rank is told. Pure: a dry run prints the very objects that a launch sends.
+
+Ranks are counted by pipeline, and within one from the first layers to the last.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
+from skyctl.records.sync import Sync
 from skyctl.schedule.actions import check_in_flight
 
 
@@ -38,18 +42,40 @@ def rank_of_task(name: str) -> int | None:
     return int(number) if kind == "rank" and re.fullmatch("[0-9]{1,8}", number) else None
 
 
+def last_ranks(specs: Sequence[RankSpec]) -> tuple[int, ...]:
+    """Of each pipeline, the rank of its last stage."""
+    last = len(specs) - 1
+    stages = [(spec.payload.get("stage", spec.rank), spec.payload.get("stages", last + 1)) for spec in specs]
+    return tuple(spec.rank for spec, (stage, count) in zip(specs, stages, strict=True) if stage + 1 == count)
+
+
+def sync_pairs(specs: Sequence[RankSpec]) -> list[tuple[int, int]]:
+    """The ranks that sum gradients with each other, the lower one of each pair first."""
+    return [
+        (spec.rank, peer["rank"])
+        for spec in specs
+        for peer in (spec.payload.get("sync") or {"peers": ()})["peers"]
+        if peer["rank"] > spec.rank
+    ]
+
+
 def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
     """Refuses a plan that its schedule or the cluster's devices do not allow.
 
     Raises:
-        InputError: the numbers in flight are not the schedule's.
+        InputError: the numbers in flight are not the schedule's, or its form is not launched by this version.
         MismatchError: names the first device that is not, and the nodes there are.
     """
-    in_flight = [stage.in_flight for stage in plan.placed_stages]
-    deferred = [stage.weights_behind for stage in plan.placed_stages]
-    fault = check_in_flight(plan.problem.schedule, in_flight, plan.problem.microbatches, deferred)
-    if fault is not None:
-        raise InputError(f"the plan can't be played: {fault}", hint="see what else: skyctl verify PLAN.json")
+    for number, (pipeline, microbatches) in enumerate(zip(plan.pipelines, _microbatches(plan), strict=True)):
+        in_flight = [stage.in_flight for stage in pipeline.stages]
+        deferred = [stage.weights_behind for stage in pipeline.stages]
+        fault = check_in_flight(plan.problem.schedule, in_flight, microbatches, deferred)
+        if fault is not None:
+            where = f"pipeline {number}: " if len(plan.pipelines) > 1 else ""
+            raise InputError(
+                f"the plan can't be played: {where}{fault}", hint="see what else: skyctl verify PLAN.json"
+            )
+    _check_routes(plan)
     names = [node.name for node in cluster.nodes]
     for stage in plan.placed_stages:
         node, local = split_device_id(stage.device)
@@ -80,54 +106,141 @@ def rank_specs(
     recipe: Mapping[str, Any] | None = None,
     trace: bool = False,
 ) -> list[RankSpec]:
-    """The ranks of a pipeline, in stage order: rank = stage.
+    """The ranks of all pipelines, in their order.
 
     Args:
         workload: by node, the workload's description with the paths valid on that node.
         recipe: how to train beside that (``workload.recipe.Recipe``, as a dict); None: plainly.
         addresses: by node, the address at which its peers reach it.
-
-    Raises:
-        InputError: the plan has several pipelines, which this version can't launch.
     """
-    if len(plan.pipelines) != 1:
-        raise InputError(f"the plan has {len(plan.pipelines)} pipelines; this skyctl launches one")
     ranks: list[RankSpec] = []
-    stages = len(plan.placed_stages)
-    placed = [split_device_id(stage.device) for stage in plan.placed_stages]
     measured = {machine.device: machine.threads for machine in plan.machines}
-    for index, stage in enumerate(plan.placed_stages):
-        node_name, local = placed[index]
+    structures = rank_structures(plan)
+    placed = [split_device_id(stage.device) for stage in plan.placed_stages]
+    for rank, (stage, structure) in enumerate(zip(plan.placed_stages, structures, strict=True)):
+        node_name, local = placed[rank]
         node = cluster.node(node_name)
+        is_first, is_last = structure["stage"] == 0, structure["stage"] + 1 == structure["stages"]
+        sync = structure["sync"]
+        if sync is not None:
+            sync = {**sync, "peers": [_peer(peer, placed, addresses) for peer in sync["peers"]]}
         payload = {
             "run_id": run_id,
-            "rank": index,
-            "stage": index,
-            "stages": stages,
+            **structure,
             "device": local,
             "threads": node.threads or measured.get(stage.device),
             "slowdown": node.slowdown,
             "interface": node.interface,
             "workload": dict(workload[node_name]),
-            "layers": [stage.start, stage.stop],
-            "microbatches": plan.problem.microbatches,
             "schedule": plan.problem.schedule,
             "in_flight": stage.in_flight,
             "recompute": stage.recompute,
             "weights_behind": stage.weights_behind,
             "receive_window": plan.problem.receive_window,
             "steps": steps,
-            "previous": _peer(index - 1, placed, addresses) if index else None,
-            "next": _peer(index + 1, placed, addresses) if index + 1 < stages else None,
-            "weights": weights,
+            "previous": None if is_first else _peer(rank - 1, placed, addresses),
+            "next": None if is_last else _peer(rank + 1, placed, addresses),
+            "sync": sync,
+            "weights": weights and structure["pipeline"] == 0,
             "recipe": dict(recipe or {}),
-            "link_dtypes": _link_dtypes(plan, index),
+            "link_dtypes": _link_dtypes(plan, rank, is_first=is_first, is_last=is_last),
             "compare_batches": plan.problem.first_stage is None and plan.problem.last_stage is None,
             "trace": trace,
             "facts": True,
         }
-        ranks.append(RankSpec(index, node_name, stage.device, payload))
+        ranks.append(RankSpec(rank, node_name, stage.device, payload))
     return ranks
+
+
+def rank_structures(plan: Plan) -> list[dict[str, Any]]:
+    """By rank, the part of its payload that says where it stands among all ranks.
+
+    ``microbatch_range``: the numbers, within the step, of the microbatches that its pipeline computes.
+    ``sync``: with whom it sums which layers' gradients over which routes (``worker.route_sum.RoutePlace``);
+    its ``peers`` are ranks here, and with their addresses in a payload.
+    """
+    found: list[dict[str, Any]] = []
+    first = 0
+    for number, (pipeline, microbatches) in enumerate(zip(plan.pipelines, _microbatches(plan), strict=True)):
+        for index, stage in enumerate(pipeline.stages):
+            found.append(
+                {
+                    "rank": len(found),
+                    "pipeline": number,
+                    "stage": index,
+                    "stages": len(pipeline.stages),
+                    "layers": [stage.start, stage.stop],
+                    "microbatches": plan.problem.microbatches,
+                    "microbatch_range": [first, first + microbatches],
+                    "sync": None,
+                }
+            )
+        first += microbatches
+    if plan.sync is not None and len(plan.pipelines) > 1:
+        for rank, structure in enumerate(found):
+            structure["sync"] = _sync(plan, plan.sync, rank)
+    return found
+
+
+def _microbatches(plan: Plan) -> list[int]:
+    """By pipeline, how many of a step's microbatches it computes."""
+    if len(plan.pipelines) == 1:
+        return [plan.problem.microbatches]
+    return [pipeline.microbatches for pipeline in plan.pipelines]
+
+
+def _sync(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
+    """What a rank is told of the sums of gradients; see ``rank_structures``."""
+    ranks = {stage.device: number for number, stage in enumerate(plan.placed_stages)}
+    here = plan.placed_stages[rank]
+    groups: list[dict[str, Any]] = []
+    peers: set[int] = set()
+    for number, group in enumerate(sync.groups):
+        if not (here.start < group.stop and group.start < here.stop):
+            continue
+        routes = []
+        for route in group.routes:
+            up_parent = [ranks[parent] for child, parent in route.up if child == here.device]
+            up_children = [ranks[child] for child, parent in route.up if parent == here.device]
+            down_parent = [ranks[parent] for parent, child in route.down if child == here.device]
+            down_children = [ranks[child] for parent, child in route.down if parent == here.device]
+            peers.update((*up_parent, *up_children, *down_parent, *down_children))
+            routes.append(
+                {
+                    "share": route.share,
+                    "up_children": up_children,
+                    "up_parent": up_parent[0] if up_parent else None,
+                    "down_parent": down_parent[0] if down_parent else None,
+                    "down_children": down_children,
+                }
+            )
+        groups.append({"number": number, "start": group.start, "stop": group.stop, "routes": routes})
+    return {
+        "format": sync.format,
+        "chunk_bytes": sync.chunk_bytes,
+        "groups": groups,
+        "peers": sorted(peers),
+    }
+
+
+def _check_routes(plan: Plan) -> None:
+    """Raises InputError where a plan of several pipelines asks for what this version does not run."""
+    if len(plan.pipelines) == 1:
+        return
+    if long := [number for number, pipeline in enumerate(plan.pipelines) if len(pipeline.stages) > 1]:
+        raise InputError(
+            f"pipeline {long[0]} has {len(plan.pipelines[long[0]].stages)} stages; this skyctl launches "
+            "several pipelines of one stage each, or one of several"
+        )
+    holders = {stage.device for stage in plan.placed_stages}
+    for group in plan.sync.groups if plan.sync is not None else ():
+        for route in group.routes:
+            there = [route.root, *(device for edge in (*route.up, *route.down) for device in edge)]
+            if helpers := [device for device in there if device not in holders]:
+                raise InputError(
+                    f"a route goes over {helpers[0]!r}, which holds no layers; this skyctl sums gradients "
+                    "between devices that hold the layers"
+                )
 
 
 def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -135,18 +248,18 @@ def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]
     return {"rank": rank, "host": addresses[node], "device": local}
 
 
-def _link_dtypes(plan: Plan, stage: int) -> dict[str, str | None]:
+def _link_dtypes(plan: Plan, rank: int, *, is_first: bool, is_last: bool) -> dict[str, str | None]:
     """What each of a stage's four streams is sent as (None: as it is); both ends read the same link."""
     links = {(link.source, link.target): link.dtype for link in plan.problem.links}
-    devices = [s.device for s in plan.placed_stages]
-    here = devices[stage]
-    before = devices[stage - 1] if stage else None
-    after = devices[stage + 1] if stage + 1 < len(devices) else None
+    devices = [stage.device for stage in plan.placed_stages]
+    here = devices[rank]
+    before = "" if is_first else devices[rank - 1]
+    after = "" if is_last else devices[rank + 1]
     return {
-        "to_next": links.get((here, after or "")),
-        "from_next": links.get((after or "", here)),
-        "to_previous": links.get((here, before or "")),
-        "from_previous": links.get((before or "", here)),
+        "to_next": links.get((here, after)),
+        "from_next": links.get((after, here)),
+        "to_previous": links.get((here, before)),
+        "from_previous": links.get((before, here)),
     }
 
 

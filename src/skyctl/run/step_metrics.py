@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +41,8 @@ class StepCollector:
     """Step events of one attempt, by rank and step.
 
     Attributes:
+        last_ranks: of each pipeline, the rank of its last stage, in the pipelines' order; the first one
+            validates. Empty: there is one pipeline.
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
@@ -52,10 +54,12 @@ class StepCollector:
     validation: dict[int, ValidationMeasurement] = field(default_factory=dict)
     reported: int = 0
     first: int = 0
+    last_ranks: tuple[int, ...] = ()
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.reported = max(self.reported, self.first)
+        self.last_ranks = self.last_ranks or (self.ranks - 1,)
 
     def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, WrittenShard] | None:
         """A rank has written its layers; by layer its file, once every rank has written."""
@@ -64,6 +68,10 @@ class StepCollector:
         if len(events) < self.ranks or any(one.error for one in events.values()):
             return None
         return {layer: shard for one in events.values() for layer, shard in one.layers.items()}
+
+    def checkpoint_events(self, step: int) -> Mapping[int, CheckpointEvent]:
+        """By rank, what has been told of the checkpoint after so many steps."""
+        return self._checkpoints.get(step, {})
 
     def add(self, rank: int, event: StepEvent) -> None:
         """Keeps one rank's figures of one step."""
@@ -88,11 +96,11 @@ class StepCollector:
     def heard(self, until: int) -> list[StepProgress]:
         """What is known of steps before ``until`` that were not handed out: not every rank has told of them.
 
-        As far as the first has, and the last, which knows the loss.
+        As far as the first has, and those that know the loss.
         """
         out = []
         for step in range(self.reported, until):
-            if any(step not in self.by_rank.get(rank, {}) for rank in (0, self.ranks - 1)):
+            if any(step not in self.by_rank.get(rank, {}) for rank in (0, *self.last_ranks)):
                 break
             out.append(self._progress(step))
         return out
@@ -108,7 +116,7 @@ class StepCollector:
 
     def _has_ended(self, step: int) -> bool:
         events = [self.by_rank.get(rank, {}).get(step) for rank in range(self.ranks)]
-        last = events[-1]
+        last = events[self.last_ranks[0]]
         if last is None or None in events:
             return False
         return not last.validates or step in self.validation
@@ -118,13 +126,14 @@ class StepCollector:
         times = [self.by_rank[0][i].iteration_s for i in range(self.first + 1, step + 1)]
         pace_s = median(times) if times else None
         known = [self.by_rank[rank][step] for rank in range(self.ranks) if step in self.by_rank.get(rank, {})]
+        samples = sum(self.by_rank[rank][step].samples for rank in self.last_ranks)
         rates = [event.learning_rate for event in known if event.learning_rate is not None]
         return StepProgress(
             step=step,
             steps=self.steps,
             loss=self.loss(step),
             iteration_s=first.iteration_s,
-            samples_per_s=first.samples / first.iteration_s if first.iteration_s else 0.0,
+            samples_per_s=samples / first.iteration_s if first.iteration_s else 0.0,
             left_s=pace_s * (self.steps - step - 1) if pace_s is not None else None,
             learning_rate=rates[0] if rates else None,
             grad_norm=first.grad_norm,
@@ -132,9 +141,18 @@ class StepCollector:
         )
 
     def loss(self, step: int) -> float:
-        """The training loss of a step, as the last rank has told it."""
-        loss = self.by_rank[self.ranks - 1][step].loss
-        return float("nan") if loss is None else loss
+        """The training loss of a step: the sum of the parts that the pipelines' last ranks have told."""
+        losses = [self.by_rank[rank][step].loss for rank in self.last_ranks]
+        return sum(float("nan") if loss is None else loss for loss in losses)
+
+    def sync_s(self, steps: Sequence[int]) -> float | None:
+        """The median over steps of the last pipeline's wait for the sum; None where there is one pipeline."""
+        waits = [
+            min(waited)
+            for step in steps
+            if (waited := [e.sync_s for e in self.events_of(step) if e.sync_s is not None])
+        ]
+        return median(waits) if waits else None
 
 
 def build_measurement(
@@ -143,13 +161,14 @@ def build_measurement(
     ranks: Sequence[RankSpec],
     collected: StepCollector,
     weights: str | None,
-    simulation: SimulationInput | None = None,
+    simulations: Sequence[SimulationInput] = (),
 ) -> Measurement:
     """The record of one attempt. Its first step is warm-up and is left out of the medians where it can be.
 
     Args:
         weights: path of the trained weights, or None.
-        simulation: what the plan's prediction comes from, for the predicted parts of a stage's time.
+        simulations: by pipeline, what the plan's prediction comes from, for the predicted parts of a stage's
+            time; empty: not known.
     """
     first, done = collected.first, collected.reported
     steps = tuple(
@@ -158,6 +177,11 @@ def build_measurement(
     )
     settled = list(range(first + 1, done)) or list(range(first, done))
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    stages = [
+        predicted_time_parts(simulation, stage)
+        for simulation in simulations
+        for stage in range(len(simulation.stages))
+    ]
     replicas = []
     for rank in ranks:
         events = [collected.by_rank[rank.rank][i] for i in settled]
@@ -173,10 +197,11 @@ def build_measurement(
                     compute_s=promised.compute_s,
                     idle_s=promised.idle_s,
                     memory_bytes=promised.memory_bytes,
-                    **predicted_time_parts(simulation, rank.rank),
+                    **(stages[rank.rank] if stages else predicted_time_parts(None, 0)),
                 ),
                 **measured_time_parts(events),
                 layers_spread=layers_spread(events),
+                sync_s=_median_or_none(event.sync_s for event in events),
             )
         )
     return Measurement(
@@ -190,6 +215,8 @@ def build_measurement(
         final_loss=steps[-1].loss,
         attempts=1,
         weights=weights,
+        sync_s=collected.sync_s(settled),
+        predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 else None,
         validation=tuple(one for step, one in sorted(collected.validation.items()) if step < done),
     )
 
@@ -198,9 +225,13 @@ def measured_time_parts(events: Sequence[StepEvent]) -> dict[str, float | None]:
     """By name of ``TIME_PARTS``, the median over one rank's steps; None where no step has that figure."""
     parts: dict[str, float | None] = {}
     for name in TIME_PARTS:
-        known = [seconds for event in events if (seconds := getattr(event, name)) is not None]
-        parts[name] = median(known) if known else None
+        parts[name] = _median_or_none(getattr(event, name) for event in events)
     return parts
+
+
+def _median_or_none(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def layers_spread(events: Sequence[StepEvent]) -> float | None:

@@ -8,15 +8,16 @@ are keyed by the run's seed and the step, so other places of large tensors are l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyctl.worker.rank_events import BatchSketch, TensorSketch
-from skyctl.workload.data import Batch, EpochPosition
+from skyctl.workload.data import Batch, EpochPosition, slice_samples
 from skyctl.workload.deferred_init import derived_seed
+from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.structures import Value, value_tensors
 
 FIRST_STEPS = 8
@@ -35,6 +36,7 @@ class BatchSketcher:
     Args:
         position: where in data()'s epochs the batch last given comes from, where its source says.
         values: whether contents are sketched, too, and not only places and lengths.
+        cut: the samples to hand on of each batch, [start, stop); None: all of them.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class BatchSketcher:
         seed: int,
         first_step: int,
         values: bool,
+        cut: tuple[int, int] | None = None,
     ) -> None:
+        self._cut = cut
         self._batches, self._position, self._seed, self._values = batches, position, seed, values
         self._first_step, self._next_step = first_step, first_step
         self._sketches: dict[int, BatchSketch] = {}
@@ -59,7 +63,10 @@ class BatchSketcher:
         step = self._next_step
         self._next_step += 1
         self._sketches[step] = self._sketch(step, batch)
-        return batch
+        if self._cut is None:
+            return batch
+        inputs, targets = batch
+        return slice_samples(inputs, *self._cut), slice_samples(targets, *self._cut)
 
     def take(self, step: int) -> BatchSketch | None:
         """The sketch of that step's batch, once; None where this stage has no batches."""
@@ -96,6 +103,19 @@ def sketch_batch(batch: Batch, seed: int, key: str) -> BatchSketch:
     """The sketch of one batch's contents, whatever its place."""
     inputs, targets = batch
     return BatchSketch(inputs=sketch_value(inputs, seed, key), targets=sketch_value(targets, seed, key))
+
+
+@torch.no_grad()
+def sketch_layers(layers: Sequence[nn.Module], start: int, seed: int) -> dict[int, tuple[TensorSketch, ...]]:
+    """By layer, counted from ``start``, the sketch of each of its parameters (in float32 where it has a
+    master), for pipelines that hold the same layers to be compared."""
+    return {
+        number: tuple(
+            _sketch_tensor(master_of(parameter).detach(), derived_seed(seed, f"layer {number} {place}"))
+            for place, parameter in enumerate(layer.parameters())
+        )
+        for number, layer in enumerate(layers, start)
+    }
 
 
 @torch.no_grad()

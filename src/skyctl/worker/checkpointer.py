@@ -6,7 +6,7 @@ The weights that a run ends with are written here too.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from skyctl.checkpoint import layout, safetensors
 from skyctl.checkpoint.atomic_file import FileDigest
 from skyctl.checkpoint.shards import ShardStamp, StageState
 from skyctl.errors import RecordError, SkyctlError, WorkloadError
-from skyctl.worker.rank_events import CheckpointEvent, WrittenShard
+from skyctl.worker.rank_events import CheckpointEvent, TensorSketch, WrittenShard
 from skyctl.workload.layered_model import LayeredModel
 from skyctl.workload.mixed_precision import master_of
 
@@ -32,6 +32,7 @@ class CheckpointOptions:
         every: steps from one checkpoint to the next; 0: only at an early end, and ``at_end``.
         keep: how many of this node's newest steps are kept, at least 2; 0: all.
         at_end: whether one is written after the run's last step too.
+        writes: whether this rank writes its layers; False: another pipeline does.
         attempt: the number of this attempt at the run; each new plan adds one.
     """
 
@@ -40,6 +41,7 @@ class CheckpointOptions:
     keep: int = 2
     at_end: bool = False
     attempt: int = 0
+    writes: bool = True
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> CheckpointOptions | None:
@@ -53,6 +55,7 @@ class CheckpointOptions:
             keep=int(values.get("keep", 2)),
             at_end=bool(values.get("at_end")),
             attempt=int(values.get("attempt") or 0),
+            writes=bool(values.get("writes", True)),
         )
 
 
@@ -92,10 +95,20 @@ class ShardOrigin:
 
 
 class Checkpointer:
-    """Writes the stage's shards while the rank's training waits: no second copy is kept in memory."""
+    """Writes the stage's shards while the rank's training waits: no second copy is kept in memory.
 
-    def __init__(self, options: CheckpointOptions, state: StageState, origin: ShardOrigin) -> None:
-        self._options, self._state, self._origin = options, state, origin
+    Args:
+        sketch: by layer, a few numbers of its parameters, where other pipelines hold them as well.
+    """
+
+    def __init__(
+        self,
+        options: CheckpointOptions,
+        state: StageState,
+        origin: ShardOrigin,
+        sketch: Callable[[], Mapping[int, tuple[TensorSketch, ...]]] = dict,
+    ) -> None:
+        self._options, self._state, self._origin, self._sketch = options, state, origin, sketch
         self._sent_notes: set[str] = set()
 
     def due(self, done: int, *, early: bool, last: bool) -> bool:
@@ -120,7 +133,7 @@ class Checkpointer:
         layers: dict[int, WrittenShard] = {}
         error = None
         try:
-            written = self._write(done)
+            written = self._write(done) if self._options.writes else {}
             layers = {layer: WrittenShard(file.sha256, file.size_bytes) for layer, file in written.items()}
             layout.prune_steps(self._options.folder, self._options.keep)
         except WorkloadError:
@@ -129,7 +142,8 @@ class Checkpointer:
             error = exc.message
         notes = [note for note in self._state.notes if note not in self._sent_notes]
         self._sent_notes.update(notes)
-        return CheckpointEvent(done, layers, time.perf_counter() - began, tuple(notes), error)
+        sketches = self._sketch()
+        return CheckpointEvent(done, layers, time.perf_counter() - began, tuple(notes), error, sketches)
 
     def _write(self, done: int) -> dict[int, FileDigest]:
         origin, folder = self._origin, self._options.folder

@@ -16,6 +16,7 @@ import torch
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHT_GRADIENTS, actions
 from skyctl.worker.batches import split_inputs, split_targets
+from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
@@ -32,7 +33,9 @@ class StepReport:
         forward_s, backward_s, optimizer_s: the layers' own time (the loss's counts as forward).
         weight_s: the part of ``backward_s`` that was deferred (W of ``zero-bubble``).
         idle_s, transfer_s: waiting for a neighbour, and for the network (see ``messages``).
-        loss: on the last stage, the mean over the batch.
+        sync_s: where pipelines sum their gradients, from this stage's last backward to the end of the sum;
+            also in ``idle_s`` (until all have ended theirs) and ``transfer_s``.
+        loss: on the last stage, the mean over the batch, or this pipeline's part of it.
         grad_norm: where gradients are clipped, the global norm before.
         is_last: the pipeline ends with this step.
         input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
@@ -45,6 +48,7 @@ class StepReport:
     optimizer_s: float = 0.0
     idle_s: float = 0.0
     transfer_s: float = 0.0
+    sync_s: float | None = None
     loss: float | None = None
     grad_norm: float | None = None
     is_last: bool = False
@@ -57,13 +61,15 @@ class Executor:
     """Runs the actions of one stage, step by step.
 
     Args:
-        microbatch_sizes: samples of each microbatch.
+        microbatch_sizes: samples of each microbatch of this pipeline.
+        batch_size: samples of the step's whole batch; None: those microbatches are all there are.
         in_flight: how many microbatches the stage keeps between forward and backward.
         deferred_weights: under ``zero-bubble``, how many microbatches the weight gradients lag behind.
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
-        before_update: called between the last backward and the optimizer's step.
+        sync: sums the gradients with those of other pipelines.
+        before_update: called between the last backward, with its sum, and the optimizer's step.
         recorder: told what was done when, where a trace is wanted.
     """
 
@@ -77,8 +83,10 @@ class Executor:
     is_last: bool
     device: torch.device
     deferred_weights: int = 0
+    batch_size: int | None = None
     phase: str = "the first step"
     waiting: bool = False
+    sync: GradientSync | None = None
     before_update: Callable[[StepReport], None] | None = None
     recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
@@ -125,12 +133,16 @@ class Executor:
                 if pending is not None and self.stage_io.output_gradients is not None:
                     pending()
                     pending = None
+                if self.sync is not None and microbatch == final:
+                    self.sync.begin(step, early=not self.stage.defers_weights)
                 self._backward(step, microbatch, report)
             else:
                 self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
                 self._weights(microbatch, report)
             for receiver in self.stage_io.receivers:
                 receiver.refill()
+        if self.sync is not None:
+            self._sum_gradients(self.sync, step, report)
         self._update(step, report)
         if pending is not None:
             pending()
@@ -170,7 +182,8 @@ class Executor:
             tensors = message.tensors
             report.is_last = report.is_last or bool(message.flags & LAST_STEP)
         if targets is not None:
-            share = self.microbatch_sizes[microbatch] / sum(self.microbatch_sizes)
+            whole = self.batch_size or sum(self.microbatch_sizes)
+            share = self.microbatch_sizes[microbatch] / whole
             loss, seconds, _ = self.timer.run(
                 lambda: self.stage.forward_loss(microbatch, tensors, targets[microbatch], share)
             )
@@ -207,8 +220,21 @@ class Executor:
         report.backward_s += seconds
         report.weight_s += seconds
 
+    def _sum_gradients(self, sync: GradientSync, step: int, report: StepReport) -> None:
+        """After the last backward: gradients become the sums of all pipelines', which end together."""
+        self.phase = f"step {step}, the sum of the gradients"
+        self.waiting = True
+        found = sync.finish(is_last=report.is_last)
+        self.waiting = False
+        report.idle_s += found.idle_s
+        report.transfer_s += found.transfer_s
+        report.sync_s = found.sync_s
+        report.is_last = found.is_last
+        if self.recorder is not None:
+            self.recorder.record_wait(0, found.idle_s, found.transfer_s)
+
     def _update(self, step: int, report: StepReport) -> None:
-        """After the last backward: the gradients' norm, the optimizer, and the step's loss."""
+        """Before the next step: the gradients' norm, the optimizer, and the step's loss."""
         if self.before_update is not None:
             self.phase = f"step {step}, the gradients' norm"
             self.before_update(report)

@@ -25,10 +25,11 @@ class LayerSeeder:
     Args:
         seed: the workload's.
         start: the index of the stage's first layer.
+        first_microbatch: the number, within the step, of the first microbatch that this pipeline computes.
     """
 
-    def __init__(self, seed: int, start: int, device: torch.device) -> None:
-        self._seed, self._start = seed, start
+    def __init__(self, seed: int, start: int, device: torch.device, first_microbatch: int = 0) -> None:
+        self._seed, self._start, self._first_microbatch = seed, start, first_microbatch
         self._seeders: list[Callable[[int], object]] = [torch.default_generator.manual_seed, random.seed]
         if device.type == "cuda":
             self._seeders.append(torch.cuda.default_generators[device.index or 0].manual_seed)
@@ -37,8 +38,13 @@ class LayerSeeder:
         self.step = 0
 
     def __call__(self, microbatch: int, position: int) -> None:
-        """Seeds for the layer at that position of the stage, just before it runs."""
-        seed = splitmix64(self._seed, self.step, microbatch, self._start + position)
+        """Seeds for the layer at that position of the stage, just before it runs.
+
+        Args:
+            microbatch: counted from the pipeline's first.
+        """
+        number = self._first_microbatch + microbatch
+        seed = splitmix64(self._seed, self.step, number, self._start + position)
         for seeder in self._seeders:
             seeder(seed)
 

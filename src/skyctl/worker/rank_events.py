@@ -8,7 +8,7 @@ heartbeat every few seconds. Needs the standard library only: the launcher reads
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from skyctl.agent.event_fields import (
@@ -58,11 +58,12 @@ class EnvironmentEvent:
 
 @dataclass(frozen=True)
 class ListeningEvent:
-    """The address at which the rank waits for its successor."""
+    """The address at which the rank waits for its successor, or for ``peer``, to sum gradients with it."""
 
     kind: ClassVar[str] = "listening"
     address: Address
     port: Port
+    peer: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,14 @@ class StepEvent:
     ``iteration_s``: from the step's start to the next one's (the last step: to its end), validation left out;
     ``compute_s + transfer_s + idle_s`` of it. ``compute_s``: all that is not waiting, so it also holds what
     the rank does beside its layers. ``transfer_s``, ``idle_s``: waiting for the network, and for other stages
-    (``worker.messages``). ``forward_s``, ``backward_s``, ``weight_s``, ``optimizer_s``: in the layers, over
-    all microbatches. ``input_message_s``, ``gradient_message_s``: median seconds on the way of messages that
-    were waited for from before their start; None: there was none. ``loss``: on the last stage. ``grad_norm``:
-    over all stages, before clipping; None without clipping. ``learning_rate``: None for a stage that trains
-    nothing. ``validates``: a validation follows. ``batch``: at both ends of the pipeline;
+    (``worker.messages``). ``sync_s``: of both, from this rank's last backward to the end of the gradients'
+    sum over pipelines; None: there is one pipeline. ``forward_s``, ``backward_s``, ``weight_s``,
+    ``optimizer_s``: in the layers, over all microbatches of its pipeline. ``input_message_s``,
+    ``gradient_message_s``: median seconds on the way of messages that were waited for from before their
+    start; None: there was none. ``loss``: on the last stage, its pipeline's part of the batch's mean.
+    ``grad_norm``: over all stages, before clipping; None without clipping. ``learning_rate``: None for a
+    stage that trains nothing. ``validates``: a validation follows on this rank's pipeline. ``samples``: of
+    its pipeline's microbatches. ``batch``: at both ends of the pipeline;
     ``validation_batch``: with the first step, of the first held-out batch.
     """
 
@@ -149,6 +153,7 @@ class StepEvent:
     peak_memory_bytes: Bytes | None
     batch: BatchSketch | None = None
     validation_batch: BatchSketch | None = None
+    sync_s: Seconds | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,9 @@ class WrittenShard:
 class CheckpointEvent:
     """The rank has written its layers after ``step`` steps.
 
-    ``layers``: by layer, its file. ``error``: why there is none. ``notes``: what could not be kept exactly.
+    ``layers``: by layer, its file; empty where another pipeline writes it. ``error``: why there is none.
+    ``notes``: what could not be kept exactly. ``sketches``: by layer, of each parameter, where several
+    pipelines hold it.
     """
 
     kind: ClassVar[str] = "checkpoint"
@@ -186,6 +193,7 @@ class CheckpointEvent:
     wall_s: Seconds
     notes: Annotated[tuple[Label, ...], MaxLength(1000)] = ()
     error: Annotated[str, MaxLength(5000)] | None = None
+    sketches: Mapping[int, Annotated[tuple[TensorSketch, ...], MaxLength(1000)]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class NeighbourConnections:
             address = self._local_address(self._payload["next"]["host"])
             port = self.following.connection.listen(address)
             announce(port, address)
-            accepted = _run_in_thread(self._accept)
+            accepted = run_in_thread(self._accept)
         if self.previous is not None:
             host, port = next_address()
             connection = self.previous.connection
@@ -105,7 +105,7 @@ class NeighbourConnections:
         answered: Future[None] | None = None
         if self.following is not None:
             connection = self.following.connection
-            answered = _run_in_thread(lambda: clock_offset.answer_clock_requests(connection))
+            answered = run_in_thread(lambda: clock_offset.answer_clock_requests(connection))
         if self.previous is not None:
             self._record_clock_offset("end", self.previous.connection)
         if answered is not None:
@@ -212,7 +212,7 @@ def _requiring_grad(specs: MessageSpecs) -> MessageSpecs:
     return lambda microbatch: [spec for spec in specs(microbatch) if spec.requires_grad]
 
 
-def _run_in_thread(action: Callable[[], None]) -> Future[None]:
+def run_in_thread(action: Callable[[], None]) -> Future[None]:
     """Runs it in a daemon thread: a failure elsewhere must not wait for it."""
     future: Future[None] = Future()
 
@@ -223,5 +223,5 @@ def _run_in_thread(action: Callable[[], None]) -> Future[None]:
         except BaseException as exc:  # noqa: BLE001 — raised where the result is asked for
             future.set_exception(exc)
 
-    threading.Thread(target=run, daemon=True, name="accepts the next rank").start()
+    threading.Thread(target=run, daemon=True, name="accepts a peer").start()
     return future

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.checkpoint.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.errors import RunError, SkyctlError, WorkloadError
+from skyctl.errors import RunError
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.transport.transfer_errors import PeerLostError
-from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch
+from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch, sketch_layers
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.checkpointer import (
     Checkpointer,
@@ -29,10 +27,12 @@ from skyctl.worker.checkpointer import (
 )
 from skyctl.worker.executor import Executor
 from skyctl.worker.gradient_clipping import make_clipper
+from skyctl.worker.gradient_sync import GradientSync, check_summable
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.rank_environment import find_environment, peak_memory_bytes, use_device
+from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     RESTORE_PHASE,
@@ -43,6 +43,7 @@ from skyctl.worker.rank_events import (
 )
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S, NeighbourConnections
+from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
@@ -54,9 +55,6 @@ from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 
 HEARTBEAT_S = 3.0
-
-_CPU_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")
-"""In messages of torch's allocator for CPUs, by platform: it raises a plain RuntimeError."""
 
 
 class Trainer:
@@ -72,6 +70,9 @@ class Trainer:
         self._phase = "build"
         self._training = False
         self._neighbours: NeighbourConnections | None = None
+        self._sync_connections: SyncConnections | None = None
+        self._sync: GradientSync | None = None
+        self._addresses: dict[int | None, tuple[str, int]] = {}
         self._executor: Executor | None = None
         self._stop_requested = False
         self._closed = threading.Event()
@@ -94,8 +95,11 @@ class Trainer:
         self._recipe = Recipe.from_dict(payload.get("recipe") or {"total_steps": int(payload["steps"])})
         self._workload = load_workload(self._spec)
         self._start, self._stop = payload["layers"]
-        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device)
-        self._sizes = microbatch_sizes(self._spec.batch_size, payload["microbatches"])
+        self._all_sizes = microbatch_sizes(self._spec.batch_size, payload["microbatches"])
+        first, stop = payload.get("microbatch_range") or (0, len(self._all_sizes))
+        self._sizes = self._all_sizes[first:stop]
+        self._samples = sum(self._all_sizes[:first]), sum(self._all_sizes[:stop])
+        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, first)
         stage = self._build_stage()
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
@@ -103,11 +107,14 @@ class Trainer:
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
         self._phase = CONNECT_PHASE
         neighbours = self._connect()
-        executor = self._executor = self._make_executor(stage, neighbours, optimizer)
+        sync = self._connect_sync(stage)
+        executor = self._executor = self._make_executor(stage, neighbours, optimizer, sync)
         steps_done = self._train(executor, neighbours, scheduler, first_step, checkpointer)
         self._phase = "end"
         neighbours.compare_clocks()
         neighbours.close(graceful=True)
+        if self._sync_connections is not None:
+            self._sync_connections.close(graceful=True)
         self._phase = "saving the weights"
         rank, folder = payload["rank"], self._channel.folder
         return {
@@ -118,10 +125,14 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Closes the connections to the neighbours; whatever waits on them ends. Idempotent."""
+        """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
         self._closed.set()
         if self._neighbours is not None:
             self._neighbours.close()
+        if self._sync_connections is not None:
+            self._sync_connections.close()
+        if self._sync is not None:
+            self._sync.close()
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
@@ -201,7 +212,12 @@ class Trainer:
             own_names=self._workload.model.ordinary,
         )
         first_step = restore_stage(self._payload, state, origin)
-        return first_step, Checkpointer(options, state, origin) if options is not None else None
+        if options is None:
+            return first_step, None
+        start, seed = self._start, self._spec.seed
+        if self._is_single:
+            return first_step, Checkpointer(options, state, origin)
+        return first_step, Checkpointer(options, state, origin, lambda: sketch_layers(layers, start, seed))
 
     def _connect(self) -> NeighbourConnections:
         neighbours = self._neighbours = NeighbourConnections(self._payload, self._device, self._recorder)
@@ -209,15 +225,51 @@ class Trainer:
         def announce(port: int, address: str) -> None:
             self._channel.send(to_message(ListeningEvent(address, port)))
 
-        def previous_address() -> tuple[str, int]:
-            message = self._expect("connect")
-            return message["host"], message["port"]
-
-        neighbours.connect(announce, previous_address)
+        neighbours.connect(announce, lambda: self._address_of(None))
         return neighbours
 
+    def _connect_sync(self, stage: PipelineStage) -> GradientSync | None:
+        """Connects to those that this rank sums gradients with; None where it does not."""
+        payload = self._payload
+        values = payload.get("sync")
+        if values is None:
+            return None
+        check_summable(stage.layers)
+        connections = self._sync_connections = SyncConnections(payload)
+
+        def announce(port: int, address: str, peer: int) -> None:
+            self._channel.send(to_message(ListeningEvent(address, port, peer)))
+
+        connections.connect(announce, self._address_of)
+        self._sync = GradientSync(
+            stage.layers,
+            self._start,
+            values["groups"],
+            connections.peers,
+            format=values["format"],
+            chunk_bytes=int(values["chunk_bytes"]),
+            share=len(self._sizes) / len(self._all_sizes),
+        )
+        return self._sync
+
+    def _address_of(self, peer: int | None) -> tuple[str, int]:
+        """Waits for the address at which that rank listens; None: the rank before this one."""
+        while peer not in self._addresses:
+            message = self._expect("connect")
+            self._addresses[message.get("peer")] = message["host"], message["port"]
+        return self._addresses.pop(peer)
+
+    @property
+    def _is_single(self) -> bool:
+        """Whether there is no pipeline beside this one."""
+        return self._payload.get("sync") is None
+
     def _make_executor(
-        self, stage: PipelineStage, neighbours: NeighbourConnections, optimizer: torch.optim.Optimizer | None
+        self,
+        stage: PipelineStage,
+        neighbours: NeighbourConnections,
+        optimizer: torch.optim.Optimizer | None,
+        sync: GradientSync | None,
     ) -> Executor:
         payload, is_last = self._payload, self._payload["next"] is None
         inputs = self._boundary(self._start)
@@ -231,6 +283,8 @@ class Trainer:
                 device=self._device,
             ),
             microbatch_sizes=self._sizes,
+            batch_size=self._spec.batch_size,
+            sync=sync,
             schedule=payload["schedule"],
             in_flight=payload["in_flight"],
             deferred_weights=int(payload.get("weights_behind") or 0),
@@ -251,16 +305,11 @@ class Trainer:
         """Every step of the run; returns how many are done."""
         layers = f"layers {self._start}–{self._stop}"
         clipper = make_clipper(self._recipe, executor, neighbours, layers)
-        validator = make_validator(self._recipe, self._workload, executor, self._seeder)
+        validator = None
+        if not self._payload.get("pipeline"):  # the first pipeline validates, with all samples
+            validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
         validation_batch = self._sketch_validation()
-        position = EpochPosition()
-        sketcher = BatchSketcher(
-            self._workload.batches(first_step, position=position),
-            position,
-            seed=self._spec.seed,
-            first_step=first_step,
-            values=self._compares_batches,
-        )
+        sketcher = self._make_sketcher(first_step)
         self._channel.send(to_message(ReadyEvent()))
         self._expect("start")
         loop = TrainingLoop(
@@ -284,15 +333,30 @@ class Trainer:
         self._training = False
         return steps_done
 
+    def _make_sketcher(self, first_step: int) -> BatchSketcher:
+        """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""
+        position = EpochPosition()
+        cuts = not self._is_single and self._workload.reads_whole_batches
+        samples = (0, self._spec.batch_size) if cuts else self._samples
+        compared = cuts and bool(self._payload.get("compare_batches", True))
+        return BatchSketcher(
+            self._workload.batches(first_step, *samples, position=position),
+            position,
+            seed=self._spec.seed,
+            first_step=first_step,
+            values=compared if not self._is_single else self._compares_ends,
+            cut=self._samples if cuts else None,
+        )
+
     @property
-    def _compares_batches(self) -> bool:
-        """Whether the launcher compares this stage's batches with those of another."""
+    def _compares_ends(self) -> bool:
+        """Whether the launcher compares this stage's batches with those of its pipeline's other end."""
         ends = self._payload["previous"] is None, self._payload["next"] is None
         return any(ends) and not all(ends) and bool(self._payload.get("compare_batches", True))
 
     def _sketch_validation(self) -> BatchSketch | None:
         """The sketch of the first held-out batch; None where it is not compared."""
-        if self._recipe.validate_every is None or not self._compares_batches:
+        if self._recipe.validate_every is None or not self._compares_ends:
             return None
         self._phase = "the first batch of validation()"
         batch = next(self._workload.validation(), None)
@@ -316,40 +380,3 @@ class Trainer:
         if not self._payload.get("weights"):
             return None
         return save_weights(path, stage.layers, self._start, self._workload.model)
-
-
-def find_dead_worker(exc: BaseException) -> BaseException | None:
-    """What torch raises, wherever this process just is, when a DataLoader's worker dies; None: not that."""
-    error: BaseException | None = exc
-    while error is not None:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if frame.f_globals.get("__name__") == "torch.utils.data._utils.signal_handling":
-                return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def with_phase(exc: Exception, phase: str, device: str) -> Exception:
-    """The error to report for ``exc``: with the phase it happened in, and the cause in the first line.
-
-    A user's or workload's own error, a missing module, and the agent's end stay as they are.
-    """
-    worker = find_dead_worker(exc) if not isinstance(exc, WorkloadError) else None
-    if worker is not None:
-        return WorkloadError(
-            f"{phase}: a worker process of a DataLoader in data() has died: {worker}",
-            hint="see what it printed, and whether memory ran out; num_workers=0 shows the error itself",
-        )
-    if isinstance(exc, PeerLostError | RunError):
-        kind = PeerLostError if isinstance(exc, PeerLostError) else RunError
-        return kind(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
-    if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
-        return exc
-    text = str(exc).strip()
-    out_of_memory = isinstance(exc, MemoryError | torch.OutOfMemoryError)
-    if out_of_memory or any(sign in text for sign in _CPU_OUT_OF_MEMORY):
-        return RunError(
-            f"{phase}: out of memory on {device}: {text or type(exc).__name__}",
-            hint="plan with more microbatches (smaller ones), or a smaller memory_gib for this node",
-        )
-    return RunError(f"{phase}: {type(exc).__name__}: {text}" if text else f"{phase}: {type(exc).__name__}")

@@ -63,7 +63,8 @@ class TrainingLoop:
             )
             ended = time.perf_counter()
             last = step + 1 == steps
-            validates = self.recipe.validates(step, last=last) and not report.is_last
+            validation_due = self.recipe.validates(step, last=last) and not report.is_last
+            validates = validation_due and self.validator is not None
             saves = self.checkpointer is not None and self.checkpointer.due(
                 step + 1, early=report.is_last, last=last
             )
@@ -71,6 +72,9 @@ class TrainingLoop:
             self.scheduler.advance()
             if (validates or saves) and executor.recorder is not None:
                 executor.recorder.end_step_early()
+            if executor.sync is not None and (validation_due or saves or last or report.is_last):
+                executor.phase = f"averaging running figures after step {step}"
+                executor.sync.average_figures(step)
             if validates:
                 self._validate(step)
             if saves:  # after the validation: a run that resumes from here need not repeat it
@@ -113,6 +117,7 @@ class TrainingLoop:
             validates=validates,
             samples=sum(self.executor.microbatch_sizes),
             peak_memory_bytes=peak_memory_bytes(self.executor.device),
+            sync_s=report.sync_s,
             batch=self.sketch_of(step),
             validation_batch=self.validation_batch,
         )

@@ -49,6 +49,7 @@ class Validator:
         loss_fn: on the last stage, the mean over a microbatch's samples.
         metrics_fn: on the last stage, further means over a microbatch's samples, by name.
         seeder: called before each layer, as in training.
+        microbatch_sizes: samples of each microbatch of a whole batch.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Validator:
         loss_fn: Callable[[Any, Any], Tensor],
         metrics_fn: Callable[[Any, Any], Mapping[str, float]],
         seeder: LayerSeeder,
+        microbatch_sizes: Sequence[int],
     ) -> None:
+        self._sizes = microbatch_sizes
         self._executor, self._layers = executor, executor.stage.layers
         self._inputs, self._outputs = executor.stage_io.inputs, executor.stage_io.outputs
         self._batches, self._batch_count = batches, batch_count
@@ -107,7 +110,7 @@ class Validator:
 
         The last stage adds its metrics to ``means``.
         """
-        executor, sizes = self._executor, self._executor.microbatch_sizes
+        executor, sizes = self._executor, self._sizes
         inputs = split_inputs(batch[0], sizes, executor.device) if self._inputs is None else None
         targets = split_targets(batch[1], sizes, executor.device) if self._outputs is None else None
         if self._inputs is not None:
@@ -176,9 +179,17 @@ def _clone(batch: Batch | None) -> Batch | None:
 
 
 def make_validator(
-    recipe: Recipe, workload: Workload, executor: Executor, seeder: LayerSeeder
+    recipe: Recipe,
+    workload: Workload,
+    executor: Executor,
+    seeder: LayerSeeder,
+    microbatch_sizes: Sequence[int],
 ) -> Validator | None:
-    """The stage's validator, over the executor's own streams; None where nothing is validated."""
+    """The stage's validator, over the executor's own streams; None where nothing is validated.
+
+    Args:
+        microbatch_sizes: of a whole batch: one pipeline alone validates.
+    """
     if recipe.validate_every is None:
         return None
     return Validator(
@@ -188,4 +199,5 @@ def make_validator(
         loss_fn=workload.loss,
         metrics_fn=workload.metrics,
         seeder=seeder,
+        microbatch_sizes=microbatch_sizes,
     )

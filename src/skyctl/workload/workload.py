@@ -27,6 +27,7 @@ from skyctl.workload.data import (
     RandomData,
     TextData,
     UserData,
+    accepts_sample_range,
     training_or_held_out,
 )
 from skyctl.workload.deferred_init import derived_seed
@@ -134,6 +135,13 @@ class Workload:
         if position is not None and isinstance(data, UserData):
             data.position = position
         yield from self._checked(data.batches(first_step, start, stop), "data()", first_step)
+
+    @property
+    def reads_whole_batches(self) -> bool:
+        """Whether its data comes in whole batches only, so that some samples are cut from all of them."""
+        function = self.model.functions.get("data")
+        from_file = self._source.kind == "file" and not self._spec.random_inputs
+        return from_file and function is not None and not accepts_sample_range(function)
 
     def validation(self) -> Iterator[Batch]:
         """Held-out batches, the same ones at each call; without end, except from a user's validation().

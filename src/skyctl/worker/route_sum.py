@@ -1,0 +1,347 @@
+"""Sums over routes: partial sums go up a tree to its root, and the sum comes down one, chunk by chunk.
+
+A rank adds its children's chunks to its own in a fixed order, so the same plan gives the same bits. The root
+encodes the sum once and takes its own encoding, so that every rank ends with the same bytes. A chunk is sent
+once the rank's own numbers are there, so a sum goes on beside whatever makes the numbers of later buckets.
+Two threads a route, one for each direction. Chunks are added in host memory, in parts so small that torch
+uses one thread for them: the others are the layers'.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from skyctl.errors import RunError
+from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
+from skyctl.worker.sum_layout import SERIAL_NUMEL, Chunk, SumLayout
+from skyctl.worker.sum_messages import (
+    AGREEMENT,
+    DOWN,
+    UP,
+    IncomingMessages,
+    OutgoingMessages,
+    SumMessage,
+    SumStamp,
+)
+
+Tensor = torch.Tensor
+_PostedAgreement = tuple[SumMessage, Work, PeerConnection]
+
+
+@dataclass(frozen=True)
+class RoutePlace:
+    """A rank's place on one route; its peers there are ranks.
+
+    Attributes:
+        share: of the numbers, that this route sums.
+        up_children: whose partial sums it adds, in this order.
+        up_parent: whom it sends its own to; None at the root.
+        down_parent: who sends it the sum; None at the root.
+        down_children: whom it sends the sum on to.
+    """
+
+    share: float
+    up_children: tuple[int, ...]
+    up_parent: int | None
+    down_parent: int | None
+    down_children: tuple[int, ...]
+
+    @classmethod
+    def from_payload(cls, values: Mapping[str, Any]) -> RoutePlace:
+        """The place that ``run.rank_spec`` has written into a payload."""
+        return cls(
+            float(values["share"]),
+            tuple(values["up_children"]),
+            values["up_parent"],
+            values["down_parent"],
+            tuple(values["down_children"]),
+        )
+
+
+class SumRound:
+    """One sum: of which numbers, how far this rank has them, and how it ended.
+
+    Args:
+        layout: how they are cut; the same on every rank.
+        dtype: what chunks are sent as.
+        helps: this rank has no numbers of its own, and only adds what others have.
+    """
+
+    def __init__(
+        self, layout: SumLayout, step: int, *, kind: int, dtype: torch.dtype, helps: bool = False
+    ) -> None:
+        self.layout, self.step, self.kind, self.dtype, self.helps = layout, step, kind, dtype, helps
+        self._buckets: list[Sequence[Tensor]] = []
+        self._changed = threading.Condition()
+        self._unfinished = 0
+        self._error: BaseException | None = None
+
+    @property
+    def ready_buckets(self) -> int:
+        """How many buckets this rank has its own numbers of."""
+        return len(self._buckets)
+
+    def add_bucket(self, tensors: Sequence[Tensor]) -> None:
+        """The next bucket's numbers are there: flat tensors, which will hold the sum in the end."""
+        with self._changed:
+            self._buckets.append(tensors)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until every chunk is summed.
+
+        Raises:
+            RunError: a peer is gone, or has sent something else than what was expected.
+        """
+        with self._changed:
+            while self._unfinished and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it; the first error counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended it early."""
+        return self._error
+
+    def begin(self, threads: int) -> None:
+        """So many threads will each say when they have finished."""
+        self._unfinished = threads
+
+    def finish_thread(self) -> None:
+        """One of the threads has done its part."""
+        with self._changed:
+            self._unfinished -= 1
+            self._changed.notify_all()
+
+    def wait_bucket(self, bucket: int) -> None:
+        """Until this rank has its own numbers of that bucket; raises what ended the round."""
+        with self._changed:
+            while not self.helps and len(self._buckets) <= bucket and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+
+    def gather(self, chunk: Chunk, out: Tensor) -> None:
+        """Copies a chunk's own numbers into ``out``, float32 in host memory; a helper has zeros."""
+        if self.helps:
+            out.zero_()
+            return
+        tensors, at = self._buckets[chunk.bucket], 0
+        for piece in chunk.pieces:
+            size = piece.stop - piece.start
+            out[at : at + size].copy_(tensors[piece.tensor][piece.start : piece.stop])
+            at += size
+
+    def scatter(self, chunk: Chunk, values: Tensor) -> None:
+        """Puts a chunk's sum in the place of the rank's own numbers."""
+        if self.helps:
+            return
+        tensors, at = self._buckets[chunk.bucket], 0
+        for piece in chunk.pieces:
+            size = piece.stop - piece.start
+            tensors[piece.tensor][piece.start : piece.stop].copy_(values[at : at + size])
+            at += size
+
+
+class RouteSum:
+    """One rank's part in the sums of one group; ``begin`` then ``SumRound.wait``, one round at a time.
+
+    Args:
+        group: the group's number in the plan.
+        routes: this rank's place on each of its routes, in the plan's order.
+        peers: by rank, the connection to each that a route joins this one with; nothing else uses it.
+        first_tag: the first of ``2 + 2 * len(routes)`` tags that no other group has.
+    """
+
+    def __init__(
+        self,
+        group: int,
+        routes: Sequence[RoutePlace],
+        peers: Mapping[int, PeerConnection],
+        first_tag: int = FIRST_TAG,
+    ) -> None:
+        self.routes = tuple(routes)
+        self._group, self._peers, self._first_tag = group, peers, first_tag
+        self._inboxes: list[queue.SimpleQueue[SumRound | None]] = []
+        self._round: SumRound | None = None
+        self._agreements: list[_PostedAgreement] = []
+        self._agreed: _PostedAgreement | None = None
+        for number, route in enumerate(routes):
+            self._start_thread(self._sum_up, number, "up")
+            if route.up_parent is not None:
+                self._start_thread(self._take_down, number, "down")
+
+    def begin(self, round_: SumRound, agreed_bytes: int = 0) -> None:
+        """Begins a sum; its buckets may come later.
+
+        Args:
+            agreed_bytes: how many bytes ``agree`` will be given in this round; 0: it will not be called.
+        """
+        self._round = round_
+        round_.begin(len(self._inboxes))
+        if agreed_bytes:
+            route = self.routes[0]
+            self._agreements = [self._post_agreement(child, UP, agreed_bytes) for child in route.up_children]
+            if route.down_parent is not None:
+                self._agreed = self._post_agreement(route.down_parent, DOWN, agreed_bytes)
+        for inbox in self._inboxes:
+            inbox.put(round_)
+
+    def agree(self, own: bytes) -> bytes:
+        """The bytes of all ranks, each 0 or 1, joined by "or".
+
+        Raises:
+            RunError: a peer is gone, or has sent something else; or what ended the round.
+        """
+        assert self._round is not None, "begin() first"
+        try:
+            return self._agree(own)
+        except RunError as exc:
+            raise (self._round.error or exc) from exc
+
+    def close(self) -> None:
+        """Ends the threads, once their connections are closed."""
+        if self._round is not None:
+            self._round.fail(RunError("the sum was given up"))
+        for inbox in self._inboxes:
+            inbox.put(None)
+        self._inboxes.clear()
+
+    def _agree(self, own: bytes) -> bytes:
+        route, total = self.routes[0], int.from_bytes(own)
+        for posted in self._agreements:
+            total |= int.from_bytes(self._receive_agreement(posted, UP))
+        found = total.to_bytes(len(own))
+        works = []
+        if route.up_parent is not None:
+            works.append(self._send_agreement(route.up_parent, UP, found))
+            assert self._agreed is not None
+            found = self._receive_agreement(self._agreed, DOWN)
+        works += [self._send_agreement(child, DOWN, found) for child in route.down_children]
+        for _, work in works:
+            work.wait()
+        self._agreements, self._agreed = [], None
+        return found
+
+    def _post_agreement(self, rank: int, direction: int, nbytes: int) -> _PostedAgreement:
+        message, connection = SumMessage(nbytes), self._peers[rank]
+        return message, connection.recv(message.tensor, self._first_tag + direction), connection
+
+    def _send_agreement(self, rank: int, direction: int, found: bytes) -> tuple[SumMessage, Work]:
+        message = SumMessage(len(found))
+        message.fill(found)
+        message.stamp(self._agreement_stamp(direction, len(found)))
+        return message, self._peers[rank].send(message.tensor, self._first_tag + direction)
+
+    def _receive_agreement(self, posted: _PostedAgreement, direction: int) -> bytes:
+        message, work, connection = posted
+        work.wait()
+        expected = self._agreement_stamp(direction, message.nbytes)
+        message.check(expected, connection.peer)
+        payload = message.payload_bytes
+        if max(payload) > 1:
+            raise RunError(f"{connection.peer} sent {expected} with other bytes than 0 and 1")
+        return payload
+
+    def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:
+        assert self._round is not None
+        return SumStamp(AGREEMENT, self._round.step, self._group, 0, direction, 0, nbytes)
+
+    # --- the threads
+
+    def _start_thread(self, part: Callable[[SumRound, int], None], number: int, way: str) -> None:
+        inbox: queue.SimpleQueue[SumRound | None] = queue.SimpleQueue()
+        self._inboxes.append(inbox)
+
+        def run() -> None:
+            while (round_ := inbox.get()) is not None:
+                try:
+                    part(round_, number)
+                except BaseException as exc:  # noqa: BLE001 — raised where the round is waited for
+                    round_.fail(exc)
+                    for connection in self._peers.values():  # whoever waits for this rank is to know
+                        connection.close()
+                round_.finish_thread()
+
+        name = f"sums group {self._group} route {number} {way}"
+        threading.Thread(target=run, daemon=True, name=name).start()
+
+    def _sum_up(self, round_: SumRound, number: int) -> None:
+        """Adds up every chunk of a route: sends it on, or, at the root, keeps it and sends it down."""
+        route, chunks = self.routes[number], round_.layout.routes[number]
+        if not chunks:
+            return
+        direction = DOWN if route.up_parent is None else UP
+        targets = route.down_children if route.up_parent is None else (route.up_parent,)
+        stamps = self._stamps(round_, number, direction)
+        children = [self._incoming(round_, number, UP, child) for child in route.up_children]
+        outgoing = OutgoingMessages([self._peers[rank] for rank in targets], self._tag(number, direction))
+        wide = torch.empty(max(chunk.numel for chunk in chunks))
+        for chunk, stamp in zip(chunks, stamps, strict=True):
+            round_.wait_bucket(chunk.bucket)
+            message = outgoing.take(stamp.nbytes)
+            payload = message.payload(round_.dtype)
+            total = payload if round_.dtype is torch.float32 else wide[: chunk.numel]
+            round_.gather(chunk, total)
+            for child in children:
+                received = child.take()
+                for own, theirs in _parts(total, received.payload(round_.dtype)):
+                    own.add_(theirs)
+                child.release(received)
+            if total is not payload:
+                for narrow, exact in _parts(payload, total):
+                    narrow.copy_(exact)
+            if route.up_parent is None:
+                round_.scatter(chunk, payload)
+            message.stamp(stamp)
+            outgoing.send(message)
+        outgoing.drain()
+
+    def _take_down(self, round_: SumRound, number: int) -> None:
+        """Takes every chunk's sum of a route, and sends it on as it is."""
+        route, chunks = self.routes[number], round_.layout.routes[number]
+        if not chunks:
+            return
+        assert route.down_parent is not None
+        parent = self._incoming(round_, number, DOWN, route.down_parent)
+        targets = [self._peers[rank] for rank in route.down_children]
+        outgoing = OutgoingMessages(targets, self._tag(number, DOWN), parent.release)
+        for chunk in chunks:
+            round_.wait_bucket(chunk.bucket)
+            message = parent.take()
+            round_.scatter(chunk, message.payload(round_.dtype))
+            outgoing.send(message)
+        outgoing.drain()
+
+    def _incoming(self, round_: SumRound, number: int, direction: int, rank: int) -> IncomingMessages:
+        stamps = self._stamps(round_, number, direction)
+        return IncomingMessages(self._peers[rank], self._tag(number, direction), stamps)
+
+    def _stamps(self, round_: SumRound, number: int, direction: int) -> list[SumStamp]:
+        """What the messages of a route's chunks must say of themselves."""
+        size = round_.dtype.itemsize
+        return [
+            SumStamp(round_.kind, round_.step, self._group, number, direction, place, chunk.numel * size)
+            for place, chunk in enumerate(round_.layout.routes[number])
+        ]
+
+    def _tag(self, number: int, direction: int) -> int:
+        return self._first_tag + 2 + 2 * number + direction
+
+
+def _parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same parts of two flat tensors, of ``SERIAL_NUMEL`` elements at most."""
+    return zip(torch.split(one, SERIAL_NUMEL), torch.split(other, SERIAL_NUMEL), strict=True)

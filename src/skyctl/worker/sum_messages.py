@@ -1,0 +1,179 @@
+"""The messages of sums over routes: a header that says what it is, and a chunk of numbers behind it.
+
+Both are in one piece of memory, so that a rank can send on what it has received, as it is. A mix-up is an
+error, and not a wrong sum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from skyctl.errors import RunError
+from skyctl.transport.peer_connection import PeerConnection, Work
+
+GRADIENTS, FIGURES, AGREEMENT = range(3)
+"""Kinds of messages: chunks of gradients, chunks of other figures, and what all ranks agree on."""
+UP, DOWN = range(2)
+"""Towards the root, and from it."""
+HEADER = struct.Struct("=8q")
+"""A ``SumStamp``, and a zero."""
+_UNDER_WAY = 2
+_KIND_NAMES = ("gradients", "running figures", "agreement")
+_DIRECTION_NAMES = ("up", "down")
+
+
+class SumStamp(NamedTuple):
+    """What a message says of itself; ``nbytes``: of its payload."""
+
+    kind: int
+    step: int
+    group: int
+    route: int
+    direction: int
+    chunk: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{_name(self.kind, _KIND_NAMES)} of step {self.step}, group {self.group}, route {self.route} "
+            f"{_name(self.direction, _DIRECTION_NAMES)}, chunk {self.chunk} ({self.nbytes} bytes)"
+        )
+
+
+def _name(number: int, names: Sequence[str]) -> str:
+    return names[number] if 0 <= number < len(names) else f"unknown ({number})"
+
+
+class SumMessage:
+    """A buffer for one message with a payload of so many bytes.
+
+    Attributes:
+        tensor: all of it, bytes in host memory.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = bytearray(HEADER.size + nbytes)
+        self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """The payload's bytes."""
+        return len(self._memory) - HEADER.size
+
+    @property
+    def payload_bytes(self) -> bytes:
+        """A copy of the payload."""
+        return bytes(self._memory[HEADER.size :])
+
+    def payload(self, dtype: torch.dtype) -> torch.Tensor:
+        """The payload as a flat tensor over the same memory."""
+        return self.tensor[HEADER.size :].view(dtype)
+
+    def fill(self, payload: bytes) -> None:
+        """Sets the payload, of just that size."""
+        self._memory[HEADER.size :] = payload
+
+    def stamp(self, stamp: SumStamp) -> None:
+        """Writes the header."""
+        HEADER.pack_into(self._memory, 0, *stamp, 0)
+
+    def check(self, expected: SumStamp, peer: str) -> None:
+        """Raises RunError where the header of what has arrived is another."""
+        found = SumStamp(*HEADER.unpack_from(self._memory)[:-1])
+        if found != expected:
+            raise RunError(f"{peer} sent {found}; expected were {expected}")
+
+
+class IncomingMessages:
+    """The messages of one tag from one peer, in their order, received two ahead.
+
+    Args:
+        stamps: what each must say of itself.
+    """
+
+    def __init__(self, connection: PeerConnection, tag: int, stamps: Sequence[SumStamp]) -> None:
+        self._connection, self._tag, self._stamps = connection, tag, stamps
+        self._posted: deque[tuple[SumMessage, Work]] = deque()
+        self._free: list[SumMessage] = []
+        self._posted_count = self._taken_count = 0
+        for _ in range(_UNDER_WAY):
+            self._post()
+
+    def take(self) -> SumMessage:
+        """Waits for the next message; to be released.
+
+        Raises:
+            PeerLostError: the sender is gone.
+            RunError: the transfer failed, or this is another message than the one expected.
+        """
+        message, work = self._posted.popleft()
+        work.wait()
+        message.check(self._stamps[self._taken_count], self._connection.peer)
+        self._taken_count += 1
+        return message
+
+    def release(self, message: SumMessage) -> None:
+        """The message is not needed any more: a further one is received."""
+        self._free.append(message)
+        self._post()
+
+    def _post(self) -> None:
+        if self._posted_count < len(self._stamps):
+            message = _take_buffer(self._free, self._stamps[self._posted_count].nbytes)
+            self._posted.append((message, self._connection.recv(message.tensor, self._tag)))
+            self._posted_count += 1
+
+
+class OutgoingMessages:
+    """Sends each message to all of some peers; one may be under way while the next is made.
+
+    Args:
+        release: called with each message that has left; None: it is kept, to be taken again.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[PeerConnection],
+        tag: int,
+        release: Callable[[SumMessage], None] | None = None,
+    ) -> None:
+        self._connections, self._tag = connections, tag
+        self._free: list[SumMessage] = []
+        self._release = release or self._free.append
+        self._pending: deque[tuple[SumMessage, list[Work]]] = deque()
+
+    def take(self, nbytes: int) -> SumMessage:
+        """A message to be filled and sent."""
+        return _take_buffer(self._free, nbytes)
+
+    def send(self, message: SumMessage) -> None:
+        """Starts sending; waits until the message before has left."""
+        works = [connection.send(message.tensor, self._tag) for connection in self._connections]
+        self._pending.append((message, works))
+        while len(self._pending) >= _UNDER_WAY or (self._pending and not works):
+            self._finish_oldest()
+
+    def drain(self) -> None:
+        """Waits until everything has left."""
+        while self._pending:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        message, works = self._pending.popleft()
+        for work in works:
+            work.wait()
+        self._release(message)
+
+
+def _take_buffer(free: list[SumMessage], nbytes: int) -> SumMessage:
+    """A free buffer of that size, or a new one; those of another size are dropped."""
+    while free:
+        message = free.pop()
+        if message.nbytes == nbytes:
+            return message
+    return SumMessage(nbytes)

@@ -1,0 +1,86 @@
+"""Ranks that sum over routes, as threads of this process, each with connections of its own to its peers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from skyctl.transport.peer_connection import PeerConnection
+from skyctl.worker.stage_io import Neighbour
+
+Edges = Sequence[tuple[int, int]]
+RouteEdges = tuple[float, int, Edges, Edges]
+"""(share, root, up: child → parent, down: parent → child)."""
+
+
+def ring(count: int) -> list[RouteEdges]:
+    """A route a member: the path that starts after its root."""
+    routes = []
+    for root in range(count):
+        path = [(root + 1 + i) % count for i in range(count)]
+        up = list(itertools.pairwise(path))
+        down = list(itertools.pairwise([root, *path[:-1]]))
+        routes.append((1 / count, root, up, down))
+    return routes
+
+
+def star(count: int, root: int = 0) -> list[RouteEdges]:
+    """One route: everybody to the root and back."""
+    others = [rank for rank in range(count) if rank != root]
+    return [(1.0, root, [(rank, root) for rank in others], [(root, rank) for rank in others])]
+
+
+def places(routes: Sequence[RouteEdges], rank: int) -> list[dict[str, Any]]:
+    """A rank's place on each route, as a payload has it."""
+    found = []
+    for share, _, up, down in routes:
+        up_parent = [parent for child, parent in up if child == rank]
+        down_parent = [parent for parent, child in down if child == rank]
+        found.append(
+            {
+                "share": share,
+                "up_children": [child for child, parent in up if parent == rank],
+                "up_parent": up_parent[0] if up_parent else None,
+                "down_parent": down_parent[0] if down_parent else None,
+                "down_children": [child for parent, child in down if parent == rank],
+            }
+        )
+    return found
+
+
+@contextmanager
+def connected(routes: Sequence[RouteEdges], count: int) -> Iterator[list[dict[int, Neighbour]]]:
+    """By rank, its connections to those that a route joins it with."""
+    pairs = {(min(edge), max(edge)) for _, _, up, down in routes for edge in (*up, *down)}
+    ends: list[dict[int, Neighbour]] = [{} for _ in range(count)]
+    with ThreadPoolExecutor(1) as pool:
+        for low, high in sorted(pairs):
+            listening = PeerConnection(f"rank {high}", 20.0, secret=f"{low} {high}")
+            calling = PeerConnection(f"rank {low}", 20.0, secret=f"{low} {high}")
+            port = listening.listen("127.0.0.1")
+            accepted = pool.submit(listening.accept, 20.0)
+            calling.connect("127.0.0.1", port, timeout_s=20.0)
+            accepted.result()
+            ends[low][high], ends[high][low] = Neighbour(listening), Neighbour(calling)
+    try:
+        yield ends
+    finally:
+        for peers in ends:
+            for peer in peers.values():
+                peer.connection.close()
+
+
+def together(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """Every rank's part at the same time; by rank, what came of it, an error as well."""
+
+    def attempt(rank: int) -> Any:
+        try:
+            return act(rank)
+        except Exception as exc:
+            return exc
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(attempt, range(count)))

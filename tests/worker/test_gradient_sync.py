@@ -1,0 +1,159 @@
+"""Pipelines side by side train as one device does: losses, clipping, dropout, checkpoints, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.worker import reference
+from tests.worker.sums import connected, places, ring, star, together
+from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
+from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
+from torch import nn
+
+from skyctl.checkpoint import safetensors
+from skyctl.errors import WorkloadError
+from skyctl.worker.gradient_sync import GradientSync, check_summable
+from skyctl.workload.mixed_precision import to_low_precision
+from skyctl.workload.recipe import Recipe
+
+Workloads = Callable[..., dict[str, Any]]
+LAYERS, STEPS = 7, 6
+RECIPE = Recipe(clip_norm=0.5, lr_schedule="cosine", warmup_steps=2, validate_every=3, total_steps=STEPS)
+
+
+def test_losses_are_those_of_one_device(
+    workload: Workloads, pool: Any, driver: ModuleType, tmp_path: Path
+) -> None:
+    """Seven samples in four microbatches (2 2 2 1), clipped, with dropout, a schedule and validations."""
+    spec = edit_workload(workload(), DROPOUT, text=VALIDATION)
+    expected = reference.train(spec, 4, RECIPE)
+    kept = tmp_path / "r"
+    options: dict[str, Any] = {"recipe": RECIPE.to_dict(), "weights": True}
+    plans = {
+        "one": ([4], star(1), {}),
+        "two": ([1, 3], ring(2), {"checkpoint": keeping(kept)}),
+        "three": ([2, 1, 1], ring(3), {}),
+        "star": ([1, 1, 2], star(3, root=1), {"sync": {"chunk_bytes": 1 << 20}}),
+    }
+    found = {}
+    for name, (shares, routes, more) in plans.items():
+        payloads = driver.side_by_side(spec, LAYERS, shares, routes, STEPS, **options, **more)
+        done = found[name] = pool.run(payloads)
+        assert not done.errors, (name, done.errors)
+        assert done.losses == pytest.approx(expected.losses, rel=1e-5), name
+        assert [event["grad_norm"] for event in done.steps[0]] == pytest.approx(expected.norms, rel=1e-5)
+        assert done.validation == pytest.approx(expected.validation, rel=1e-5)
+        assert all(event["sync_s"] >= 0.0 for events in done.steps.values() for event in events)
+        assert [done.results[rank].get("weights") is None for rank in done.results].count(False) == 1
+        weights = safetensors.load(Path(done.results[0]["weights"]))
+        for key, tensor in expected.weights.items():
+            torch.testing.assert_close(weights[key], tensor, rtol=1e-4, atol=1e-5)
+    again = pool.run(driver.side_by_side(spec, LAYERS, *plans["three"][:2], STEPS, **options))
+    assert again.losses == found["three"].losses, "the same plan twice: to the last bit"
+
+    sketches = [found["two"].checkpoints[rank][-1]["sketches"] for rank in (0, 1)]
+    assert sketches[0] == sketches[1], "both hold the same"
+    resume = resuming(found["two"], kept, step=3)
+    cut = driver.payloads(spec, [0, 3, 7], 4, "1f1b", STEPS, resume=resume, **options)
+    rest = pool.run(cut)
+    assert rest.losses == pytest.approx(expected.losses[3:], rel=1e-5), "a pipeline goes on from it"
+    back = tmp_path / "back"
+    cut = driver.payloads(
+        spec, [0, 3, 7], 4, "1f1b", STEPS, checkpoint=keeping(back), recipe=RECIPE.to_dict()
+    )
+    resume = resuming(pool.run(cut), back, step=3)
+    shares, routes, _ = plans["three"]
+    rest = pool.run(driver.side_by_side(spec, LAYERS, shares, routes, STEPS, resume=resume, **options))
+    assert rest.losses == pytest.approx(expected.losses[3:], rel=1e-5), "and they from a pipeline's"
+
+
+def test_rounded_sums_running_figures_and_an_early_end(
+    workload: Workloads, pool: Any, driver: ModuleType, tmp_path: Path
+) -> None:
+    spec = edit_workload(workload(batch_size=8), BATCH_NORM, text=NORM)
+    kept = keeping(tmp_path / "r", every=0, at_end=True)
+
+    def stop(pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 1 and rank == 0:
+            pool.processes[0].send({"op": "stop"})
+
+    payloads = driver.side_by_side(
+        spec, LAYERS, [1, 2, 1], ring(3), 500, checkpoint=kept, weights=True, sync={"format": "bfloat16"}
+    )
+    done = pool.run(payloads, stop)
+    assert not done.errors, done.errors
+    [steps] = {result["steps"] for result in done.results.values()}
+    assert 2 < steps < 500, "all end after the same step"
+    sketches = [done.checkpoints[rank][-1]["sketches"] for rank in range(3)]
+    assert sketches[0] == sketches[1] == sketches[2]
+    weights = safetensors.load(Path(done.results[0]["weights"]))
+    assert int(weights["4.norm.num_batches_tracked"]) == 4 * steps, "the batches of all holders"
+
+
+def test_gradients_that_are_none_unused_or_transposed() -> None:
+    """Layer 1 is used by rank 0 alone, layer 2 by nobody; layer 3's gradients are not contiguous."""
+    with connected(ring(2), 2) as ends:
+
+        def act(rank: int) -> list[Any]:
+            torch.manual_seed(0)
+            layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
+            group = {"number": 0, "start": 5, "stop": 9, "routes": places(ring(2), rank)}
+            sync = GradientSync(layers, 5, [group], ends[rank], chunk_bytes=8, share=0.5)
+            found: list[Any] = []
+            for step in range(2):
+                x = torch.full((1, 3), float(rank + 1))
+                y = layers[0](x)
+                y = layers[1](y) if rank == 0 else y
+                loss = layers[3](y).sum()
+                sync.begin(step)
+                loss.backward()
+                own = layers[3].weight.grad.clone()
+                layers[3].weight.grad = layers[3].weight.grad.t().contiguous().t()
+                report = sync.finish(is_last=rank == 1 and step == 1)
+                assert report.is_last == (step == 1)
+                found.append((own, [layer.weight.grad for layer in layers]))
+                for layer in layers:
+                    layer.weight.grad = None
+            sync.close()
+            return found
+
+        first, second = together(2, act)
+    for (own, mine), (other, theirs) in zip(first, second, strict=True):
+        assert (mine[2], theirs[2]) == (None, None)
+        assert all(torch.equal(mine[i], theirs[i]) for i in (0, 1, 3))
+        assert mine[1].abs().sum() > 0
+        torch.testing.assert_close(mine[3], own + other)
+
+
+def test_masters_gradients_are_summed() -> None:
+    with connected(star(2), 2) as ends:
+
+        def act(rank: int) -> Any:
+            layer = nn.Linear(2, 1, bias=False)
+            layer.weight = to_low_precision(layer.weight, torch.ones(1, 2), torch.bfloat16)  # type: ignore[assignment]
+            group = {"number": 0, "start": 0, "stop": 1, "routes": places(star(2), rank)}
+            sync = GradientSync([layer], 0, [group], ends[rank], share=0.5)
+            sync.begin(0)
+            layer(torch.full((1, 2), rank + 1.0, dtype=torch.bfloat16)).sum().backward()
+            sync.finish(is_last=False)
+            sync.close()
+            return layer.weight._skyctl_master.grad
+
+        for gradient in together(2, act):
+            assert gradient.dtype is torch.float32
+            assert gradient.tolist() == [[3.0, 3.0]]
+
+
+def test_sparse_and_complex_gradients_are_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"Sequential: 0 is an embedding with sparse=True") as caught:
+        check_summable([nn.Sequential(nn.Embedding(4, 2, sparse=True))])
+    assert "sparse=False" in str(caught.value.hint)
+    odd = nn.Module()
+    odd.weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(WorkloadError, match="weight is complex64"):
+        check_summable([odd])

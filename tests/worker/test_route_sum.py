@@ -1,0 +1,180 @@
+"""Sums over routes between ranks over real sockets: every layout, the same bits, and peers that lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.worker.sums import RouteEdges, connected, places, ring, star, together
+
+from skyctl.errors import RunError
+from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.transport.transfer_errors import PeerLostError
+from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.sum_layout import make_layout
+from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
+
+TREE: list[RouteEdges] = [
+    (0.3, 1, [(0, 3), (2, 3), (3, 1)], [(1, 3), (3, 0), (3, 2)]),
+    (0.7, 2, [(0, 1), (1, 2)], [(2, 0), (2, 1)]),
+]
+"""Ranks 0 to 2 hold numbers; 3 helps on the first route, and is not on the second."""
+LAYERS = [[7, 1], [], [300], [5, 64, 1]]
+
+
+def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: Any, steps: int = 2) -> Any:
+    """By rank, each step's flat tensors after the sum, and what was agreed."""
+    layout = make_layout(LAYERS, [route[0] for route in routes], chunk)
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        [[torch.randn(n, generator=generator) for n in layer] for layer in LAYERS] for _ in range(holders)
+    ]
+    with connected(routes, count) as ends:
+
+        def act(rank: int) -> Any:
+            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
+            found = []
+            for step in range(steps):
+                helps = rank >= holders
+                round_ = SumRound(layout, step, kind=GRADIENTS, dtype=dtype, helps=helps)
+                part.begin(round_, 3)
+                mine = [[t.clone() for t in layer] for layer in given[rank]] if not helps else []
+                at = 0
+                for last in layout.last_layer_of if mine else ():
+                    round_.add_bucket([t for layer in mine[at : last + 1] for t in layer])
+                    at = last + 1
+                agreed = part.agree(bytes([0, rank == 1, 0]))
+                round_.wait()
+                found.append(([t for layer in mine for t in layer], agreed))
+            part.close()
+            return found
+
+        return given, together(count, act)
+
+
+@pytest.mark.parametrize(
+    ("routes", "holders", "count"),
+    [
+        (ring(2), 2, 2),
+        (ring(4), 4, 4),
+        (star(1), 1, 1),
+        (star(3, root=2), 3, 3),
+        (TREE, 3, 4),
+    ],
+    ids=["ring of 2", "ring of 4", "alone", "star", "trees with a helper"],
+)
+@pytest.mark.parametrize("chunk", [1, 100, 10_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_holder_ends_with_the_same_sum(
+    routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: torch.dtype
+) -> None:
+    if chunk == 1 and count > 2:
+        chunk = 13  # hundreds of messages are enough
+    given, found = sums(routes, holders, count, chunk, dtype)
+    expected = [sum(t) for t in zip(*([x for layer in one for x in layer] for one in given), strict=True)]
+    for said in found:
+        assert not isinstance(said, Exception), said
+        for tensors, agreed in said:
+            assert agreed == bytes([0, holders > 1, 0])
+            for tensor, wanted, first in zip(tensors, expected, found[0][0][0], strict=bool(tensors)):
+                assert torch.equal(tensor, first), "the same bytes on every holder and in every step"
+                close = {torch.float32: 1e-6, torch.bfloat16: 0.03}[dtype]
+                torch.testing.assert_close(tensor, wanted, rtol=close, atol=close)
+
+
+def test_the_layout_gives_every_element_to_one_chunk() -> None:
+    for chunk in (1, 3, 64, 1000):
+        for shares in ([1.0], [0.5, 0.5], [0.1, 0.0001, 0.8999]):
+            layout = make_layout(LAYERS, shares, chunk)
+            assert layout.last_layer_of[-1] == len(LAYERS) - 1
+            seen = [
+                (piece.bucket, place)
+                for route in layout.routes
+                for piece in route
+                for part in piece.pieces
+                for place in ((part.tensor, e) for e in range(part.start, part.stop))
+            ]
+            assert len(seen) == len(set(seen)) == sum(map(sum, LAYERS))
+            assert all(0 < one.numel <= chunk for route in layout.routes for one in route)
+
+
+def test_small_layers_share_a_bucket() -> None:
+    assert make_layout([[10]] * 6, [0.5, 0.5], 15).last_layer_of == (2, 5)
+    assert make_layout([[40], [40], []], [1.0], 15).last_layer_of == (0, 1, 2)
+
+
+def lying(message: SumMessage, tag: int = FIRST_TAG + 2) -> Any:
+    """What rank 0, the root of a star, makes of one message of rank 1."""
+    routes = star(2)
+    layout = make_layout([[4]], [1.0], 4)
+    with connected(routes, 2) as ends:
+        peers = {1: ends[0][1].connection}
+        part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, 0)], peers)
+        round_ = SumRound(layout, 5, kind=GRADIENTS, dtype=torch.float32)
+        part.begin(round_, 2)
+        round_.add_bucket([torch.zeros(4)])
+        ends[1][0].connection.send(message.tensor, tag)
+
+        def wait(_: int) -> None:
+            part.agree(b"\0\0")
+            round_.wait()
+
+        [error] = together(1, wait)
+        part.close()
+        assert isinstance(error, RunError), error
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "said"),
+    [
+        (SumStamp(GRADIENTS, 4, 0, 0, UP, 0, 16), "gradients of step 4, group 0, route 0 up, chunk 0"),
+        (SumStamp(GRADIENTS, 5, 1, 0, UP, 0, 16), "gradients of step 5, group 1, route 0 up, chunk 0"),
+        (SumStamp(GRADIENTS, 5, 0, 3, UP, 0, 16), "gradients of step 5, group 0, route 3 up, chunk 0"),
+        (SumStamp(FIGURES, 5, 0, 0, UP, 7, 16), "running figures of step 5, group 0, route 0 up, chunk 7"),
+        (SumStamp(99, 5, 0, 0, -1, 0, 16), r"unknown (99) of step 5, group 0, route 0 unknown (-1), chunk 0"),
+    ],
+)
+def test_a_mix_up_names_what_came_and_what_was_expected(stamp: SumStamp, said: str) -> None:
+    message = SumMessage(16)
+    message.stamp(stamp)
+    text = lying(message)
+    assert f"rank 1 sent {said} (16 bytes)" in text
+    assert "expected were gradients of step 5, group 0, route 0 up, chunk 0 (16 bytes)" in text
+
+
+def test_a_message_of_another_size_or_an_odd_agreement_is_refused() -> None:
+    assert "sent 72 bytes where 80 are expected" in lying(SumMessage(8))
+    odd = SumMessage(2)
+    odd.stamp(SumStamp(AGREEMENT, 5, 0, 0, UP, 0, 2))
+    odd.fill(b"\1\7")
+    assert "other bytes than 0 and 1" in lying(odd, FIRST_TAG)
+
+
+def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
+    routes = ring(3)
+    layout = make_layout([[1000]], [route[0] for route in routes], 10)
+    with connected(routes, 3) as ends:
+
+        def act(rank: int) -> Any:
+            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
+            round_ = SumRound(layout, 0, kind=GRADIENTS, dtype=torch.float32)
+            part.begin(round_, 1)
+            try:
+                if rank == 1:
+                    for connection in peers.values():
+                        connection.close()
+                    return None
+                round_.add_bucket([torch.ones(1000)])
+                part.agree(b"\0")
+                round_.wait()
+            finally:
+                part.close()
+            return None
+
+        found = together(3, act)
+        assert isinstance(found[0], PeerLostError), found
+        assert isinstance(found[2], PeerLostError), found
