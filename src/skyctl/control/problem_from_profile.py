@@ -138,6 +138,7 @@ def _build_problem(
         receive_window=_receive_window(shape),
         schedule=schedule,
         objective=objective,
+        ties=measured_workload(profile).ties,
     )
 
 
