@@ -119,4 +119,6 @@ def test_a_resume_with_another_cut_has_the_same_bits(
 
 def test_a_plan_that_would_let_copies_part_is_refused(tied: Workloads, pool: Any, driver: ModuleType) -> None:
     outcome = pool.run(driver.payloads(tied("sgd"), [0, 3, 7], 4, "1f1b", 1))
-    assert any("share parameters over stages" in str(event) for event in outcome.errors.values()), outcome.errors
+    assert any("share parameters over stages" in str(event) for event in outcome.errors.values()), (
+        outcome.errors
+    )

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from skyctl.errors import WorkloadError
-from skyctl.workload.shipped_files import files_to_ship
 from skyctl.workload.optimizers import weight_name
+from skyctl.workload.shipped_files import files_to_ship
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -92,10 +92,6 @@ def test_an_optimizer_that_computes_the_loss_anew_is_refused(user: Make) -> None
         ),
         ("def model(): return [nn.Linear(6, 4).requires_grad_(False)]", ["no parameter that can be trained"]),
         ("def model(): return [nn.LazyLinear(4)]", ["layer 0", "lazy"]),
-        (
-            "def model():\n    l = nn.Linear(6, 6)\n    return [l, nn.ReLU(), l, nn.Linear(6, 4)]",
-            ["layer 0 (Linear) and layer 2 (Linear) share", "weight"],
-        ),
         (
             "def loss(outputs, targets): return outputs\ndef model(): return [nn.Linear(6, 4)]",
             ["loss() must give one number", "[8, 4]"],

@@ -71,7 +71,7 @@ class Device(Record):
 class Tie(Record):
     """Layers that share trained parameters; ``bytes``: of these parameters' gradients in float32.
 
-    Where the layers lie in several stages, each holds a copy, and the copies' gradients are summed every step.
+    Where the layers lie in several stages, each holds a copy, and the gradients are summed every step.
     """
 
     layers: Seq[Index] = Field(min_length=2)

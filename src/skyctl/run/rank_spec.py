@@ -231,7 +231,7 @@ def _sync(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
 
 
 def _tie_sync(plan: Plan, rank: int) -> dict[str, Any] | None:
-    """What a rank is told of the copies of shared parameters that it and other stages hold; None: it has none.
+    """What a rank is told of parameters of which it and other stages hold copies; None: it has none.
 
     A star: the first holder adds up all holders' gradients, in the order of their stages, and sends the sum.
     """

@@ -136,7 +136,7 @@ class LayeredModel:
     def _initial_values(
         self, index: int, stored: dict[int, Tensor], device: torch.device, known: set[int]
     ) -> list[tuple[Tensor, Tensor]]:
-        """(tensor, its values) of one layer's tensors without stored ones; shared ones from their first layer.
+        """(tensor, its values) of one layer's tensors without stored ones; shared ones by their first layer.
 
         Args:
             known: the ids of those that are not needed, as they are there.
@@ -217,8 +217,8 @@ class LayeredModel:
         return layer
 
     def _names_of_first_holders(self, index: int) -> dict[str, str]:
-        """A layer's own names of shared parameters → their names in the file of weights by their first layers."""
-        found = {}
+        """A layer's own names of shared parameters → the first layers' names in the file of weights."""
+        found: dict[str, str] = {}
         for shared in self.shared_parameters:
             first, name = shared.uses[0]
             found |= {own: self.weight_names(first)[name] for layer, own in shared.uses if layer == index}

@@ -1,7 +1,7 @@
-"""Parameters that several layers use, as tied embeddings: found in the layers, and in what order they count.
+"""Parameters that several layers use, as tied embeddings.
 
-The first layer that uses one is its first holder: it names it, and starts it. Layers that lie in one stage use
-one and the same parameter; stages that hold copies sum their gradients (``worker.gradient_sync``).
+The first layer that uses one names it, and gives it its initial values. Layers of one stage use one and the
+same parameter; stages that hold copies sum their gradients (``worker.gradient_sync``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_shared_parameters(layers: Sequence[nn.Module], who: str) -> tuple[Share
         who: what to call the model in errors.
 
     Raises:
-        WorkloadError: two layers share memory otherwise than as one parameter, or a table of sparse gradients.
+        WorkloadError: layers share memory otherwise than as one parameter, or a table of sparse gradients.
     """
     uses: dict[int, list[tuple[int, str]]] = {}
     owners: dict[int, tuple[int, str, nn.Parameter]] = {}
@@ -52,7 +52,7 @@ def find_shared_parameters(layers: Sequence[nn.Module], who: str) -> tuple[Share
                 raise WorkloadError(
                     f"{who}: layers {first[0]} and {index} share the memory of {first[1]} and {name}, which "
                     "are two parameters",
-                    hint="share the parameter itself (head.weight = table.weight), not its data or a part of it",
+                    hint="share the parameter itself (head.weight = table.weight), not its data or a part",
                 )
             uses.setdefault(id(parameter), []).append((index, name))
     found = []

@@ -130,7 +130,6 @@ class StoredWeights:
             read |= _load_tensors(path, names)
         return {own: read[name] for own, name in wanted.items()}
 
-
     def sharing(self, shared: Sequence[SharedParameter]) -> StoredWeights:
         """The same with one tensor for all uses of a shared parameter: the first that is in the files."""
         wanted = [dict(names) for names in self._wanted]

@@ -80,7 +80,7 @@ def _check(
 
 
 def _without_copies(made: HubModel, wanted: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The names without those of tied parameters but their first layer's, as ``save_pretrained`` writes them."""
+    """The names with each tied parameter once, by its first layer, as ``save_pretrained`` writes it."""
     shared = find_shared_parameters([layer for _, layer in made.layers], made.architecture)
     copies = {f"{layer}.{own}" for parameter in shared for layer, own in parameter.uses[1:]}
     return [{own: name for own, name in names.items() if own not in copies} for names in wanted]
