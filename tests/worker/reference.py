@@ -30,7 +30,7 @@ def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Refere
     torch.set_num_threads(1)
     loaded = load_workload(WorkloadSpec.from_dict(workload))
     layers = loaded.build(0, loaded.layers, "cpu")
-    parameters = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad))
     masters = [master_of(p) for p in parameters]
     optimizer = loaded.optimizer(parameters)
     own = [group["lr"] for group in optimizer.param_groups]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.optimizers import weight_name
 from skyctl.workload.shipped_files import files_to_ship
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
@@ -91,10 +92,6 @@ def test_an_optimizer_that_computes_the_loss_anew_is_refused(user: Make) -> None
         ),
         ("def model(): return [nn.Linear(6, 4).requires_grad_(False)]", ["no parameter that can be trained"]),
         ("def model(): return [nn.LazyLinear(4)]", ["layer 0", "lazy"]),
-        (
-            "def model():\n    l = nn.Linear(6, 6)\n    return [l, nn.ReLU(), l, nn.Linear(6, 4)]",
-            ["layer 0 (Linear) and layer 2 (Linear) share", "weight"],
-        ),
         (
             "def loss(outputs, targets): return outputs\ndef model(): return [nn.Linear(6, 4)]",
             ["loss() must give one number", "[8, 4]"],
@@ -384,15 +381,37 @@ def test_a_model_with_arguments(user: Make, tmp_path: Path) -> None:
         load_workload(make_spec(f"{tmp_path / 'train.py'},widht=7", batch_size=8))
 
 
-def test_a_shared_parameter_is_refused_with_the_reason_and_the_way_out(user: Make) -> None:
+def test_a_shared_parameter_starts_as_its_first_layer_has_it(user: Make) -> None:
     body = (
         "def model():\n"
         "    table, head = nn.Linear(6, 6), nn.Linear(6, 6)\n"
         "    head.weight = table.weight\n"
         "    return [table, head, nn.Linear(6, 4)]\n"
     )
-    with pytest.raises(
-        WorkloadError, match=r"share a parameter \(weight and weight\).* sum its gradients"
-    ) as told:
+    workload = user(body)
+    assert [shared.uses for shared in workload.shared_parameters] == [((0, "weight"), (1, "weight"))]
+    table, head, _ = workload.build(0, 3)
+    assert table.weight is head.weight
+    [alone] = workload.build(1, 2)
+    assert torch.equal(alone.weight, table.weight)
+    assert torch.equal(alone.bias, head.bias)
+    assert weight_name(alone.weight) == weight_name(head.weight) == "0.weight"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("head.weight = nn.Parameter(table.weight.data)", "share the memory of weight and weight"),
+        ("table = nn.Embedding(6, 6, sparse=True); head.weight = table.weight", "sparse=True"),
+    ],
+)
+def test_what_layers_can_not_share_is_refused(line: str, words: str, user: Make) -> None:
+    body = (
+        "def model():\n"
+        "    table, head = nn.Linear(6, 6), nn.Linear(6, 6)\n"
+        f"    {line}\n"
+        "    return [table, head, nn.Linear(6, 4)]\n"
+    )
+    with pytest.raises(WorkloadError, match=words) as told:
         user(body)
-    assert "leave out the line that shares it" in str(told.value.hint)
+    assert told.value.hint

@@ -149,6 +149,7 @@ def _build_problem(
         schedule=schedule,
         objective=objective,
         parallel=parallel,
+        ties=measured_workload(profile).ties,
     )
 
 

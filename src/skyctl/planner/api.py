@@ -13,6 +13,7 @@ from skyctl.planner.evaluation import SearchResult, least_execution, read_placem
 from skyctl.planner.heuristic.balance import even_placement
 from skyctl.planner.pipeline_depth import ACCEPTED_SLOWDOWN, add_slack, choose_execution, refine_execution
 from skyctl.planner.plan_record import make_certificate, make_plan, make_prediction, require_allowed
+from skyctl.planner.tie_exchange import tie_exchange_s
 from skyctl.planner.transformer_blocks import plan_whole_blocks
 from skyctl.planner.verification.lower_bound import is_proved_by_witness
 from skyctl.planner.verification.verdict import Check, Verdict
@@ -204,10 +205,13 @@ def _made_plan(
         model, placement, result.value_s, result.execution, slowdown=slowdown
     )
     value_s, execution = add_slack(model, placement, value_s, execution)
+    bound_s, proved = result.bound_s, result.proved
+    if model.by_iteration and (exchange_s := tie_exchange_s(model, placement)):
+        # the search has not weighed it, so what is proved of steps without it is a bound of those with it
+        bound_s, proved = value_s if proved else bound_s, False
+        value_s += exchange_s
     wall_s = time.perf_counter() - began
-    proof = make_certificate(
-        value_s, result.bound_s, proved=result.proved, method=result.method, wall_s=wall_s
-    )
+    proof = make_certificate(value_s, bound_s, proved=proved, method=result.method, wall_s=wall_s)
     if result.witness is not None and is_proved_by_witness(model.problem, proof, result.witness):
         proof = proof.model_copy(update={"witness": result.witness})
     return make_plan(model, strategy, placement, execution, proof, whole_blocks=whole_blocks)

@@ -7,6 +7,7 @@ from skyctl.planner import stage_memory
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
 from skyctl.planner.explanation.unused_devices import explain_unused
+from skyctl.planner.tie_exchange import tie_exchange_s
 from skyctl.records.plan import (
     Certificate,
     Pipeline,
@@ -20,13 +21,15 @@ from skyctl.records.plan import (
 
 
 def make_prediction(model: CostModel, placement: Placement, execution: StageExecution) -> Prediction:
-    """What the simulator and the memory formula say of one step."""
+    """What the simulator and the memory formula say of one step, the ties' exchange at its end included."""
     step = simulate_step(model, placement, execution)
     needs = _needs_bytes(model, placement, execution)
     columns = zip(placement, step.compute_s, step.idle_s, needs, strict=True)
+    sync_s = tie_exchange_s(model, placement)
     return Prediction(
-        iteration_s=step.iteration_s,
+        iteration_s=step.iteration_s + sync_s,
         bottleneck_s=bottleneck_s(model, placement, execution),
+        sync_s=sync_s,
         replicas=tuple(
             ReplicaPrediction(device=model.ids[d], compute_s=compute_s, idle_s=idle_s, memory_bytes=need)
             for (d, _, _), compute_s, idle_s, need in columns

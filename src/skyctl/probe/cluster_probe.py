@@ -25,7 +25,7 @@ from skyctl.probe.device_measurement import (
 )
 from skyctl.probe.device_probes import DeviceProbes
 from skyctl.probe.device_profiles import device_profiles, node_profiles
-from skyctl.probe.layer_shapes import shape_profiles
+from skyctl.probe.layer_shapes import find_ties, shape_profiles
 from skyctl.probe.link_measurement import LinkSelection, default_link_selection, measure_links, measure_ring
 from skyctl.probe.profile_cache import CachedTimings, cached_links, cached_timings, costliest_layers, now_iso
 from skyctl.probe.site_clustering import name_sites
@@ -202,6 +202,7 @@ def _workload_profile(
         batch_size=spec.batch_size,
         dtype=spec.dtype,
         shapes=tuple(shapes),
+        ties=find_ties(workload),
     )
 
 

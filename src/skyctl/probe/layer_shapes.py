@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from skyctl.records.problem import Tie
 from skyctl.records.profile import LayerCosts, Profile, ShapeProfile
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int
             )
         shapes.append(ShapeProfile(microbatch_size=size, microbatches=microbatches, layers=by_size[size]))
     return shapes
+
+
+def find_ties(workload: Workload) -> tuple[Tie, ...]:
+    """Which of the workload's layers share trained parameters: one for each set of layers."""
+    found: dict[tuple[int, ...], int] = {}
+    for shared in workload.shared_parameters:
+        if shared.gradient_bytes:
+            found[shared.layers] = found.get(shared.layers, 0) + shared.gradient_bytes
+    return tuple(Tie(layers=layers, bytes=float(nbytes)) for layers, nbytes in found.items())
 
 
 def distinct_layers(shapes: Sequence[ShapeProfile]) -> list[dict[str, Any]]:

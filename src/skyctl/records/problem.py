@@ -68,6 +68,16 @@ class Device(Record):
     message_byte_s: Seconds = since(8, 0.0)
 
 
+class Tie(Record):
+    """Layers that share trained parameters; ``bytes``: of these parameters' gradients in float32.
+
+    Where the layers lie in several stages, each holds a copy, and the gradients are summed every step.
+    """
+
+    layers: Seq[Index] = Field(min_length=2)
+    bytes: Bytes
+
+
 class LayerTimes(Record):
     """Measured seconds per layer on one device; ``optimizer_s`` per step, the others per microbatch.
 
@@ -111,7 +121,7 @@ class Problem(FileRecord):
 
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
-    and their gradients are summed in ``sync_format``.
+    and their gradients are summed in ``sync_format``. ``ties``: layers that share parameters, in their order.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
@@ -130,6 +140,7 @@ class Problem(FileRecord):
     recompute: bool = since(2, False)
     parallel: Parallel = since(8, "pipeline")
     sync_format: SyncFormat = since(8, "float32")
+    ties: Seq[Tie] = since(8, ())
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:
@@ -168,6 +179,11 @@ class Problem(FileRecord):
         for field in ("first_stage", "last_stage"):
             for device in getattr(self, field) or ():
                 _need(device, known, field)
+        for tie in self.ties:
+            if list(tie.layers) != sorted(set(tie.layers)) or tie.layers[-1] >= len(self.layers):
+                raise ValueError(
+                    f"ties: layers must ascend below {len(self.layers)}, they are {list(tie.layers)}"
+                )
         _computable(self)
         return self
 

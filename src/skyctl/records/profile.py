@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
+from skyctl.records.problem import Tie
 
 HANDLING_NEIGHBOURS = 4 / 3
 """Neighbours of a stage in a chain of three, on average: two links of two ends each."""
@@ -235,13 +236,17 @@ class ShapeProfile(Record):
 
 
 class WorkloadProfile(Record):
-    """The workload that was probed, at every microbatch size that may be chosen."""
+    """The workload that was probed, at every microbatch size that may be chosen.
+
+    ``ties``: its layers that share trained parameters.
+    """
 
     source: str
     digest: str
     batch_size: Count
     dtype: str
     shapes: Seq[ShapeProfile]
+    ties: Seq[Tie] = since(8, ())
 
 
 class NodeFailure(Record):

@@ -16,6 +16,9 @@ from skyctl.records.plan import Plan
 from skyctl.records.sync import Sync
 from skyctl.schedule.actions import check_in_flight
 
+TIE_CHUNK_BYTES = 262_144
+"""Of the gradients of shared parameters, in a message."""
+
 
 @dataclass(frozen=True)
 class RankSpec:
@@ -156,7 +159,8 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     """By rank, the part of its payload that says where it stands among all ranks.
 
     ``microbatch_range``: the numbers, within the step, of the microbatches that its pipeline computes.
-    ``sync``: with whom it sums which layers' gradients over which routes (``worker.route_sum.RoutePlace``);
+    ``sync``: with whom it sums which layers' gradients, or those of the parameters that layers share
+    (``tie``), over which routes (``worker.route_sum.RoutePlace``);
     its ``peers`` are ranks here, and with their addresses in a payload.
     """
     found: list[dict[str, Any]] = []
@@ -179,6 +183,9 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     if plan.sync is not None and len(plan.pipelines) > 1:
         for rank, structure in enumerate(found):
             structure["sync"] = _sync(plan, plan.sync, rank)
+    elif len(plan.pipelines) == 1:
+        for rank, structure in enumerate(found):
+            structure["sync"] = _tie_sync(plan, rank)
     return found
 
 
@@ -221,6 +228,37 @@ def _sync(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
         "groups": groups,
         "peers": sorted(peers),
     }
+
+
+def _tie_sync(plan: Plan, rank: int) -> dict[str, Any] | None:
+    """What a rank is told of parameters of which it and other stages hold copies; None: it has none.
+
+    A star: the first holder adds up all holders' gradients, in the order of their stages, and sends the sum.
+    """
+    groups: list[dict[str, Any]] = []
+    peers: set[int] = set()
+    for number, tie in enumerate(plan.problem.ties):
+        holders = [
+            holder
+            for holder, stage in enumerate(plan.placed_stages)
+            if any(stage.start <= layer < stage.stop for layer in tie.layers)
+        ]
+        if len(holders) < 2 or rank not in holders:
+            continue
+        root, *others = holders
+        children, parent = (others, None) if rank == root else ([], root)
+        peers.update(children if parent is None else [parent])
+        route = {
+            "share": 1.0,
+            "up_children": children,
+            "up_parent": parent,
+            "down_parent": parent,
+            "down_children": children,
+        }
+        groups.append({"number": number, "tie": list(tie.layers), "routes": [route]})
+    if not groups:
+        return None
+    return {"format": "float32", "chunk_bytes": TIE_CHUNK_BYTES, "groups": groups, "peers": sorted(peers)}
 
 
 def _check_routes(plan: Plan) -> None:

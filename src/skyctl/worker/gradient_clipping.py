@@ -35,6 +35,7 @@ class GradientClipper:
 
     Args:
         parameters: the stage's; those without a gradient count nothing.
+        counted_elsewhere: those of them whose copies an earlier stage counts; they are scaled only.
         max_norm: as in ``torch.nn.utils.clip_grad_norm_`` (2-norm).
         tag: a tag of the connections that no other message has; the one after it is taken too.
         layers: what to call the stage's layers in an error.
@@ -54,8 +55,11 @@ class GradientClipper:
         layers: str,
         recorder: TraceRecorder | None = None,
         on_wait: Callable[[bool], None] = lambda _waits: None,
+        counted_elsewhere: Sequence[nn.Parameter] = (),
     ) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
+        elsewhere = {id(p) for p in counted_elsewhere}
+        self._counted = [p for p in self._parameters if id(p) not in elsewhere]
         self._max_norm = max_norm
         self._previous, self._following = previous, following
         self._tag, self._timer, self._layers, self._on_wait = tag, timer, layers, on_wait
@@ -112,9 +116,10 @@ class GradientClipper:
             self._recorder.record_action(CLIP, 0, seconds)
         return result
 
-    def _gradients(self) -> list[torch.Tensor]:
+    @staticmethod
+    def _gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         found = []
-        for parameter in self._parameters:
+        for parameter in parameters:
             accumulate_into_master(parameter)
             gradient = master_of(parameter).grad
             if gradient is not None:
@@ -126,13 +131,13 @@ class GradientClipper:
         return found
 
     def _squared_norm(self) -> float:
-        norms = [torch.linalg.vector_norm(g, dtype=_sum_dtype(g)) for g in self._gradients()]
+        norms = [torch.linalg.vector_norm(g, dtype=_sum_dtype(g)) for g in self._gradients(self._counted)]
         if not norms:
             return 0.0
         return float(torch.stack([norm.double() for norm in norms]).square().sum().item())
 
     def _scale(self, scale: float) -> None:
-        gradients = self._gradients()
+        gradients = self._gradients(self._parameters)
         if gradients:
             torch._foreach_mul_(gradients, scale)
 
@@ -169,7 +174,11 @@ class GradientClipper:
 
 
 def make_clipper(
-    recipe: Recipe, executor: Executor, neighbours: NeighbourConnections, layers: str
+    recipe: Recipe,
+    executor: Executor,
+    neighbours: NeighbourConnections,
+    layers: str,
+    counted_elsewhere: Sequence[nn.Parameter] = (),
 ) -> GradientClipper | None:
     """The stage's clipper, called by the executor before each update; None where nothing is clipped."""
     if recipe.clip_norm is None:
@@ -184,6 +193,7 @@ def make_clipper(
         layers=layers,
         recorder=executor.recorder,
         on_wait=lambda waits: setattr(executor, "waiting", waits),
+        counted_elsewhere=counted_elsewhere,
     )
 
     def before_update(report: StepReport) -> None:

@@ -5,6 +5,9 @@ their sum is the batch's gradient; nothing is averaged. The sums go over the pla
 the last layers first. A layer is summed as soon as the last microbatch's backward has passed it: gradients
 are accumulated in the order of the layers, so once an earlier layer's is, no later layer's changes any more.
 
+Stages of one pipeline that hold copies of a parameter which several layers share (tied embeddings) sum its
+gradients in the same way, after their last backwards: a group with ``tie``, of those parameters alone.
+
 A gradient that is None stays None only where every holder has none. Batch norms train with the figures of
 their own microbatches; their running figures are averaged before they are saved or validated with.
 """
@@ -66,11 +69,12 @@ class GradientSync:
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
-        groups: ``sync.groups`` of the rank's payload: those of its layers.
+        groups: ``sync.groups`` of the rank's payload: those of its layers, or of parameters it shares.
         peers: the connections to every rank on their routes, by rank.
         format: one of ``SYNC_DTYPES``.
         chunk_bytes: the most bytes of gradients in a message, in that format.
         share: of the step's microbatches that this pipeline computes.
+        tied: by ``tie`` of a group, the layers that share them, the parameters; their gradients are summed.
 
     Raises:
         WorkloadError: a layer's gradients are sparse or complex, and can't be summed.
@@ -86,9 +90,13 @@ class GradientSync:
         format: str = "float32",  # noqa: A002 — as the plan calls it
         chunk_bytes: int = 262144,
         share: float,
+        tied: Mapping[tuple[int, ...], Sequence[nn.Parameter]] | None = None,
     ) -> None:
-        check_summable(layers)
-        entries = _find_entries(layers)
+        entries: list[_Entry] = []
+        hooked: list[tuple[int, nn.Parameter]] = []
+        if any("tie" not in values for values in groups):
+            check_summable(layers)
+            entries, hooked = _find_entries(layers), _parameters_of_one_layer(layers)
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
         self._watching, self._reached, self._layers = False, 0, len(layers)
         connections = {rank: peer.connection for rank, peer in peers.items()}
@@ -96,6 +104,14 @@ class GradientSync:
         tag = FIRST_TAG
         for values in groups:
             routes = [RoutePlace.from_payload(route) for route in values["routes"]]
+            if "tie" in values:  # ranks have different ones of them, so their tags follow from their numbers
+                shared = [_Entry(0, master_of(p)) for p in (tied or {})[tuple(values["tie"])]]
+                sums = RouteSum(
+                    int(values["number"]), routes, connections, FIRST_TAG + 4 * int(values["number"])
+                )
+                dtype = SYNC_DTYPES[format]
+                self._groups.append(_GroupSync(sums, [shared], 0, [], dtype, chunk_bytes, share))
+                continue
             first, stop = int(values["start"]) - start, int(values["stop"]) - start
             self._groups.append(
                 _GroupSync(
@@ -111,7 +127,7 @@ class GradientSync:
             tag += 2 + 2 * len(routes)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(layer))  # type: ignore[no-untyped-call]
-            for layer, parameter in _parameters_of_one_layer(layers)
+            for layer, parameter in hooked
         ]
 
     def begin(self, step: int, *, early: bool = True) -> None:

@@ -43,6 +43,7 @@ from skyctl.worker.rank_events import (
 )
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S, NeighbourConnections
+from skyctl.worker.stage_ties import StageTies
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
@@ -72,6 +73,7 @@ class Trainer:
         self._neighbours: NeighbourConnections | None = None
         self._sync_connections: SyncConnections | None = None
         self._sync: GradientSync | None = None
+        self._counted_elsewhere: list[nn.Parameter] = []
         self._addresses: dict[int | None, tuple[str, int]] = {}
         self._executor: Executor | None = None
         self._stop_requested = False
@@ -232,9 +234,13 @@ class Trainer:
         """Connects to those that this rank sums gradients with; None where it does not."""
         payload = self._payload
         values = payload.get("sync")
+        ties = StageTies(self._workload.shared_parameters, stage.layers, self._start)
+        ties.check(() if values is None else values["groups"], self._workload.model.source_name)
+        self._counted_elsewhere = ties.counted_elsewhere
         if values is None:
             return None
-        check_summable(stage.layers)
+        if not self._is_single:
+            check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload)
 
         def announce(port: int, address: str, peer: int) -> None:
@@ -249,6 +255,7 @@ class Trainer:
             format=values["format"],
             chunk_bytes=int(values["chunk_bytes"]),
             share=len(self._sizes) / len(self._all_sizes),
+            tied=ties.parameters,
         )
         return self._sync
 
@@ -262,7 +269,7 @@ class Trainer:
     @property
     def _is_single(self) -> bool:
         """Whether there is no pipeline beside this one."""
-        return self._payload.get("sync") is None
+        return len(self._sizes) == len(self._all_sizes)
 
     def _make_executor(
         self,
@@ -304,7 +311,7 @@ class Trainer:
     ) -> int:
         """Every step of the run; returns how many are done."""
         layers = f"layers {self._start}–{self._stop}"
-        clipper = make_clipper(self._recipe, executor, neighbours, layers)
+        clipper = make_clipper(self._recipe, executor, neighbours, layers, self._counted_elsewhere)
         validator = None
         if not self._payload.get("pipeline"):  # the first pipeline validates, with all samples
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from skyctl.workload.deferred_init import (
 )
 from skyctl.workload.optimizers import name_parameters
 from skyctl.workload.script_functions import bind_functions
+from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
 from skyctl.workload.stored_weights import (
     LayerValues,
     ShippedWeights,
@@ -90,26 +92,88 @@ class LayeredModel:
         prefix = "" if self.ordinary else f"{index}."
         return {name: prefix + name for name in self.layers[index].state_dict(keep_vars=True)}
 
-    def build(self, index: int, device: torch.device) -> nn.Module:
-        """Builds one layer on a device, with initial values that depend only on the seed and the index."""
+    @cached_property
+    def shared_parameters(self) -> tuple[SharedParameter, ...]:
+        """The parameters that several layers use.
+
+        Raises:
+            WorkloadError: layers share memory in a way that can't be trained.
+        """
+        return find_shared_parameters(self.layers, self.source_name)
+
+    @cached_property
+    def _first_holders(self) -> dict[int, tuple[int, str]]:
+        """By the id of a shared parameter, its first layer and its name there."""
+        firsts = [shared.uses[0] for shared in self.shared_parameters]
+        return {id(self.layers[index].get_parameter(name)): (index, name) for index, name in firsts}
+
+    def build(self, index: int, device: torch.device, shared: dict[int, Tensor] | None = None) -> nn.Module:
+        """Builds one layer on a device, with initial values that depend only on the seed and the index.
+
+        A parameter that several layers share has the values that its first layer gives it.
+
+        Args:
+            shared: by the id of the model's parameter, those that layers built before have; this layer takes
+                them, and adds its own. None: it is built alone.
+        """
+        shared = {} if shared is None else shared
         held = self.tensors(index)
+        memo: dict[int, Any] = {id(t): shared[id(t)] for t in held if id(t) in shared}
         stored = self._stored(index) if device.type != "meta" else {}
-        deferred = [t for t in held if is_deferred(t) and id(t) not in stored]
-        made = self.tape.materialize(deferred, f"layer {index}") if device.type != "meta" else deferred
         low = self.lowered(index)
-        memo: dict[int, Any] = {}
-        for tensor, values in zip(deferred, made, strict=True):
+        for tensor, values in self._initial_values(index, stored, device, set(memo)):
             memo[id(tensor)] = self._converted(tensor, values.detach().to(device), low)
         for tensor in held:
+            if id(tensor) in memo:
+                continue
             if id(tensor) in stored:
                 memo[id(tensor)] = self._converted(tensor, stored[id(tensor)].to(device, tensor.dtype), low)
             elif not is_deferred(tensor):
                 memo[id(tensor)] = self._converted(tensor, tensor.detach().to(device, copy=True), low)
+        shared.update({key: memo[key] for key in self._first_holders if key in memo})
         return self.copy(index, memo)
 
+    def _initial_values(
+        self, index: int, stored: dict[int, Tensor], device: torch.device, known: set[int]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """(tensor, its values) of one layer's tensors without stored ones; shared ones by their first layer.
+
+        Args:
+            known: the ids of those that are not needed, as they are there.
+        """
+        wanted = [t for t in self.tensors(index) if is_deferred(t) and id(t) not in stored]
+        if device.type == "meta":
+            return [(t, t) for t in wanted if id(t) not in known]
+        firsts = {id(t): self._first_holders.get(id(t), (index, ""))[0] for t in wanted}
+        found = []
+        for layer in sorted({first for key, first in firsts.items() if key not in known} | {index}):
+            own = wanted
+            if layer != index:
+                own = [t for t in self.tensors(layer) if is_deferred(t)]
+            own = [t for t in own if self._first_holders.get(id(t), (layer, ""))[0] == layer]
+            made = self.tape.materialize(own, f"layer {layer}")
+            found += [
+                (t, values)
+                for t, values in zip(own, made, strict=True)
+                if firsts.get(id(t)) == layer and id(t) not in known
+            ]
+        return found
+
     def lowered(self, index: int) -> set[int]:
-        """The ids of the tensors of one layer that mixed precision converts to ``dtype``."""
-        return mixed_precision.low_precision_ids(self.layers[index]) if self.dtype is not None else set()
+        """The ids of the tensors of one layer that mixed precision converts to ``dtype``.
+
+        Of shared parameters those that no layer keeps as they are.
+        """
+        if self.dtype is None:
+            return set()
+        low = mixed_precision.low_precision_ids(self.layers[index])
+        for shared in self.shared_parameters:
+            key = id(self.layers[shared.layers[0]].get_parameter(shared.uses[0][1]))
+            if key in low and any(
+                key not in mixed_precision.low_precision_ids(self.layers[layer]) for layer in shared.layers
+            ):
+                low.discard(key)
+        return low
 
     def _converted(self, old: Tensor, values: Tensor, low: set[int]) -> Tensor:
         if self.dtype is not None and id(old) in low:
@@ -136,7 +200,7 @@ class LayeredModel:
         namings = [WeightNaming([self.weight_names(index) for index in range(len(layers))])]
         if self.hub is not None:
             namings.append(self.hub.naming)
-        stored = match_weights(path, namings, layers, self.source_name)
+        stored = match_weights(path, namings, layers, self.source_name).sharing(self.shared_parameters)
         return replace(self, values=stored.layer, stored=stored)
 
     def copy(self, index: int, memo: dict[int, Any]) -> nn.Module:
@@ -149,8 +213,16 @@ class LayeredModel:
                 f"{self.source_name}: {self.label(index)} can't be copied: {reason}",
                 hint="keep locks, files and generators out of the layers",
             ) from exc
-        name_parameters(layer, self.weight_names(index))
+        name_parameters(layer, self.weight_names(index) | self._names_of_first_holders(index))
         return layer
+
+    def _names_of_first_holders(self, index: int) -> dict[str, str]:
+        """A layer's own names of shared parameters → the first layers' names in the file of weights."""
+        found: dict[str, str] = {}
+        for shared in self.shared_parameters:
+            first, name = shared.uses[0]
+            found |= {own: self.weight_names(first)[name] for layer, own in shared.uses if layer == index}
+        return found
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
@@ -218,7 +290,6 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
     model = LayeredModel(who, names, layers, tape, functions, source.path, ordinary=ordinary)
     for index in range(len(layers)):
         check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
-    _check_untied(model)
     return model
 
 
@@ -229,13 +300,12 @@ def _make_from_hub(source: ModelSource, seed: int, count: int | None, *, own_wei
     made = hf.make_hub_model(source.path, source.options, seed, count=count, own_weights=own_weights)
     names, layers = [name for name, _ in made.layers], [layer for _, layer in made.layers]
     who = f"hf:{source.path.name}"
-    values = made.stored.layer if made.stored is not None else None
     functions = {"loss": made.loss_fn()}
-    model = LayeredModel(
-        who, names, layers, made.tape, functions, values=values, stored=made.stored, hub=made
-    )
-    _check_untied(model)
-    return model
+    model = LayeredModel(who, names, layers, made.tape, functions, hub=made)
+    if made.stored is None:
+        return model
+    stored = made.stored.sharing(model.shared_parameters)
+    return replace(model, values=stored.layer, stored=stored)
 
 
 def _is_sequence(given: nn.Module) -> bool:
@@ -263,22 +333,3 @@ def _named_layers(given: Any, who: str) -> tuple[list[str], list[nn.Module]]:
         names.append(f"{index}.{type(layer).__name__}" if name.isdigit() else name)
         layers.append(layer)
     return names, layers
-
-
-def _check_untied(model: LayeredModel) -> None:
-    """Refuses parameters shared by two layers, which could end up on two machines."""
-    owners: dict[int, tuple[int, str]] = {}
-    for index, layer in enumerate(model.layers):
-        for name, parameter in layer.named_parameters(remove_duplicate=False):
-            if parameter.numel() == 0:
-                continue
-            key = parameter.untyped_storage()._cdata
-            first, first_name = owners.setdefault(key, (index, name))
-            if first != index:
-                raise WorkloadError(
-                    f"{model.source_name}: {model.label(first)} and {model.label(index)} share a parameter "
-                    f"({first_name} and {name}); these may lie on two machines, which would have to sum its "
-                    "gradients in every step: a pipeline can't yet",
-                    hint="untie them: leave out the line that shares it (as head.weight = table.weight), so "
-                    "that each layer trains its own; or put both uses into one layer",
-                )

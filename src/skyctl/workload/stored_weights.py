@@ -21,6 +21,7 @@ from torch import Tensor
 from skyctl.agent.node_cache import file_digest
 from skyctl.checkpoint import safetensors
 from skyctl.errors import RecordError, WorkloadError
+from skyctl.workload.shared_parameters import SharedParameter
 
 WEIGHT_FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 PICKLED = (".bin", ".pt", ".pth")
@@ -129,6 +130,15 @@ class StoredWeights:
             read |= _load_tensors(path, names)
         return {own: read[name] for own, name in wanted.items()}
 
+    def sharing(self, shared: Sequence[SharedParameter]) -> StoredWeights:
+        """The same with one tensor for all uses of a shared parameter: the first that is in the files."""
+        wanted = [dict(names) for names in self._wanted]
+        for parameter in shared:
+            there = [wanted[layer][own] for layer, own in parameter.uses if own in wanted[layer]]
+            for layer, own in parameter.uses if there else ():
+                wanted[layer][own] = there[0]
+        return StoredWeights(self._files, wanted, self.fresh)
+
 
 def match_hub_weights(
     folder: Path, naming: WeightNaming, shapes: Sequence[Mapping[str, Sequence[int]]]
@@ -215,14 +225,15 @@ def _matched(
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Per layer, own name → name in the files; and the names that the files lack.
 
-    Of several names that one layer has for the same tensor one is enough.
+    Of several names for the same tensor one is enough.
     """
-    wanted, missing = [], []
-    for tensors, names in zip(layers, naming.names, strict=True):
-        known = {own: naming.find(names[own], files) for own in tensors}
-        there = {id(tensors[own]) for own, name in known.items() if name is not None}
-        wanted.append({own: name for own, name in known.items() if name is not None})
-        missing += [names[own] for own, t in tensors.items() if known[own] is None and id(t) not in there]
+    pairs = list(zip(layers, naming.names, strict=True))
+    known = [{own: naming.find(names[own], files) for own in tensors} for tensors, names in pairs]
+    wanted = [{own: name for own, name in found.items() if name} for found in known]
+    there = {id(tensors[own]) for tensors, names in zip(layers, wanted, strict=True) for own in names}
+    missing = [
+        names[own] for tensors, names in pairs for own, tensor in tensors.items() if id(tensor) not in there
+    ]
     return wanted, missing
 
 

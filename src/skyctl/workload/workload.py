@@ -36,6 +36,7 @@ from skyctl.workload.layered_model import LayeredModel, make_model
 from skyctl.workload.loss_functions import cross_entropy
 from skyctl.workload.recipe import Recipe
 from skyctl.workload.shape_inference import ShapeInference, TensorSpec
+from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
 from skyctl.workload.shipped_files import digest_data, digest_workload, files_to_ship
 from skyctl.workload.structures import Structure, StructureMismatchError, Value
 from skyctl.workload.validation_metrics import read_metrics
@@ -90,14 +91,21 @@ class Workload:
     def build(self, start: int, stop: int, device: str | torch.device = "cpu") -> list[nn.Module]:
         """Builds layers [start, stop) on the device; only these ever get memory.
 
-        A layer's initial weights depend only on the seed and its index. Each call builds new layers.
+        A layer's initial weights depend only on the seed and its index. Each call builds new layers, and
+        parameters that several of them share once.
 
         Raises:
             WorkloadError: the model has no such layers.
         """
         if not 0 <= start <= stop <= self.layers:
             raise WorkloadError(f"layers [{start}, {stop}) are not within the model's {self.layers}")
-        return [self.model.build(index, torch.device(device)) for index in range(start, stop)]
+        shared: dict[int, Tensor] = {}
+        return [self.model.build(index, torch.device(device), shared) for index in range(start, stop)]
+
+    @property
+    def shared_parameters(self) -> tuple[SharedParameter, ...]:
+        """The parameters that several layers use: who shares what with whom."""
+        return self.model.shared_parameters
 
     def weight_names(self, index: int) -> dict[str, str]:
         """A layer's own names of what its ``state_dict`` holds → their names in ``weights.safetensors``."""
@@ -365,6 +373,7 @@ def _load_workload(spec: WorkloadSpec) -> Workload:
         if spec.init_from is not None and count is None:
             with opened_files.note_opened_files():  # of our own reading nothing is told to the context around
                 model = model.starting_from(Path(spec.init_from))
+        find_shared_parameters(model.layers, model.source_name)  # refuses what can't be shared
         shapes = ShapeInference(model, example, spec.boundaries)
         workload = Workload(spec, source, model, example, shapes)
         if on_launcher and spec.validated and "example" not in model.functions:

@@ -272,6 +272,34 @@ def test_what_cannot_be_cut_names_its_line(user: Make, body: str, words: list[st
     assert all(word in text for word in words), text
 
 
+def test_layers_share_a_parameter_of_two_names(user: Make) -> None:
+    body = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)])
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.table.weight
+    def forward(self, x):
+        x = self.table(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+def model(): return Net()
+"""
+    workload = user(body, data=TOKENS)
+    last = workload.layers - 1
+    assert last >= 2
+    assert [shared.uses for shared in workload.shared_parameters] == [
+        ((0, "table.weight"), (last, "head.weight"))
+    ]
+    layers = workload.build(0, workload.layers)
+    assert layers[0].table.weight is layers[last].head.weight  # type: ignore[union-attr]
+    names = [name for index in range(workload.layers) for name in workload.weight_names(index).values()]
+    assert len(names) == len(set(names))
+
+
 def test_a_module_that_can_not_be_followed_is_one_layer(user: Make) -> None:
     body = """
 class Odd(nn.Module):

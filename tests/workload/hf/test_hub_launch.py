@@ -33,8 +33,9 @@ def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
-    """Llama-like, grouped heads, a tokenizer, stored weights, unequal microbatches (2 2 1 1)."""
-    hub = hub_folders.write(tmp_path / "tiny llama", hub_folders.CONFIGS["llama"])
+    """Llama-like, tied embeddings, grouped heads, a tokenizer, stored weights, microbatches of 2 2 1 1."""
+    config = {**hub_folders.CONFIGS["llama"], "tie_word_embeddings": True}
+    hub = hub_folders.write(tmp_path / "tiny llama", config)
     hub_folders.tokenizer(hub)
     model = hub_folders.uncut(hub)
     model.save_pretrained(str(hub))
@@ -55,6 +56,8 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
     exported = skyctl(tmp_path, "checkpoint", "export", "-o", "out")
     assert exported.returncode == 0, exported.stderr
     trained = type(model).from_pretrained(str(out), local_files_only=True)
+    assert trained.config.tie_word_embeddings
+    assert trained.lm_head.weight is trained.model.embed_tokens.weight
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
 

@@ -117,15 +117,33 @@ def test_refused(kind: str, tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_tied_embeddings_are_refused_and_untied_on_the_users_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "bert-masked"])
+def test_tied_embeddings_are_one_parameter_with_the_stored_values(kind: str, tmp_path: Path) -> None:
+    folder = hub_folders.write(tmp_path, {**hub_folders.CONFIGS[kind], "tie_word_embeddings": True})
+    model = with_weights(folder)
+    workload = hub_folders.load(folder, "context=16")
+    assert {0, workload.layers - 1} in [set(shared.layers) for shared in workload.shared_parameters]
+    layers = workload.build(0, workload.layers)
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert table is head
+    mine = [p for p in layers[0].parameters() if p.shape == table.shape]
+    assert mine[0] is next(p for p in layers[-1].parameters() if p.shape == table.shape)
+    alone = workload.build(workload.layers - 1, workload.layers)[0]
+    for copy in (mine[0], next(p for p in alone.parameters() if p.shape == table.shape)):
+        assert torch.equal(copy, table)
+    value: Any = next(workload.batches())[0]
+    right = model(input_ids=value).logits
+    for layer in layers:
+        value = layer(value)
+    torch.testing.assert_close(value, right, rtol=1e-5, atol=1e-5)
+
+
+def test_tied_embeddings_are_untied_on_the_users_word(tmp_path: Path) -> None:
     config = {**hub_folders.CONFIGS["gpt2"], "tie_word_embeddings": True}
     folder = hub_folders.write(tmp_path, config)
-    with pytest.raises(WorkloadError, match="one table as embedding and as head") as caught:
-        hub_folders.load(folder)
-    assert caught.value.hint is not None
-    assert "untie" in caught.value.hint
     model = with_weights(folder)
     workload = hub_folders.load(folder, "context=16,untie")
+    assert workload.shared_parameters == ()
     layers = workload.build(0, workload.layers)
     assert torch.equal(layers[0].state_dict()["wte.weight"], layers[-1].state_dict()["weight"])
     assert layers[0].wte.weight is not layers[-1].weight

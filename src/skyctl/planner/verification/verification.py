@@ -115,8 +115,10 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     checks.append(check_unused(problem, plan))
     checks.append(_pins(facts, held))
     checks.append(_memory(facts, held, needs))
-    checks.append(_value(plan, largest if problem.objective == "bottleneck" else step.iteration_s))
-    checks.append(_prediction(plan, step, largest, needs))
+    exchange_s = _exchange_s(problem, held)
+    whole_s = step.iteration_s + exchange_s
+    checks.append(_value(plan, largest if problem.objective == "bottleneck" else whole_s))
+    checks.append(_prediction(plan, step, largest, needs, exchange_s))
     checks.append(check_certificate(plan))
     checks.append(_bound(facts, plan))
     return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
@@ -231,9 +233,41 @@ def _value(plan: Plan, value_s: float) -> Check:
     return Check(name="value", ok=is_close(value_s, claimed), detail=detail)
 
 
-def _prediction(plan: Plan, step: SimulatedStep, largest_s: float, needs: list[float]) -> Check:
+def _exchange_s(problem: Problem, held: tuple[CheckedStage, ...]) -> float:
+    """Seconds in which the holders of shared parameters' copies sum gradients over the first of them."""
+    seconds = []
+    for tie in problem.ties:
+        first, *later = (
+            problem.devices[stage.device].id
+            for stage in held
+            if not set(range(stage.start, stage.stop)).isdisjoint(tie.layers)
+        )
+        up_s = down_s = longest_s = 0.0
+        for link in problem.links:
+            if link.target == first and link.source in later:
+                up_s = max(up_s, link.latency_s)
+            elif link.source == first and link.target in later:
+                down_s = max(down_s, link.latency_s)
+            else:
+                continue
+            longest_s = max(longest_s, tie.bytes / link.bandwidth_bytes_per_s)
+        for resource in problem.shared:
+            uses = sum(
+                ends in {(first, other), (other, first)}
+                for other in later
+                for ends in {(source, target) for source, target in resource.links}
+            )
+            longest_s = max(longest_s, tie.bytes * uses / resource.bandwidth_bytes_per_s)
+        seconds.append(longest_s + up_s + down_s)
+    return math.fsum(seconds)
+
+
+def _prediction(
+    plan: Plan, step: SimulatedStep, largest_s: float, needs: list[float], exchange_s: float
+) -> Check:
     said = plan.predicted
-    ok = is_close(said.iteration_s, step.iteration_s) and is_close(said.bottleneck_s, largest_s)
+    ok = is_close(said.iteration_s, step.iteration_s + exchange_s) and is_close(said.bottleneck_s, largest_s)
+    ok = ok and is_close(said.sync_s, exchange_s)
     ok = ok and [r.device for r in said.replicas] == [s.device for s in plan.placed_stages]
     if ok:
         slack = TOLERANCE * max(step.iteration_s, 1e-6)

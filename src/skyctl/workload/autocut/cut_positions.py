@@ -1,7 +1,8 @@
 """Where a graph of calls is cut into layers.
 
 A cut before a call carries every flowing value that was made before it and is needed from there on. No cut
-separates two uses of a parameter, nor a value from a view of it that is changed in place later. Values that
+separates two uses of a parameter by one name (by two, as where an embedding is tied to its head, the layers
+share it), nor a value from a view of it that is changed in place later. Values that
 depend on shapes alone (masks, positions) are not carried: each layer that needs them makes them.
 """
 
@@ -152,9 +153,13 @@ class CutFinder:
         return None
 
     def _users(self) -> dict[str, list[int]]:
-        """By the name of a tensor that must stay in one layer, the calls that use it."""
+        """By the name of a tensor that must stay in one layer, the calls that use it by that name."""
         written = {path for call in self.calls for path in call.held_writes}
-        of_storage: dict[int, tuple[str, list[int]]] = {}
+        parameters: dict[int, set[int]] = {}
+        for tensor in self._held.values():
+            if isinstance(tensor, nn.Parameter):
+                parameters.setdefault(tensor.untyped_storage()._cdata, set()).add(id(tensor))
+        found: dict[str | int, tuple[str, set[int]]] = {}
         for index, call in enumerate(self.calls):
             paths = [leaf.path for leaf in call.refs() if isinstance(leaf, HeldRef)]
             if call.module is not None:
@@ -164,9 +169,10 @@ class CutFinder:
                 tensor = self._held.get(path)
                 if tensor is None or not (isinstance(tensor, nn.Parameter) or path in written):
                     continue
-                key = tensor.untyped_storage()._cdata
-                of_storage.setdefault(key, (path, []))[1].append(index)
-        return {path: sorted(set(users)) for path, users in of_storage.values()}
+                storage = tensor.untyped_storage()._cdata
+                whole = isinstance(tensor, nn.Parameter) and len(parameters[storage]) == 1
+                found.setdefault(path if whole else storage, (path, set()))[1].add(index)
+        return {path: sorted(users) for path, users in found.values()}
 
     @cached_property
     def units(self) -> list[Unit]:

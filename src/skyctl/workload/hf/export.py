@@ -18,7 +18,8 @@ from skyctl.checkpoint import weights_export as checkpoint
 from skyctl.errors import SkyctlError, WorkloadError
 from skyctl.workload import stored_weights
 from skyctl.workload.hf import hub_folder
-from skyctl.workload.hf.hub_model import make_hub_model
+from skyctl.workload.hf.hub_model import HubModel, make_hub_model
+from skyctl.workload.shared_parameters import find_shared_parameters
 
 
 def export_model(weights: Path, workload: str, out: Path) -> Path:
@@ -52,7 +53,7 @@ def export_model(weights: Path, workload: str, out: Path) -> Path:
         wanted = [{f"{i}.{own}": name for own, name in names.items()} for i, names in enumerate(made.names)]
         _check(header, wanted, weights, workload)
         out.mkdir(parents=True, exist_ok=True)
-        _rename(file, wanted, kept)
+        _rename(file, _without_copies(made, wanted), kept)
         config = made.settings.config
         config.architectures = [made.architecture]
         config.dtype = safetensors.DTYPES[next(iter(header.tensors.values())).dtype]
@@ -76,6 +77,13 @@ def _check(
             f"{weights} is not of {workload}: {odd[0]!r} is in one and not in the other",
             hint="give the workload as it was typed for the run: its options belong to it",
         )
+
+
+def _without_copies(made: HubModel, wanted: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The names with each tied parameter once, by its first layer, as ``save_pretrained`` writes it."""
+    shared = find_shared_parameters([layer for _, layer in made.layers], made.architecture)
+    copies = {f"{layer}.{own}" for parameter in shared for layer, own in parameter.uses[1:]}
+    return [{own: name for own, name in names.items() if own not in copies} for names in wanted]
 
 
 def _rename(weights: Path, wanted: Sequence[dict[str, str]], out: Path) -> None:

@@ -72,7 +72,7 @@ def read_settings(folder: Path, context: int, untie: bool) -> HubSettings:
 
     Args:
         context: tokens per sample; 0: the default.
-        untie: train tied embeddings as two.
+        untie: train tied embeddings as two, which start from the same stored values.
 
     Raises:
         WorkloadError: the model can't be cut or trained here, or the context does not fit it.
@@ -105,7 +105,7 @@ def build_model(settings: HubSettings, folder: Path) -> Any:
     """Builds the library's own model in training mode; inside ``deferred_initialization`` it has no values.
 
     Raises:
-        WorkloadError: the library can't build it, or its two embeddings are tied.
+        WorkloadError: the library can't build it.
     """
     auto = getattr(import_transformers(), AUTO_CLASSES[settings.task])
     try:
@@ -116,15 +116,6 @@ def build_model(settings: HubSettings, folder: Path) -> Any:
             f"attention: {describe_exception(exc)}",
             hint=f"supported are {SUPPORTED}; else {WRITE_TRAIN_PY}",
         ) from exc
-    ties = tied_parameters(model)
-    if ties and settings.config.tie_word_embeddings:
-        head, table = next(iter(ties.items()))
-        raise WorkloadError(
-            f"{folder.name} uses one table as embedding and as head ({table} is {head}): they would lie on "
-            "two machines",
-            hint="train them as two, both starting from the same values: hf:DIR,untie (or "
-            '"tie_word_embeddings": false in config.json)',
-        )
     return model.train()
 
 

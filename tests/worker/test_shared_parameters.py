@@ -1,0 +1,124 @@
+"""Layers that share a parameter train as in one process, however they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.worker import reference
+from tests.worker.workloads import edit_workload
+
+from skyctl.checkpoint import safetensors
+from skyctl.workload.recipe import Recipe
+
+Workloads = Callable[..., dict[str, Any]]
+STEPS = 10
+LAYERS = (0, 4, 6)
+TIES = [
+    ("nn.Linear(8, 8), nn.GELU(), Head())\n", "nn.Linear(8, 11, bias=False), Out(), Head())\n"),
+    ("    return nn.Sequential(", "    layers = nn.Sequential("),
+    (
+        "Head())\n",
+        "Head())\n"
+        "    layers[4].weight = layers[6].linear.weight = layers[0].table.weight\n"
+        "    return layers\n",
+    ),
+    (
+        "class Head(",
+        "class Out(nn.Module):\n    def forward(self, x):\n        return x[..., :8].tanh()\n\nclass Head(",
+    ),
+]
+
+
+@pytest.fixture
+def tied(workload: Workloads) -> Workloads:
+    """The workload of ``workload``, with one table in its layers 0, 4 and 6."""
+
+    def make(*args: Any) -> dict[str, Any]:
+        return edit_workload(workload(*args), *TIES)
+
+    return make
+
+
+def holding(payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The payloads with what ranks are told of the copies of ``LAYERS``' table (``run.rank_spec``)."""
+    holders = [
+        p["rank"] for p in payloads if any(p["layers"][0] <= layer < p["layers"][1] for layer in LAYERS)
+    ]
+    root, *others = holders
+    for rank in holders if others else ():
+        peers = others if rank == root else [root]
+        route = {
+            "share": 1.0,
+            "up_children": others if rank == root else [],
+            "up_parent": None if rank == root else root,
+            "down_parent": None if rank == root else root,
+            "down_children": others if rank == root else [],
+        }
+        payloads[rank]["secrets"]["peers"] = {str(p): f"{min(p, rank)} {max(p, rank)}" for p in peers}
+        payloads[rank]["sync"] = {
+            "format": "float32",
+            "chunk_bytes": 64,
+            "peers": [{"rank": peer, "host": "127.0.0.1", "device": "cpu:0"} for peer in peers],
+            "groups": [{"number": 0, "tie": list(LAYERS), "routes": [route]}],
+        }
+    return payloads
+
+
+def tables(outcome: Any) -> list[torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for result in outcome.results.values():
+        weights |= safetensors.load(Path(result["weights"]))
+    return [weights[name] for name in ("0.table.weight", "4.weight", "6.linear.weight")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_as_on_one_device(dtype: str, tied: Workloads, pool: Any, driver: ModuleType) -> None:
+    spec = tied("adamw") | {"dtype": dtype}
+    recipe = Recipe(clip_norm=0.4, total_steps=STEPS)
+    expected = reference.train(spec, 4, recipe)
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    for cuts, schedule in (
+        ([0, 7], "1f1b"),
+        ([0, 3, 7], "1f1b"),
+        ([0, 2, 5, 7], "1f1b"),
+        ([0, 1, 5, 7], "zero-bubble"),
+    ):
+        options = {"recipe": recipe.to_dict(), "weights": True}
+        payloads = driver.payloads(spec, cuts, 4, schedule, STEPS, **options)
+        outcome = pool.run(holding(payloads))
+        assert not outcome.errors, outcome.errors
+        assert outcome.losses == pytest.approx(expected.losses, abs=tolerance), cuts
+        norms = [event["grad_norm"] for event in outcome.steps[0]]
+        assert norms == pytest.approx(expected.norms, rel=tolerance), "the table counts once"
+        first, *others = tables(outcome)
+        torch.testing.assert_close(first, expected.weights["0.table.weight"], rtol=tolerance, atol=tolerance)
+        assert all(torch.equal(first, other) for other in others), cuts
+
+
+def test_a_resume_with_another_cut_has_the_same_bits(
+    tied: Workloads, pool: Any, driver: ModuleType, tmp_path: Path
+) -> None:
+    spec = tied("adamw")
+    checkpoint = {"folder": str(tmp_path / "kept"), "every": 3, "keep": 3, "attempt": 1}
+    options = {"weights": True, "checkpoint": checkpoint}
+    first = pool.run(holding(driver.payloads(spec, [0, 3, 7], 4, "1f1b", 3, **options)))
+    assert not first.errors, first.errors
+    kept = tables(first)[0]
+    for cuts in ([0, 3, 7], [0, 7], [0, 2, 5, 7]):
+        resume = {"step": 3, "folder": str(tmp_path / "kept")}
+        payloads = driver.payloads(spec, cuts, 4, "1f1b", 3, weights=True, resume=resume)
+        outcome = pool.run(holding(payloads))
+        assert not outcome.errors, outcome.errors
+        assert all(torch.equal(table, kept) for table in tables(outcome)), cuts
+
+
+def test_a_plan_that_would_let_copies_part_is_refused(tied: Workloads, pool: Any, driver: ModuleType) -> None:
+    outcome = pool.run(driver.payloads(tied("sgd"), [0, 3, 7], 4, "1f1b", 1))
+    assert any("share parameters over stages" in str(event) for event in outcome.errors.values()), (
+        outcome.errors
+    )
