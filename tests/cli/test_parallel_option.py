@@ -11,7 +11,8 @@ from tests.planner.data_problems import data_problem
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_plan
-from skyctl.control.plan_creation import PlanOptions, parse_assigned_shares, plan_best, unlinked_pairs
+from skyctl.control.assignment import parse_assigned_shares
+from skyctl.control.plan_creation import PlanOptions, plan_best, unlinked_pairs
 from skyctl.planner.api import plan
 from skyctl.records.plan import WorkloadRef
 

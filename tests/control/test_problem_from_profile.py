@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
+from skyctl.control.assignment import parse_assign
 from skyctl.control.comparison_job import plan_strategies
 from skyctl.control.figure_uncertainty import slice_uncertainty
-from skyctl.control.plan_creation import PlanOptions, override_problem, parse_assign, plan_profile
+from skyctl.control.plan_creation import PlanOptions, override_problem, plan_profile
 from skyctl.control.problem_from_profile import HEAP_SHARE, build_problem
 from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
 from skyctl.control.training_request import TrainingRequest

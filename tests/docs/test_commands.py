@@ -98,8 +98,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "inventory.yml").write_text("all: {hosts: {tower: {ansible_user: ada}}}\n")
     (made / "hostfile").write_text("worker-1 slots=4\nworker-2 slots=2\n")
     (made / "docs" / "examples").mkdir(parents=True)
-    problem = ROOT / "docs" / "examples" / "problem.json"
-    (made / "docs" / "examples" / "problem.json").write_bytes(problem.read_bytes())
+    for name in ("problem.json", "problem-data.json"):
+        text = (ROOT / "docs" / "examples" / name).read_bytes()
+        (made / "docs" / "examples" / name).write_bytes(text)
     return made
 
 

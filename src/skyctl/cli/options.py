@@ -326,8 +326,7 @@ class PlacementOptions:
             "--parallel",
             metavar="FORM",
             autocompletion=complete_choices(*PARALLEL),
-            help="pipeline (default: each device holds a part of the layers) or data (each that takes part "
-            "holds all of them and computes its share of the samples).",
+            help="pipeline (default: a part of the layers each) or data (all of them, shares of samples).",
         ),
     ] = None
     sync_format: Annotated[
@@ -336,7 +335,7 @@ class PlacementOptions:
             "--sync-format",
             metavar="DTYPE",
             autocompletion=complete_choices(*DTYPES),
-            help="With --parallel data: sum gradients as float32 (default) or bfloat16.",
+            help="With --parallel data: gradients as float32 (default) or bfloat16.",
         ),
     ] = None
     pin_first: Annotated[

@@ -135,7 +135,7 @@ class PlanCommandOptions(
 
     def checked(self) -> PlanOptions:
         """How to plan. Raises InputError for values that can't be, or that contradict each other."""
-        from skyctl.control.plan_creation import parse_assign, parse_assigned_shares
+        from skyctl.control.assignment import parse_assign, parse_assigned_shares
 
         check_output(self.output)
         shares = None if self.assign is None else parse_assigned_shares(self.assign)

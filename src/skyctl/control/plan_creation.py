@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from skyctl.control.assignment import plan_assigned
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile, learn_corrections
 from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
@@ -21,7 +21,7 @@ from skyctl.control.schedule_choice import (
     with_schedule,
 )
 from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
-from skyctl.planner.api import assigned, plan
+from skyctl.planner.api import plan
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.transformer_blocks import model_parts
 from skyctl.records.base import describe
@@ -32,8 +32,6 @@ from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
-NUMBER = re.compile("[0-9]{1,18}")
-"""A number of a layer or of microbatches as `--assign` takes it."""
 FLOAT32 = "float32"
 DATA: Parallel = "data"
 STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
@@ -327,38 +325,12 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
     if options.named:
         model_parts(problem)
     limit = options.time_limit_s if time_limit_s is None else time_limit_s
-    if options.assign is not None:
-        if problem.parallel == DATA:
-            raise InputError(
-                "--assign with ranges of layers makes a pipeline; with --parallel data every device has all",
-                hint='give microbatches: --assign "n1=5,n2=3"',
-            )
-        made = assigned(
-            problem, [(_device_of(name, problem), start, stop) for name, start, stop in options.assign]
-        )
-    elif options.assign_shares is not None:
-        if problem.parallel != DATA:
-            raise InputError(
-                "--assign with numbers of microbatches goes with --parallel data",
-                hint='a pipeline takes ranges of layers: --assign "n1=0:5,n2=5:12"',
-            )
-        made = assigned(
-            problem, [(_device_of(name, problem), count) for name, count in options.assign_shares]
-        )
+    if options.assigned:
+        made = plan_assigned(problem, options.assign, options.assign_shares)
     else:
         made = plan(problem, options.strategy, limit, whole_blocks=options.whole_blocks)
     _refuse_broken_pairs(made)
     return made
-
-
-def _device_of(name: str, problem: Problem) -> str:
-    """The device's id; a node's name means its only device. InputError where there is no such device."""
-    ids = [device.id for device in problem.devices]
-    owned = [name] if name in ids else [i for i in ids if split_device_id(i)[0] == name]
-    if len(owned) != 1:
-        why = f"that node has {len(owned)} devices" if owned else "no device is so called"
-        raise InputError(f"--assign names {name!r}; {why}. Devices: {', '.join(ids)}")
-    return owned[0]
 
 
 def _connected_pairs(made: Plan) -> list[tuple[str, str]]:
@@ -406,34 +378,3 @@ def unlinked_pairs(made: Plan) -> list[tuple[str, str]]:
 def _same_node(a: str, b: str) -> bool:
     node, _ = split_device_id(a)
     return node != "" and node == split_device_id(b)[0]
-
-
-def parse_assign(text: str) -> list[tuple[str, int, int]]:
-    """``n1=0:5,n2=5:12`` → [(n1, 0, 5), (n2, 5, 12)]; ranges are half-open.
-
-    Raises:
-        InputError: naming the part that does not fit.
-    """
-    out = []
-    for part in text.split(","):
-        name, equals, span = part.strip().rpartition("=")
-        start, colon, stop = span.partition(":")
-        if not (equals and colon and name and all(map(NUMBER.fullmatch, (start, stop)))):
-            raise InputError(
-                f"--assign {part.strip()!r} is not NODE=START:STOP",
-                hint='give half-open ranges that follow each other: --assign "n1=0:5,n2=5:12"; with '
-                '--parallel data microbatches: --assign "n1=5,n2=3"',
-            )
-        out.append((name, int(start), int(stop)))
-    return sorted(out, key=lambda item: item[1])
-
-
-def parse_assigned_shares(text: str) -> list[tuple[str, int]] | None:
-    """``n1=5,n2=3`` → [(n1, 5), (n2, 3)]; None where a part is of another form, such as a range of layers."""
-    out = []
-    for part in text.split(","):
-        name, _, count = part.strip().rpartition("=")
-        if not (name and NUMBER.fullmatch(count)):
-            return None
-        out.append((name, int(count)))
-    return out

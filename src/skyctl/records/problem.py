@@ -229,6 +229,8 @@ def _computable(problem: Problem) -> None:
         seconds = sent_share * max(largest, 1.0) / bandwidth + latency_s
         if 2 * m * len(problem.layers) * seconds > LARGEST:
             raise ValueError(f"{name}: a message takes {seconds:.3g} s: too large")
+    if problem.parallel == "data":
+        _sums_computable(problem)
     each = (
         layer.state_bytes
         + m * (layer.activation_bytes + layer.deferred_bytes)
@@ -238,3 +240,17 @@ def _computable(problem: Problem) -> None:
     )
     if max(1, 2 * problem.receive_window) * sum(each) > LARGEST:
         raise ValueError("the layers' bytes add up to more than can be computed with")
+
+
+def _sums_computable(problem: Problem) -> None:
+    """Raises ValueError where summing all gradients takes more seconds than can be computed with."""
+    gradients = sum(
+        layer.state_bytes if layer.gradient_bytes is None else layer.gradient_bytes
+        for layer in problem.layers
+    )
+    rates = [(f"link {k.source!r} → {k.target!r}", 1 / k.bandwidth_bytes_per_s) for k in problem.links]
+    rates += [(f"shared {s.name!r}", 1 / s.bandwidth_bytes_per_s) for s in problem.shared]
+    rates += [(f"device {d.id!r}", d.reduce_byte_s + d.message_byte_s) for d in problem.devices]
+    for name, byte_s in [("the layers' gradients", 1.0), *rates]:
+        if 4 * len(problem.devices) ** 2 * gradients * byte_s > LARGEST:
+            raise ValueError(f"{name}: {gradients:.3g} bytes of gradients are too much to compute with")

@@ -323,3 +323,11 @@ def test_water_filling_equals_one_microbatch_after_the_other():
         assert worst == max(m * a + b for m, a, b in zip(given, t, e, strict=True))
         assert level_in_parts_s(t, e, count) <= worst + 1e-12
     assert level_shares([1.0, 1.0], [0.0, 0.0], 1) is None
+
+
+def test_numbers_that_can_not_be_computed_with_are_refused():
+    for more in ({"gradient": 1e299}, {"gradient": 1e200, "rate": 1e-150}):
+        with pytest.raises(InputError, match=r"too much to compute with|too large|add up to more"):
+            data_problem(**more)
+    big = data_problem(gradient=1e140, rate=1e-140, latency=1e100)
+    assert verify(big, plan(big)).ok

@@ -120,20 +120,8 @@ class DataStep:
 
     def _depth_s(self, edges: Iterable[tuple[str, str]], root: str, child: int) -> float:
         """``child``: which end of an edge is the farther one from the root."""
-        left = list(edges)
-        reached = {root: 0.0}
-        while left:
-            rest = []
-            for edge in left:
-                if edge[1 - child] in reached:
-                    link = self.links.get(edge)
-                    reached[edge[child]] = reached[edge[1 - child]] + (link.latency_s if link else 0.0)
-                else:
-                    rest.append(edge)
-            if len(rest) == len(left):
-                raise ValueError("the edges are no tree")
-            left = rest
-        return max(reached.values())
+        latencies = {edge: link.latency_s for edge, link in self.links.items()}
+        return max(ways_from_root(edges, root, child, latencies).values())
 
     def processor_s(self, entry: Device, trees: Sequence[Tree]) -> float:
         """Seconds of a device's processor for all gradients of a step: adding, sending, receiving."""
@@ -168,6 +156,27 @@ class DataStep:
         optimizers = [optimizer_s for _, _, optimizer_s in waits]
         compute_s = tuple(end + more for end, more in zip(ends, optimizers, strict=True))
         return StepTimes(done_s + max(optimizers), done_s - max(ends), compute_s)
+
+
+def ways_from_root(
+    edges: Iterable[tuple[str, str]], root: str, child: int, latency_s: Mapping[tuple[str, str], float]
+) -> dict[str, float]:
+    """By device that a way between it and the root leads to, the way's seconds of latency.
+
+    ``child``: which end of an edge is the farther one from the root.
+    """
+    after: dict[str, list[tuple[str, str]]] = {}
+    for edge in edges:
+        after.setdefault(edge[1 - child], []).append(edge)
+    reached = {root: 0.0}
+    waiting = [root]
+    while waiting:
+        at = waiting.pop()
+        for edge in after.get(at, ()):
+            if edge[child] not in reached:
+                reached[edge[child]] = reached[at] + latency_s.get(edge, 0.0)
+                waiting.append(edge[child])
+    return reached
 
 
 def children(trees: Sequence[Tree]) -> Mapping[str, int]:

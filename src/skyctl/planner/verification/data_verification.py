@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.data_bound import prove_data
-from skyctl.planner.verification.data_step import DataStep, Holder, StepTimes, Tree, children, trees_of
+from skyctl.planner.verification.data_step import (
+    DataStep,
+    Holder,
+    StepTimes,
+    Tree,
+    children,
+    trees_of,
+    ways_from_root,
+)
 from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -98,20 +106,9 @@ def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[T
             named = {tree.root, *(device for edge in edges for device in edge)}
             if sorted(reached) != sorted(holders) or named != set(holders):
                 raise InputError(f"route {number} does not go to each holder once, and to nobody else")
-        _require_connected(tree, number)
+            if len(ways_from_root(edges, tree.root, child, {})) < len(holders):
+                raise InputError(f"route {number} has no way between its root {tree.root} and some holder")
     return trees
-
-
-def _require_connected(tree: Tree, number: int) -> None:
-    """Raises InputError where a way from a holder does not end at the root."""
-    for edges, child in ((tree.up, 0), (tree.down, 1)):
-        parents = {edge[child]: edge[1 - child] for edge in edges}
-        for device in parents:
-            at = device
-            for _ in parents:
-                at = parents.get(at, at)
-            if at != tree.root:
-                raise InputError(f"route {number} has no way between {device} and its root {tree.root}")
 
 
 def _recompute(problem: Problem, holders: Sequence[Holder]) -> Check:
