@@ -228,6 +228,26 @@ def test_a_plan_prefers_the_fast_device() -> None:
     assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
 
 
+def test_all_layers_on_each_device_have_one_schedule_and_a_pipeline_beside_them() -> None:
+    both = profile(device("slow", 4.0), device("fast", 1.0))
+    options = PlanOptions(parallel="data", sync_format="bfloat16", beside_pipeline=True)
+    found = plan_profile(both, options)
+    assert (found.problem.parallel, found.problem.sync_format) == ("data", "bfloat16")
+    assert (found.problem.schedule, found.problem.recompute) == ("1f1b", True)
+    assert found.pipeline_iteration_s is not None
+    share = {p.stages[0].device: p.microbatches for p in found.pipelines}
+    assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
+    assert plan_profile(both, PlanOptions(parallel="data")).pipeline_iteration_s is None
+    with pytest.raises(InputError, match="orders a pipeline's stages"):
+        plan_profile(both, PlanOptions(parallel="data", schedule="zero-bubble"))
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    rows = plan_strategies(both, PlanOptions(parallel="data"), ref)
+    assert [len(row.plan.pipelines) for row in rows if row.plan is not None and row.strategy == "alone"] == [
+        1
+    ]
+    assert all(row.plan is not None and row.plan.problem.parallel == "data" for row in rows)
+
+
 def ask(microbatches: int | None = None) -> tuple[TrainingRequest, str]:
     return TrainingRequest(make_spec("gpt:layers=3", batch_size=8), microbatches), "w"
 
