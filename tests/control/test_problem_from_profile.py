@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
+from skyctl.control.assignment import parse_assign
 from skyctl.control.comparison_job import plan_strategies
 from skyctl.control.figure_uncertainty import slice_uncertainty
-from skyctl.control.plan_creation import PlanOptions, override_problem, parse_assign, plan_profile
+from skyctl.control.plan_creation import PlanOptions, override_problem, plan_profile
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
 from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
 from skyctl.control.training_request import TrainingRequest
@@ -264,6 +265,26 @@ def test_a_plan_prefers_the_fast_device() -> None:
     found = plan_profile(profile(device("slow", 4.0), device("fast", 1.0)), PlanOptions(microbatches=4))
     share = {s.replicas[0].device: s.stop - s.start for s in found.stages}
     assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
+
+
+def test_all_layers_on_each_device_have_one_schedule_and_a_pipeline_beside_them() -> None:
+    both = profile(device("slow", 4.0), device("fast", 1.0))
+    options = PlanOptions(parallel="data", sync_format="bfloat16", beside_pipeline=True)
+    found = plan_profile(both, options)
+    assert (found.problem.parallel, found.problem.sync_format) == ("data", "bfloat16")
+    assert (found.problem.schedule, found.problem.recompute) == ("1f1b", True)
+    assert found.pipeline_iteration_s is not None
+    share = {p.stages[0].device: p.microbatches for p in found.pipelines}
+    assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
+    assert plan_profile(both, PlanOptions(parallel="data")).pipeline_iteration_s is None
+    with pytest.raises(InputError, match="orders a pipeline's stages"):
+        plan_profile(both, PlanOptions(parallel="data", schedule="zero-bubble"))
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    rows = plan_strategies(both, PlanOptions(parallel="data"), ref)
+    assert [len(row.plan.pipelines) for row in rows if row.plan is not None and row.strategy == "alone"] == [
+        1
+    ]
+    assert all(row.plan is not None and row.plan.problem.parallel == "data" for row in rows)
 
 
 def ask(microbatches: int | None = None) -> tuple[TrainingRequest, str]:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from skyctl.planner.data.data_placement import DataPlacement, best_of_set
+from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group
 from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.route_layouts import Layout
 from skyctl.planner.data.shares import level_in_parts_s, level_shares
 
 ROUNDING = 1e-12
+MOST_PREFIXES = 24
+"""Sets that are looked at for each root of a star, about."""
 MOST_SETS = 5_000
 """Sets of devices up to which all are looked at: 12 devices have 4095."""
 
@@ -83,9 +86,23 @@ class _Incumbent:
         self.best = found or self.best
         return found is not None
 
+    def improve_star(self, holders: tuple[int, ...], root: int) -> None:
+        """Looks at a star of those of the holders that get a microbatch there if nobody needs to have one."""
+        group = fitting_group(self.model, Layout(holders, root))
+        if group is None or self.best is None:
+            return
+        shares = level_shares(group.microbatch_s, group.extra_s, self.model.microbatches, least=0)
+        assert shares is not None
+        kept = tuple(d for d, m in zip(holders, shares, strict=True) if m or d == root)
+        if len(kept) < 2:
+            return
+        group = fitting_group(self.model, Layout(kept, root))
+        assert group is not None  # as all of them had the memory
+        self.best = group.best_placement(self.model.microbatches, self.best.iteration_s) or self.best
+
 
 def search_greedy(model: DataModel, deadline: float) -> SetSearch:
-    """The best of sets that grow in a few orders of the devices, improved by one device more, less or other.
+    """The best of sets that grow in a few orders, and around each root, improved by one device at a time.
 
     ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
     """
@@ -97,6 +114,10 @@ def search_greedy(model: DataModel, deadline: float) -> SetSearch:
 def _improve_greedily(incumbent: _Incumbent, deadline: float) -> None:
     for holders in _growing(incumbent):
         incumbent.improve(holders)
+        if incumbent.is_proved or time.perf_counter() > deadline:
+            return
+    for holders, root in _growing_stars(incumbent):
+        incumbent.improve_star(holders, root)
         if incumbent.is_proved or time.perf_counter() > deadline:
             return
     improved = incumbent.best is not None
@@ -144,6 +165,20 @@ def _growing(incumbent: _Incumbent) -> Iterator[tuple[int, ...]]:
             yield tuple(sorted(order[:count]))
 
 
+def _growing_stars(incumbent: _Incumbent) -> Iterator[tuple[tuple[int, ...], int]]:
+    """By root, the devices with the fastest lines to and from it: 2, 3, … of them, or in larger steps."""
+    model, usable = incumbent.model, incumbent.usable
+    step = max(1, len(usable) // MOST_PREFIXES)
+    for root in usable if model.microbatches > 1 else ():
+
+        def line_s(d: int, root: int = root) -> float:
+            return max(line_byte_s(model, d, root), line_byte_s(model, root, d))
+
+        order = sorted((d for d in usable if d != root), key=lambda d: (line_s(d), d))
+        for count in range(1, len(order) + step, step):
+            yield tuple(sorted((root, *order[:count]))), root
+
+
 def _neighbours(incumbent: _Incumbent, holders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The sets of two or more with one device more, one less, or another one in place of one."""
     others = [d for d in incumbent.usable if d not in holders]
@@ -174,8 +209,8 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
             out[d] = math.inf
             continue
         byte_s = max(
-            min(_line_byte_s(model, d, other) for other in others),
-            min(_line_byte_s(model, other, d) for other in others),
+            min(line_byte_s(model, d, other) for other in others),
+            min(line_byte_s(model, other, d) for other in others),
         )
         latency_s = min(model.latency_s.get((d, other), 0.0) for other in others)
         latency_s += min(model.latency_s.get((other, d), 0.0) for other in others)
@@ -184,7 +219,7 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
     return out
 
 
-def _line_byte_s(model: DataModel, source: int, target: int) -> float:
+def line_byte_s(model: DataModel, source: int, target: int) -> float:
     """Seconds that a byte takes on the slowest of a link and its shared resources."""
     pair = (source, target)
     return max((model.byte_s.get(pair, 0.0), *(seconds for _, seconds in model.shared.get(pair, ()))))
