@@ -27,10 +27,11 @@ def make_credentials(
     peers: list[dict[str, str]] = [{} for _ in range(ranks)]
     for one, other in pairs:
         peers[one][str(other)] = peers[other][str(one)] = secrets.token_hex(SECRET_BYTES)
-    return [
-        {"secrets": {"previous": sides[i], "next": sides[i + 1], "peers": peers[i]}, **shared}
-        for i in range(ranks)
-    ]
+    told: list[dict[str, Any]] = []
+    for i in range(ranks):
+        beside = {"peers": peers[i]} if peers[i] else {}
+        told.append({"secrets": {"previous": sides[i], "next": sides[i + 1], **beside}, **shared})
+    return told
 
 
 def make_tls_certificate() -> dict[str, str]:
