@@ -165,7 +165,8 @@ def reload_difference(file: ModelFile, workload: Workload, weights: Path, batch_
     torch.manual_seed(0)
     loss = file.loss(call(model.eval(), inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]
-    wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    every = model.named_parameters(remove_duplicate=False)  # a shared one by each of its names
+    wanted = {name: p.grad for name, p in every if p.grad is not None}
     layers = workload.build(0, workload.layers)
     value = inputs
     for index, layer in enumerate(layers):
