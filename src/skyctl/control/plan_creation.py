@@ -100,6 +100,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
             first_stage=options.first_stage,
             last_stage=options.last_stage,
             only_nodes=options.only_nodes,
+            parallel=options.parallel or "pipeline",
         )
         for microbatches in wanted
     ]

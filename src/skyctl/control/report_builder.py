@@ -231,7 +231,7 @@ def _steps(outcome: StrategyOutcome) -> StepTimelines:
     """The plan's step, simulated once more, and what was traced of its run."""
     plan = outcome.plan
     assert plan is not None
-    if len(plan.pipelines) > 1 or len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
+    if len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
         return StepTimelines()
     devices = [stage.device for stage in plan.placed_stages]
     if len(plan.pipelines) > 1:
