@@ -49,7 +49,7 @@ nodes:
 #     memory_gib: 20                # a cap; default: what is free there
 #     interface: tailscale0         # that its peers reach it by; default: the route to them
 #     env: {{OMP_NUM_THREADS: "8"}}
-#   - {{name: laptop, transport: local, slowdown: 2}}   # this machine itself, without SSH; slowdown: to try things out
+#   - {{name: laptop, transport: local}}   # this machine itself, without SSH; slowdown: 2 halves its speed
 {no_groups}"""
 _NO_DEFAULTS = "# defaults: {user: ada, identity_file: ~/.ssh/id_ed25519, python: python3}"
 _NO_GROUPS = """
