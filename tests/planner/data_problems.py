@@ -122,6 +122,65 @@ def random_data_problem(seed):
     )
 
 
+def harsh_data_problem(seed):
+    """As ``random_data_problem``, with what may trip a search: layers and devices that cost nothing, equal
+    devices, no room, links that are missing one way or differ by 10¹², resources that list a link twice."""
+    r = random.Random(seed)
+    problem = random_data_problem(seed)
+    ids = [d.id for d in problem.devices]
+    free = r.random() < 0.1
+    layers = [
+        x.model_copy(
+            update={
+                **({"flops": 0.0} if free or r.random() < 0.2 else {}),
+                **({"gradient_bytes": 0.0} if r.random() < 0.2 else {}),
+                **({"state_bytes": 1e200} if r.random() < 0.03 else {}),
+            }
+        )
+        for x in problem.layers
+    ]
+    devices = [
+        d.model_copy(
+            update={
+                **({"handling_s": 0.0, "action_s": 0.0} if free or r.random() < 0.2 else {}),
+                **({"memory_bytes": 0.0} if r.random() < 0.1 else {}),
+                **({"reduce_byte_s": r.choice([1e3, 1e-12])} if r.random() < 0.1 else {}),
+            }
+        )
+        for d in problem.devices
+    ]
+    if r.random() < 0.3:
+        devices = [devices[0].model_copy(update={"id": name}) for name in ids]
+    zeros = [0.0] * len(layers)
+    times = {
+        name: LayerTimes(
+            forward_s=zeros if r.random() < 0.3 else known.forward_s,
+            backward_s=zeros if r.random() < 0.3 else known.backward_s,
+            optimizer_s=zeros if free else known.optimizer_s,
+        )
+        for name, known in problem.times.items()
+    }
+    big = 1e7 if max(x.state_bytes for x in problem.layers) > 1e6 else 1.0
+    pairs = [(a, b) for a in ids for b in ids if a != b]
+    links = [
+        Link(
+            source=a, target=b, latency_s=r.choice([0.0, 1e-9, 0.1]),
+            bandwidth_bytes_per_s=big * r.choice([10, 10, 20, 1e-2, 1e10]),
+        )
+        for a, b in pairs
+        if r.random() < 0.8
+    ]  # fmt: skip
+    used = [[*chosen, chosen[0]] for chosen in (r.sample(pairs, r.randint(1, len(pairs))) for _ in range(2))]
+    shared = [
+        SharedResource(name=f"line{i}", bandwidth_bytes_per_s=big * r.choice([1, 50]), links=used[i])
+        for i in range(r.choice([0, 1, 2]))
+    ]
+    more = {"layers": layers, "devices": devices, "times": times, "links": links, "shared": shared}
+    return Problem.model_validate(
+        {**dict(problem), **more, "microbatches": r.choice([1, 2, 5, 12])}
+    )  # fmt: skip
+
+
 def brute_force(problem):
     """The least step over every set of devices, ring and star, and share; None when nothing fits."""
     best = None

@@ -79,12 +79,11 @@ def make_certificate(
     """An honest one: ``optimal`` only where proved, ``bounded`` only with a bound above zero."""
     status: ProofStatus = "optimal"
     gap: float | None = 0.0
-    if proved:
+    if proved or (bound is not None and value <= bound):
         bound = value
     elif bound is None or bound <= 0:
         status, bound, gap = "feasible", None, None
     else:
-        bound = min(bound, value)
         gap = value / bound - 1
         status = "optimal" if gap <= 1e-9 else "bounded"
     return Certificate(

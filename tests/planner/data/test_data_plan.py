@@ -228,6 +228,49 @@ def failing(made):
     return {check.name for check in verify(made.problem, made).checks if not check.ok}
 
 
+def places(node, at=()):
+    """Every value of a JSON document, with the way to it."""
+    yield at, node
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from places(value, (*at, key))
+
+
+def others(value):
+    """What somebody might put in a value's place."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1, value - 1, 0.999 * value, 1.001 * value, -1, 10**9]
+    if isinstance(value, str):
+        return ["", "n9/cpu:0", "n0/cpu:0", "n1/cpu:0", "n2/cpu:0"]
+    return [value[:-1], [*value, *value[:1]]] if isinstance(value, list) else [{}]
+
+
+FREE = {("certificate", "method"), ("certificate", "wall_s")}
+"""Words, and how long planning took."""
+
+
+@pytest.mark.parametrize("speeds", [(2.0, 1.0, 1.0), (1.0, 1.0)])
+def test_no_value_of_a_plan_can_be_changed_unseen(speeds):
+    """Refused as no plan, or by ``verify``; a tree that takes as long as the plan's own may stand."""
+    made = plan(data_problem(speeds=speeds, rate=50.0, latency=0.25, microbatches=12))
+    assert made.sync is not None
+    raw = json.loads(made.to_json())
+    said = {name: raw[name] for name in ("form", "pipelines", "sync", "predicted", "certificate")}
+    tried = 0
+    for path, value in places(said):
+        for new in () if path[:2] in FREE or not path else others(value):
+            tried += 1
+            try:
+                other = changed(made, *path, value=new)
+            except RecordError:
+                continue
+            same = other.model_copy(update={"sync": made.sync}) == made
+            assert failing(other) or same, (path, value, new)
+    assert tried > 100
+
+
 def test_verify_rejects_what_was_changed():
     made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=50.0, microbatches=12))
     assert len(made.pipelines) == 3

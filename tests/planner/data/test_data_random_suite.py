@@ -1,7 +1,8 @@
-"""Three hundred random problems of data parallelism: optimal equals brute force, and verify says so."""
+"""Three hundred random problems of data parallelism, and eighty harsh ones: optimal equals brute force, and
+verify says so."""
 
 import pytest
-from tests.planner.data_problems import brute_force, random_data_problem
+from tests.planner.data_problems import brute_force, harsh_data_problem, random_data_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
 
@@ -9,10 +10,16 @@ PROBLEMS = 300
 SEED = 22_000
 
 
-@pytest.mark.parametrize("tens", range(PROBLEMS // 10))
-def test_optimal_equals_brute_force(tens):
+@pytest.mark.parametrize(
+    ("make", "tens"),
+    [
+        *((random_data_problem, i) for i in range(PROBLEMS // 10)),
+        *((harsh_data_problem, i) for i in range(8)),
+    ],
+)
+def test_optimal_equals_brute_force(make, tens):
     for i in range(10 * tens, 10 * tens + 10):
-        problem = random_data_problem(SEED + i)
+        problem = make(SEED + i)
         best = brute_force(problem)
         if best is None:
             with pytest.raises(InfeasibleError):
