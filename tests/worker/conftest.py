@@ -20,8 +20,8 @@ def driver() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def pool(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Three processes, for all tests."""
-    pool = driver.Pool(3, tmp_path_factory.mktemp("ranks"))
+    """Four processes, for all tests."""
+    pool = driver.Pool(4, tmp_path_factory.mktemp("ranks"))
     try:
         yield pool
     finally:
