@@ -34,6 +34,14 @@ def test_clocks_are_chained_and_their_errors_add_up() -> None:
     assert clocks[2].to_first(106.0) == pytest.approx(100.0)
 
 
+def test_clocks_are_chained_over_whom_each_was_compared_with() -> None:
+    ahead = {"start": {"at_s": 0.0, "offset_s": -10.0, "error_s": 0.001}}
+    more = {"start": {"at_s": 0.0, "offset_s": -5.0, "error_s": 0.002}}
+    clocks = align_clocks([{}, more, ahead], (None, 2, 0))  # the middle of a star is the last rank
+    assert [clock.to_first(20.0) for clock in clocks] == pytest.approx([20.0, 5.0, 10.0])
+    assert [clock.error_s for clock in clocks] == pytest.approx([0.0, 0.003, 0.001])
+
+
 def test_without_readings_a_clock_is_taken_as_it_is() -> None:
     assert align_clocks([{}, {}])[1].to_first(4.0) == 4.0
 

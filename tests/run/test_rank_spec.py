@@ -18,7 +18,14 @@ from skyctl.records.plan import (
 )
 from skyctl.records.problem import Device, Layer, Link, Problem
 from skyctl.records.sync import Route, Sync, SyncGroup
-from skyctl.run.rank_spec import check_plan_fits, last_ranks, rank_specs, sync_pairs, used_nodes
+from skyctl.run.rank_spec import (
+    check_plan_fits,
+    clock_references,
+    last_ranks,
+    rank_specs,
+    sync_pairs,
+    used_nodes,
+)
 
 
 def make_plan(*devices: str) -> Plan:
@@ -215,6 +222,11 @@ def test_pipelines_side_by_side_know_their_microbatches_and_whom_to_sum_with() -
     [root] = first["sync"]["groups"][0]["routes"]
     assert (root["up_children"], root["up_parent"], root["down_children"]) == ([1], None, [1])
     assert (last_ranks(specs), sync_pairs(specs)) == ((0, 1), [(0, 1)])
+    assert [(p["sync"]["clock_of"], p["sync"]["clock_for"]) for p in (first, second)] == [
+        (None, [1]),
+        (0, []),
+    ]
+    assert clock_references(specs) == [None, 0]
 
 
 def test_what_this_version_does_not_launch_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from skyctl.compare.timeline import simulated_timeline
 from skyctl.files import RunPaths
 from skyctl.run.artifacts import write_trace
 from skyctl.run.callbacks import RunCallbacks
@@ -27,14 +28,14 @@ RECORD = {
 
 def write(record: Any, notes: list[str]) -> tuple[str | None, RunPaths]:
     paths = RunPaths.new()
-    spec = RankSpec(0, "n1", "n1/cpu:0", {"microbatches": 1})
+    spec = RankSpec(0, "n1", "n1/cpu:0", {"microbatches": 1, "previous": None, "sync": None})
     results = {0: RankResult(1, trace="/t")} if record else {}
     run = SimpleNamespace(specs=[spec], paths=paths, results=lambda: results)
     sessions = {
         "n1": SimpleNamespace(fetch=lambda _remote, local, _most: local.write_text(json.dumps(record)))
     }
     watcher = RunCallbacks(note=notes.append)
-    return write_trace(run, sessions, PLAY, watcher), paths  # type: ignore[arg-type]
+    return write_trace(run, sessions, simulated_timeline(PLAY, ["n1/cpu:0"]), watcher), paths  # type: ignore[arg-type]
 
 
 def test_a_file_and_a_picture() -> None:

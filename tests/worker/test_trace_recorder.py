@@ -9,7 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.worker.sums import star
 
+from skyctl.compare.timeline import measured_timeline
 from skyctl.worker.trace_recorder import IDLE, TRANSFER, TraceRecorder
 
 Workloads = Callable[..., dict[str, Any]]
@@ -87,6 +89,27 @@ def test_real_ranks(workload: Workloads, pool: Any, driver: ModuleType, schedule
                 assert total_s == pytest.approx(event[name])
             waited_s = sum(end_s - start_s for k, _, start_s, end_s in spans if k == IDLE)
             assert waited_s == pytest.approx(event["idle_s"], abs=1e-9)
+
+
+def test_real_holders(workload: Workloads, pool: Any, driver: ModuleType) -> None:
+    """Microbatches have their numbers in the step, sums have spans, clocks lead to the first."""
+    payloads = driver.side_by_side(workload(), 7, [1, 1, 2], star(3, root=2), 3, trace=True)
+    for payload, of, for_ in zip(payloads, (None, 2, 0), ([2], [], [1]), strict=True):
+        payload["sync"] |= {"clock_of": of, "clock_for": for_}
+    outcome = pool.run(payloads)
+    assert not outcome.errors, outcome.errors
+    documents = [json.loads(Path(outcome.results[rank]["trace"]).read_text()) for rank in range(3)]
+    assert [sorted(document["clocks"]) for document in documents] == [[], ["end", "start"], ["end", "start"]]
+    line = measured_timeline(documents, ("a", "b", "c"), (None, 2, 0))
+    for step, *events in zip(line.steps, *(outcome.steps[rank] for rank in range(3)), strict=True):
+        done = [(s.stage, s.microbatch) for s in step.spans if s.kind == "F"]
+        assert sorted(done) == [(0, 0), (1, 1), (2, 2), (2, 3)]
+        sums = {s.stage: s for s in step.spans if s.kind == "R"}
+        for rank, event in enumerate(events):
+            assert sums[rank].seconds == pytest.approx(event["transfer_s"], rel=0.02, abs=1e-5)
+        last_s = max(s.end_s for s in step.spans if s.kind == "B")
+        apart_s = 2 * max(line.errors_s) + 1e-3
+        assert all(s.end_s > last_s - apart_s for s in sums.values()), "nobody's sum ends before the last one"
 
 
 def test_without_being_asked_nothing_is_recorded(workload: Workloads, pool: Any, driver: ModuleType) -> None:

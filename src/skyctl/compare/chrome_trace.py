@@ -1,7 +1,8 @@
 """A trace for https://ui.perfetto.dev or chrome://tracing: the Trace Event Format, JSON object form.
 
 Two processes: what was measured, and the simulated step, moved to the start of a typical measured one. A
-thread is a stage, an arrow (flow event) a message. Times are microseconds on the first stage's clock.
+thread is a stage, of plans of several pipelines a pipeline; an arrow (flow event) is a message. Times are
+microseconds on the first stage's clock.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _slice(pid: int, span: TimelineSpan, step: int, shift_s: float) -> dict[str,
     numbered = span.kind not in ("O", "C", "R")
     return {
         "name": f"{KIND_LABELS[span.kind]} {span.microbatch}" if numbered else KIND_LABELS[span.kind],
-        "cat": "wait" if span.kind in (IDLE, TRANSFER) else "message" if span.kind == "S" else "compute",
+        "cat": "wait" if span.kind in (IDLE, TRANSFER) else "message" if span.kind in "RS" else "compute",
         "ph": "X",
         "ts": _us(span.start_s + shift_s),
         "dur": max(0.0, _us(span.seconds)),

@@ -30,23 +30,35 @@ class RankClock:
         return at_s
 
 
-def align_clocks(readings: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[RankClock]:
-    """A clock for each rank: what neighbours found out about each other, chained.
+def align_clocks(
+    readings: Sequence[Mapping[str, Mapping[str, Any]]], references: Sequence[int | None] | None = None
+) -> list[RankClock]:
+    """A clock for each rank: what ranks found out about each other, chained.
 
     Args:
-        readings: by rank, what ``measure_clock_offset`` gave for the rank before it: ``start`` and ``end``,
+        readings: by rank, what ``measure_clock_offset`` gave for its reference: ``start`` and ``end``,
             each with ``at_s``, ``offset_s`` and ``error_s``; empty on the first rank.
+        references: by rank, the one whose clock it was compared with, all chains ending at the first, which
+            has None; left out: the rank before it.
     """
-    out: list[RankClock] = []
-    for rank, known in enumerate(readings):
-        if not rank:
-            out.append(RankClock())
-            continue
-        points = tuple(sorted((float(r["at_s"]), float(r["offset_s"])) for r in known.values()))
-        error_s = max((float(r["error_s"]) for r in known.values()), default=0.0)
-        before = out[-1]
-        out.append(RankClock((points, *before.points), before.error_s + error_s))
-    return out
+    known_of = [rank - 1 if rank else None for rank in range(len(readings))]
+    known_of = known_of if references is None else list(references)
+    clocks: dict[int, RankClock] = {}
+
+    def clock(rank: int) -> RankClock:
+        reference = known_of[rank]
+        if rank not in clocks:
+            clocks[rank] = RankClock() if reference is None else _chained(readings[rank], clock(reference))
+        return clocks[rank]
+
+    return [clock(rank) for rank in range(len(readings))]
+
+
+def _chained(known: Mapping[str, Mapping[str, Any]], before: RankClock) -> RankClock:
+    """The clock of a rank that was compared with one whose clock is known."""
+    points = tuple(sorted((float(r["at_s"]), float(r["offset_s"])) for r in known.values()))
+    error_s = max((float(r["error_s"]) for r in known.values()), default=0.0)
+    return RankClock((points, *before.points), before.error_s + error_s)
 
 
 def _between(points: tuple[tuple[float, float], ...], at_s: float) -> float:
@@ -132,12 +144,16 @@ class Timeline:
         return out
 
 
-def measured_timeline(documents: Sequence[Mapping[str, Any]], devices: Sequence[str]) -> Timeline:
+def measured_timeline(
+    documents: Sequence[Mapping[str, Any]],
+    devices: Sequence[str],
+    clock_references: Sequence[int | None] | None = None,
+) -> Timeline:
     """From the ranks' traces (``worker.trace_recorder``), in order; zero is the first kept step's start.
 
-    Steps that not every rank has kept are left out.
+    Steps that not every rank has kept are left out. ``clock_references``: as in ``align_clocks``.
     """
-    clocks = align_clocks([document["clocks"] for document in documents])
+    clocks = align_clocks([document["clocks"] for document in documents], clock_references)
     kept = [{int(step["step"]): step for step in document["steps"]} for document in documents]
     numbers = sorted(set.intersection(*(set(steps) for steps in kept)))
     zero_s = float(kept[0][numbers[0]]["start_s"]) if numbers else 0.0
@@ -171,6 +187,13 @@ def simulated_timeline(play: SimulationInput, devices: Sequence[str]) -> Timelin
         spans.append(TimelineSpan(stage, IDLE, 0, end_s, done.iteration_s))
     step = TimelineStep(0, 0.0, done.iteration_s, tuple(span for span in spans if span.end_s > span.start_s))
     return Timeline(tuple(devices), (step,), (0.0,) * len(devices))
+
+
+def plan_timeline(plan: Plan, play: SimulationInput) -> Timeline:
+    """One step of a plan; ``play``: of its first pipeline."""
+    if len(plan.pipelines) > 1:
+        return data_timeline(plan)
+    return simulated_timeline(play, [stage.device for stage in plan.placed_stages])
 
 
 def data_timeline(plan: Plan) -> Timeline:

@@ -24,7 +24,7 @@ from skyctl.compare.report_data import (
 )
 from skyctl.compare.sweeps import ComparisonSweep, add_measured_steps
 from skyctl.planner.api import verify
-from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.probe.link_matrix import (
     LinkSummary,
     LinkSummaryCell,
@@ -234,9 +234,7 @@ def _steps(outcome: StrategyOutcome) -> StepTimelines:
     if len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
         return StepTimelines()
     devices = [stage.device for stage in plan.placed_stages]
-    if len(plan.pipelines) > 1:
-        return StepTimelines(timeline.data_timeline(plan))
-    simulated = timeline.simulated_timeline(simulation_input_of(plan), devices)
+    simulated = timeline.plan_timeline(plan, pipeline_simulations(plan)[0])
     trace = outcome.measurement.trace if outcome.measurement is not None else None
     return StepTimelines(simulated, _read_trace(trace, devices) if trace is not None else None)
 

@@ -16,8 +16,7 @@ from skyctl.files import write_atomic
 from skyctl.remote.agent_session import Session
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import RankSpec
-from skyctl.schedule.simulation_input import SimulationInput
+from skyctl.run.rank_spec import RankSpec, clock_references
 from skyctl.worker.trace_document import TraceDocument, trace_limit_bytes
 
 
@@ -107,19 +106,20 @@ def _plain_trace(document: Any, spec: RankSpec) -> dict[str, Any]:
 
 
 def write_trace(
-    ranks: RankGroup, sessions: Mapping[str, Session], simulation: SimulationInput, callbacks: RunCallbacks
+    ranks: RankGroup, sessions: Mapping[str, Session], simulated: timeline.Timeline, callbacks: RunCallbacks
 ) -> str | None:
     """Writes ``trace.json`` and, where matplotlib is installed, ``trace.png``; the first one's path.
 
-    Training is done by then: what goes wrong here is a note, and no reason to lose it.
+    ``simulated``: the plan's step. Training is done by then: what goes wrong here is a note, and no reason to
+    lose it.
     """
     callbacks.phase("gathering the trace")
     devices = [spec.device for spec in ranks.specs]
     try:
-        measured = timeline.measured_timeline(gather_traces(ranks, sessions), devices)
+        traces = gather_traces(ranks, sessions)
+        measured = timeline.measured_timeline(traces, devices, clock_references(ranks.specs))
         if not measured.steps:
             raise SkyctlError("the ranks have no step in common in what they recorded")
-        simulated = timeline.simulated_timeline(simulation, devices)
         made = chrome_trace.trace_document(measured, simulated, run_id=ranks.paths.run_id)
         write_atomic(ranks.paths.trace, json.dumps(made, separators=(",", ":"), ensure_ascii=False) + "\n")
     except SkyctlError as exc:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skyctl.checkpoint.recovery import RestorePoint
+from skyctl.compare.timeline import plan_timeline
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
 from skyctl.control.training_request import send_workload, shipped_data_changed
 from skyctl.planner.pipeline_simulations import pipeline_simulations
@@ -194,11 +195,8 @@ class Attempt:
     def with_trace(self, done: Measurement) -> Measurement:
         """The measurement with the trace of this attempt."""
         assert self._ranks is not None
-        if len(self._simulations) > 1:
-            self._context.callbacks.note("no trace: it is drawn of plans of one pipeline")
-            return done
-        callbacks = self._context.callbacks
-        trace = write_trace(self._ranks, self._context.sessions, self._simulations[0], callbacks)
+        simulated = plan_timeline(self._plan, self._simulations[0])
+        trace = write_trace(self._ranks, self._context.sessions, simulated, self._context.callbacks)
         return done.model_copy(update={"trace": trace})
 
     def slowdowns(self) -> dict[str, float]:

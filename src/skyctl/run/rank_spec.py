@@ -161,7 +161,8 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     ``microbatch_range``: the numbers, within the step, of the microbatches that its pipeline computes.
     ``sync``: with whom it sums which layers' gradients, or those of the parameters that layers share
     (``tie``), over which routes (``worker.route_sum.RoutePlace``);
-    its ``peers`` are ranks here, and with their addresses in a payload.
+    its ``peers`` are ranks here, and with their addresses in a payload; for a trace it compares its clock
+    with that of ``clock_of`` (None: the first rank), and those of ``clock_for`` theirs with its own.
     """
     found: list[dict[str, Any]] = []
     first = 0
@@ -183,6 +184,7 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     if plan.sync is not None and len(plan.pipelines) > 1:
         for rank, structure in enumerate(found):
             structure["sync"] = _sync(plan, plan.sync, rank)
+        _add_clocks([structure["sync"] for structure in found])
     elif len(plan.pipelines) == 1:
         for rank, structure in enumerate(found):
             structure["sync"] = _tie_sync(plan, rank)
@@ -228,6 +230,28 @@ def _sync(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
         "groups": groups,
         "peers": sorted(peers),
     }
+
+
+def _add_clocks(syncs: Sequence[dict[str, Any]]) -> None:
+    """Adds ``clock_of`` and ``clock_for`` (``rank_structures``): the fewest comparisons to the first rank."""
+    for sync in syncs:
+        sync |= {"clock_of": None, "clock_for": []}
+    reached = [0]
+    for rank in reached:  # grows
+        for peer in syncs[rank]["peers"]:
+            if peer not in reached:
+                reached.append(peer)
+                syncs[rank]["clock_for"].append(peer)
+                syncs[peer]["clock_of"] = rank
+
+
+def clock_references(specs: Sequence[RankSpec]) -> list[int | None]:
+    """By rank, the one with whose clock it compares its own in a trace; None: the first rank."""
+    found: list[int | None] = []
+    for spec in specs:
+        previous, sync = spec.payload["previous"], spec.payload["sync"] or {}
+        found.append(sync.get("clock_of") if previous is None else int(previous["rank"]))
+    return found
 
 
 def _tie_sync(plan: Plan, rank: int) -> dict[str, Any] | None:

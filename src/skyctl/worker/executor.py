@@ -20,7 +20,7 @@ from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
-from skyctl.worker.trace_recorder import TraceRecorder
+from skyctl.worker.trace_recorder import SUM, TraceRecorder
 
 Tensor = torch.Tensor
 
@@ -231,7 +231,7 @@ class Executor:
         report.sync_s = found.sync_s
         report.is_last = found.is_last
         if self.recorder is not None:
-            self.recorder.record_wait(0, found.idle_s, found.transfer_s)
+            self.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
 
     def _update(self, step: int, report: StepReport) -> None:
         """Before the next step: the gradients' norm, the optimizer, and the step's loss."""

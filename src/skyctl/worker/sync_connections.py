@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from skyctl.agent.network_interfaces import local_address_towards
+from skyctl.transport import clock_offset
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.stage_io import (
@@ -21,6 +22,7 @@ from skyctl.worker.stage_io import (
     Neighbour,
     run_in_thread,
 )
+from skyctl.worker.trace_recorder import TraceRecorder
 
 
 class SyncConnections:
@@ -30,9 +32,13 @@ class SyncConnections:
 
     Args:
         payload: the rank's payload (``worker.rank``), with ``sync``.
+        recorder: given the offset of ``sync.clock_of``'s clock, where a trace is recorded.
     """
 
-    def __init__(self, payload: Mapping[str, Any]) -> None:
+    def __init__(self, payload: Mapping[str, Any], recorder: TraceRecorder | None = None) -> None:
+        self._recorder = recorder
+        self._clock_of: int | None = payload["sync"].get("clock_of")
+        self._clock_for: list[int] = payload["sync"].get("clock_for") or []
         self._rank, self._interface = int(payload["rank"]), payload.get("interface")
         self._hosts = {int(peer["rank"]): str(peer["host"]) for peer in payload["sync"]["peers"]}
         timeout_s = float(payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S)
@@ -76,6 +82,27 @@ class SyncConnections:
                 peer.latency_s = peer.connection.measure_round_trip_s() / 2
         for future in accepted:
             future.result()
+        self.compare_clocks("start")
+
+    def compare_clocks(self, when: str) -> None:
+        """Compares clocks with the ranks that the payload names, at the run's ``start`` or ``end``.
+
+        No-op without a trace. No sum may be under way.
+
+        Raises:
+            PeerLostError, RunError: the connection's.
+        """
+        if self._recorder is None:
+            return
+        answers = [
+            run_in_thread(partial(clock_offset.answer_clock_requests, self.peers[rank].connection))
+            for rank in self._clock_for
+        ]
+        if self._clock_of is not None:
+            offset = clock_offset.measure_clock_offset(self.peers[self._clock_of].connection)
+            self._recorder.record_clock_offset(when, offset)
+        for answer in answers:
+            answer.result()
 
     def close(self, *, graceful: bool = False) -> None:
         """Closes them; whatever waits on them ends.

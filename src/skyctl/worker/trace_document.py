@@ -13,7 +13,7 @@ SPANS_PER_MICROBATCH, SPAN_BYTES = 16, 128
 """More than a step records for each of its microbatches, and more than one takes in the file."""
 _LEAST_BYTES = 64 << 10
 
-SpanKind = Annotated[str, Matches("[FBWOCS]|idle|transfer")]
+SpanKind = Annotated[str, Matches("[FBWOCRS]|idle|transfer")]
 """An action's kind (``schedule.actions``), or one of ``trace_recorder``'s."""
 Moment = Annotated[float, Within(-1e12, 1e12)]
 """Seconds on a rank's own clock."""
@@ -21,7 +21,7 @@ Moment = Annotated[float, Within(-1e12, 1e12)]
 
 @dataclass(frozen=True)
 class ClockReading:
-    """How far the previous rank's clock is ahead at that moment."""
+    """How far another rank's clock is ahead at that moment: the previous one's, or ``sync.clock_of``."""
 
     at_s: Moment
     offset_s: Moment

@@ -18,6 +18,7 @@ from skyctl.transport.clock_offset import ClockOffset
 from skyctl.worker.trace_document import KEPT_STEPS
 
 CLIP = "C"
+SUM = "R"
 SEND = "S"
 IDLE = "idle"
 TRANSFER = "transfer"
@@ -26,7 +27,8 @@ TRANSFER = "transfer"
 TraceSpan = tuple[str, int, float, float]
 """(kind, microbatch, start, end), seconds on this clock; a named tuple would take twice as long to make.
 
-The kind is an action's (``schedule.actions``), ``CLIP``, or one of these: ``SEND``, handing a message over
+The kind is an action's (``schedule.actions``), ``CLIP``, ``SUM`` (of gradients, after the last backward of
+all pipelines), or one of these: ``SEND``, handing a message over
 (where a window is full, waiting for room in it); ``IDLE`` and ``TRANSFER``, waiting for an action's input
 (see ``messages``).
 """
@@ -47,11 +49,18 @@ class TraceRecorder:
 
     Args:
         steps: how many of the newest steps are kept.
+        first_microbatch: the number, within the step, of this pipeline's first one.
         clock: must run as fast as ``time.perf_counter``.
     """
 
-    def __init__(self, steps: int = KEPT_STEPS, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        steps: int = KEPT_STEPS,
+        first_microbatch: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.clock = clock
+        self._first = first_microbatch
         self._steps: deque[_StepSpans] = deque(maxlen=steps)
         self._spans: list[TraceSpan] = []
         self._last_end_s = self._step_end_s = clock()
@@ -74,24 +83,25 @@ class TraceRecorder:
     def record_action(self, kind: str, microbatch: int, seconds: float) -> None:
         """An action has just ended, in which the device was busy for ``seconds``."""
         end = self._last_end_s = self.clock()
-        self._spans.append((kind, microbatch, end - seconds, end))
+        self._spans.append((kind, self._first + microbatch, end - seconds, end))
 
-    def record_wait(self, microbatch: int, idle_s: float, transfer_s: float) -> None:
-        """A message has just been received, after this much waiting."""
+    def record_wait(self, microbatch: int, idle_s: float, transfer_s: float, kind: str = TRANSFER) -> None:
+        """A message has just been received, after this much waiting; ``kind``: what ``transfer_s`` was."""
+        microbatch += self._first
         end = self._last_end_s = self.clock()
         announced = end - transfer_s
         if idle_s > 0.0:
             self._spans.append((IDLE, microbatch, announced - idle_s, announced))
-        self._spans.append((TRANSFER, microbatch, announced, end))
+        self._spans.append((kind, microbatch, announced, end))
 
     def record_send(self, microbatch: int) -> None:
         """A message has just been handed over, which began at the end of the action before it."""
         end = self.clock()
-        self._spans.append((SEND, microbatch, self._last_end_s, end))
+        self._spans.append((SEND, self._first + microbatch, self._last_end_s, end))
         self._last_end_s = end
 
     def record_clock_offset(self, when: str, offset: ClockOffset) -> None:
-        """The offset of the previous rank's clock, measured at the run's ``start`` or ``end``."""
+        """The offset of another rank's clock (``ClockReading``), at the run's ``start`` or ``end``."""
         self._clock_offsets[when] = offset
 
     def document(self) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class Trainer:
         self._executor: Executor | None = None
         self._stop_requested = False
         self._closed = threading.Event()
-        self._recorder = TraceRecorder() if payload.get("trace") else None
+        first, _ = payload.get("microbatch_range") or (0, 0)
+        self._recorder = TraceRecorder(first_microbatch=first) if payload.get("trace") else None
 
     def run(self) -> dict[str, Any]:
         """Trains the stage from build to saved weights; returns the result of ``rank.main``."""
@@ -116,6 +117,7 @@ class Trainer:
         neighbours.compare_clocks()
         neighbours.close(graceful=True)
         if self._sync_connections is not None:
+            self._sync_connections.compare_clocks("end")
             self._sync_connections.close(graceful=True)
         self._phase = "saving the weights"
         rank, folder = payload["rank"], self._channel.folder
@@ -241,7 +243,7 @@ class Trainer:
             return None
         if not self._is_single:
             check_summable(stage.layers)
-        connections = self._sync_connections = SyncConnections(payload)
+        connections = self._sync_connections = SyncConnections(payload, self._recorder)
 
         def announce(port: int, address: str, peer: int) -> None:
             self._channel.send(to_message(ListeningEvent(address, port, peer)))
