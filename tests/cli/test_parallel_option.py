@@ -71,10 +71,78 @@ def test_shares_of_ones_own(run: Run) -> None:
     ):
         code, _, err = run(*PLAN, *words)
         assert (code, said in err) == (2, True), err
-    code, _, err = run("plan", "--problem", "problem.json", "--assign", "n0=5,n2=3")
-    assert code == 2
-    assert "goes with --parallel data" in err
+    for words in (("--assign", "n0=5,n2=3"), ("--sync-format", "bfloat16")):
+        code, _, err = run("plan", "--problem", "problem.json", *words)
+        assert code == 2
+        assert "--parallel data" in err
     assert parse_assigned_shares("n0=0:5") is None
+
+
+STAR = {
+    "share": 1.0,
+    "root": "n0/cpu:0",
+    "up": [["n1/cpu:0", "n0/cpu:0"]],
+    "down": [["n0/cpu:0", "n1/cpu:0"]],
+}
+UP = ("sync", "groups", 0, "routes", 0, "up")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (
+            ("pipelines", 0, "stages", 0, "device"),
+            "n9/cpu:0",
+            "stages name device 'n9/cpu:0', which is not in",
+        ),
+        (
+            ("pipelines", 0, "microbatches"),
+            -1,
+            "pipelines.0.microbatches: Input should be greater than or equal",
+        ),
+        (("pipelines", 0, "microbatches"), 5, "the pipelines take 9 microbatches, the problem has 8"),
+        (("pipelines", 1), None, "pipelines.1: Input should be"),
+        (("sync",), None, "several pipelines need a sync"),
+        (("sync", "format"), "int8", "sync.format: Input should be 'float32' or 'bfloat16'"),
+        (("sync", "groups", 0, "routes"), [STAR], "a route leaves out 'n2/cpu:0', which holds the layers"),
+        (("sync", "groups", 0, "routes", 0, "share"), 0.5, "the shares of a sync group's routes sum to "),
+        (UP, [["n1/cpu:0", "n2/cpu:0"], ["n2/cpu:0", "n1/cpu:0"]], "up: no way leads from 'n1/cpu:0'"),
+        (UP, [["n1/cpu:0"]], "up: an edge names two devices"),
+        (("sync", "groups", 0, "stop"), 1, "sync groups cover 1 layers, the problem has 2"),
+        (("version",), 9, "this skyctl reads up to version 8"),
+    ],
+    ids=lambda one: None if not isinstance(one, str) else one[:30],
+)
+def test_a_plan_with_a_broken_field_is_exit_2_and_names_it(
+    run: Run, at: tuple[str | int, ...], value: object, said: str
+) -> None:
+    raw = json.loads(plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8)).to_json())
+    place = raw
+    for step in at[:-1]:
+        place = place[step]
+    place[at[-1]] = value
+    Path("plan.json").write_text(json.dumps(raw))
+    code, _, err = run("verify", "plan.json")
+    assert (code, said in err) == (2, True), err
+    assert "after validation" not in err, "what follows from the fault"
+
+
+def test_a_plan_that_claims_too_much_is_exit_1(run: Run) -> None:
+    made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8))
+    sure = made.certificate.model_copy(update={"status": "bounded", "lower_bound_s": 1.0, "gap": 0.0})
+    for update in (
+        {"predicted": made.predicted.model_copy(update={"sync_s": 0.0})},
+        {"certificate": sure},
+        {
+            "pipelines": tuple(
+                p.model_copy(update={"microbatches": m})
+                for p, m in zip(made.pipelines, (3, 3, 2), strict=True)
+            )
+        },
+    ):
+        Path("plan.json").write_text(made.model_copy(update=update).to_json())
+        code, out, _ = run("verify", "plan.json")
+        assert (code, "does not hold" in out) == (1, True), update
 
 
 def test_what_does_not_fit_is_exit_3_and_names_the_pipeline_that_does(run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyctl.errors import InvalidRecordError
+from skyctl.errors import InputError, InvalidRecordError
 from skyctl.planner.api import plan, verify
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, Link, Problem, SharedResource, Tie
@@ -64,3 +64,16 @@ def test_holders_share_the_first_ones_line() -> None:
 def test_ties_name_layers_in_their_order(layers: tuple[int, int]) -> None:
     with pytest.raises(InvalidRecordError, match="ties: layers must ascend below 6"):
         problem(Tie(layers=layers, bytes=1.0))
+
+
+def test_parameters_of_both_ends_are_not_taken_from_pinned_machines() -> None:
+    pins = {"first_stage": ("n0/cpu:0",), "last_stage": ("n1/cpu:0",)}
+    pinned = problem(Tie(layers=(0, 5), bytes=MEGABYTE), **pins)
+    for tried in (
+        lambda: plan(pinned),
+        lambda: plan(pinned, assign=[("n0/cpu:0", 0, 3), ("n1/cpu:0", 3, 6)]),
+    ):
+        with pytest.raises(InputError, match=r"share parameters.*pins keep these on different") as caught:
+            tried()
+        assert "untie" in str(caught.value.hint)
+    assert plan(problem(Tie(layers=(1, 5), bytes=MEGABYTE), **pins)).pipelines

@@ -90,7 +90,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
     schedule = None if options.schedule == AUTO else options.schedule
-    form = _form(options)
+    form = _form(options, options.parallel or "pipeline")
     made = [
         build_problem(
             profile,
@@ -201,12 +201,18 @@ def _pipeline_iteration_s(
         return None
 
 
-def _form(options: PlanOptions) -> dict[str, str]:
-    """What the options say of a problem's form, as its fields.
+def _form(options: PlanOptions, parallel: str) -> dict[str, str]:
+    """What the options say of a problem's form, as its fields; ``parallel``: the form that it comes to.
 
     Raises:
-        InputError: a schedule of stages where every device holds all layers.
+        InputError: a schedule of stages where every device holds all layers; a format of sums elsewhere.
     """
+    if options.sync_format is not None and parallel != DATA:
+        raise InputError(
+            "--sync-format is what gradients are sent as where every device holds all layers; a pipeline sends "
+            "activations",
+            hint="--parallel data; or --link-dtype for what passes between stages",
+        )
     given = {"parallel": options.parallel, "sync_format": options.sync_format}
     if options.parallel == DATA and options.schedule in STAGE_ORDERS:
         raise InputError(
@@ -296,7 +302,7 @@ def override_problem(
         "microbatches": options.microbatches,
         "first_stage": _pins(problem, "--pin-first", pin_first),
         "last_stage": _pins(problem, "--pin-last", pin_last),
-        **_form(options),
+        **_form(options, options.parallel or problem.parallel),
     }
     if options.parallel == DATA and problem.parallel != DATA:
         given["schedule"] = given["schedule"] or "1f1b"  # what the file's pipeline would have is no matter

@@ -13,7 +13,7 @@ from skyctl.planner.evaluation import SearchResult, least_execution, read_placem
 from skyctl.planner.heuristic.balance import even_placement
 from skyctl.planner.pipeline_depth import ACCEPTED_SLOWDOWN, add_slack, choose_execution, refine_execution
 from skyctl.planner.plan_record import make_certificate, make_plan, make_prediction, require_allowed
-from skyctl.planner.tie_exchange import tie_exchange_s
+from skyctl.planner.tie_exchange import require_ties_at_home, tie_exchange_s
 from skyctl.planner.transformer_blocks import plan_whole_blocks
 from skyctl.planner.verification.lower_bound import is_proved_by_witness
 from skyctl.planner.verification.verdict import Check, Verdict
@@ -78,6 +78,7 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
 
         return plan_data(problem, cast("Strategy", strategy), time_limit_s)
     began = time.perf_counter()
+    require_ties_at_home(problem)
     model = CostModel(problem)
     if strategy == "even":
         placement = even_placement(model)
@@ -123,6 +124,7 @@ def assigned(
                 f"an assignment is a list of (device, start, stop), not of {item!r}",
                 hint='assign=[("n1/cpu:0", 0, 5), ("n2/cpu:0", 5, 12)]',
             )
+    require_ties_at_home(problem)
     model = CostModel(problem)
     known = ", ".join(model.ids)
     stages: list[StageAssignment] = []

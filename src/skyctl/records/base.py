@@ -224,11 +224,22 @@ def describe(
 
     ``cls``: what was read; then an unknown field's likely meaning is named.
     """
-    errors: Sequence[Any] = exc.errors(include_url=False)
+    errors: Sequence[Any] = _without_consequences(exc.errors(include_url=False))
     lines = [_line(e, cls)[:MAX_FAULT_CHARS] for e in errors[:limit]]
     if len(errors) > limit:
         lines.append(f"and {len(errors) - limit} more")
     return "; ".join(lines)
+
+
+def _without_consequences(errors: Sequence[Any]) -> Sequence[Any]:
+    """The faults without lists that are too short only because faults in them were left out."""
+    places = [error["loc"] for error in errors]
+    return [
+        error
+        for error in errors
+        if error["type"] != "too_short"
+        or not any(len(at) > len(error["loc"]) and at[: len(error["loc"])] == error["loc"] for at in places)
+    ]
 
 
 def _line(error: Any, cls: type[Record] | None) -> str:

@@ -297,11 +297,11 @@ class Plan(FileRecord):
         for pipeline in self.pipelines:
             if pipeline.stages[-1].stop != layers:
                 raise ValueError(f"stages cover {pipeline.stages[-1].stop} layers, the problem has {layers}")
-        if seen != {replica.device for replica in self.predicted.replicas}:
-            raise ValueError("predicted.replicas must name the devices that hold a stage")
         unknown = seen - {device.id for device in self.problem.devices}
         if unknown:
             raise ValueError(f"stages name device {sorted(unknown)[0]!r}, which is not in the problem")
+        if seen != {replica.device for replica in self.predicted.replicas}:
+            raise ValueError("predicted.replicas must name the devices that hold a stage")
         if self.form == "grid" and len(self.pipelines) > 1:
             raise ValueError("a plan of several pipelines has the form 'pipelines'")
         total = sum(pipeline.microbatches for pipeline in self.pipelines)
