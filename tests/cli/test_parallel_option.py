@@ -78,12 +78,8 @@ def test_shares_of_ones_own(run: Run) -> None:
     assert parse_assigned_shares("n0=0:5") is None
 
 
-STAR = {
-    "share": 1.0,
-    "root": "n0/cpu:0",
-    "up": [["n1/cpu:0", "n0/cpu:0"]],
-    "down": [["n0/cpu:0", "n1/cpu:0"]],
-}
+N0, N1, N2 = (f"n{i}/cpu:0" for i in range(3))
+STAR = {"share": 1.0, "root": N0, "up": [[N1, N0]], "down": [[N0, N1]]}
 UP = ("sync", "groups", 0, "routes", 0, "up")
 
 
@@ -93,12 +89,12 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (
             ("pipelines", 0, "stages", 0, "device"),
             "n9/cpu:0",
-            "stages name device 'n9/cpu:0', which is not in",
+            "stages name device 'n9/cpu:0', which",
         ),
         (
             ("pipelines", 0, "microbatches"),
             -1,
-            "pipelines.0.microbatches: Input should be greater than or equal",
+            "pipelines.0.microbatches: Input should be greater",
         ),
         (("pipelines", 0, "microbatches"), 5, "the pipelines take 9 microbatches, the problem has 8"),
         (("pipelines", 1), None, "pipelines.1: Input should be"),
@@ -106,8 +102,8 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (("sync", "format"), "int8", "sync.format: Input should be 'float32' or 'bfloat16'"),
         (("sync", "groups", 0, "routes"), [STAR], "a route leaves out 'n2/cpu:0', which holds the layers"),
         (("sync", "groups", 0, "routes", 0, "share"), 0.5, "the shares of a sync group's routes sum to "),
-        (UP, [["n1/cpu:0", "n2/cpu:0"], ["n2/cpu:0", "n1/cpu:0"]], "up: no way leads from 'n1/cpu:0'"),
-        (UP, [["n1/cpu:0"]], "up: an edge names two devices"),
+        (UP, [[N1, N2], [N2, N1]], "up: no way leads from 'n1/cpu:0'"),
+        (UP, [[N1]], "up: an edge names two devices"),
         (("sync", "groups", 0, "stop"), 1, "sync groups cover 1 layers, the problem has 2"),
         (("version",), 9, "this skyctl reads up to version 8"),
     ],
@@ -130,15 +126,11 @@ def test_a_plan_with_a_broken_field_is_exit_2_and_names_it(
 def test_a_plan_that_claims_too_much_is_exit_1(run: Run) -> None:
     made = plan(data_problem(speeds=(2.0, 1.0, 1.0), rate=1e4, microbatches=8))
     sure = made.certificate.model_copy(update={"status": "bounded", "lower_bound_s": 1.0, "gap": 0.0})
+    moved = zip(made.pipelines, (3, 3, 2), strict=True)
     for update in (
         {"predicted": made.predicted.model_copy(update={"sync_s": 0.0})},
         {"certificate": sure},
-        {
-            "pipelines": tuple(
-                p.model_copy(update={"microbatches": m})
-                for p, m in zip(made.pipelines, (3, 3, 2), strict=True)
-            )
-        },
+        {"pipelines": tuple(p.model_copy(update={"microbatches": m}) for p, m in moved)},
     ):
         Path("plan.json").write_text(made.model_copy(update=update).to_json())
         code, out, _ = run("verify", "plan.json")

@@ -209,8 +209,8 @@ def _form(options: PlanOptions, parallel: str) -> dict[str, str]:
     """
     if options.sync_format is not None and parallel != DATA:
         raise InputError(
-            "--sync-format is what gradients are sent as where every device holds all layers; a pipeline sends "
-            "activations",
+            "--sync-format is what gradients are sent as where every device holds all layers; here they "
+            "are cut into stages",
             hint="--parallel data; or --link-dtype for what passes between stages",
         )
     given = {"parallel": options.parallel, "sync_format": options.sync_format}

@@ -10,9 +10,9 @@ from skyctl.records.problem import Problem
 
 
 def require_ties_at_home(problem: Problem) -> None:
-    """Raises InputError where pins keep the model's two ends on different devices, and they share a parameter.
+    """Raises InputError where pins keep the model's ends on different devices, and these share parameters.
 
-    Its gradients show a step's inputs and targets, as an embedding's do, and every plan would exchange them.
+    Gradients show a step's inputs and targets, as an embedding's do, and every plan would exchange them.
     """
     first, last = problem.first_stage, problem.last_stage
     if first is None or last is None or not set(first).isdisjoint(last):
@@ -21,9 +21,9 @@ def require_ties_at_home(problem: Problem) -> None:
         if tie.layers[0] == 0 and tie.layers[-1] == len(problem.layers) - 1:
             names = [problem.layers[i].name for i in (0, -1)]
             raise InputError(
-                f"layers {names[0]} and {names[1]} share parameters, whose gradients show inputs and targets; "
-                f"pins keep those on {', '.join(first)} and {', '.join(last)}, and in every plan the gradients "
-                "would leave them",
+                f"layers {names[0]} and {names[1]} share parameters, whose gradients show inputs and "
+                f"targets; pins keep those on {', '.join(first)} and {', '.join(last)}, and every plan lets "
+                "the gradients leave them",
                 hint="train two parameters (hf:DIR,untie), or pin both ends to one machine",
             )
 

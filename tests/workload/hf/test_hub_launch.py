@@ -71,6 +71,43 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
+def test_a_tied_gpt2_of_two_nodes_is_exported_as_it_was_validated(tmp_path: Path) -> None:
+    """Its embedding is on the first node, its head on the second, and they are one tensor of the library's."""
+    import transformers
+
+    hub = hub_folders.write(
+        tmp_path / "tiny gpt2", {**hub_folders.CONFIGS["gpt2"], "tie_word_embeddings": True}
+    )
+    hub_folders.uncut(hub).save_pretrained(str(hub))
+    hub_folders.tokenizer(hub)
+    (tmp_path / "story.txt").write_text(" ".join(f"w{i * i % 40}" for i in range(4000)))
+    (tmp_path / "cluster.yaml").write_text(
+        "nodes:\n  - {name: a, transport: local, threads: 1}\n  - {name: b, transport: local, threads: 1}\n"
+    )
+    workload = ("launch", f"hf:{hub.name},context=12", "--batch-size", str(BATCH), "--data", "story.txt")
+    cut = ("--microbatches", str(MICROBATCHES), "--strategy", "even", "--learning-rate", str(RATE))
+    validated = ("--steps", str(STEPS), "--validate-every", str(STEPS), "--validate-batches", "2")
+    done = skyctl(tmp_path, *workload, *cut, *validated, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [r["device"] for r in found["replicas"]] == ["a/cpu:0", "b/cpu:0"]
+    exported = skyctl(tmp_path, "checkpoint", "export", "-o", "out")
+    assert exported.returncode == 0, exported.stderr
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "out"), local_files_only=True)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    model.eval()
+    held_out = load_workload(
+        make_spec(f"hf:{hub},context=12", batch_size=BATCH, data_path=str(tmp_path / "story.txt"))
+    ).validation()
+    with torch.no_grad():
+        losses = [model(input_ids=ids, labels=ids).loss.item() for ids, _ in (next(held_out) for _ in "12")]
+    assert found["validation"][-1]["step"] == STEPS - 1
+    assert found["validation"][-1]["loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert found["validation"][-1]["loss"] < found["steps"][0]["loss"]
+
+
 def reference(model: torch.nn.Module, hub: Path, text: Path, batch: int = BATCH) -> list[float]:
     """The plain loop on the uncut model, with the library's own loss: losses of every step."""
     threads = torch.get_num_threads()
