@@ -73,7 +73,7 @@ def test_two_nodes_train_what_the_library_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_tied_gpt2_of_two_nodes_is_exported_as_it_was_validated(tmp_path: Path) -> None:
-    """Its embedding is on the first node, its head on the second, and they are one tensor of the library's."""
+    """Its embedding is on the first node, its head on the second: one tensor of the library's."""
     import transformers
 
     hub = hub_folders.write(
