@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
+from skyctl.compare.conclusion import conclude
+from skyctl.compare.outcome import pipeline_problem, summarize_outcomes
 from skyctl.control.assignment import parse_assign
-from skyctl.control.comparison_job import plan_strategies
+from skyctl.control.comparison_job import ComparisonJob, plan_strategies
 from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_creation import PlanOptions, override_problem, plan_profile
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
@@ -285,6 +288,27 @@ def test_all_layers_on_each_device_have_one_schedule_and_a_pipeline_beside_them(
         1
     ]
     assert all(row.plan is not None and row.plan.problem.parallel == "data" for row in rows)
+
+
+@pytest.mark.parametrize(("form", "other"), [("data", "pipeline"), (None, "data")])
+def test_a_comparison_has_a_row_of_the_other_form(form: str | None, other: str) -> None:
+    both = profile(device("slow", 4.0), device("fast", 1.0))
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    request: Any = SimpleNamespace(ref=lambda _digest: ref)
+    loaded: Any = SimpleNamespace(digest="w")
+    cluster: Any = None
+    job = ComparisonJob(cluster, request, loaded, PlanOptions(parallel=form), other_form=True)
+    outcomes = job.plans(both)
+    assert [one.strategy for one in outcomes] == ["even", "alone", "heuristic", other, "optimal"]
+    parallel = {one.strategy: one.plan.problem.parallel for one in outcomes if one.plan is not None}
+    assert parallel[other] == other
+    assert parallel["optimal"] == (form or "pipeline")
+    problem = pipeline_problem(outcomes)
+    assert problem is not None
+    assert problem.parallel == parallel["optimal"]
+    row = summarize_outcomes(outcomes)[3]
+    assert (row.strategy, row.proved) == (other, True)
+    assert conclude(outcomes).over(other) is not None or conclude(outcomes).best == other
 
 
 def ask(microbatches: int | None = None) -> tuple[TrainingRequest, str]:

@@ -133,7 +133,9 @@ class CompareOptions(
             time_limit_s=self.time_limit,
             only_nodes=[node.name for node in target.cluster.nodes],
         )
-        return ComparisonJob(target.cluster, request, loaded, options, strategies)
+        # who asks for shares of samples wants to know whether they pay
+        beside = options.parallel == "data"
+        return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=beside)
 
 
 @command

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import is_given
 from skyctl.compare.outcome import (
-    ALONE,
+    FORMS,
     ComparisonRow,
     StrategyOutcome,
     pipeline_problem,
@@ -95,12 +95,17 @@ def _show_sweep(out: Output, sweep: ComparisonSweep) -> None:
 
 
 def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
-    """A line with the schedule and the number of microbatches of all rows; ``alone`` may have its own."""
+    """A line with the schedule and the number of microbatches of all rows; some may have their own."""
     problem = pipeline_problem(outcomes)
     if problem is None:
         return []
-    own = {o.plan.problem.microbatches for o in outcomes if o.plan is not None} - {problem.microbatches}
-    others = "".join(f"; {ALONE}: {count} microbatches" for count in own)
+    others = ""
+    for outcome in outcomes:
+        own = problem if outcome.plan is None else outcome.plan.problem
+        differs = own.schedule != problem.schedule and outcome.strategy in FORMS
+        if own.microbatches != problem.microbatches or differs:
+            schedule = f"{own.schedule}, " if differs else ""
+            others += f"; {outcome.strategy}: {schedule}{own.microbatches} microbatches"
     return [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
 
 

@@ -18,6 +18,8 @@ BASELINE = "even"
 """The strategy that speed-ups are over."""
 ALONE = "alone"
 """The strategy of the fastest device that holds the whole model."""
+FORMS = ("pipeline", "data")
+"""What a row is called that has the best plan of another form than all others have."""
 PROVED_GAP = 1e-9
 """A plan this close to its bound, value / bound − 1, is at the bound: what is left is rounding."""
 
@@ -257,9 +259,9 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
 
 
 def pipeline_problem(outcomes: Sequence[StrategyOutcome]) -> Problem | None:
-    """The problem that the rows answer: ``alone``'s, which has its own, only where there is no other plan."""
+    """The problem that the rows answer: ``alone``'s or another form's only where there is no other plan."""
     made = [outcome for outcome in outcomes if outcome.plan is not None]
-    made.sort(key=lambda outcome: outcome.strategy == ALONE)
+    made.sort(key=lambda outcome: outcome.strategy in (ALONE, *FORMS))
     return made[0].plan.problem if made and made[0].plan is not None else None
 
 

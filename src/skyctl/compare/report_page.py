@@ -51,6 +51,8 @@ STRATEGY_TEXTS = {
     "alone": "the fastest device that holds the whole model, with the best measured number of microbatches",
     "heuristic": "layers by memory, levelled by speed, then improved by local search",
     "optimal": "an exact search with bounds, which stops when nothing better is left or its time is over",
+    "pipeline": "the best pipeline, beside devices that hold all layers each",
+    "data": "the best shares of devices that hold all layers each, beside pipelines",
 }
 
 

@@ -17,7 +17,7 @@ from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import Problem
+from skyctl.records.problem import Parallel, Problem
 from skyctl.records.profile import Profile
 from skyctl.workload.workload import Workload
 
@@ -34,13 +34,17 @@ LEAST_SEARCH_S = 1.0
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """What is compared: one workload on one cluster, by some strategies."""
+    """What is compared: one workload on one cluster, by some strategies.
+
+    ``other_form``: the best plan of the other form, a pipeline's or data parallelism's, has a row, too.
+    """
 
     cluster: Cluster
     request: TrainingRequest
     workload: Workload
     options: PlanOptions
     strategies: Sequence[str] = STRATEGIES
+    other_form: bool = False
 
     def known_profile(self, given: str | None) -> Profile:
         """The profile the user named, or the newest that fits (InputError where there is none)."""
@@ -48,7 +52,24 @@ class ComparisonJob:
 
     def plans(self, profile: Profile) -> list[StrategyOutcome]:
         """Each strategy's outcome, planned and not run."""
-        return plan_strategies(profile, self.options, self.request.ref(self.workload.digest), self.strategies)
+        ref = self.request.ref(self.workload.digest)
+        return self.with_other_form(profile, plan_strategies(profile, self.options, ref, self.strategies))
+
+    def with_other_form(self, profile: Profile, outcomes: Sequence[StrategyOutcome]) -> list[StrategyOutcome]:
+        """The same and, where asked for, before the last the other form's best plan, under the form's name.
+
+        It takes whichever measured number of microbatches and schedule are fastest there.
+        """
+        if not self.other_form:
+            return list(outcomes)
+        form: Parallel = "pipeline" if self.options.parallel == "data" else "data"
+        best = "optimal" if "optimal" in self.strategies else "heuristic"
+        free = replace(
+            self.options, parallel=form, strategy=best, schedule=AUTO, microbatches=None, sync_format=None
+        )
+        ref = self.request.ref(self.workload.digest)
+        *before, last = outcomes
+        return [*before, replace(_outcome(profile, free, ref), strategy=form), last]
 
     def profile(
         self,
@@ -192,7 +213,8 @@ def sweep_microbatches(
         tried = [(value, outcomes if value == chosen else found) for value, found in tried]
     points = tuple(sweep_point(value, found) for value, found in tried)
     outcomes = _best_alone(profile, replace(job.options, microbatches=chosen), ref, outcomes)
-    return outcomes, ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
+    sweep = ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
+    return job.with_other_form(profile, outcomes), sweep
 
 
 def plan_nodes(

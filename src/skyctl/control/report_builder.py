@@ -14,7 +14,7 @@ from skyctl import __version__
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.chart import MatrixCell, MatrixChart
 from skyctl.compare.conclusion import conclude
-from skyctl.compare.outcome import ALONE, StrategyOutcome, device_labels, pipeline_problem, summarize_outcomes
+from skyctl.compare.outcome import FORMS, StrategyOutcome, device_labels, pipeline_problem, summarize_outcomes
 from skyctl.compare.report_data import (
     ComparisonReport,
     DeviceSpeed,
@@ -128,11 +128,16 @@ def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
     if workload is not None:
         about = [f"batch {workload.batch_size} in {about[0]}", workload.dtype]
     about[0] += "".join(
-        f" ({ALONE}: {o.plan.problem.microbatches})"
+        f" ({o.strategy}: {o.plan.problem.microbatches})"
         for o in outcomes
         if o.plan is not None and o.plan.problem.microbatches != problem.microbatches
     )
     about.append(f"schedule {problem.schedule}")
+    about[-1] += "".join(
+        f" ({o.strategy}: {o.plan.problem.schedule})"
+        for o in outcomes
+        if o.plan is not None and o.strategy in FORMS and o.plan.problem.schedule != problem.schedule
+    )
     steps = max((len(o.measurement.steps) for o in outcomes if o.measurement is not None), default=0)
     return [*about, f"{steps} training steps"] if steps else about
 
