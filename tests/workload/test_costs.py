@@ -185,3 +185,22 @@ def test_real_layers_run_as_told() -> None:
         x = layer(x)
         assert tuple(x.shape) == workload.boundary(index + 1, 4)[0].shape
     assert isinstance(layer, nn.Module)
+
+
+def test_sparse_gradients_are_no_obstacle(user: Make) -> None:
+    body = (
+        "class Look(nn.Module):\n"
+        "    def __init__(self, sparse):\n"
+        "        super().__init__()\n"
+        "        self.table = nn.Embedding(50, 4, sparse=sparse)\n"
+        "    def forward(self, x):\n"
+        "        return self.table(x.long().clamp(0, 49)).mean(1)\n"
+        "def model():\n"
+        "    return [Look(SPARSE)]\n"
+        "def optimizer(parameters):\n"
+        "    return torch.optim.SGD(parameters, lr=0.1)\n"
+    )
+    dense, sparse = (
+        count_layer_costs(user(body.replace("SPARSE", flag)), 8)[0] for flag in ("False", "True")
+    )
+    assert (sparse.flops, sparse.activation_bytes) == (dense.flops, dense.activation_bytes)

@@ -171,7 +171,9 @@ class _LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             self._known[storage._cdata] = None
 
     def add(self, tensor: Tensor) -> None:
-        """Counts a tensor's storage until it is freed."""
+        """Counts a tensor's storage until it is freed; of a sparse one its parts, which are tensors, were."""
+        if tensor.layout is not torch.strided:
+            return
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
         if key in self._known:
