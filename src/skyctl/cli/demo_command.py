@@ -89,14 +89,16 @@ def demo(
 
 
 def make_demo_job() -> ComparisonJob:
-    """The comparison of the demo: a small GPT on three local nodes."""
+    """The comparison of the demo: a small GPT on three local nodes, and a row `data` beside its pipelines."""
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.plan_creation import PlanOptions
 
     request, loaded = DefaultedWorkloadOptions(batch_size=BATCH_SIZE).make_request(
         WORKLOAD, microbatches=MICROBATCHES
     )
-    return ComparisonJob(make_demo_cluster(), request, loaded, PlanOptions(microbatches=MICROBATCHES))
+    return ComparisonJob(
+        make_demo_cluster(), request, loaded, PlanOptions(microbatches=MICROBATCHES), other_form=True
+    )
 
 
 def make_demo_cluster() -> Cluster:
