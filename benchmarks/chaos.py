@@ -217,9 +217,7 @@ def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = [n for n in range(given.seeds[0], given.seeds[1] + 1) if given.only in (None, backend_of(n))]
-    run_seeds(
-        seeds, given.steps, given.faults, given.record, parallel=given.parallel, verbose=given.verbose
-    )
+    run_seeds(seeds, given.steps, given.faults, given.record, parallel=given.parallel, verbose=given.verbose)
     lines = sorted(
         (line for line in _lines(given.record) if line["seed"] in seeds), key=lambda line: line["seed"]
     )

@@ -1,5 +1,5 @@
-"""Data-parallel runs that survive on a small cluster of this machine's processes: holders that are killed, stop
-or drift, a launcher that is killed, and checkpoints that plans of any form go on from."""
+"""Data-parallel runs that survive on a small cluster of this machine's processes: holders that are killed,
+stop or drift, a launcher that is killed, and checkpoints that plans of any form go on from."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_holder_is_killed_or_stopped_as_it_computes(
 @pytest.mark.matrix
 @pytest.mark.parametrize("node", ["a", "c"])
 def test_a_node_is_lost_also_the_one_that_writes(nodes: Any, losses: list[float], node: str) -> None:
-    """The first holder alone writes checkpoints; the run goes on from the others' copies, as holders still."""
+    """The first holder alone writes checkpoints; the run goes on from the others' copies, as holders."""
     run = launch(nodes)
     wait_for_copies(run)
     os.kill(run.agent(node), signal.SIGKILL)
@@ -226,9 +226,7 @@ def test_any_form_goes_on_from_any_others_checkpoint(nodes: Any, losses: list[fl
     done = nodes.run("launch", "four.json", "--steps", str(part), *words, code=0)
     run_id = Path(json.loads(done.stdout)["weights"]).parent.name
     for plan in ("pipeline", "two"):
-        done = nodes.run(
-            "launch", f"{plan}.json", "--resume", run_id, "--steps", str(part), *words, code=0
-        )
+        done = nodes.run("launch", f"{plan}.json", "--resume", run_id, "--steps", str(part), *words, code=0)
     assert losses_of(done) == pytest.approx(losses, rel=1e-5)
     assert left_of_state(nodes.state) == []
 

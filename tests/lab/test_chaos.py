@@ -1,4 +1,4 @@
-"""Runs struck by faults, as ``benchmarks/chaos.py`` strikes them: a sample, a link that stays down, holders."""
+"""Runs struck by faults, as ``benchmarks/chaos.py`` strikes them: samples, and a link that stays down."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_node_whose_link_stays_down_is_not_back_and_not_waited_for(where: Back
 
 @pytest.mark.matrix
 def test_holders_of_the_whole_model_are_struck_in_the_sum() -> None:
-    """The link of the one that writes checkpoints goes down while gradients are summed; then one is killed."""
+    """The link of the one that writes checkpoints goes down as gradients are summed; then one is killed."""
     with backend("lab", "data") as holders:
         holders.losses = holders.cluster.losses(LONG)
         strikes = [

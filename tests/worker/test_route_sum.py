@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 
-from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
