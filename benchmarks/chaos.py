@@ -1,6 +1,7 @@
 """Seeded runs with faults drawn at random: does each end as if nothing had happened, or say what is wrong?
 
 Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes.
+Each seed draws its plan's form, too: a pipeline, or all layers on every node (``--parallel``: one form only).
 A run is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it
 is left, and nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the
 record; seeds that are in it are not run again. The last line printed sums up. Needs root; 100 take an hour.
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import signal
 import sys
 import time
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from surviving.watching import SILENT_S, Watch
 from tables.page import Table, markdown, write
 
 STEPS, FAULTS, SEEDS = 40, (1, 3), (1, 100)
+PARALLEL = ("pipeline", "data")
 RECORD = lab.ROOT / "build" / "chaos.jsonl"
 DOCUMENT = lab.ROOT / "docs" / "faults.md"
 LOOK_S = 0.02
@@ -39,6 +43,11 @@ EQUAL = 1e-5
 def backend_of(seed: int) -> str:
     """Half of the seeds over real SSH."""
     return "lab" if seed % 2 else "local"
+
+
+def parallel_of(seed: int) -> str:
+    """The form of a seed's plan: half of the seeds have one pipeline, the others data parallelism."""
+    return random.Random(f"{seed} parallel").choice(PARALLEL)
 
 
 def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = False) -> dict[str, Any]:
@@ -111,19 +120,29 @@ def _outcome(where: Backend, run: Any, steps: int) -> dict[str, Any]:
 
 
 def run_seeds(
-    seeds: Iterable[int], steps: int, faults: tuple[int, int], record: Path, *, verbose: bool
+    seeds: Iterable[int],
+    steps: int,
+    faults: tuple[int, int],
+    record: Path,
+    *,
+    parallel: str | None = None,
+    verbose: bool,
 ) -> None:
-    """Runs those that the record lacks, and adds their lines to it."""
+    """Runs those that the record lacks, and adds their lines to it.
+
+    Args:
+        parallel: the form of all plans; None: each seed's own.
+    """
     known = {line["seed"] for line in _lines(record)}
     todo = [seed for seed in seeds if seed not in known]
-    for name in ("lab", "local"):
-        mine = [seed for seed in todo if backend_of(seed) == name]
+    for name, form in product(("lab", "local"), PARALLEL):
+        mine = [s for s in todo if (backend_of(s), parallel or parallel_of(s)) == (name, form)]
         while mine:
-            with backend(name) as where:
+            with backend(name, form) as where:
                 where.losses = where.cluster.losses(steps)
                 while mine:
                     seed = mine.pop(0)
-                    figures = {"seed": seed, "backend": name, "steps": steps}
+                    figures = {"seed": seed, "backend": name, "parallel": form, "steps": steps}
                     figures |= play(where, steps, draw(seed, name, steps, faults), verbose=verbose)
                     record.parent.mkdir(parents=True, exist_ok=True)
                     with record.open("a") as file:
@@ -198,7 +217,7 @@ def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = [n for n in range(given.seeds[0], given.seeds[1] + 1) if given.only in (None, backend_of(n))]
-    run_seeds(seeds, given.steps, given.faults, given.record, verbose=given.verbose)
+    run_seeds(seeds, given.steps, given.faults, given.record, parallel=given.parallel, verbose=given.verbose)
     lines = sorted(
         (line for line in _lines(given.record) if line["seed"] in seeds), key=lambda line: line["seed"]
     )
@@ -213,6 +232,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=_span, default=SEEDS, metavar="A..B", help="default 1..100")
     parser.add_argument("--only", choices=("lab", "local"), help="this half of the seeds")
+    parser.add_argument("--parallel", choices=PARALLEL, help="the form of every plan; default: each seed's")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
     parser.add_argument(
         "--faults", type=_span, default=FAULTS, metavar="A..B", help="of each run, default 1..3"

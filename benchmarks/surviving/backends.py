@@ -31,6 +31,7 @@ class Backend:
 
     Attributes:
         name: ``local`` or ``lab``.
+        parallel: the plan's form, ``pipeline`` or ``data``.
         cluster: the tests' way to run skyctl there; its ``lab`` is None for local nodes.
         disks: by node, the folder whose disk can be filled.
         clocks: by node, the file that says by how many seconds its clock is ahead.
@@ -39,6 +40,7 @@ class Backend:
 
     def __init__(self, name: str, cluster: Any, folder: Path) -> None:
         self.name, self.cluster, self.folder = name, cluster, folder
+        self.parallel = "pipeline"
         self.disks: dict[str, Path] = {}
         self.clocks: dict[str, Path] = {}
         self.losses: list[float] = []
@@ -55,11 +57,17 @@ class Backend:
 
 
 @contextmanager
-def backend(name: str) -> Iterator[Backend]:
-    """``local`` or ``lab``; taken down whatever happens, and nothing of it may be left."""
+def backend(name: str, parallel: str = "pipeline") -> Iterator[Backend]:
+    """Taken down whatever happens, and nothing of it may be left.
+
+    Args:
+        name: ``local`` or ``lab``.
+        parallel: the form of its plan, ``pipeline`` or ``data``.
+    """
     with tempfile.TemporaryDirectory(prefix="skyctl-chaos-") as folder, ExitStack() as stack:
         made = stack.enter_context((_lab if name == "lab" else _local)(Path(folder)))
-        made.cluster.plan()
+        made.parallel = parallel
+        made.cluster.plan(parallel)
         yield made
 
 

@@ -207,6 +207,7 @@ def figures_hold(ranks: Ranks, plan: Plan) -> None:
         (2, {"event": "result", "steps": 0}, "the run has 6 steps, not 0"),
         (2, {"event": "log", "text": "x" * (1 << 20)}, "1048576 characters, more than"),
         (2, {"event": "error", "type": [], "message": "x"}, "does not say how"),
+        (2, {"event": "error", "type": "x", "message": "x", "peer_rank": 1}, "rank 1 sends it nothing"),
     ],
 )
 def test_a_lie_is_named(prefix: int, lie: lies.Message, words: str) -> None:

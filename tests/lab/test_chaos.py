@@ -1,4 +1,4 @@
-"""Runs struck by faults, as ``benchmarks/chaos.py`` strikes them: a sample, and a link that stays down."""
+"""Runs struck by faults, as ``benchmarks/chaos.py`` strikes them: samples, and a link that stays down."""
 
 from __future__ import annotations
 
@@ -43,3 +43,19 @@ def test_a_node_whose_link_stays_down_is_not_back_and_not_waited_for(where: Back
     assert figures["ok"], figures
     assert figures["why"] == ["node n2 was lost"]
     assert figures["end_s"] < KEEPER_START_S / 2
+
+
+@pytest.mark.matrix
+def test_holders_of_the_whole_model_are_struck_in_the_sum() -> None:
+    """The link of the one that writes checkpoints goes down as gradients are summed; then one is killed."""
+    with backend("lab", "data") as holders:
+        holders.losses = holders.cluster.losses(LONG)
+        strikes = [
+            Strike("link down", "whole", "n1", 40, 0.0, 20.0),
+            Strike("killed", "rank", "n2", 60, 0.0, 0.0),
+        ]
+        figures = play(holders, LONG, strikes)
+    assert figures["ok"], figures
+    assert figures["outcome"] == "equal"
+    assert figures["why"][0] == "node n1 was lost"
+    assert not any(strike.get("missed") for strike in figures["strikes"])

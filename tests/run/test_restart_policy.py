@@ -7,6 +7,7 @@ import pytest
 from skyctl.errors import (
     InputError,
     MismatchError,
+    ProtocolError,
     RecordError,
     RunError,
     SkyctlError,
@@ -107,3 +108,20 @@ def test_a_checkpoint_that_is_not_there_is_looked_for_on_nodes_that_are_not() ->
     assert error.message.endswith("its nodes a are not connected")
     assert "skyctl checkpoint ls R" in (error.hint or "")
     assert "connected" not in no_checkpoint_error(state, {"a", "b"}).message
+
+
+def test_a_node_that_accuses_a_second_one_is_lost_itself() -> None:
+    patience = RestartPolicy(3)
+
+    def accused(accuser: str, node: str) -> tuple[ProtocolError, FailureReport]:
+        error = ProtocolError(f"node {node} sent rank 0 what skyctl never sends", node=node)
+        return error, FailureReport("lost", (node,), (1,), 7, accuser=accuser)
+
+    first = accused("a", "b")
+    assert patience.believe(*first) == first
+    assert patience.believe(*first) == first, "the same one, again"
+    error, report = patience.believe(*accused("a", "c"))
+    assert isinstance(error, ProtocolError)
+    assert (error.node, classify(error, report).lost) == ("a", ("a",))
+    assert "a second node" in error.message
+    assert patience.believe(LOST, None) == (LOST, None)

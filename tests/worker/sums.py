@@ -58,8 +58,8 @@ def connected(routes: Sequence[RouteEdges], count: int) -> Iterator[list[dict[in
     ends: list[dict[int, Neighbour]] = [{} for _ in range(count)]
     with ThreadPoolExecutor(1) as pool:
         for low, high in sorted(pairs):
-            listening = PeerConnection(f"rank {high}", 20.0, secret=f"{low} {high}")
-            calling = PeerConnection(f"rank {low}", 20.0, secret=f"{low} {high}")
+            listening = PeerConnection(f"rank {high}", 20.0, secret=f"{low} {high}", peer_rank=high)
+            calling = PeerConnection(f"rank {low}", 20.0, secret=f"{low} {high}", peer_rank=low)
             port = listening.listen("127.0.0.1")
             accepted = pool.submit(listening.accept, 20.0)
             calling.connect("127.0.0.1", port, timeout_s=20.0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from skyctl.errors import RunError
+from skyctl.transport.transfer_errors import PeerProtocolError
 from skyctl.worker.messages import (
     MessageReceiver,
     MessageSender,
@@ -45,6 +46,9 @@ class Lane:
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def protocol_error(self, fault: str) -> PeerProtocolError:
+        return PeerProtocolError(f"{self.peer} {fault}", peer_rank=1)
 
     def _count(self) -> None:
         self.settled += 1

@@ -8,9 +8,8 @@ import pytest
 import torch
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 
-from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
-from skyctl.transport.transfer_errors import PeerLostError
+from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
@@ -123,7 +122,8 @@ def lying(message: SumMessage, tag: int = FIRST_TAG + 2) -> Any:
 
         [error] = together(1, wait)
         part.close()
-        assert isinstance(error, RunError), error
+        assert isinstance(error, PeerProtocolError), error
+        assert error.peer_rank == 1
         return str(error)
 
 

@@ -92,6 +92,7 @@ def make_error_event(exc: BaseException) -> dict[str, Any]:
         "module": cause.name if isinstance(cause, ImportError) else None,
         "errno": exc.errno if isinstance(exc, OSError) else None,
         "out_of_memory": _is_out_of_memory(exc),
+        "peer_rank": getattr(exc, "peer_rank", None),
     }
 
 

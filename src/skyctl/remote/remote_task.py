@@ -138,7 +138,10 @@ class RemoteTask:
 
 
 class TaskError(AgentMessage):
-    """The exception that ended a task, as ``agent/task_runner.py`` sends it."""
+    """The exception that ended a task, as ``agent/task_runner.py`` sends it.
+
+    ``peer_rank``: of a rank's, the peer that has sent it what skyctl never sends.
+    """
 
     event: Literal["error"]
     type: Words
@@ -151,6 +154,7 @@ class TaskError(AgentMessage):
     module: Words | None = None
     errno: SmallInt | None = None
     out_of_memory: bool = False
+    peer_rank: SmallInt | None = None
 
 
 class TaskExit(AgentMessage):

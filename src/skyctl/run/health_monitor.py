@@ -209,6 +209,8 @@ class HealthMonitor:
     def first_cause(self, failed: Sequence[RankState], reported: int, log_of: LogPathOf) -> DetectedFailure:
         """The first cause among what has failed."""
         first = rank_failure.first_failure(failed)
+        if (accused := rank_failure.accused_rank(first)) is not None:
+            return rank_failure.accusation(first, self._ranks[accused], reported, log_of(first))
         report = rank_failure.failure_report(first, reported)
         if report.cause == "peer" and (silent := self._silent_ranks(self.deadlines.warn_s)):
             nodes = tuple(sorted({rank.spec.node for rank in silent}))

@@ -313,7 +313,8 @@ class PlanRunner:
         """After a fault: the next attempt's plan; raises the error where there is to be none."""
         self._restart_began = self._restart_began or time.monotonic()
         attempt, self._attempt = self._attempt, None
-        fault = classify(error, attempt.failure if attempt is not None else None)
+        error, report = self._restart_policy.believe(error, attempt.failure if attempt is not None else None)
+        fault = classify(error, report)
         if fault.kind == "node" and self._is_hopeless(error):
             fault = Fault("final")
         slowdowns = attempt.slowdowns() if attempt is not None else {}
@@ -353,8 +354,11 @@ class PlanRunner:
 
     def _replanned(self, slowdowns: Mapping[str, float]) -> Plan:
         """The same plan while all of its nodes are there, else the best one on those that are."""
-        hint = resume_hint(self._sink.state)
-        return replan_without(self._now.plan, self._sessions, self._nodes.lost, slowdowns, hint)
+        had, hint = self._now.plan, resume_hint(self._sink.state)
+        made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint)
+        if made.problem.parallel != had.problem.parallel:
+            self._callbacks.note("no node that is left holds the whole model: going on with a pipeline")
+        return made
 
     def _change_plan(self, change: PlanChange) -> None:
         """The attempt has ended because there is a better plan."""

@@ -1,7 +1,8 @@
 """Another plan for a run under way: without lost nodes, with one that came, by what was observed.
 
 The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
-pins. The schedule stays, too, unless nothing fits with it.
+pins. The schedule stays, too, unless nothing fits with it, and so does the form: where no device that is left
+holds the whole model, data parallelism gives way to a pipeline.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from skyctl.control.corrections import Corrections
-from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
+from skyctl.control.plan_creation import DATA, PlanOptions, plan_best, plan_problem
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest, send_workload
@@ -23,7 +24,7 @@ from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
-from skyctl.records.problem import Link, Problem, SharedResource
+from skyctl.records.problem import Link, Parallel, Problem, SharedResource
 from skyctl.records.profile import Profile
 from skyctl.remote.agent_session import Session
 from skyctl.worker.rank_events import StepEvent
@@ -106,7 +107,7 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
     """The best plan of ``problem`` by the strategy of ``had`` (for one of the user's own: the best there is).
 
     Raises:
-        InfeasibleError: proved under every schedule; the message says what is short.
+        InfeasibleError: proved under every schedule, and for a pipeline; the message says what is short.
         UndecidedError: nothing was found in time.
     """
     strategy = "optimal" if had.strategy == "assigned" else had.strategy
@@ -115,7 +116,13 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
         found = with_interval(plan_problem(problem, options, REPLAN_TIME_LIMIT_S))
     except (InfeasibleError, UndecidedError):
         roomy = problem.model_copy(update={"recompute": True})
-        found = plan_best([roomy], replace(options, strategy="optimal", schedule=AUTO))
+        options = replace(options, strategy="optimal", schedule=AUTO)
+        try:
+            found = plan_best([roomy], options)
+        except (InfeasibleError, UndecidedError):
+            if problem.parallel != DATA:
+                raise
+            found = plan_best([in_form(roomy, "pipeline")], options)
     ids = {device.id for device in problem.devices}
     known = {one.device: one for one in (*had.machines, *machines) if one.device in ids}
     kept = {"workload": had.workload, "machines": tuple(known.values()), "encrypted": had.encrypted}
@@ -241,7 +248,12 @@ def worth_moving(now_s: float, then_s: float, steps_left: int, cost_s: float) ->
 
 def plan_step_s(problem: Problem, plan: Plan) -> float:
     """Seconds a step of the plan's stages would take on ``problem``, which has their devices."""
-    return predict(problem, plan).iteration_s
+    return predict(in_form(problem, plan.problem.parallel), plan).iteration_s
+
+
+def in_form(problem: Problem, parallel: Parallel) -> Problem:
+    """The same problem for plans of another form."""
+    return problem.model_copy(update={"parallel": parallel})
 
 
 def same_stages(one: Plan, other: Plan) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from skyctl.errors import NodeError, RunError, SkyctlError
+from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError
 from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, TaskFailure, task_failure_error
@@ -27,6 +27,7 @@ class FailureReport:
     signal, or an end without a word; ``raised``, an error event; ``peer``, a connection between two living
     ranks broke; ``silent``, nothing was heard for long; ``deadlock``; ``launcher``, something on this side.
     ``step``: steps that every rank had finished. ``final``: it would come again, whatever is changed.
+    ``accuser``: the node whose rank says that the lost one sent it what skyctl never sends.
     """
 
     cause: FailureCause
@@ -35,6 +36,7 @@ class FailureReport:
     step: int = 0
     phase: str = ""
     final: bool = False
+    accuser: str | None = None
 
 
 @dataclass
@@ -105,6 +107,33 @@ def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlE
     cause.message = f"{who} failed{where}: {cause.message}{printed}"
     cause.log = log
     return cause
+
+
+def accused_rank(rank: RankState) -> int | None:
+    """The peer that has sent it what skyctl never sends, as it says; None: its failure is another."""
+    return rank.failure.peer_rank if isinstance(rank.failure, TaskError) else None
+
+
+def accusation(
+    accuser: RankState, accused: RankState, step: int, log: str | None
+) -> tuple[ProtocolError, FailureReport]:
+    """The failure of a rank that names one of its peers: that one's node counts as lost.
+
+    Args:
+        step: steps that every rank had finished.
+        log: the accuser's.
+    """
+    assert isinstance(accuser.failure, TaskError)
+    node = accused.spec.node
+    error = ProtocolError(
+        f"node {node} sent {accuser.name} what skyctl never sends: {accuser.failure.message}",
+        node=node,
+        log=log,
+    )
+    report = FailureReport(
+        "lost", (node,), (accused.spec.rank,), step, accuser.phase, accuser=accuser.spec.node
+    )
+    return error, report
 
 
 def failure_report(rank: RankState, step: int) -> FailureReport:

@@ -80,7 +80,10 @@ class RankMessageReader:
         self._validating = self._is_last and not spec.payload.get("pipeline")
         sync = spec.payload.get("sync") or {"peers": ()}
         named = (peer["rank"] if isinstance(peer, Mapping) else peer for peer in sync["peers"])
-        self._awaited_peers = {rank for rank in named if rank > spec.rank}
+        summing = set(named)
+        self._awaited_peers = {rank for rank in summing if rank > spec.rank}
+        neighbours = {spec.rank - 1} if stage else set()
+        self._peers = summing | neighbours | ({spec.rank + 1} if stage < stages - 1 else set())
         self._next_step = first
         self._checkpoint = first
         self._notes = 0
@@ -135,7 +138,8 @@ class RankMessageReader:
         if self._seen & {TaskError, TaskExit}:
             return "it had failed before"
         if isinstance(event, TaskError | TaskExit):
-            return None
+            accused = event.peer_rank if isinstance(event, TaskError) else None
+            return None if accused is None or accused in self._peers else f"rank {accused} sends it nothing"
         if RankResult in self._seen:
             return "it had ended before"
         if isinstance(event, _ONCE):

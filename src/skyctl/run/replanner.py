@@ -28,6 +28,7 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_update import (
     DEFAULT_RESTART_S,
     OBSERVED_STEPS,
+    in_form,
     nodes_in,
     nodes_of,
     observed_slowdowns,
@@ -278,9 +279,11 @@ class Replanner:
     def _problem_of_run(self, problem: Problem, coming: str | None = None) -> Problem:
         """The problem without nodes that the run does not have.
 
-        A plan's problem knows every node of its profile; which of them are used is its owner's choice.
+        A plan's problem knows every node of its profile; which of them are used is its owner's choice. The
+        form is the run's own: it may be a pipeline only because nodes are missing.
         """
         mine = {*self._sessions, coming}
+        problem = in_form(problem, self._first_problem.parallel)
         return without_nodes(
             problem, {name: "not in the run" for name in nodes_of(problem) if name not in mine}
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from skyctl.errors import (
@@ -92,6 +92,29 @@ class RestartPolicy:
     repeated: bool = False
     _checkpoint: int | None = None
     _raised: set[tuple[int | None, int]] = field(default_factory=set)
+    _accused: dict[str, str] = field(default_factory=dict)
+
+    def believe(
+        self, error: SkyctlError, report: FailureReport | None
+    ) -> tuple[SkyctlError, FailureReport | None]:
+        """Which of two nodes is lost where one says that the other sent it what skyctl never sends.
+
+        Nobody else has seen it, so a node is believed once: with a second accusation it is the lost one
+        itself. So a liar drives no more than one honest node out of a run.
+        """
+        if report is None or report.accuser is None:
+            return error, report
+        accuser, accused = report.accuser, report.nodes[0]
+        before = self._accused.setdefault(accuser, accused)
+        if before == accused:
+            return error, report
+        doubt = ProtocolError(
+            f"node {accuser} has now said of a second node that it sent what skyctl never sends (of {before} "
+            f"before), and is not believed: {error.message}",
+            node=accuser,
+            log=error.log,
+        )
+        return doubt, replace(report, nodes=(accuser,))
 
     def wait_s(self, fault: Fault, checkpoint: int | None) -> float | None:
         """How long to wait before the next attempt; None: there is to be none.

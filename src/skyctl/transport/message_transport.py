@@ -22,7 +22,7 @@ from datetime import timedelta
 import torch
 
 from skyctl.transport.handshake import os_error_reason
-from skyctl.transport.transfer_errors import TransferClosedError, TransferTimeoutError
+from skyctl.transport.transfer_errors import TransferClosedError, TransferFrameError, TransferTimeoutError
 
 Tensor = torch.Tensor
 
@@ -31,7 +31,7 @@ _RECEIVE_READY, _PAYLOAD = 1, 2
 
 
 class UnexpectedFrameError(ConnectionError):
-    """The other end does not speak as it should."""
+    """The other end does not speak as it should; the message goes on from its name."""
 
 
 class Transfer:
@@ -194,14 +194,14 @@ class MessageTransport(ABC):
                     self._requested[tag] += 1
                 return None
             if kind != _PAYLOAD:
-                raise UnexpectedFrameError(f"the peer sent a frame of kind {kind}")
+                raise UnexpectedFrameError(f"sent a frame of kind {kind}")
             if self._error is not None:
                 return None
             if not self._posted[tag]:
-                raise UnexpectedFrameError(f"the peer sent a message of tag {tag} that nobody waits for")
+                raise UnexpectedFrameError(f"sent a message of tag {tag} that nobody waits for")
             work = self._posted[tag].popleft()
         if work.nbytes != nbytes:
-            fault = UnexpectedFrameError(f"the peer sent {nbytes} bytes where {work.nbytes} are expected")
+            fault = UnexpectedFrameError(f"sent {nbytes} bytes where {work.nbytes} are expected")
             work.finish(transfer_error(fault))
             raise fault
         return work
@@ -209,6 +209,8 @@ class MessageTransport(ABC):
 
 def transfer_error(exc: OSError) -> RuntimeError:
     """A socket's error as a transfer's."""
+    if isinstance(exc, UnexpectedFrameError):
+        return TransferFrameError(str(exc))
     if isinstance(exc, ConnectionResetError | BrokenPipeError | ConnectionRefusedError):
         return TransferClosedError(os_error_reason(exc))
     cls = TransferTimeoutError if isinstance(exc, TimeoutError) else RuntimeError

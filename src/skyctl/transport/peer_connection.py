@@ -38,7 +38,7 @@ from skyctl.transport.nccl_communicators import NcclCommunicators, is_nccl_usabl
 from skyctl.transport.peer_store import PeerStore
 from skyctl.transport.socket_transport import SocketTransport
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.transfer_errors import PeerLostError, translate_transfer_error
+from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError, translate_transfer_error
 
 Tensor = torch.Tensor
 
@@ -68,6 +68,7 @@ class PeerConnection:
 
     Args:
         peer: what to call the other end in an error, such as ``rank 2``.
+        peer_rank: its rank, for the launcher; None: it is none.
         timeout_s: how long one transfer may take, waiting for the peer included.
         secret: what these two ends share, and nobody else; it never leaves them.
         device: where this end's tensors are, to choose NCCL where both are CUDA (None: CPU).
@@ -81,11 +82,13 @@ class PeerConnection:
         timeout_s: float = 1800.0,
         *,
         secret: str,
+        peer_rank: int | None = None,
         device: torch.device | None = None,
         identity: TlsIdentity | None = None,
         log: Callable[[str], None] = log_to_stderr,
     ) -> None:
         self.peer = peer
+        self._peer_rank = peer_rank
         self.timeout_s = timeout_s
         self._limit = timedelta(seconds=timeout_s)
         self._secret, self._identity, self._log = secret, identity, log
@@ -212,7 +215,11 @@ class PeerConnection:
 
     def translate_error(self, exc: RuntimeError, waited_s: float) -> RunError:
         """The transport's error as skyctl's, with the peer named."""
-        return translate_transfer_error(exc, self.peer, waited_s)
+        return translate_transfer_error(exc, self.peer, waited_s, self._peer_rank)
+
+    def protocol_error(self, fault: str) -> PeerProtocolError:
+        """The error for what the peer has sent; ``fault`` goes on from its name ("sent step 3, …")."""
+        return PeerProtocolError(f"{self.peer} {fault}", peer_rank=self._peer_rank)
 
     def _join(self, rank: int, admitted: AuthenticatedSocket, limit_s: float) -> None:
         """From an authenticated socket to a connection that carries tensors."""

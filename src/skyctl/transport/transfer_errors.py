@@ -25,6 +25,20 @@ class PeerLostError(RunError):
     secondary = True
 
 
+class PeerProtocolError(RunError):
+    """The other end has sent what skyctl never sends; ``peer_rank``: who that is (None: no rank)."""
+
+    def __init__(
+        self, message: str, *, peer_rank: int | None, hint: str | None = None, log: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, log=log)
+        self.peer_rank = peer_rank
+
+
+class TransferFrameError(RuntimeError):
+    """The other end of a connection does not speak as it should."""
+
+
 class TransferClosedError(RuntimeError):
     """The connection under a transfer is closed, by either end."""
 
@@ -33,9 +47,18 @@ class TransferTimeoutError(RuntimeError):
     """A transfer did not finish in time."""
 
 
-def translate_transfer_error(exc: RuntimeError, peer: str, waited_s: float) -> RunError:
-    """A transport's error as skyctl's; ``peer``: what to call the other end."""
+def translate_transfer_error(
+    exc: RuntimeError, peer: str, waited_s: float, peer_rank: int | None = None
+) -> RunError:
+    """A transport's error as skyctl's.
+
+    Args:
+        peer: what to call the other end.
+        peer_rank: its rank; None: it is none.
+    """
     text = str(exc)
+    if isinstance(exc, TransferFrameError):
+        return PeerProtocolError(f"{peer} {text}", peer_rank=peer_rank)
     if isinstance(exc, TransferClosedError) or any(part in text for part in _CLOSED_TEXTS):
         return PeerLostError(f"the connection to {peer} is gone: its process ended, or the network broke")
     if isinstance(exc, TransferTimeoutError) or _TIMEOUT_TEXT in text:

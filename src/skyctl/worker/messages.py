@@ -203,7 +203,8 @@ class MessageReceiver(_MessageStream):
 
         Raises:
             PeerLostError: the sender is gone.
-            RunError: the transfer failed, or this is another message than the one expected.
+            PeerProtocolError: this is another message than the one expected.
+            RunError: the transfer failed.
         """
         posted = self._posted.popleft()
         start = time.perf_counter()
@@ -211,8 +212,8 @@ class MessageReceiver(_MessageStream):
         announced = time.perf_counter()
         step, number, flags, count = posted.header.read()
         if (step, number, count) != (self._step, microbatch, len(posted.works)):
-            raise RunError(
-                f"{self._connection.peer} sent microbatch {number} of step {step} with {count} tensors; "
+            raise self._connection.protocol_error(
+                f"sent microbatch {number} of step {step} with {count} tensors; "
                 f"expected microbatch {microbatch} of step {self._step} with {len(posted.works)}"
             )
         for work in posted.works:

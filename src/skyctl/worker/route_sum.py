@@ -250,10 +250,10 @@ class RouteSum:
         message, work, connection = posted
         work.wait()
         expected = self._agreement_stamp(direction, message.nbytes)
-        message.check(expected, connection.peer)
+        message.check(expected, connection)
         payload = message.payload_bytes
         if max(payload) > 1:
-            raise RunError(f"{connection.peer} sent {expected} with other bytes than 0 and 1")
+            raise connection.protocol_error(f"sent {expected} with other bytes than 0 and 1")
         return payload
 
     def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:

@@ -183,6 +183,7 @@ class NeighbourConnections:
                 f"rank {peer['rank']} ({peer['host']})",
                 float(self._payload.get("timeout_s") or DEFAULT_TRANSFER_TIMEOUT_S),
                 secret=str(self._payload["secrets"][side]),
+                peer_rank=int(peer["rank"]),
                 device=self._device,
                 identity=TlsIdentity.from_credentials(self._payload.get("tls")),
             )

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from skyctl.errors import RunError
 from skyctl.transport.peer_connection import PeerConnection, Work
 
 GRADIENTS, FIGURES, AGREEMENT = range(3)
@@ -82,11 +81,11 @@ class SumMessage:
         """Writes the header."""
         HEADER.pack_into(self._memory, 0, *stamp, 0)
 
-    def check(self, expected: SumStamp, peer: str) -> None:
-        """Raises RunError where the header of what has arrived is another."""
+    def check(self, expected: SumStamp, connection: PeerConnection) -> None:
+        """Raises PeerProtocolError where the header of what has arrived over the connection is another."""
         found = SumStamp(*HEADER.unpack_from(self._memory)[:-1])
         if found != expected:
-            raise RunError(f"{peer} sent {found}; expected were {expected}")
+            raise connection.protocol_error(f"sent {found}; expected were {expected}")
 
 
 class IncomingMessages:
@@ -109,11 +108,12 @@ class IncomingMessages:
 
         Raises:
             PeerLostError: the sender is gone.
-            RunError: the transfer failed, or this is another message than the one expected.
+            PeerProtocolError: this is another message than the one expected.
+            RunError: the transfer failed.
         """
         message, work = self._posted.popleft()
         work.wait()
-        message.check(self._stamps[self._taken_count], self._connection.peer)
+        message.check(self._stamps[self._taken_count], self._connection)
         self._taken_count += 1
         return message
 

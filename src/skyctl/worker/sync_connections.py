@@ -49,6 +49,7 @@ class SyncConnections:
                     f"rank {rank} ({host})",
                     timeout_s,
                     secret=str(secrets[str(rank)]),
+                    peer_rank=rank,
                     identity=TlsIdentity.from_credentials(payload.get("tls")),
                 )
             )

@@ -74,7 +74,9 @@ class TrainingLoop:
                 executor.recorder.end_step_early()
             if executor.sync is not None and (validation_due or saves or last or report.is_last):
                 executor.phase = f"averaging running figures after step {step}"
+                executor.waiting = True
                 executor.sync.average_figures(step)
+                executor.waiting = False
             if validates:
                 self._validate(step)
             if saves:  # after the validation: a run that resumes from here need not repeat it

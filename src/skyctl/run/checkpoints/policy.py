@@ -113,16 +113,16 @@ def checkpoint_interval(plan: Plan, replicas: int) -> int:
         replicas: other nodes that get a copy of each.
     """
     problem, step_s = plan.problem, max(plan.predicted.iteration_s, 1e-6)
+    writing = plan.pipelines[0].stages  # others hold the same layers
     state = [
-        sum(layer.state_bytes for layer in problem.layers[stage.start : stage.stop])
-        for stage in plan.placed_stages
+        sum(layer.state_bytes for layer in problem.layers[stage.start : stage.stop]) for stage in writing
     ]
-    files = [LAYER_FILE_S * (stage.stop - stage.start) for stage in plan.placed_stages]
+    files = [LAYER_FILE_S * (stage.stop - stage.start) for stage in writing]
     wait_s = (
         max(size / WRITE_BYTES_PER_S + more for size, more in zip(state, files, strict=True))
         / CHECKPOINT_TIME_SHARE
     )
-    for stage, size in zip(plan.placed_stages, state, strict=True):
+    for stage, size in zip(writing, state, strict=True):
         node = node_of(stage.device)
         rates = [
             link.bandwidth_bytes_per_s

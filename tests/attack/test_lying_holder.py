@@ -1,0 +1,158 @@
+"""Holders of data-parallel plans whose process really lies in the sums of the gradients, in whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ..helpers import runs
+from ..helpers.commands import Skyctl
+from ..helpers.processes import left_of_state
+from .test_lying_rank import HONEST, LIAR, SIZES, STEPS, launch, write_cluster
+
+pytestmark = pytest.mark.attack
+
+TRAIN = """\
+import os
+import time
+
+import torch
+from torch import nn
+
+LIE = os.environ.get("LIE")
+FROM_STEP = 7
+
+
+def lie():
+    from skyctl.worker import sum_messages
+    from skyctl.worker.sum_messages import AGREEMENT, HEADER, GRADIENTS, SumMessage, SumStamp
+
+    honest = sum_messages.OutgoingMessages.send
+    sent = {}
+
+    def replaced(message, stamp):
+        if LIE in ("kind", "chunk", "group"):
+            message.stamp(stamp._replace(**{LIE: 9}))
+        elif LIE == "length":
+            longer = SumMessage(stamp.nbytes + 4)
+            longer.stamp(stamp)
+            return longer
+        elif LIE == "dtype":
+            narrow = SumMessage(stamp.nbytes // 2)
+            narrow.payload(torch.bfloat16).copy_(message.payload(torch.float32))
+            narrow.stamp(stamp)
+            return narrow
+        elif LIE == "replayed":
+            return sent[stamp.route, stamp.direction]
+        elif LIE == "nan":
+            message.payload(torch.float32).fill_(float("nan"))
+        elif LIE == "silence":
+            time.sleep(10_000)
+        return message
+
+    def send(self, message):
+        stamp = SumStamp(*HEADER.unpack_from(message._memory)[:-1])
+        if stamp.kind == GRADIENTS and stamp.step >= FROM_STEP:
+            message = replaced(message, stamp)
+        else:
+            kept = sent[stamp.route, stamp.direction] = SumMessage(stamp.nbytes)
+            kept.tensor.copy_(message.tensor)
+        honest(self, message)
+
+    sum_messages.OutgoingMessages.send = send
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        time.sleep(0.01)
+        return self.linear(x)
+
+
+def model():
+    return [Layer() for _ in range(6)] + [nn.Linear(8, 3)]
+
+
+def data(batch_size, seed):
+    if LIE:
+        lie()
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield (
+            torch.randn(batch_size, 8, generator=generator),
+            torch.randint(3, (batch_size,), generator=generator),
+        )
+"""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
+    """Three nodes that each hold the whole model, in a ring; one of them will lie."""
+    folder = tmp_path_factory.mktemp("lying")
+    (folder / "work").mkdir()
+    made = Skyctl(folder / "work", folder / "state")
+    made.env["XDG_CACHE_HOME"] = str(folder / "cache")
+    write_cluster(made.folder, "")
+    (made.folder / "train.py").write_text(TRAIN)
+    form = ("--parallel", "data", "--assign", "a=2,b=1,c=1")
+    try:
+        made.run("probe", "train.py", *SIZES, "--links", "none")
+        made.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def losses(three: Skyctl) -> list[float]:
+    calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
+    return runs.losses_of(three.run("launch", "plan.json", *calm))
+
+
+def nothing_is_left(three: Skyctl) -> None:
+    assert runs.left_behind(three) == []
+    assert left_of_state(three.state) == []
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("kind", "sent unknown (9) of step 7"),
+        ("chunk", "chunk 9"),
+        ("group", "group 9"),
+        ("length", "are expected"),
+        ("dtype", "are expected"),
+        ("replayed", "of step 6"),
+    ],
+)
+def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str, words: str) -> None:
+    run = launch(three, lie)
+    err = run.end().stderr
+    assert f"node {LIAR} sent rank " in err
+    assert words in err
+    assert f"node {LIAR} is not taken back unless asked for: skyctl join {run.id} {LIAR}" in err
+    run.is_as(losses, 2)
+    state = run.state
+    assert state["untrusted"] == [LIAR]
+    assert {device.partition("/")[0] for device in state["attempts"][1]["devices"]} <= set(HONEST)
+    nothing_is_left(three)
+
+
+def test_numbers_that_are_none_end_the_run(three: Skyctl) -> None:
+    """They are of the right shape: what a diverged run sums. It ends with the step whose loss they spoil."""
+    done = launch(three, "nan").end(1)
+    assert "the loss of step 9 is nan" in done.stderr
+    nothing_is_left(three)
+
+
+def test_silence_is_named_as_ranks_that_wait_for_each_other(three: Skyctl) -> None:
+    write_cluster(three.folder, "silence")
+    words = ("--steps", str(STEPS), "--checkpoint-every", "3", "--max-restarts", "0")
+    done = runs.launch(three, "plan.json", *words).end(1)
+    assert "every rank has waited for another for 60 s" in done.stderr
+    assert f"(node {LIAR}) waits in step 7, the sum of the gradients" in done.stderr
+    nothing_is_left(three)

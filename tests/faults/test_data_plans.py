@@ -1,0 +1,242 @@
+"""Data-parallel runs that survive on a small cluster of this machine's processes: holders that are killed,
+stop or drift, a launcher that is killed, and checkpoints that plans of any form go on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..helpers.processes import left_of_state
+from ..helpers.runs import Run, losses_of
+
+SIZES = ("--batch-size", "8", "--microbatches", "4")
+STEPS, EVERY = 42, 5
+LAYERS = 7
+PLANS = {
+    "four": ("--parallel", "data", "--assign", "a=1,b=1,c=1,d=1"),
+    "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
+    "two": ("--parallel", "data", "--assign", "c=3,d=1"),
+}
+TRAIN = """\
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+FAULT, NODE = Path(os.environ["FAULT"]), os.environ.get("NODE")
+FAULT_STEP = 12
+"Of the process, counted from 0."
+
+
+def act():
+    "What the test wants of this node, once."
+    try:
+        fault, node = FAULT.read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    if node != NODE:
+        return None
+    FAULT.unlink()
+    return fault
+
+
+def die_in_a_sum():
+    from skyctl.worker.gradient_sync import GradientSync
+
+    finish, steps = GradientSync.finish, []
+
+    def finish_or_die(self, **words):
+        steps.append(0)
+        if len(steps) > FAULT_STEP and act() == "sum":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return finish(self, **words)
+
+    GradientSync.finish = finish_or_die
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.training and FAULT.exists() and FAULT.read_text().startswith("drift") and act():
+            with torch.no_grad():
+                self.linear.weight.mul_(1.5)
+        time.sleep(0.01)
+        return x + torch.tanh(self.linear(x))
+
+
+def model():
+    return [Layer() for _ in range(6)] + [nn.Linear(8, 3)]
+
+
+def data(batch_size, seed):
+    die_in_a_sum()
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield (
+            torch.randn(batch_size, 8, generator=generator),
+            torch.randint(3, (batch_size,), generator=generator),
+        )
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes(another: Callable[..., Any]) -> Any:
+    """Four nodes, and plans for all, for three as a pipeline, and for two."""
+    made = another("a", "b", "c", "d")
+    node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2, env: {{NODE: {name}}}}}\n"
+    lines = "".join(node.format(name=name) for name in "abcd")
+    (made.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
+    made.train(TRAIN)
+    made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    for name, form in PLANS.items():
+        made.run("plan", "train.py", *SIZES, *form, "-o", f"{name}.json", code=0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def losses(nodes: Any) -> list[float]:
+    """Of a run that nothing happens to, and that writes no checkpoints."""
+    calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
+    return losses_of(nodes.run("launch", "four.json", *calm, code=0))
+
+
+@pytest.fixture(autouse=True)
+def _ends(nodes: Any) -> Iterator[None]:
+    """A test that fails half-way leaves no run behind, and no fault."""
+    yield
+    nodes.end()
+    nodes.fault.unlink(missing_ok=True)
+
+
+def launch(nodes: Any, plan: str = "four", *words: str) -> Run:
+    run: Run = nodes.launch(f"{plan}.json", "--steps", str(STEPS), "--checkpoint-every", str(EVERY), *words)
+    return run
+
+
+def wait_for_copies(run: Run) -> None:
+    """Until another node than the first, which writes them, has all layers of a checkpoint."""
+    runs = Path(run.skyctl.env["XDG_CACHE_HOME"]) / "skyctl" / "runs"
+    run.until(
+        lambda: any(
+            len(list(step.glob("layer-*.safetensors"))) == LAYERS
+            for node in "bcd"
+            for step in runs.glob(f"{run.id}@{node}/step-*")
+        )
+    )
+
+
+@pytest.mark.slow
+def test_a_holder_is_killed_in_the_sum(nodes: Any, losses: list[float]) -> None:
+    nodes.fault.write_text("sum b")
+    run = launch(nodes)
+    err = run.end().stderr
+    run.is_as(losses, 2)
+    assert "rank 1 on b/cpu:0 (node b, 127.0.0.1) failed" in err
+    assert "ended by SIGKILL" in err
+    first, second = run.state["attempts"]
+    assert second["devices"] == first["devices"]
+    assert second["from_step"] >= 2 * EVERY
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("fault", "node"), [("SIGKILL", "c"), ("SIGSTOP", "b")])
+def test_a_holder_is_killed_or_stopped_as_it_computes(
+    nodes: Any, losses: list[float], fault: str, node: str
+) -> None:
+    run = launch(nodes).wait_for(13)
+    os.kill(run.rank(node), getattr(signal, fault))
+    err = run.end().stderr
+    run.is_as(losses, 2)
+    assert f"on {node}/cpu:0 (node {node}" in err
+    assert ("ended by SIGKILL" if fault == "SIGKILL" else "has stalled: its node answers") in err
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("node", ["a", "c"])
+def test_a_node_is_lost_also_the_one_that_writes(nodes: Any, losses: list[float], node: str) -> None:
+    """The first holder alone writes checkpoints; the run goes on from the others' copies, as holders."""
+    run = launch(nodes)
+    wait_for_copies(run)
+    os.kill(run.agent(node), signal.SIGKILL)
+    assert f"node {node} was lost" in run.end().stderr
+    run.is_as(losses, 2)
+    second = run.state["attempts"][1]
+    assert second["why"] == f"node {node} was lost"
+    assert f"{node}/cpu:0" not in second["devices"]
+    assert second["from_step"] >= EVERY
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+def test_where_no_node_left_holds_the_model_a_pipeline_goes_on(nodes: Any, losses: list[float]) -> None:
+    """The first node is lost, and by the plan's figures no other has the memory for all layers."""
+    plan = json.loads((nodes.folder / "four.json").read_text())
+    state_bytes = sum(layer["state_bytes"] for layer in plan["problem"]["layers"])
+    for device in plan["problem"]["devices"]:
+        if device["id"] != "a/cpu:0":
+            device["memory_bytes"] = device["reserved_bytes"] + 0.95 * state_bytes
+    (nodes.folder / "tight.json").write_text(json.dumps(plan))
+    run = launch(nodes, "tight", "--ignore-changes")
+    wait_for_copies(run)
+    os.kill(run.agent("a"), signal.SIGKILL)
+    err = run.end().stderr
+    run.is_as(losses, 2)
+    assert "no node that is left holds the whole model: going on with a pipeline" in err
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[float]) -> None:
+    run = launch(nodes).wait_for(9)
+    run.child.kill()
+    run.attach()
+    run.end()
+    run.is_as(losses, 1)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+def test_a_detached_run_is_stopped_with_a_last_checkpoint(nodes: Any, losses: list[float]) -> None:
+    words = ("--steps", str(STEPS), "--checkpoint-every", "0", "--detach", "--json")
+    run_id = json.loads(nodes.run("launch", "four.json", *words, code=0).stdout)["run_id"]
+    [stopped] = json.loads(nodes.run("stop", run_id, "--json", code=0).stdout)["runs"]
+    assert stopped["status"] == "stopped"
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_any_form_goes_on_from_any_others_checkpoint(nodes: Any, losses: list[float]) -> None:
+    """Four holders, a pipeline of three nodes, two holders: each a third of the steps of one run."""
+    part = STEPS // 3
+    words = ("--checkpoint-every", str(EVERY), "--ignore-changes", "--json")
+    done = nodes.run("launch", "four.json", "--steps", str(part), *words, code=0)
+    run_id = Path(json.loads(done.stdout)["weights"]).parent.name
+    for plan in ("pipeline", "two"):
+        done = nodes.run("launch", f"{plan}.json", "--resume", run_id, "--steps", str(part), *words, code=0)
+    assert losses_of(done) == pytest.approx(losses, rel=1e-5)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+def test_a_holder_that_drifts_is_named(nodes: Any) -> None:
+    nodes.fault.write_text("drift c")
+    run = launch(nodes)
+    err = run.end().stderr
+    assert f"after {EVERY} steps layer 0 on c/cpu:0 has drifted from that on a/cpu:0, which is kept" in err
+    assert err.count("has drifted from") == 1
+    assert run.state["status"] == "done"
+    assert left_of_state(nodes.state) == []
