@@ -182,7 +182,10 @@ def harsh_data_problem(seed):
 
 
 def brute_force(problem):
-    """The least step over every set of devices, ring and star, and share; None when nothing fits."""
+    """The least step over every set of devices, ring and star (or what ``sync`` asks for), and share.
+
+    None when nothing fits.
+    """
     best = None
     for size in range(1, min(len(problem.devices), problem.microbatches) + 1):
         for chosen in itertools.combinations(problem.devices, size):
@@ -192,7 +195,7 @@ def brute_force(problem):
                 for names in (problem.first_stage, problem.last_stage)
             ):
                 continue  # fmt: skip
-            for routes in layouts(chosen):
+            for routes in layouts(chosen, problem.sync):
                 for shares in all_shares(problem.microbatches, size):
                     value = step_of(problem, chosen, shares, routes)
                     if value is not None and (best is None or value < best):
@@ -209,7 +212,7 @@ def all_shares(total, count):
             yield (first, *rest)
 
 
-def layouts(chosen):
+def layouts(chosen, sync):
     """By layout, the routes: (share, messages to the root in order, messages from it in order)."""
     if len(chosen) == 1:
         return [[]]
@@ -223,7 +226,7 @@ def layouts(chosen):
     stars = [
         [(1.0, [(x, root) for x in ids if x != root], [(root, x) for x in ids if x != root])] for root in ids
     ]
-    return [ring, *stars]
+    return {"ring": [ring], "star": stars}.get(sync, [ring, *stars])
 
 
 def step_of(problem, chosen, shares, routes):

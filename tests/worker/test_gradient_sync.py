@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -9,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from tests.planner.route_graphs import mesh
 from tests.worker import reference
-from tests.worker.sums import connected, places, ring, star, together
+from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 from tests.worker.test_resume import BATCH_NORM, NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 from torch import nn
 
 from skyctl.checkpoint import safetensors
 from skyctl.errors import WorkloadError
+from skyctl.planner.routes.route_choice import route_choices
+from skyctl.planner.routes.tree_packing import pack_trees
 from skyctl.worker.gradient_sync import GradientSync, check_summable
 from skyctl.workload.mixed_precision import to_low_precision
 from skyctl.workload.recipe import Recipe
@@ -39,6 +43,7 @@ def test_losses_are_those_of_one_device(
         "two": ([1, 3], ring(2), {"checkpoint": keeping(kept), "recompute": True}),
         "three": ([2, 1, 1], ring(3), {}),
         "star": ([1, 1, 2], star(3, root=1), {"sync": {"chunk_bytes": 1 << 20}, "schedule": "zero-bubble"}),
+        "trees": ([1, 2, 1], packed_trees(), {}),
     }
     found = {}
     for name, (shares, routes, more) in plans.items():
@@ -70,6 +75,14 @@ def test_losses_are_those_of_one_device(
     shares, routes, _ = plans["three"]
     rest = pool.run(driver.side_by_side(spec, LAYERS, shares, routes, STEPS, resume=resume, **options))
     assert rest.losses == pytest.approx(expected.losses[3:], rel=1e-5), "and they from a pipeline's"
+
+
+def packed_trees() -> list[RouteEdges]:
+    """The routes of a plan for three devices with links of 40, 20 and 10 Mbit/s, by rank."""
+    network = mesh(3, {(0, 1): 40, (1, 2): 20, (0, 2): 10})
+    *_, routes = route_choices(network, pack_trees(network, math.inf))
+    assert len(routes) > 1
+    return [(share, tree.root, list(tree.up), list(tree.down)) for share, tree in routes]
 
 
 def test_rounded_sums_running_figures_and_an_early_end(

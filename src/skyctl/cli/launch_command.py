@@ -143,6 +143,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--strategy": options.strategy,
         "--parallel": options.parallel,
         "--sync-format": options.sync_format,
+        "--sync": options.sync,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,
         "--batch-size": options.batch_size,

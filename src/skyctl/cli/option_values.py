@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from skyctl.control.link_dtypes import LinkChoice
     from skyctl.control.schedule_choice import ScheduleChoice
     from skyctl.records.cluster import Cluster
-    from skyctl.records.problem import Objective, Parallel, SyncFormat
+    from skyctl.records.problem import Objective, Parallel, SyncFormat, SyncRoutes
 
 SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "alone", "heuristic", "optimal")
 PARALLEL = ("pipeline", "data")
+SYNC_ROUTES = ("auto", "ring", "star", "trees")
 DTYPES = ("float32", "bfloat16")
 MAX_SWEEP_POINTS = 256
 """Points of one sweep, at most."""
@@ -112,6 +113,11 @@ def parse_parallel(name: str | None) -> Parallel | None:
 def parse_sync_format(name: str | None) -> SyncFormat | None:
     """What --sync-format names (InputError where there is nothing of that name)."""
     return None if name is None else cast("SyncFormat", require_choice("--sync-format", name, DTYPES))
+
+
+def parse_sync(name: str | None) -> SyncRoutes | None:
+    """The routes that --sync names (InputError where there are none of that name)."""
+    return None if name is None else cast("SyncRoutes", require_choice("--sync", name, SYNC_ROUTES))
 
 
 def parse_objective(name: str | None) -> Objective | None:

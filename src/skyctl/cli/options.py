@@ -19,12 +19,14 @@ from skyctl.cli.option_values import (
     DTYPES,
     PARALLEL,
     SCHEDULES,
+    SYNC_ROUTES,
     complete_choices,
     complete_nodes,
     complete_run,
     parse_link_dtypes,
     parse_parallel,
     parse_schedule,
+    parse_sync,
     parse_sync_format,
     select_node_names,
 )
@@ -338,6 +340,16 @@ class PlacementOptions:
             help="With --parallel data: gradients as float32 (default) or bfloat16.",
         ),
     ] = None
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync",
+            metavar="ROUTES",
+            autocompletion=complete_choices(*SYNC_ROUTES),
+            help="With --parallel data: gradients over a ring, a star, packed trees, or auto (default: the "
+            "fastest of them).",
+        ),
+    ] = None
     pin_first: Annotated[
         str | None,
         typer.Option(
@@ -392,6 +404,7 @@ class PlacementOptions:
         return PlanOptions(
             parallel=parse_parallel(self.parallel),
             sync_format=parse_sync_format(self.sync_format),
+            sync=parse_sync(self.sync),
             schedule=parse_schedule(self.schedule),
             first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),
             last_stage=None if cluster is None else select_node_names(cluster, self.pin_last),

@@ -28,7 +28,7 @@ from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat
+from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat, SyncRoutes
 from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
@@ -46,6 +46,7 @@ class PlanOptions:
         schedule: the default for what was measured is ``auto`` (see ``schedule_choice.py``).
         parallel: one pipeline, or ``data``: every device that takes part holds all layers.
         sync_format: what gradients are summed in, with ``data``.
+        sync: over which routes they are, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
         assign_shares: the user's own shares with ``data``, (device or node, microbatches).
         whole_blocks: cut between transformer blocks only.
@@ -57,6 +58,7 @@ class PlanOptions:
     strategy: str = "optimal"
     parallel: Parallel | None = None
     sync_format: SyncFormat | None = None
+    sync: SyncRoutes | None = None
     schedule: ScheduleChoice | None = None
     objective: Objective | None = None
     microbatches: int | None = None
@@ -213,7 +215,7 @@ def _form(options: PlanOptions, parallel: str) -> dict[str, str]:
             "are cut into stages",
             hint="--parallel data; or --link-dtype for what passes between stages",
         )
-    given = {"parallel": options.parallel, "sync_format": options.sync_format}
+    given = {"parallel": options.parallel, "sync_format": options.sync_format, "sync": options.sync}
     if options.parallel == DATA and options.schedule in STAGE_ORDERS:
         raise InputError(
             f"--schedule {options.schedule} orders a pipeline's stages; with --parallel data every device "

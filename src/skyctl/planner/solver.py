@@ -384,3 +384,46 @@ def position_prices(takes: Floats, sizes: list[int]) -> Floats | None:
         return None
     out: Floats = np.maximum(0.0, np.array([place.solution_value() for place in places]))
     return out
+
+
+class SharesProgram:
+    """Shares of columns, 1 in all, with the least load on the busiest resource; columns come one by one.
+
+    Args:
+        scale: about the load that is expected, by which loads are divided.
+    """
+
+    def __init__(self, scale: float) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._lp: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._lp.SetSolverSpecificParametersAsString(
+            "primal_feasibility_tolerance: 1e-10 dual_feasibility_tolerance: 1e-10"
+        )
+        self._scale = scale
+        self._most = self._lp.NumVar(0.0, self._lp.infinity(), "most")
+        self._lp.Minimize(self._most)
+        self._whole = self._lp.Constraint(1.0, 1.0)
+        self._rows: dict[int, Any] = {}
+        self._shares: list[Any] = []
+
+    def add(self, resources: Ints, loads: Floats) -> None:
+        """A column: the load that all of it puts on each of these resources."""
+        share = self._lp.NumVar(0.0, self._lp.infinity(), "")
+        self._whole.SetCoefficient(share, 1.0)
+        for resource, load in zip(resources.tolist(), loads.tolist(), strict=True):
+            row = self._rows.get(resource)
+            if row is None:
+                row = self._rows[resource] = self._lp.Constraint(-self._lp.infinity(), 0.0)
+                row.SetCoefficient(self._most, -1.0)
+            row.SetCoefficient(share, load / self._scale)
+        self._shares.append(share)
+
+    def solve(self) -> tuple[Floats, dict[int, float]] | None:
+        """(the columns' shares, prices of resources, none negative and at most about 1 in all); None: no
+        solution."""
+        if self._lp.Solve() != self._lp.OPTIMAL:
+            return None
+        shares = np.array([max(0.0, x.solution_value()) for x in self._shares])
+        prices = {resource: max(0.0, -row.dual_value()) for resource, row in self._rows.items()}
+        return shares / shares.sum(), prices

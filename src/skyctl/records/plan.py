@@ -10,7 +10,7 @@ from skyctl.errors import InputError
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
 from skyctl.records.problem import Problem
-from skyctl.records.sync import Sync
+from skyctl.records.sync import RoutePrices, Sync
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
@@ -129,12 +129,23 @@ class Witness(Record):
     """Dual prices that prove a certificate's bound, evaluated by ``verify`` (``proof_by_witness``).
 
     Attributes:
-        layer_prices: one per layer, of any sign.
+        layer_prices: one per layer, of any sign; none where devices hold all layers each.
         place_prices: one per place in a pipeline, from the last stage on, none negative; 0 beyond them.
+        route_prices: by set of holders, of what their routes use; at most one for each set.
     """
 
-    layer_prices: Seq[float] = Field(min_length=1)
+    layer_prices: Seq[float] = ()
     place_prices: Seq[Annotated[float, Field(ge=0)]] = ()
+    route_prices: Seq[RoutePrices] = since(9, ())
+
+    @model_validator(mode="after")
+    def _prices_something(self) -> Witness:
+        if not self.layer_prices and not self.route_prices:
+            raise ValueError("a witness has prices of layers or of routes, this one has none")
+        sets = [frozenset(one.devices) for one in self.route_prices]
+        if len(set(sets)) != len(sets):
+            raise ValueError("route_prices names a set of devices twice")
+        return self
 
 
 ProofStatus = Literal["optimal", "bounded", "feasible"]
@@ -191,7 +202,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[8] = 8
+    version: Literal[9] = 9
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem

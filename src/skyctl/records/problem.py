@@ -21,6 +21,7 @@ Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 Parallel = Literal["pipeline", "data"]
 SyncFormat = Literal["float32", "bfloat16"]
+SyncRoutes = Literal["auto", "ring", "star", "trees"]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
 
@@ -122,10 +123,11 @@ class Problem(FileRecord):
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
     and their gradients are summed in ``sync_format``. ``ties``: layers that share parameters, in their order.
+    ``sync``: over which routes they are summed; ``auto``: the fastest of a ring, a star and packed trees.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[8] = 8
+    version: Literal[9] = 9
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)
@@ -140,6 +142,7 @@ class Problem(FileRecord):
     recompute: bool = since(2, False)
     parallel: Parallel = since(8, "pipeline")
     sync_format: SyncFormat = since(8, "float32")
+    sync: SyncRoutes = since(9, "auto")
     ties: Seq[Tie] = since(8, ())
 
     @model_validator(mode="after")

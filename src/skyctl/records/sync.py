@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Count, Index, Name, Record, Seq
+from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq
 from skyctl.records.problem import SyncFormat
 
 
@@ -53,6 +53,33 @@ class Sync(Record):
     format: SyncFormat = "float32"
     chunk_bytes: Count = 262144
     groups: Seq[SyncGroup] = Field(min_length=1)
+
+
+class LinkPrice(Record):
+    """The price of a second of a directed link."""
+
+    source: Name
+    target: Name
+    price: Annotated[float, Field(ge=0)]
+
+
+class RoutePrices(Record):
+    """Prices of what routes use, and the bound on routes among some holders that they prove.
+
+    No routes use less in all, weighted by price, than the cheapest tree does, and what is used most is used
+    at least as much as the weighted mean.
+
+    Attributes:
+        devices: the holders; routes go over no others.
+        byte_s: seconds that a byte of gradient takes at least on the busiest link or shared resource.
+        links: prices of links; 0 for those that are not listed.
+        shared: by shared resource of the problem, in its order; 0 beyond them.
+    """
+
+    devices: Seq[Name] = Field(min_length=2)
+    byte_s: Seconds
+    links: Seq[LinkPrice] = ()
+    shared: Seq[Annotated[float, Field(ge=0)]] = ()
 
 
 def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, child: int) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.data.holder_costs import DataModel, HolderCost, buffer_bytes
+from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel, HolderCost, buffer_bytes
+from skyctl.planner.data.route_fill import fill_s
 from skyctl.planner.data.route_layouts import (
     DeviceRoute,
     Layout,
@@ -16,7 +17,12 @@ from skyctl.planner.data.route_layouts import (
     layouts_of,
     use_of,
 )
+from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.shares import level_in_parts_s, level_shares
+from skyctl.planner.data.tree_layouts import pack_set
+
+LEAST_GAIN = 1e-3
+"""Relative: trees that save less of a step are not taken in the place of a ring, a star or one device."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class HolderGroup:
         byte_s: seconds that a byte of gradient takes on the busiest link or shared resource.
         microbatch_s: by holder, t.
         extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e.
+        fill_s: what messages take beyond that, which pass deep trees edge by edge.
     """
 
     holders: tuple[int, ...]
@@ -37,11 +44,12 @@ class HolderGroup:
     byte_s: float
     microbatch_s: tuple[float, ...]
     extra_s: tuple[float, ...]
+    fill_s: float = 0.0
 
     @property
     def after_s(self) -> float:
-        """Seconds from the last gradient's sum to the step's end: latency, and the slowest optimizer."""
-        return self.use.latency_s + max(cost.optimizer_s for cost in self.costs)
+        """Seconds from the last gradient's sum to the step's end: fill, latency, the slowest optimizer."""
+        return self.fill_s + self.use.latency_s + max(cost.optimizer_s for cost in self.costs)
 
     def with_shares(self, shares: Sequence[int]) -> DataPlacement:
         """The candidate with these shares."""
@@ -52,7 +60,7 @@ class HolderGroup:
             group=self,
             shares=tuple(shares),
             iteration_s=summed_s + self.after_s,
-            sync_s=summed_s + self.use.latency_s - computed_s,
+            sync_s=summed_s + self.fill_s + self.use.latency_s - computed_s,
         )
 
     def best_placement(self, microbatches: int, below_s: float = math.inf) -> DataPlacement | None:
@@ -106,6 +114,7 @@ def make_group(
     costs: Sequence[HolderCost],
     routes: Sequence[DeviceRoute],
     layout: Layout | None = None,
+    chunk_bytes: float = CHUNK_BYTES,
 ) -> HolderGroup:
     """Holders of given costs that sum over these routes, whether they have the memory or not."""
     use = use_of(routes, model.latency_s)
@@ -116,7 +125,9 @@ def make_group(
         for d, cost in zip(holders, costs, strict=True)
     )
     times = tuple(cost.microbatch_s for cost in costs)
-    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s)
+    simple = layout is not None and not layout.trees  # a ring and a star fill no tree
+    filled_s = 0.0 if simple else fill_s(model, routes, chunk_bytes)
+    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s)
 
 
 def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
@@ -133,9 +144,34 @@ def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
 
 
 def fitting_groups(model: DataModel, holders: tuple[int, ...]) -> Iterator[HolderGroup]:
-    """The ways for these holders to sum that fit in their memory: in a ring, in a star at each."""
-    groups = (fitting_group(model, layout) for layout in layouts_of(holders))
+    """The ways for these holders to sum that fit in their memory: in a ring, in a star at each.
+
+    Those of them that the problem's ``sync`` leaves; packed trees are looked for elsewhere.
+    """
+    return _fitting(model, layouts_of(holders, model.problem.sync))
+
+
+def fitting_trees(model: DataModel, holders: tuple[int, ...], deadline: float) -> Iterator[HolderGroup]:
+    """The packed trees of two holders or more that fit in their memory.
+
+    None where the problem's ``sync`` asks for a ring or a star. ``deadline``: as in ``pack_set``.
+    """
+    if model.problem.sync in ONE_LINE or len(holders) < 2:
+        return iter(())
+    return _fitting(model, pack_set(model, holders, deadline).layouts)
+
+
+def _fitting(model: DataModel, layouts: Iterable[Layout]) -> Iterator[HolderGroup]:
+    groups = (fitting_group(model, layout) for layout in layouts)
     return (group for group in groups if group is not None)
+
+
+def asked_groups(model: DataModel, holders: tuple[int, ...], deadline: float) -> list[HolderGroup]:
+    """All ways to sum that the problem's ``sync`` asks for and that fit; see ``fitting_trees``."""
+    trees = list(fitting_trees(model, holders, deadline))
+    if model.problem.sync == "trees" and trees:
+        return trees
+    return [*fitting_groups(model, holders), *trees]
 
 
 def best_of_groups(

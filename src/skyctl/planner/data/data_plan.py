@@ -6,14 +6,22 @@ import time
 from collections.abc import Sequence
 
 from skyctl.errors import InputError
-from skyctl.planner.data.data_placement import DataPlacement, fitting_group, fitting_groups, make_group
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.data_placement import (
+    LEAST_GAIN,
+    DataPlacement,
+    asked_groups,
+    fitting_group,
+    make_group,
+)
+from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel
 from skyctl.planner.data.holder_shortage import (
     raise_if_short,
     raise_no_holder,
     raise_too_few_microbatches,
 )
 from skyctl.planner.data.route_layouts import Layout, make_sync, read_routes
+from skyctl.planner.data.route_search import search_routes
+from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.set_search import SetSearch, best_alone, search_all, search_greedy
 from skyctl.planner.data.unused_holders import explain_unused
 from skyctl.planner.plan_record import make_certificate
@@ -25,12 +33,17 @@ from skyctl.records.plan import (
     Prediction,
     ReplicaPrediction,
     Strategy,
+    Witness,
 )
 from skyctl.records.problem import Problem
 
 EVEN_METHOD = "equal shares, a ring"
 ALONE_METHOD = "the fastest device that holds all layers"
-GREEDY_METHOD = "water-filling over greedy sets, rings and stars"
+ASSIGNED_S = 10.0
+"""Seconds to pack trees for a user's own shares, at most."""
+GREEDY_METHOD = "water-filling over greedy sets"
+ROUTES_WORDS = {"auto": "all routes", "trees": "all routes", "ring": "a ring", "star": "stars"}
+"""By a problem's ``sync``: what the certificate speaks of."""
 
 
 def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
@@ -49,24 +62,31 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
         if alone is None:
             raise_no_holder(model)
         return _made_plan(model, strategy, alone, ALONE_METHOD, began)
-    search = search_greedy if strategy == "heuristic" else search_all
-    found = search(model, began + time_limit_s)
+    found = _search(model, strategy, began + time_limit_s)
     if found.best is None:
         raise_no_holder(model)
-    method = GREEDY_METHOD if strategy == "heuristic" else _method(found)
-    bound_s = found.bound_s if strategy == "optimal" else None
-    return _made_plan(model, strategy, found.best, method, began, bound_s=bound_s, proved=found.complete)
+    return _made_plan(model, strategy, found.best, _method(problem, strategy, found), began, found)
 
 
-def _method(found: SetSearch) -> str:
-    """How an optimal plan was found and what proves it, for the certificate."""
+def _search(model: DataModel, strategy: Strategy, deadline: float) -> SetSearch:
+    if model.problem.sync in ONE_LINE:
+        return (search_greedy if strategy == "heuristic" else search_all)(model, deadline)
+    return search_routes(model, deadline, prove=strategy == "optimal")
+
+
+def _method(problem: Problem, strategy: Strategy, found: SetSearch) -> str:
+    """How a plan was found and what proves it, for the certificate: over which routes is part of it."""
+    routes = ROUTES_WORDS[problem.sync]
+    looked_at = f"{found.sets} sets" + (f", trees of {found.packed}" if found.packed else "")
+    if strategy == "heuristic":
+        return f"{GREEDY_METHOD}, {routes}"
     if found.complete:
-        return f"every set of holders, ring and star: {found.sets} sets"
-    return f"{GREEDY_METHOD}: {found.sets} sets; bound by each device's work and fastest line"
+        return f"every set of holders, {routes}: {looked_at}"
+    return f"{GREEDY_METHOD}, {routes}: {looked_at}; bound by each device's work and lines"
 
 
 def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Plan:
-    """The plan with a user's own shares, (device, microbatches), summed by the better of ring and stars.
+    """The plan with a user's own shares, (device, microbatches), summed the fastest way that ``sync`` leaves.
 
     Raises:
         InputError: unknown or repeated device, a share below 1, or shares that are not the step's in sum.
@@ -98,12 +118,18 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
             hint=f"change a share by {abs(model.microbatches - total)}, or the number with --microbatches",
         )
     holders = tuple(sorted(shares))
-    made = [group.with_shares([shares[d] for d in holders]) for group in fitting_groups(model, holders)]
+    groups = asked_groups(model, holders, began + ASSIGNED_S)
+    made = [group.with_shares([shares[d] for d in holders]) for group in groups]
     if not made:
         raise_if_short(model, Layout(holders), "the assignment")
-    return _made_plan(
-        model, "assigned", min(made, key=lambda placed: placed.iteration_s), "as assigned", began
-    )
+    best = min(made, key=_assigned_s)
+    return _made_plan(model, "assigned", best, "as assigned", began)
+
+
+def _assigned_s(placed: DataPlacement) -> float:
+    """A step's seconds; trees' count more, so that a ring or a star that is hardly slower is taken."""
+    layout = placed.group.layout
+    return placed.iteration_s * (1 + LEAST_GAIN if layout is not None and layout.trees else 1)
 
 
 def _even(model: DataModel) -> DataPlacement:
@@ -125,18 +151,22 @@ def _made_plan(
     placed: DataPlacement,
     method: str,
     began: float,
-    *,
-    bound_s: float | None = None,
-    proved: bool = False,
+    found: SetSearch | None = None,
 ) -> Plan:
-    """The plan's record, with its certificate and why devices are unused."""
+    """The plan's record, with its certificate and why devices are unused.
+
+    ``found``: the search that it comes from.
+    """
+    proved = found if strategy == "optimal" else None
     proof = make_certificate(
         placed.iteration_s,
-        bound_s,
-        proved=proved and strategy == "optimal",
+        None if proved is None else proved.bound_s,
+        proved=proved is not None and proved.complete,
         method=method,
         wall_s=time.perf_counter() - began,
     )
+    if found is not None and found.prices:
+        proof = proof.model_copy(update={"witness": Witness(route_prices=found.prices)})
     layout = placed.group.layout
     assert layout is not None
     return _record(model, strategy, placed, proof, layout)
@@ -226,4 +256,5 @@ def read_data_placement(model: DataModel, plan: Plan) -> DataPlacement:
             f"the plan's pipelines take {sum(shares)} microbatches, the problem has {model.microbatches}"
         )
     routes = read_routes(plan.sync, index, layers)
-    return make_group(model, tuple(holders), costs, routes).with_shares(shares)
+    chunk_bytes = CHUNK_BYTES if plan.sync is None else plan.sync.chunk_bytes
+    return make_group(model, tuple(holders), costs, routes, chunk_bytes=chunk_bytes).with_shares(shares)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from skyctl.errors import InputError
+from skyctl.records.problem import SyncRoutes
 from skyctl.records.sync import Route, Sync, SyncGroup
 
 Pair = tuple[int, int]
@@ -23,19 +24,27 @@ class DeviceRoute(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The holders, ascending, and their star's root; None: a ring in that order, or one holder alone."""
+    """The holders, ascending, and how they sum.
+
+    Attributes:
+        root: of a star; None: a ring in the holders' order, or one holder alone.
+        trees: packed trees in the place of both.
+    """
 
     holders: tuple[int, ...]
     root: int | None = None
+    trees: tuple[DeviceRoute, ...] = ()
 
     def routes(self) -> tuple[DeviceRoute, ...]:
-        """A star's only route, or a ring's, one for each holder, with that holder as its root.
+        """Packed trees, a star's only route, or a ring's, one for each holder, with that holder as its root.
 
         In a ring, partial sums go once around to the root, beginning with the holder after it, and the sum
         once around from the root; none for one holder.
         """
         if len(self.holders) == 1:
             return ()
+        if self.trees:
+            return self.trees
         if self.root is not None:
             others = [d for d in self.holders if d != self.root]
             up = tuple((d, self.root) for d in others)
@@ -49,11 +58,12 @@ class Layout(NamedTuple):
         return tuple(out)
 
 
-def layouts_of(holders: tuple[int, ...]) -> tuple[Layout, ...]:
-    """Every way to sum that is tried: a ring, and a star at each holder."""
+def layouts_of(holders: tuple[int, ...], sync: SyncRoutes = "auto") -> tuple[Layout, ...]:
+    """A ring, and a star at each holder: those that ``sync`` leaves (``trees``: both, to begin with)."""
     if len(holders) == 1:
         return (Layout(holders),)
-    return (Layout(holders), *(Layout(holders, root) for root in holders))
+    ring = () if sync == "star" else (Layout(holders),)
+    return (*ring, *(Layout(holders, root) for root in holders if sync != "ring"))
 
 
 class RouteUse(NamedTuple):

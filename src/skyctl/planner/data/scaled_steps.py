@@ -54,4 +54,4 @@ def scaled_steps_s(plan: Plan, factors: TimeFactors, draws: int) -> Iterator[flo
             exposed_s = factor * cost.exposure.at(byte_s / factor)
             ends.append(share * each_s + max(exposed_s, factor * busy_s))
             optimizers.append(factor * cost.optimizer_s)
-        yield max(ends) + group.use.latency_s + max(optimizers)
+        yield max(ends) + group.fill_s + group.use.latency_s + max(optimizers)

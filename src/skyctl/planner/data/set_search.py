@@ -10,8 +10,11 @@ from itertools import chain, combinations
 
 from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group
 from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.route_fill import line_byte_s
 from skyctl.planner.data.route_layouts import Layout
+from skyctl.planner.data.set_bounds import least_byte_s
 from skyctl.planner.data.shares import level_in_parts_s, level_shares
+from skyctl.records.sync import RoutePrices
 
 ROUNDING = 1e-12
 MOST_PREFIXES = 24
@@ -25,12 +28,16 @@ class SetSearch:
     """What a search over sets has found. ``best`` None: no device has the memory.
 
     ``complete``: every set was looked at or ruled out; else ``bound_s`` is what no plan can be faster than.
+    ``prices``: of the sets whose trees were packed, where the bound needs them, and of the best one.
+    ``packed``: how many sets' trees were.
     """
 
     best: DataPlacement | None
     complete: bool
     bound_s: float | None
     sets: int
+    prices: tuple[RoutePrices, ...] = ()
+    packed: int = 0
 
 
 def best_alone(model: DataModel, below_s: float = math.inf) -> DataPlacement | None:
@@ -43,7 +50,7 @@ def best_alone(model: DataModel, below_s: float = math.inf) -> DataPlacement | N
     return best
 
 
-class _Incumbent:
+class Incumbent:
     """The best candidate so far. Sets that can't be better are left out before their layouts are looked at.
 
     Attributes:
@@ -106,40 +113,45 @@ def search_greedy(model: DataModel, deadline: float) -> SetSearch:
 
     ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
     """
-    incumbent = _Incumbent(model)
-    _improve_greedily(incumbent, deadline)
+    incumbent = Incumbent(model)
+    improve_greedily(incumbent, deadline)
     return SetSearch(incumbent.best, incumbent.best is None, None, incumbent.sets)
 
 
-def _improve_greedily(incumbent: _Incumbent, deadline: float) -> None:
+def improve_greedily(incumbent: Incumbent, deadline: float) -> None:
+    """Looks at growing sets, at growing stars, and at what is near the best one, in rings and stars."""
     for holders in _growing(incumbent):
         incumbent.improve(holders)
         if incumbent.is_proved or time.perf_counter() > deadline:
             return
-    for holders, root in _growing_stars(incumbent):
+    stars = () if incumbent.model.problem.sync == "ring" else _growing_stars(incumbent)
+    for holders, root in stars:
         incumbent.improve_star(holders, root)
         if incumbent.is_proved or time.perf_counter() > deadline:
             return
     improved = incumbent.best is not None
     while improved and incumbent.best is not None:
         improved = False
-        for holders in _neighbours(incumbent, incumbent.best.holders):
+        for holders in neighbours(incumbent, incumbent.best.holders):
             improved = incumbent.improve(holders) or improved
             if incumbent.is_proved or time.perf_counter() > deadline:
                 return
 
 
 def search_all(model: DataModel, deadline: float) -> SetSearch:
-    """The best of all sets where they are few and there is time; else the greedy one, with a lower bound."""
-    incumbent = _Incumbent(model)
-    _improve_greedily(incumbent, deadline)
+    """The best of all sets where they are few and there is time; else the greedy one, with a lower bound.
+
+    In a ring, or in stars; where trees may be packed, ``route_search``.
+    """
+    incumbent = Incumbent(model)
+    improve_greedily(incumbent, deadline)
     if incumbent.best is None:
         return SetSearch(None, True, None, incumbent.sets)
     if incumbent.is_proved:
         return SetSearch(incumbent.best, False, incumbent.bound_s, incumbent.sets)
     usable = incumbent.usable
     most = min(len(usable), model.microbatches)
-    complete = sum(math.comb(len(usable), size) for size in range(1, most + 1)) <= MOST_SETS
+    complete = few_sets(incumbent)
     if complete:
         for holders in chain.from_iterable(combinations(usable, size) for size in range(2, most + 1)):
             incumbent.improve(holders)
@@ -151,7 +163,14 @@ def search_all(model: DataModel, deadline: float) -> SetSearch:
     return SetSearch(incumbent.best, False, incumbent.bound_s, incumbent.sets)
 
 
-def _growing(incumbent: _Incumbent) -> Iterator[tuple[int, ...]]:
+def few_sets(incumbent: Incumbent) -> bool:
+    """Whether all sets of the usable devices can be gone through."""
+    usable = len(incumbent.usable)
+    most = min(usable, incumbent.model.microbatches)
+    return sum(math.comb(usable, size) for size in range(1, most + 1)) <= MOST_SETS
+
+
+def _growing(incumbent: Incumbent) -> Iterator[tuple[int, ...]]:
     """Sets of the first 2, 3, … devices in three orders: fast, with a fast line, with little of both."""
     times, extra_s = incumbent.microbatch_s, incumbent.extra_s
     keys: tuple[Callable[[int], float], ...] = (
@@ -165,7 +184,7 @@ def _growing(incumbent: _Incumbent) -> Iterator[tuple[int, ...]]:
             yield tuple(sorted(order[:count]))
 
 
-def _growing_stars(incumbent: _Incumbent) -> Iterator[tuple[tuple[int, ...], int]]:
+def _growing_stars(incumbent: Incumbent) -> Iterator[tuple[tuple[int, ...], int]]:
     """By root, the devices with the fastest lines to and from it: 2, 3, … of them, or in larger steps."""
     model, usable = incumbent.model, incumbent.usable
     step = max(1, len(usable) // MOST_PREFIXES)
@@ -179,7 +198,7 @@ def _growing_stars(incumbent: _Incumbent) -> Iterator[tuple[tuple[int, ...], int
             yield tuple(sorted((root, *order[:count]))), root
 
 
-def _neighbours(incumbent: _Incumbent, holders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def neighbours(incumbent: Incumbent, holders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The sets of two or more with one device more, one less, or another one in place of one."""
     others = [d for d in incumbent.usable if d not in holders]
     if len(holders) < incumbent.model.microbatches:
@@ -197,8 +216,7 @@ def _neighbours(incumbent: _Incumbent, holders: tuple[int, ...]) -> Iterator[tup
 def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
     """By usable device, the least seconds of a step besides its microbatches, in any set of two or more.
 
-    Every byte of gradient is sent by it once at least and received once, so it takes no less than over its
-    fastest line there and back; latency, its own optimizer, and its processor's part of both come to that.
+    Latency, its own optimizer, and its processor's part come to what its lines take (``least_byte_s``).
     """
     out = {}
     for d in usable:
@@ -208,10 +226,7 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
         if not others:
             out[d] = math.inf
             continue
-        byte_s = max(
-            min(line_byte_s(model, d, other) for other in others),
-            min(line_byte_s(model, other, d) for other in others),
-        )
+        byte_s = least_byte_s(model, d, others)
         latency_s = min(model.latency_s.get((d, other), 0.0) for other in others)
         latency_s += min(model.latency_s.get((other, d), 0.0) for other in others)
         passed_s = 2 * model.problem.devices[d].message_byte_s * model.total_bytes
@@ -219,13 +234,7 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
     return out
 
 
-def line_byte_s(model: DataModel, source: int, target: int) -> float:
-    """Seconds that a byte takes on the slowest of a link and its shared resources."""
-    pair = (source, target)
-    return max((model.byte_s.get(pair, 0.0), *(seconds for _, seconds in model.shared.get(pair, ()))))
-
-
-def _lower_bound_s(incumbent: _Incumbent) -> float:
+def _lower_bound_s(incumbent: Incumbent) -> float:
     """What no plan can be faster than: the fastest device alone (the best so far), or the level of all.
 
     At that level, which leaves each device its own least extras and nothing of the others', as many

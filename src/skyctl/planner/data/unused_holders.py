@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from skyctl.planner.data.data_placement import DataPlacement, best_of_groups, fitting_groups
+import time
+
+from skyctl.planner.data.data_placement import (
+    DataPlacement,
+    asked_groups,
+    best_of_groups,
+    fitting_groups,
+)
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.holder_shortage import shortage_words
 from skyctl.records.plan import Certificate, Plan, Strategy, Unused
@@ -12,13 +19,21 @@ NOTABLE = 0.0005
 MOST_LAYOUTS = 1_000
 """Rings and stars that are looked at for all reasons together, about a second's worth."""
 
+MOST_PACKED = 8
+"""Holders up to which trees are packed for a reason, in ``PACKED_S`` at most; beyond, rings and stars."""
+PACKED_S = 5.0
+
 
 class _OneMore:
     """A plan's holders with one more device beside them: what a step takes, and when that pays."""
 
     def __init__(self, model: DataModel, holders: tuple[int, ...], device: int) -> None:
-        self._few = list(fitting_groups(model, holders))
-        self._more = list(fitting_groups(model, tuple(sorted((*holders, device)))))
+        self._few, self._more = (
+            asked_groups(model, chosen, time.perf_counter() + PACKED_S)
+            if len(chosen) <= MOST_PACKED
+            else list(fitting_groups(model, chosen))
+            for chosen in (holders, tuple(sorted((*holders, device))))
+        )
         self._microbatches = model.microbatches
 
     def best(self) -> DataPlacement | None:

@@ -7,7 +7,7 @@ every device has the time for below it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from skyctl.planner.verification.data_step import (
@@ -25,36 +25,48 @@ MOST_SETS = 5_000
 """Sets of holders that are gone through one by one, at most."""
 
 
-def prove_data(step: DataStep, bound_s: float) -> Proof:
-    """Whether no ring and no star of holders, and no device alone, has a step below ``bound_s``."""
+def prove_data(step: DataStep, bound_s: float, byte_s: Mapping[frozenset[str], float] | None = None) -> Proof:
+    """Whether no holders, over whichever routes the problem's ``sync`` leaves, have a step below ``bound_s``.
+
+    Args:
+        byte_s: by set of holders, seconds of a byte that are proved of all routes among them.
+    """
     search = _Limit(step, bound_s * (1 - TOLERANCE))
     if search.below_s <= 0:
         return Proof(True, "nothing is below zero")
     if (alone := search.fast_alone()) is not None:
         return Proof(False, f"{alone} alone is faster")
+    lines = "fastest lines" if search.one_line else "lines"
     if search.too_few(search.usable):
-        return Proof(True, "all devices together compute too little below it, sums over their fastest lines")
+        return Proof(True, f"all devices together compute too little below it, sums over their {lines}")
     most = min(len(search.usable), step.problem.microbatches)
     if sum(math.comb(len(search.usable), size) for size in range(2, most + 1)) > MOST_SETS:
-        return Proof(None, "their fastest lines alone do not rule it out, and there are too many sets")
+        return Proof(None, f"their {lines} alone do not rule it out, and there are too many sets")
     for size in range(2, most + 1):
         for chosen in combinations(search.usable, size):
-            if not search.too_few(chosen) and any(
-                search.is_faster(chosen, t) for t in ring_and_stars(chosen)
-            ):
+            if search.too_few(chosen):
+                continue
+            if any(search.is_faster(chosen, t) for t in ring_and_stars(chosen, step.problem.sync)):
                 return Proof(False, f"{', '.join(chosen)} are faster")
-    return Proof(True, "no set of holders has a ring or star that is faster")
+            priced_s = (byte_s or {}).get(frozenset(chosen), 0.0)
+            if not search.one_line and not search.is_ruled_out(chosen, priced_s):
+                return Proof(False, f"nothing rules out that {', '.join(chosen)} are faster over some routes")
+    if search.one_line:
+        return Proof(True, f"no set of holders has a {step.problem.sync} that is faster")
+    return Proof(True, "no set of holders has routes that are faster, by its lines or its prices")
 
 
 class _Limit:
     """What devices can do in less than ``below_s`` seconds.
 
     ``usable``: those that the pins and their memory let hold all layers.
+    ``one_line``: every byte that a device sends goes over one of its lines, as in a ring or a star.
     """
 
     def __init__(self, step: DataStep, below_s: float) -> None:
         self.step = step
         self.below_s = below_s
+        self.one_line = step.problem.sync in ("ring", "star")
         ids = [device.id for device in step.problem.devices]
         self.usable = [x for x in ids if step.allowed(x) and self._recompute(x, 0) is not None]
         self._least = {x: self._least_extra_s(x) for x in self.usable}
@@ -82,24 +94,35 @@ class _Limit:
         """The least seconds of its step, as one of several holders, that are not of its microbatches."""
         others = [x for x in self.usable if x != device]
         recompute = bool(self._recompute(device, 0))
-        out = [self._line(device, x) for x in others]
-        back = [self._line(x, device) for x in others]
+        out, back = [(device, x) for x in others], [(x, device) for x in others]
         if not others:
             return math.inf
-        byte_s = max(min(s for s, _ in out), min(s for s, _ in back))
-        latency_s = min(s for _, s in out) + min(s for _, s in back)
-        entry = self.step.devices[device]
-        passed_s = 2 * entry.message_byte_s * math.fsum(self.step.sizes)
+        wires = self.step.wires
+        if self.one_line:
+            byte_s = max(min(map(wires.line_s, out)), min(map(wires.line_s, back)))
+        else:
+            byte_s = max(wires.least_s(out), wires.least_s(back))
+        latency_s = sum(min(wires.latency_s.get(edge, 0.0) for edge in edges) for edges in (out, back))
         optimizer_s = self.step.layer_times(device, recompute)[2]
-        return max(self._exposed_s(device, recompute, byte_s), passed_s) + latency_s + optimizer_s
+        return self._busy_s(device, recompute, byte_s) + latency_s + optimizer_s
 
-    def _line(self, source: str, target: str) -> tuple[float, float]:
-        """(seconds a byte takes at least, latency) from one device to another."""
-        link = self.step.links.get((source, target))
-        rates = [resource.bandwidth_bytes_per_s for resource in self.step.problem.shared
-                 if any((pair[0], pair[1]) == (source, target) for pair in resource.links)]  # fmt: skip
-        rates += [link.bandwidth_bytes_per_s] if link is not None else []
-        return max((1 / rate for rate in rates), default=0.0), link.latency_s if link is not None else 0.0
+    def _busy_s(self, device: str, recompute: bool, byte_s: float) -> float:
+        """What its gradients take after its computing at least: on lines, or on its processor."""
+        passed_s = 2 * self.step.devices[device].message_byte_s * math.fsum(self.step.sizes)
+        return max(self._exposed_s(device, recompute, byte_s), passed_s)
+
+    def is_ruled_out(self, devices: Sequence[str], priced_s: float) -> bool:
+        """Whether just these can't have a step below the limit over any routes.
+
+        ``priced_s``: seconds of a byte that are proved of all routes among them.
+        """
+        wires = self.step.wires
+        byte_s = max(priced_s, wires.cut_s(devices))
+        ways = {x: bool(self._recompute(x, 0)) for x in devices}
+        latency_s = wires.least_latency_s(devices)
+        after_s = latency_s + max(self.step.layer_times(x, ways[x])[2] for x in devices)
+        counts = [self._counted(x, ways[x], self._busy_s(x, ways[x], byte_s) + after_s) for x in devices]
+        return min(counts) < 1 or sum(counts) < self.step.problem.microbatches
 
     def _exposed_s(self, device: str, recompute: bool, byte_s: float) -> float:
         """From the end of its computing to the end of all sums, if nobody has its gradients later."""

@@ -7,11 +7,12 @@ last to the first, and routes are walked edge by edge.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from skyctl.records.problem import Device, Problem
+from skyctl.planner.verification.route_bound import Wires
+from skyctl.records.problem import Device, Problem, SyncRoutes
 from skyctl.records.sync import Route, Sync
 
 DEFAULT_CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
@@ -55,6 +56,7 @@ class DataStep:
             for x in problem.layers
         ]
         self.links = {(x.source, x.target): x for x in problem.links}
+        self.wires = Wires(problem)
 
     def allowed(self, device: str) -> bool:
         """Whether the pins let it hold the first layer and the last."""
@@ -123,6 +125,25 @@ class DataStep:
         latencies = {edge: link.latency_s for edge, link in self.links.items()}
         return max(ways_from_root(edges, root, child, latencies).values())
 
+    def fill_s(self, trees: Sequence[Tree], chunk_bytes: float) -> float:
+        """Seconds beyond all bytes on the busiest link or resource, as messages pass trees edge by edge."""
+        total = math.fsum(self.sizes)
+        work: dict[object, float] = {}
+        head: dict[object, float] = {}
+        tail: dict[object, float] = {}
+        for tree in trees:
+            message_bytes = min(chunk_bytes, tree.share * total)
+            for edge, before_s, after_s in edge_waits(tree, self.wires.line_s):
+                link_s = self.wires.link_s.get(edge, 0.0)
+                used: list[tuple[object, float]] = [(edge, link_s)]
+                used += [(k, self.wires.shared_s[k]) for k in self.wires.over.get(edge, ())]
+                for what, byte_s in used:
+                    work[what] = work.get(what, 0.0) + tree.share * byte_s * total
+                    head[what] = min(before_s * message_bytes, head.get(what, math.inf))
+                    tail[what] = min(after_s * message_bytes, tail.get(what, math.inf))
+        most = max(work.values(), default=0.0)
+        return max((work[x] + head[x] + tail[x] for x in work), default=0.0) - most
+
     def processor_s(self, entry: Device, trees: Sequence[Tree]) -> float:
         """Seconds of a device's processor for all gradients of a step: adding, sending, receiving."""
         added = passed = 0.0
@@ -131,7 +152,9 @@ class DataStep:
             passed += tree.share * sum(entry.id in edge for edge in (*tree.up, *tree.down))
         return (entry.reduce_byte_s * added + entry.message_byte_s * passed) * math.fsum(self.sizes)
 
-    def play(self, holders: Sequence[Holder], trees: Sequence[Tree]) -> StepTimes:
+    def play(
+        self, holders: Sequence[Holder], trees: Sequence[Tree], chunk_bytes: float = DEFAULT_CHUNK_BYTES
+    ) -> StepTimes:
         """The step: holders compute, layers are summed from the last to the first, then all optimize."""
         byte_s = self.byte_s(trees)
         ends = [x.microbatches * self.microbatch_s(x.device, x.recompute) for x in holders]
@@ -152,10 +175,47 @@ class DataStep:
                 ]
         for holder, end in zip(holders, ends, strict=True):
             done_s = max(done_s, end + self.processor_s(self.devices[holder.device], trees))
-        done_s += self.latency_s(trees)
+        done_s += self.fill_s(trees, chunk_bytes) + self.latency_s(trees)
         optimizers = [optimizer_s for _, _, optimizer_s in waits]
         compute_s = tuple(end + more for end, more in zip(ends, optimizers, strict=True))
         return StepTimes(done_s + max(optimizers), done_s - max(ends), compute_s)
+
+
+def edge_waits(
+    tree: Tree, byte_s: Callable[[tuple[str, str]], float]
+) -> Iterator[tuple[tuple[str, str], float, float]]:
+    """By edge, what a byte takes on the longest ways before and after it, over all holders that are ends.
+
+    A way up begins, and a way down ends, with an edge that is left out.
+    """
+    up = [way[::-1] for way in _ways(tree.up, tree.root, 0)]
+    down = _ways(tree.down, tree.root, 1)
+    taken = {edge: byte_s(edge) for way in (*up, *down) for edge in way}
+
+    def longest(ways: Iterable[Sequence[tuple[str, str]]]) -> float:
+        return max((math.fsum(taken[edge] for edge in way) for way in ways), default=0.0)
+
+    up_s, down_s = longest(way[1:] for way in up), longest(way[:-1] for way in down)
+    for edge in tree.up:
+        through = [(way, way.index(edge)) for way in up if edge in way]
+        before_s = longest(way[1:at] for way, at in through)
+        yield edge, before_s, longest([through[0][0][through[0][1] + 1 :]]) + down_s
+    for edge in tree.down:
+        through = [(way, way.index(edge)) for way in down if edge in way]
+        after_s = longest(way[at + 1 : -1] for way, at in through)
+        yield edge, up_s + longest([through[0][0][: through[0][1]]]), after_s
+
+
+def _ways(edges: Sequence[tuple[str, str]], root: str, child: int) -> list[list[tuple[str, str]]]:
+    """By device but the root, the edges between the root and it, the one at the root first."""
+    way = {edge[child]: edge for edge in edges}
+    found = []
+    for edge in edges:
+        passed = [edge]
+        while passed[-1][1 - child] != root:
+            passed.append(way[passed[-1][1 - child]])
+        found.append(passed[::-1])
+    return found
 
 
 def ways_from_root(
@@ -196,11 +256,19 @@ def trees_of(routes: Sequence[Route]) -> tuple[Tree, ...]:
     )
 
 
-def ring_and_stars(devices: Sequence[str]) -> Iterable[tuple[Tree, ...]]:
-    """The ways to sum that the contract names: a ring in the devices' order, and a star at each device."""
+def ring_and_stars(devices: Sequence[str], sync: SyncRoutes = "auto") -> Iterable[tuple[Tree, ...]]:
+    """A ring in the devices' order, and a star at each device: those of them that ``sync`` asks for."""
+    if sync != "star":
+        yield _ring(devices)
+    for root in devices if sync != "ring" else ():
+        others = [x for x in devices if x != root]
+        yield (Tree(1.0, root, tuple((x, root) for x in others), tuple((root, x) for x in others)),)
+
+
+def _ring(devices: Sequence[str]) -> tuple[Tree, ...]:
     count = len(devices)
     around = [tuple(devices[(i + j) % count] for j in range(count)) for i in range(count)]
-    yield tuple(
+    return tuple(
         Tree(
             1 / count,
             order[0],
@@ -209,6 +277,3 @@ def ring_and_stars(devices: Sequence[str]) -> Iterable[tuple[Tree, ...]]:
         )
         for order in around
     )
-    for root in devices:
-        others = [x for x in devices if x != root]
-        yield (Tree(1.0, root, tuple((x, root) for x in others), tuple((root, x) for x in others)),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
@@ -37,7 +37,7 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
     chunk_bytes = Sync.model_fields["chunk_bytes"].default if plan.sync is None else plan.sync.chunk_bytes
     arriving = children(trees)
     needs = [step.need_bytes(x.device, x.recompute, arriving.get(x.device, 0), chunk_bytes) for x in holders]
-    times = step.play(holders, trees)
+    times = step.play(holders, trees, chunk_bytes)
     claimed = plan.certificate.value_s
     return [
         Check(name="pipelines", ok=True, detail=f"{len(holders)} holders compute {shares} microbatches"),
@@ -53,7 +53,7 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
         ),
         _prediction(plan, step, holders, times, needs),
         check_certificate(plan),
-        _bound(step, plan),
+        *_bounds(step, plan),
     ]
 
 
@@ -156,11 +156,36 @@ def _prediction(
     return Check(name="prediction", ok=ok, detail=detail)
 
 
-def _bound(step: DataStep, plan: Plan) -> Check:
+def _bounds(step: DataStep, plan: Plan) -> list[Check]:
+    """Of the prices that the certificate brings, and of its bound."""
+    witness = plan.certificate.witness
+    priced = witness.route_prices if witness is not None else ()
+    byte_s: dict[frozenset[str], float] = {}
+    checks = []
+    for one in priced:
+        found_s = 0.0
+        if set(one.devices) <= set(step.devices) and len(set(one.devices)) == len(one.devices):
+            found_s = byte_s[frozenset(one.devices)] = step.wires.priced_s(one)
+        if one.byte_s > found_s * (1 + TOLERANCE):
+            detail = (
+                f"the prices for {', '.join(one.devices)} prove {found_s:.6g} s a byte, "
+                f"{one.byte_s:.6g} are claimed"
+            )
+            checks.append(Check(name="prices", ok=False, detail=detail))
+            break
+    else:
+        if priced:
+            checks.append(Check(name="prices", ok=True, detail=f"{len(priced)} sets' bounds hold"))
+    return [*checks, _bound(step, plan, byte_s)]
+
+
+def _bound(step: DataStep, plan: Plan, byte_s: Mapping[frozenset[str], float]) -> Check:
     bound_s = plan.certificate.lower_bound_s
     if bound_s is None:
         return Check(name="bound", ok=True, detail="none claimed", checked=False)
-    found = prove_data(step, bound_s)
+    found = prove_data(step, bound_s, byte_s)
+    if found.holds is None and byte_s:
+        return Check(name="bound", ok=False, detail=f"its prices do not prove it; {found.detail}")
     return Check(
         name="bound", ok=found.holds is not False, detail=found.detail, checked=found.holds is not None
     )
