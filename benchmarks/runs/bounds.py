@@ -60,6 +60,26 @@ def _shared_s(problem: dict[str, Any], stages: list[tuple[int, int, dict[str, An
     return out
 
 
+def data_bound_s(problem: dict[str, Any]) -> float:
+    """The least step in which all of a problem's devices hold the model, however gradients are summed.
+
+    All devices compute all the time, in parts of a microbatch if need be; each sends and receives every byte
+    of gradient once at least, over its fastest line. What is neither layers nor lines counts as nothing.
+    """
+    rates = 0.0
+    for device in problem["devices"]:
+        f, b, _ = _times(problem, device["id"], 0, len(problem["layers"]))
+        rates += 1 / (f + b)
+    fastest = [
+        max(
+            k["bandwidth_bytes_per_s"] for k in problem["links"] if device["id"] in (k["source"], k["target"])
+        )
+        for device in problem["devices"]
+    ]
+    sizes = sum(layer["gradient_bytes"] for layer in problem["layers"])
+    return max(problem["microbatches"] / rates, sizes / min(fastest))
+
+
 def utilisation(plan: dict[str, Any], step_s: float) -> float:
     """Device-seconds needed ÷ device-seconds there, each weighted by its device's speed.
 

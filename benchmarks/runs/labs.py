@@ -79,11 +79,16 @@ class Bench:
             raise SystemExit(f"{' '.join(command)} ended with {code}\n{document}")
         return json.loads(document), Lines(lines)
 
+    def lab_state(self) -> LabState:
+        """The lab as it was made: its nodes and their addresses."""
+        return LabState.model_validate(json.loads(next(self.folder.rglob("lab.json")).read_text()))
+
     def start_in(self, node: str, argv: list[str]) -> subprocess.Popen[bytes]:
         """A command in that node of the lab, under its quota, once it has said its first line."""
-        state = LabState.model_validate(json.loads(next(self.folder.rglob("lab.json")).read_text()))
         process = subprocess.Popen(
-            fault_injection.command_in_node(state, node, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            fault_injection.command_in_node(self.lab_state(), node, argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert process.stdout is not None
         process.stdout.readline()

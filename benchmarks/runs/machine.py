@@ -79,8 +79,8 @@ class Case:
     ran: tuple[float, float]
 
 
-def steadily(case: Callable[[], Case]) -> dict[str, Any]:
-    """Runs a case again while the machine was not the same for probe and run.
+def steadily(case: Callable[[], Case], attempts: int = ATTEMPTS) -> dict[str, Any]:
+    """Runs a case again while the machine was not the same for probe and run, so many times at most.
 
     Its cores are kept from halting all the while. Gives the attempt in which it changed least, with
     ``machine_changed`` (the watch's CPU seconds in the run ÷ those in the probe − 1), and what the others
@@ -88,7 +88,7 @@ def steadily(case: Callable[[], Case]) -> dict[str, Any]:
     """
     found: list[dict[str, Any]] = []
     with Awake(), Watch() as watch:
-        while len(found) < ATTEMPTS:
+        while len(found) < attempts:
             done = case()
             changed = watch.mean_s(*done.ran) / watch.mean_s(*done.probed) - 1
             figures = done.figures | {"machine_changed": round(changed, 4)}

@@ -113,10 +113,11 @@ def prediction(
     for cluster in clusters:
         with lab(CLUSTERS[cluster]) as bench:
             for name in workloads:
-                yield steadily(partial(_case, bench, cluster, name, _source(bench.folder, name)))
+                yield steadily(partial(_case, bench, cluster, name, source_of(bench.folder, name)))
 
 
-def _source(folder: Path, name: str) -> str:
+def source_of(folder: Path, name: str, convolutional: str = CONVOLUTIONAL) -> str:
+    """What of ``WORKLOADS`` a command is to train; ``convolutional``: that workload's train.py."""
     if name in ("gpt", "bert"):
         return f"{name}:layers=12,hidden=256,heads=8,context=128"
     place = folder / name
@@ -124,7 +125,7 @@ def _source(folder: Path, name: str) -> str:
     if name == "llama":
         (place / "config.json").write_text(json.dumps(LLAMA))
         return f"hf:{place}"
-    (place / "train.py").write_text(CONVOLUTIONAL)
+    (place / "train.py").write_text(convolutional)
     return str(place / "train.py")
 
 
