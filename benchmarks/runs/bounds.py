@@ -5,6 +5,7 @@ Written from the definitions, not from the planner's code: a benchmark should no
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -66,18 +67,15 @@ def data_bound_s(problem: dict[str, Any]) -> float:
     All devices compute all the time, in parts of a microbatch if need be; each sends and receives every byte
     of gradient once at least, over its fastest line. What is neither layers nor lines counts as nothing.
     """
-    rates = 0.0
-    for device in problem["devices"]:
-        f, b, _ = _times(problem, device["id"], 0, len(problem["layers"]))
+    rates, slowest = 0.0, math.inf
+    for name in (device["id"] for device in problem["devices"]):
+        f, b, _ = _times(problem, name, 0, len(problem["layers"]))
         rates += 1 / (f + b)
-    fastest = [
-        max(
-            k["bandwidth_bytes_per_s"] for k in problem["links"] if device["id"] in (k["source"], k["target"])
-        )
-        for device in problem["devices"]
-    ]
-    sizes = sum(layer["gradient_bytes"] for layer in problem["layers"])
-    return max(problem["microbatches"] / rates, sizes / min(fastest))
+        links = [k for k in problem["links"] if name in (k["source"], k["target"])]
+        fastest = max((float(k["bandwidth_bytes_per_s"]) for k in links), default=math.inf)
+        slowest = min(slowest, fastest)
+    sizes = math.fsum(layer["gradient_bytes"] for layer in problem["layers"])
+    return max(int(problem["microbatches"]) / rates, sizes / slowest)
 
 
 def utilisation(plan: dict[str, Any], step_s: float) -> float:

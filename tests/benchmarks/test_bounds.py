@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from runs.bounds import bound_s, utilisation
+from runs.bounds import bound_s, data_bound_s, utilisation
 
 from skyctl import Problem, plan
 
@@ -53,6 +53,18 @@ def test_no_plan_is_below_its_bound(seed: int, schedule: str) -> None:
     assert 0 < bound <= made.predicted.iteration_s * (1 + 1e-9)
     if len(made.stages) == 1:
         assert bound == pytest.approx(made.predicted.iteration_s)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_data_plan_is_below_its_bound(seed: int) -> None:
+    given = _problem(seed, "1f1b")
+    sized = [layer.model_copy(update={"gradient_bytes": layer.output_bytes}) for layer in given.layers]
+    problem = given.model_validate({**dict(given), "parallel": "data", "layers": sized, "microbatches": 16})
+    made = plan(problem, "even")
+    bound = data_bound_s(json.loads(problem.to_json()))
+    assert 0 < bound <= made.predicted.iteration_s * (1 + 1e-9)
+    if len(given.devices) == 1:
+        assert bound == pytest.approx(made.predicted.iteration_s - 0.001 * len(given.layers))
 
 
 def test_utilisation_is_one_where_all_devices_work_all_the_time() -> None:
