@@ -35,8 +35,9 @@ CASES = {
     }.items()
     for workload in workloads
 }
-BATCH, MICROBATCHES = 64, 16
-STEPS, LEAST_S = 7, 15.0
+SIZES = {"LAN": (64, 16), "100 Mbit/s": (256, 32), "uplink": (256, 32)}
+"""Batch size and microbatches: on slow lines a transformer of 64 samples is best left on one device."""
+STEPS, LEAST_S = 6, 15.0
 """Steps of a run; more where they are short."""
 
 
@@ -53,7 +54,8 @@ def data_prediction(cases: Sequence[str] = tuple(CASES)) -> Iterator[dict[str, A
 
 
 def _case(bench: Bench, cluster: str, name: str, source: str) -> Case:
-    sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
+    batch, microbatches = SIZES[cluster]
+    sizes = ("--batch-size", batch, "--microbatches", microbatches)
     path = bench.folder / "plan.json"
     _, probing = bench.timed("probe", source, *sizes, "--refresh")
     bench.skyctl("plan", source, *sizes, "--parallel", "data", "--no-learn", "-o", path)
@@ -68,6 +70,8 @@ def _case(bench: Bench, cluster: str, name: str, source: str) -> Case:
         "section": "data-prediction",
         "cluster": cluster,
         "workload": name,
+        "batch": batch,
+        "microbatches": microbatches,
         "devices": devices_of(made),
         "routes": len(made["sync"]["groups"][0]["routes"]) if made.get("sync") else 0,
         "measured_s": round(measured, 4),
