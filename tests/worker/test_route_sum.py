@@ -46,6 +46,7 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: 
                     at = last + 1
                 agreed = part.agree(bytes([0, rank == 1, 0]))
                 round_.wait()
+                assert round_.ready_buckets == 0, "it holds the gradients no longer"
                 found.append(([t for layer in mine for t in layer], agreed))
             part.close()
             return found

@@ -94,7 +94,7 @@ class SumRound:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until every chunk is summed.
+        """Until every chunk is summed; then the round holds the numbers no longer.
 
         Raises:
             RunError: a peer is gone, or has sent something else than what was expected.
@@ -104,6 +104,7 @@ class SumRound:
                 self._changed.wait()
             if self._error is not None:
                 raise self._error
+            self._buckets = []  # else a step's gradients would live until the next step's are there
 
     def fail(self, error: BaseException) -> None:
         """Ends it; the first error counts."""

@@ -11,9 +11,6 @@ What the process's CPU clock shows beyond the layers' own is shared by the three
 Without a quota the transport's threads have another core, and only what the computing thread does itself
 holds its layers up: its CPU time, multiplied by how much wall time goes by for it, since it also waits for
 Python's lock, and for a core where other nodes run on the same machine.
-
-What gradients cost that are sent between replicas of a model is measured by a stream over one such
-connection, in messages as large as a sum's: all of the process's CPU time counts, whichever thread's.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from skyctl.agent.frames import write_frame
 from skyctl.device.device_timer import DeviceTimer, TimedResult
 from skyctl.device.process_memory import give_back_freed_memory
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.executor import Executor
@@ -56,8 +53,6 @@ STEPS = 5
 SLEEP_S = 0.001
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 512 << 10
-CHUNK_BYTES, CHUNKS, WARM_CHUNKS = 256 << 10, 96, 8
-"""Of a stream of gradients: a sum's messages (``records.sync.Sync.chunk_bytes``), and how many."""
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 _CPU = torch.device("cpu")
@@ -96,35 +91,6 @@ def measure_message_overhead(cpus: float | None, identity: TlsIdentity | None = 
 def quota_ratio(cpus: float | None) -> float | None:
     """Seconds of a node under that quota for one of its CPU's; None: it has no quota."""
     return None if cpus is None else max(1.0, 1.0 / cpus)
-
-
-def measure_message_byte_s(cpus: float | None, identity: TlsIdentity | None = None) -> float:
-    """Processor seconds to send, or to receive, one byte of a stream of gradients over a connection.
-
-    Both ends are in this process, which takes half of its time for each.
-
-    Args:
-        cpus: the CPU quota that all of this process is held to, None: none; then seconds of the node.
-        identity: the TLS certificate that messages will go under, None: none.
-
-    Raises:
-        RunError: this node can't connect to itself.
-    """
-    receiver, sender = _loopback_pair(identity)
-    payload, buffer = (torch.zeros(CHUNK_BYTES, dtype=torch.uint8) for _ in range(2))
-    try:
-        _connect(receiver, sender)
-        for count in (WARM_CHUNKS, CHUNKS):
-            begun_s = time.process_time()
-            receives = [receiver.recv(buffer, FIRST_TAG) for _ in range(count)]
-            sends = [sender.send(payload, FIRST_TAG) for _ in range(count)]
-            for work in (*receives, *sends):
-                work.wait()
-            taken_s = time.process_time() - begun_s
-    finally:
-        for one in (receiver, sender):
-            one.close()
-    return taken_s / (2 * CHUNKS * CHUNK_BYTES) * (quota_ratio(cpus) or 1.0)
 
 
 @dataclass(frozen=True)
@@ -283,14 +249,15 @@ def _stage_ports(
     )
 
 
-def _loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerConnection]:
+def loopback_pair(identity: TlsIdentity | None) -> tuple[PeerConnection, PeerConnection]:
     """Two ends connected over loopback, with a secret of their own: others may be logged in on this node."""
     secret = secrets.token_hex(16)
     first, second = (PeerConnection("itself", TIMEOUT_S, secret=secret, identity=identity) for _ in range(2))
     return first, second
 
 
-def _connect(listening: PeerConnection, connecting: PeerConnection) -> None:
+def connect_to_itself(listening: PeerConnection, connecting: PeerConnection) -> None:
+    """Connects the two ends of a loopback pair."""
     port = listening.listen(HOST)
     accepting = threading.Thread(target=listening.accept, args=(TIMEOUT_S,), daemon=True)
     accepting.start()
@@ -303,7 +270,7 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
 
     ``whole``: in CPU seconds, a microbatch's of the process; else in wall seconds of the computing thread.
     """
-    connections = [_loopback_pair(identity) for _ in range(STAGES - 1)]
+    connections = [loopback_pair(identity) for _ in range(STAGES - 1)]
     stages: list[_StageThread] = []
     warm_s: list[float] = []
 
@@ -313,7 +280,7 @@ def _measure_overhead(message_bytes: int, identity: TlsIdentity | None, *, whole
     warm = threading.Barrier(STAGES, action=warmed_up)
     try:
         for ends in connections:
-            _connect(*ends)
+            connect_to_itself(*ends)
         stages += [
             _StageThread(
                 number,

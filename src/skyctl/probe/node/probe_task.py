@@ -34,6 +34,7 @@ from skyctl.errors import RunError, SkyctlError  # noqa: E402
 from skyctl.probe.node import device_speed, link_speed, load_counters, message_overhead  # noqa: E402
 from skyctl.probe.node.layer_bench import LayerBench  # noqa: E402
 from skyctl.probe.node.layer_windows import DistinctLayer  # noqa: E402
+from skyctl.probe.node.sum_overhead import measure_message_byte_s  # noqa: E402
 from skyctl.probe.node.window_bench import WindowBench  # noqa: E402
 from skyctl.transport.peer_connection import PeerConnection  # noqa: E402
 from skyctl.transport.tls_identity import TlsIdentity  # noqa: E402
@@ -171,14 +172,13 @@ class _ProbeServer:
             self.progress(0, 1, "messages")
             cpus = self._quota["cpus"] if self._quota else None
             overhead = message_overhead.measure_message_overhead(cpus, self._identity)
+            adding_s = device_speed.measure_reduce_byte_s(self._device, message_overhead.quota_ratio(cpus))
             result |= {
                 "handling_s": overhead.stage_s,
                 "handling_byte_s": overhead.byte_s,
                 "step_s": overhead.step_s,
-                "message_byte_s": message_overhead.measure_message_byte_s(cpus, self._identity),
-                "reduce_byte_s": device_speed.measure_reduce_byte_s(
-                    self._device, message_overhead.quota_ratio(cpus)
-                ),
+                "message_byte_s": measure_message_byte_s(cpus, adding_s, self._identity),
+                "reduce_byte_s": adding_s,
             }
         self._channel.send(result)
         while not self._stopped:  # past the cap, the order to stop is still to come
