@@ -53,8 +53,6 @@ class ComparisonOptions:
     measure: Annotated[bool, typer.Option("--measure", help="Run each strategy for real.")] = False
     trace: TraceOption = False
     steps: StepsOption = 10
-    validate_every: ValidateEveryOption = None
-    validate_batches: ValidateBatchesOption = VALIDATE_BATCHES
     strategy: Annotated[
         str, typer.Option("--strategy", metavar="LIST", help="Which to compare, comma-separated.")
     ] = ",".join(STRATEGIES)
@@ -76,6 +74,8 @@ class ComparisonOptions:
             "number's best plan is run, too.",
         ),
     ] = None
+    validate_every: ValidateEveryOption = None
+    validate_batches: ValidateBatchesOption = VALIDATE_BATCHES
 
     def check(self) -> None:
         """Raises InputError for values that can't be, or that contradict each other."""
