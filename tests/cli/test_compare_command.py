@@ -26,6 +26,16 @@ def data(batch_size, seed):
             torch.randn(batch_size, 16, generator=generator),
             torch.randint(4, (batch_size,), generator=generator),
         )
+
+def validation(batch_size, seed):
+    return data(batch_size, seed + 1)
+
+def metrics(outputs, targets):
+    return {"accuracy": (outputs.argmax(1) == targets).float().mean()}
+
+def lr_scheduler(optimizer, steps):  # raises where it is stepped more often than it was told
+    import torch
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.001, total_steps=steps)
 """
 NODES = (
     "name: two\nnodes:\n"
@@ -60,7 +70,8 @@ def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
     """The folder of the results, the document, and what stood on stderr."""
     done = skyctl(
         folder, "compare", str(folder / "train.py"), "--measure", "--trace", "--steps", "3", "--strategy",
-        "even,alone,optimal", "--microbatches", "2,4", "--nodes", "1..N", "-o", "out", "--json",
+        "even,alone,optimal", "--microbatches", "2,4", "--nodes", "1..N", "--validate-every", "2",
+        "-o", "out", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "out", json.loads(done.stdout), done.stderr
@@ -100,6 +111,10 @@ def test_the_report_tells_it_and_nobody(compared: tuple[Path, dict[str, Any], st
     assert "a<b>" not in text
     assert "measured, step" in text  # the trace
     assert "skyctl compare train.py --measure --trace --steps 3 --strategy even,alone,optimal" in text
+    assert "On held-out data" in text
+    last = json.loads((out / "optimal.measurement.json").read_text())["validation"][-1]
+    assert f"{last['loss']:.3f}" in text
+    assert f"{last['metrics']['accuracy']:.3f}" in text
     for private in (str(out.parent), str(Path.home()), os.environ.get("USER") or "no user"):
         assert private not in text or private == "root", private
 
@@ -111,7 +126,7 @@ def test_progress_says_how_each_run_ended(compared: tuple[Path, dict[str, Any], 
 
 
 def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
-    for words in (("--microbatches", "4,x"), ("--nodes", "3..2")):
+    for words in (("--microbatches", "4,x"), ("--nodes", "3..2"), ("--validate-every", "2")):
         done = skyctl(folder, "compare", "train.py", *words)
         assert done.returncode == 2
         assert words[0] in done.stderr

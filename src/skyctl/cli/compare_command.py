@@ -26,7 +26,9 @@ from skyctl.cli.options import (
     WorkloadArgument,
     YesOption,
 )
+from skyctl.cli.run_options import ValidateBatchesOption, ValidateEveryOption
 from skyctl.errors import InputError, SkyctlError
+from skyctl.workload.recipe import VALIDATE_BATCHES, Recipe
 
 if TYPE_CHECKING:
     from skyctl.cli.progress_display import ProgressDisplay
@@ -72,11 +74,15 @@ class ComparisonOptions:
             "number's best plan is run, too.",
         ),
     ] = None
+    validate_every: ValidateEveryOption = None
+    validate_batches: ValidateBatchesOption = VALIDATE_BATCHES
 
     def check(self) -> None:
         """Raises InputError for values that can't be, or that contradict each other."""
         if self.trace and not self.measure:
             raise InputError("--trace records real runs: it needs --measure")
+        if self.validate_every is not None and not self.measure:
+            raise InputError("--validate-every looks at what real runs have learnt: it needs --measure")
         _ = self.microbatch_counts, self.node_counts
 
     @property
@@ -89,6 +95,17 @@ class ComparisonOptions:
     def microbatch_counts(self) -> tuple[int, ...]:
         """The numbers of microbatches that were given. Raises InputError for anything else."""
         return parse_numbers("--microbatches", self.microbatches) if self.microbatches is not None else ()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How each strategy's run trains; None: there is none. Raises InputError for a value that can't be."""
+        if not self.measure:
+            return None
+        return Recipe(
+            validate_every=self.validate_every,
+            validate_batches=self.validate_batches,
+            total_steps=self.steps,
+        )
 
     @property
     def node_counts(self) -> Callable[[int], tuple[int, ...]] | None:
@@ -125,6 +142,7 @@ class CompareOptions(
             microbatches=only,
             sweep=counts if only is None else (),
             learning_rate=self.learning_rate,
+            recipe=self.recipe,
         )
         out.notes(loaded.notes)
         options = self.plan_options(

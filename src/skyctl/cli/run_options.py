@@ -29,6 +29,19 @@ if TYPE_CHECKING:
     from skyctl.run.run_context import RunOptions
 
 DEFAULT_STEPS = 100
+ValidateEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--validate-every",
+        min=1,
+        metavar="N",
+        help="Loss over held-out data every N steps, and at the end.",
+    ),
+]
+ValidateBatchesOption = Annotated[
+    int,
+    typer.Option("--validate-batches", min=1, metavar="K", help="Held-out batches of one validation."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,19 +165,8 @@ class RecipeOptions:
         float,
         typer.Option("--min-learning-rate", metavar="RATE", help="Where a falling learning rate ends."),
     ] = 0.0
-    validate_every: Annotated[
-        int | None,
-        typer.Option(
-            "--validate-every",
-            min=1,
-            metavar="N",
-            help="Loss over held-out data every N steps, and at the end.",
-        ),
-    ] = None
-    validate_batches: Annotated[
-        int,
-        typer.Option("--validate-batches", min=1, metavar="K", help="Held-out batches of one validation."),
-    ] = VALIDATE_BATCHES
+    validate_every: ValidateEveryOption = None
+    validate_batches: ValidateBatchesOption = VALIDATE_BATCHES
 
     def recipe(self, total_steps: int) -> Recipe:
         """The recipe of a run of so many steps. Raises InputError for a value that can't be."""

@@ -88,6 +88,7 @@ def render_report(report: ComparisonReport) -> str:
         deviations=_deviations(report),
         loss_group=loss_charts(report),
         loss_difference=_loss_difference(report),
+        validation_table=_validation_table(report),
         bound_chart=bound_chart(report),
         utilization_chart=utilization_chart(report),
         certificates=[describe_certificate(report, row) for row in report.planned],
@@ -288,6 +289,24 @@ def _loss_difference(report: ComparisonReport) -> str:
     if worst == 0:
         return "The losses of all runs are equal to the last digit, at every step."
     return f"The largest relative difference between two runs at any step is {worst:.1e}."
+
+
+def _validation_table(report: ComparisonReport) -> _Table | None:
+    """A row a run: the last validation's loss, and what the user's metrics gave; None where none validated."""
+    last = {
+        row.label: done.validation[-1]
+        for row in report.measured
+        if (done := report.outcome(row.strategy).measurement) is not None and done.validation
+    }
+    if not last:
+        return None
+    names = list(dict.fromkeys(name for one in last.values() for name in one.metrics or {}))
+    rows = [
+        [label, str(one.step + 1), format_number(one.loss)]
+        + [format_number((one.metrics or {}).get(name)) for name in names]
+        for label, one in last.items()
+    ]
+    return _Table(["", "after steps", "loss", *names], rows, -1)
 
 
 def _sweep(sweep: ComparisonSweep) -> dict[str, Any]:
