@@ -43,8 +43,8 @@ def warn_unsteady_times(out: Output, profile: Profile) -> None:
                 f"{device.id}: its times are unsteady (spread {worst:.0%}): it is busy, or shares its cores; "
                 "set `threads` in cluster.yaml, or probe again when it is quiet"
             )
-    for name, note in condition_notes(profile):
-        out.warn(f"{name}: {note}")
+    for ids, note in condition_notes(profile):
+        out.warn(f"{ids}: {note}")
 
 
 def show_reused(out: Output, profile: Profile) -> None:

@@ -82,7 +82,7 @@ def build_report(
         verified=_verify_plans(outcomes),
         sweeps=[add_measured_steps(sweep, compared) for sweep in sweeps],
         reproduction=reproduction,
-        notes=_notes(profile) if profile is not None else (),
+        notes=[f"{ids}: {note}" for ids, note in condition_notes(profile)] if profile is not None else (),
     )
 
 
@@ -176,14 +176,6 @@ def _hardware_text(device: DeviceProfile) -> str:
     if device.slowdown != 1.0:
         parts.append(f"slowed {device.slowdown:g}× (emulated)")
     return ", ".join(parts)
-
-
-def _notes(profile: Profile) -> list[str]:
-    """What to know of the devices' figures: each note after the devices that it holds for."""
-    by_note: dict[str, list[str]] = {}
-    for name, note in condition_notes(profile):
-        by_note.setdefault(note, []).append(name)
-    return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
 
 
 def _spread(device: DeviceProfile, size: int) -> float | None:

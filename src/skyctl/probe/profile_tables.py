@@ -65,7 +65,7 @@ def profile_tables(profile: Profile, width: int | None = None) -> RenderableType
         parts += [Text.assemble(("✗ ", "bold red"), words) for words in failed_link_lines(profile)]
     parts += [Text(words) for words in site_lines(profile)]
     parts += [Text(f"{line.node} {line.direction}: {line_text(line)}") for line in profile.lines]
-    parts += [Text.assemble(("! ", "yellow"), f"{name}: {note}") for name, note in condition_notes(profile)]
+    parts += [Text.assemble(("! ", "yellow"), f"{ids}: {note}") for ids, note in condition_notes(profile)]
     parts += [Text.assemble(("! ", "yellow"), line) for line in isa_lines(profile)]
     for failure in profile.failures:
         line = Text.assemble(("✗ ", "bold red"), (failure.node, "bold"), f": {failure.error}")
@@ -76,12 +76,12 @@ def profile_tables(profile: Profile, width: int | None = None) -> RenderableType
 
 
 def condition_notes(profile: Profile) -> list[tuple[str, str]]:
-    """(device, what a reader of its times should know)."""
-    return [
-        (device.id, note)
-        for device in profile.devices
-        for note in (device.conditions.notes if device.conditions is not None else ())
-    ]
+    """(devices, what a reader of their times should know): each note once, its device ids joined by commas."""
+    devices: dict[str, list[str]] = {}
+    for device in profile.devices:
+        for note in device.conditions.notes if device.conditions is not None else ():
+            devices.setdefault(note, []).append(device.id)
+    return [(", ".join(ids), note) for note, ids in devices.items()]
 
 
 def isa_lines(profile: Profile) -> list[str]:
