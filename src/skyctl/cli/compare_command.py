@@ -98,7 +98,7 @@ class ComparisonOptions:
 
     @property
     def recipe(self) -> Recipe | None:
-        """How each strategy's run trains; None: there is none. Raises InputError for a value that can't be."""
+        """How each strategy's run trains; None: there is none. Raises InputError for a bad value."""
         if not self.measure:
             return None
         return Recipe(

@@ -292,7 +292,7 @@ def _loss_difference(report: ComparisonReport) -> str:
 
 
 def _validation_table(report: ComparisonReport) -> _Table | None:
-    """A row a run: the last validation's loss, and what the user's metrics gave; None where none validated."""
+    """A row a run: the last validation's loss, and what the user's metrics gave; None: none validated."""
     last = {
         row.label: done.validation[-1]
         for row in report.measured

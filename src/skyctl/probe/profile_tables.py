@@ -76,7 +76,7 @@ def profile_tables(profile: Profile, width: int | None = None) -> RenderableType
 
 
 def condition_notes(profile: Profile) -> list[tuple[str, str]]:
-    """(devices, what a reader of their times should know): each note once, its device ids joined by commas."""
+    """(device ids, comma-separated; what a reader of their times should know): each note once."""
     devices: dict[str, list[str]] = {}
     for device in profile.devices:
         for note in device.conditions.notes if device.conditions is not None else ():
