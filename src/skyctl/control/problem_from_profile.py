@@ -199,16 +199,17 @@ def _link_byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[Devi
 def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, float]:
     """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
 
-    A message's byte as measured over loopback, or over the links, whichever is more. A profile from before
-    version 8 has neither: then ``DEFAULT_REDUCE_BYTE_S`` and the computing thread's part of a message.
+    A message's byte as a sum over loopback has it, and what the links take more than loopback. A profile from
+    before version 8 has neither: then ``DEFAULT_REDUCE_BYTE_S`` and a message without the sum.
     """
     node = next((node for node in profile.nodes if node.name == device.node), None)
     quota = min(1.0, node.cpus) if node is not None and _is_cpu(device) else 1.0
-    ends = 2 * HANDLING_NEIGHBOURS
-    loopback = device.handling_byte_s / ends if device.message_byte_s is None else device.message_byte_s
+    loopback = device.handling_byte_s / (2 * HANDLING_NEIGHBOURS)
     links = _link_byte_s(profile, device, devices)
+    more = max(0.0, median(links) / 2 - loopback) if links else 0.0
+    passing = loopback if device.message_byte_s is None else device.message_byte_s
     adding = DEFAULT_REDUCE_BYTE_S / quota if device.reduce_byte_s is None else device.reduce_byte_s
-    return {"reduce_byte_s": adding, "message_byte_s": max(loopback, median(links) / 2 if links else 0.0)}
+    return {"reduce_byte_s": adding, "message_byte_s": passing + more}
 
 
 def _receive_window(shape: ShapeProfile) -> int:
