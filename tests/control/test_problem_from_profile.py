@@ -206,7 +206,8 @@ def test_a_data_problem_says_what_summing_gradients_takes() -> None:
     data = build_problem(found, 4, parallel="data")
     assert data.parallel == "data"
     assert [d.reduce_byte_s for d in data.devices] == [3e-10] * 3
-    assert [d.message_byte_s for d in data.devices] == pytest.approx([4e-9, 1e-9, 1e-9])  # over its links 3e-9 more
+    # what the first one's links take comes to what a sum takes
+    assert [d.message_byte_s for d in data.devices] == pytest.approx([4e-9, 1e-9, 1e-9])
     assert {layer.gradient_bytes for layer in data.layers} == {4e5}
     pipeline = build_problem(found, 4)
     assert {(d.reduce_byte_s, d.message_byte_s) for d in pipeline.devices} == {(0.0, 0.0)}
