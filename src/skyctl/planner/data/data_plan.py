@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from skyctl.errors import InputError
 from skyctl.planner.data.data_placement import (
-    LEAST_GAIN,
     DataPlacement,
     asked_groups,
     fitting_group,
+    least_gain,
     make_group,
 )
 from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel
@@ -122,14 +123,14 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
     made = [group.with_shares([shares[d] for d in holders]) for group in groups]
     if not made:
         raise_if_short(model, Layout(holders), "the assignment")
-    best = min(made, key=_assigned_s)
+    best = min(made, key=partial(_assigned_s, least_gain(model.problem)))
     return _made_plan(model, "assigned", best, "as assigned", began)
 
 
-def _assigned_s(placed: DataPlacement) -> float:
+def _assigned_s(gain: float, placed: DataPlacement) -> float:
     """A step's seconds; trees' count more, so that a ring or a star that is hardly slower is taken."""
     layout = placed.group.layout
-    return placed.iteration_s * (1 + LEAST_GAIN if layout is not None and layout.trees else 1)
+    return placed.iteration_s * (1 + gain if layout is not None and layout.trees else 1)
 
 
 def _even(model: DataModel) -> DataPlacement:

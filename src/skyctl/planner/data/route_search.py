@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 
-from skyctl.planner.data.data_placement import LEAST_GAIN, HolderGroup, best_of_groups, fitting_group
+from skyctl.planner.data.data_placement import HolderGroup, best_of_groups, fitting_group, least_gain
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.set_bounds import cut_byte_s, set_bound_s
 from skyctl.planner.data.set_search import (
@@ -83,7 +83,7 @@ class _RouteSearch:
         packed = self.packed[holders] = pack_set(self.model, holders, until)
         assert self.incumbent.best is not None
         layout = self.incumbent.best.group.layout
-        gain = ROUNDING if layout is not None and layout.trees else LEAST_GAIN
+        gain = ROUNDING if layout is not None and layout.trees else least_gain(self.model.problem)
         limit_s = self._best_s * (1 - gain)
         placed = best_of_groups(self._groups(packed), self.model.microbatches, limit_s)
         self.incumbent.best = placed or self.incumbent.best
