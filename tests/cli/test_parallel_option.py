@@ -71,7 +71,7 @@ def test_shares_of_ones_own(run: Run) -> None:
     ):
         code, _, err = run(*PLAN, *words)
         assert (code, said in err) == (2, True), err
-    for words in (("--assign", "n0=5,n2=3"), ("--sync-format", "bfloat16")):
+    for words in (("--assign", "n0=5,n2=3"), ("--sync-format", "bfloat16"), ("--sync", "ring")):
         code, _, err = run("plan", "--problem", "problem.json", *words)
         assert code == 2
         assert "--parallel data" in err

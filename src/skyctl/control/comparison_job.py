@@ -65,7 +65,13 @@ class ComparisonJob:
         form: Parallel = "pipeline" if self.options.parallel == "data" else "data"
         best = "optimal" if "optimal" in self.strategies else "heuristic"
         free = replace(
-            self.options, parallel=form, strategy=best, schedule=AUTO, microbatches=None, sync_format=None
+            self.options,
+            parallel=form,
+            strategy=best,
+            schedule=AUTO,
+            microbatches=None,
+            sync_format=None,
+            sync=None,
         )
         ref = self.request.ref(self.workload.digest)
         *before, last = outcomes

@@ -207,11 +207,12 @@ def _form(options: PlanOptions, parallel: str) -> dict[str, str]:
     """What the options say of a problem's form, as its fields; ``parallel``: the form that it comes to.
 
     Raises:
-        InputError: a schedule of stages where every device holds all layers; a format of sums elsewhere.
+        InputError: a schedule of stages where every device holds all layers; how to sum gradients elsewhere.
     """
-    if options.sync_format is not None and parallel != DATA:
+    sums = {"--sync-format": options.sync_format, "--sync": options.sync}
+    if parallel != DATA and (asked := [name for name, value in sums.items() if value is not None]):
         raise InputError(
-            "--sync-format is what gradients are sent as where every device holds all layers; here they "
+            f"{asked[0]} says how gradients are summed where every device holds all layers; here they "
             "are cut into stages",
             hint="--parallel data; or --link-dtype for what passes between stages",
         )

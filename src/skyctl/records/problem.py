@@ -123,7 +123,8 @@ class Problem(FileRecord):
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
     and their gradients are summed in ``sync_format``. ``ties``: layers that share parameters, in their order.
-    ``sync``: over which routes they are summed; ``auto``: the fastest of a ring, a star and packed trees.
+    ``sync``: over which routes they are summed; ``auto``: the fastest of a ring, a star and, where
+    they save a tenth of a step, packed trees.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"

@@ -140,7 +140,7 @@ class _Search:
         return False
 
     def packing(self) -> Packing:
-        """What was found."""
+        """The trees packed so far with their shares, and the bound on any packing."""
         if len(self._active) < len(self._roots) and self.byte_s > 0 and not self._stuck:
             self._look_at(self._exact, self._roots)
         routes = tuple(
@@ -175,7 +175,7 @@ class _Search:
         return [one for one in found if one is not None]
 
     def _add(self, tree: Tree, use: ResourceUse | None = None) -> bool:
-        """Whether it is a new tree."""
+        """Adds a tree as a column of the linear program; False: it is one already."""
         if self.network.helpers:
             tree, use = without_idle_leaves(tree, self.network.holders), None
         if tree in self._seen:
