@@ -60,15 +60,16 @@ def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
         prepare_dtype(payload["workload"].get("dtype", "float32"), payload["device"], channel.cache)
         trainer = Trainer(payload, channel)
         try:
-            return trainer.run()
+            try:
+                return trainer.run()
+            finally:
+                trainer.close()  # inside: torch raises here, too, when a DataLoader's worker dies
         except Exception as exc:
             explained = trainer.explain(exc)
             if explained is exc:
                 raise
             assert isinstance(explained, SkyctlError)
             raise explained from exc
-        finally:
-            trainer.close()
 
 
 def warm() -> None:
