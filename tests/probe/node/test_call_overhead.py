@@ -10,6 +10,9 @@ from skyctl.probe.node.call_overhead import CHEAP_S, CallOverhead, choose_window
 from skyctl.probe.node.layer_windows import LayerWindow
 from skyctl.probe.node.repetition_timer import RepetitionTimer
 
+pytestmark = pytest.mark.alone
+"""Each has so many seconds to measure in; on a busy machine nothing settles by then."""
+
 ENTERING_S, LAYER_S = 0.001, {0: 0.002, 1: 0.004}
 FOUR = LayerWindow((3, 4, 5, 6), (0, 1, 0, 1), in_flight=2)
 
@@ -64,7 +67,6 @@ def test_it_leaves_layers_a_part_of_their_time() -> None:
     assert found.seconds(by_cpu=True) == pytest.approx(0.75 * 0.005, rel=0.1)
 
 
-@pytest.mark.alone
 def test_where_wall_time_counts_it_is_wall_time() -> None:
     """As with several threads and no quota: twice as slow is twice as much."""
     found = CallOverhead(FOUR, 2)
