@@ -1,4 +1,4 @@
-"""A plan's routes over its links, as charts. Which devices are near to each other is found as a probe does."""
+"""A plan's routes over its links, as charts. Which devices are near each other is found as a probe does."""
 
 from __future__ import annotations
 

@@ -46,6 +46,9 @@ SMALL = 8.0
 """Points of small text."""
 DASHES: dict[str, Any] = {"bound": (0, (1.5, 2)), "end seen": (0, (3, 2)), "way-down": (0, (3, 2))}
 
+HOLLOW = ("ring", "holder", "helper", "left-out")
+"""The looks of circles that are not filled."""
+
 
 @cache
 def colours() -> dict[str, str]:
@@ -237,7 +240,7 @@ class _Page:
             ends = [frame.x(mark.start), frame.x(mark.end)]
             self.axes.plot(ends, [frame.y(mark.y)] * 2, linestyle=DASHES.get(mark.look, "-"), **line)
         elif isinstance(mark, ChartDot):
-            fill = colours()["paper"] if mark.look == "ring" else colour
+            fill = colours()["paper"] if mark.look in HOLLOW else colour
             look = {"markersize": 1.5 * mark.radius, "markerfacecolor": fill, "markeredgecolor": colour}
             self.axes.plot([frame.x(mark.at)], [frame.y(mark.y)], "o", markeredgewidth=1.6, **look)
         else:
@@ -314,11 +317,10 @@ class _Page:
         for line in chart.lines:
             self._draw_network_line(line, frame)
         for node in chart.nodes:
-            at, hollow = (frame.x(node.x), frame.y(node.y)), node.look in HOLLOW
-            look = {"color": colours()[node.look], "markeredgewidth": 1.4, "zorder": 3}
-            if hollow:
-                look["markerfacecolor"] = colours()["paper"]
-            self.axes.plot(*([part] for part in at), "o", markersize=1.44 * node.radius, **look)
+            colour = colours()[node.look]
+            fill = colours()["paper"] if node.look in HOLLOW else colour
+            look = {"markersize": 1.44 * node.radius, "markerfacecolor": fill, "markeredgecolor": colour}
+            self.axes.plot([frame.x(node.x)], [frame.y(node.y)], "o", markeredgewidth=1.4, zorder=3, **look)
         for text in chart.texts:
             backing = {"facecolor": colours()["paper"], "edgecolor": "none", "pad": 0.8}
             self.write(
@@ -327,7 +329,7 @@ class _Page:
                 text.text,
                 ha={"start": "left", "middle": "center", "end": "right"}[text.anchor],
                 va="center",
-                zorder=4,
+                zorder=2.5,
                 **({"bbox": backing} if text.backed else {}),
                 **(_muted() if text.muted else {"fontsize": 9}),
             )
@@ -357,10 +359,6 @@ class _Frame(NamedTuple):
 
     def y(self, pixels: float) -> float:
         return self.top + pixels * self.lane_scale
-
-
-HOLLOW = ("holder", "helper", "left-out")
-"""The looks of nodes that are drawn as rings."""
 
 
 def _shaft_end(line: NetworkLine) -> tuple[float, float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, permutations, product
 
 from skyctl.compare.charts.chart import ChartGroup, LegendEntry
 from skyctl.compare.charts.matplotlib_canvas import device_names
@@ -27,17 +28,30 @@ ROW_CHARTS = 3
 MAX_RATED_NODES = 8
 """With more nodes at one place, rates are not written at each link."""
 MAX_NAMED_NODES = 32
-"""With more nodes only roots are named."""
-MAX_SHARED_NAMED = 4
+"""With more nodes only roots are named, and all are smaller."""
+MAX_LINKED_NODES = 24
+"""With more nodes at one place, the links between them are not drawn."""
+MAX_SHARED_NAMED = 8
 """Lines that several links share, named at most."""
 MAX_NAME = 9
 """Characters of a name."""
-WIDTH, HEIGHT = 320.0, 250.0
-NODE_RADIUS, ROOT_RADIUS = 6.0, 8.0
+WIDTH = 320.0
+MARGIN = 28.0
+"""Pixels above the uppermost node and below the lowest one."""
+REACH, WIDE_REACH = 84.0, 112.0
+"""Pixels from the middle to the nodes where all are one site: few of them, and many."""
+SITE_REACH = 38.0
+"""Pixels from the middle of one of several sites to its nodes."""
+TURN = 0.3
+"""By how much a site's circle is turned, in radians, so that no three nodes of two sites are in a line."""
+NODE_RADIUS, SMALL_RADIUS = 6.0, 3.0
 LANE = 3.5
 """Pixels that an arrow keeps to the right of the middle, so that what comes the other way is not under it."""
-RATE_AT = 0.36
+RATE_AT, RATE_AT_SENDER = 0.34, 0.28
 """How far along a link its rate is written: not in the middle, where diagonals cross."""
+
+Point = tuple[float, float]
+_Rates = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -46,9 +60,21 @@ class _Map:
 
     problem: Problem
     sites: tuple[tuple[str, ...], ...]
-    place: Mapping[str, tuple[float, float]]
-    outward: Mapping[str, tuple[float, float]]
+    place: Mapping[str, Point]
+    outward: Mapping[str, Point]
     names: Mapping[str, str]
+    helpers: frozenset[str]
+    height: float
+
+    @property
+    def radius(self) -> float:
+        """Of a node, in pixels."""
+        return SMALL_RADIUS if len(self.place) > MAX_NAMED_NODES else NODE_RADIUS
+
+    @property
+    def crowded(self) -> bool:
+        """Whether one site has more links than can be told from each other."""
+        return max(len(site) for site in self.sites) > MAX_LINKED_NODES
 
 
 def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
@@ -59,18 +85,18 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
     """
     if plan.sync is None:
         return ChartGroup(())
-    chart_map = _place(plan.problem, sites)
-    routes = sorted(plan.sync.groups[0].routes, key=lambda route: -route.share)
-    drawn, rest = routes[:MAX_ROUTES], routes[MAX_ROUTES:]
-    charts = [_link_chart(chart_map), *(_route_chart(chart_map, i, one) for i, one in enumerate(drawn))]
+    holders = {stage.device for stage in plan.placed_stages}
     legend = [
         LegendEntry("line", "way-up", "partial sums, up to the root"),
         LegendEntry("line", "way-down", "the sum, down from it"),
-        LegendEntry("dot", "holder", "holds the model"),
+        LegendEntry("dot", "root", "the root, in the route's colour"),
     ]
-    holders = {stage.device for stage in plan.placed_stages}
     if any(device not in holders for site in sites for device in site):
-        legend.append(LegendEntry("dot", "helper", "adds for the others"))
+        legend.append(LegendEntry("dot", "helper", "a helper: adds, and holds no layers"))
+    chart_map = _place(plan.problem, sites, holders)
+    routes = sorted(plan.sync.groups[0].routes, key=lambda route: -route.share)
+    drawn, rest = routes[:MAX_ROUTES], routes[MAX_ROUTES:]
+    charts = [_link_chart(chart_map), *(_route_chart(chart_map, i, one) for i, one in enumerate(drawn))]
     rows = tuple(tuple(charts[i : i + ROW_CHARTS]) for i in range(0, len(charts), ROW_CHARTS))
     notes = [_left_out(rest)] if rest else []
     return ChartGroup(rows, tuple(legend), (*notes, *_notes(chart_map)))
@@ -79,56 +105,69 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
 def _left_out(routes: Sequence[Route]) -> str:
     share = format_percent(sum(route.share for route in routes), sign=False)
     more = f"{len(routes)} more routes" if len(routes) > 1 else "one more route"
-    return f"Not drawn: {more} with {share} of the bytes, each with less than those above or as much."
+    return f"Not drawn: {more}, {share} of the bytes; none has a larger share than those drawn."
 
 
 def _notes(chart_map: _Map) -> list[str]:
     """What else there is to know of the links: those that share a line, and what is not written."""
-    on_map = set(chart_map.place)
+    on_map, rates = set(chart_map.place), _rates(chart_map)
     shared = [
         f"{resource.name} {_rate(resource.bandwidth_bytes_per_s)}"
         for resource in chart_map.problem.shared
         if sum(set(link) <= on_map for link in resource.links) > 1
     ]
     notes = []
+    if len(on_map) <= MAX_RATED_NODES and any(rates.get((b, a)) != rate for (a, b), rate in rates.items()):
+        notes.append("Of two figures at a link each is near the end that sends.")
     if shared:
         more = f" and {len(shared) - MAX_SHARED_NAMED} more" if len(shared) > MAX_SHARED_NAMED else ""
         notes.append(f"Shared by several links, Mbit/s: {', '.join(shared[:MAX_SHARED_NAMED])}{more}.")
-    if len(chart_map.sites) == 1 and len(on_map) > MAX_RATED_NODES:
-        notes.append(f"With more than {MAX_RATED_NODES} nodes links have no figures: thicker is faster.")
+    carry = _range(list(rates.values()))
+    if chart_map.crowded:
+        notes.append(f"Links between so many nodes are not drawn; they carry {carry} Mbit/s.")
+    elif len(chart_map.sites) == 1 and len(on_map) > MAX_RATED_NODES:
+        notes.append(f"Links between so many nodes have no figures ({carry} Mbit/s): thicker is faster.")
     if len(on_map) > MAX_NAMED_NODES:
         notes.append(f"With more than {MAX_NAMED_NODES} nodes only roots are named.")
     return notes
 
 
-def _place(problem: Problem, sites: Sequence[Sequence[str]]) -> _Map:
-    """Each site's devices on a circle, the sites around the middle; two of either are beside each other."""
+def _place(problem: Problem, sites: Sequence[Sequence[str]], holders: Collection[str]) -> _Map:
+    """Each site's devices on a circle, the sites around the middle."""
     place, outward = {}, {}
-    middle = WIDTH / 2, HEIGHT / 2
     several = len(sites) > 1
+    spread = 92.0 if len(sites) <= 6 else 112.0
     for (dx, dy), site in zip(_around(len(sites)), sites, strict=True):
-        centre = (middle[0] + several * 92 * dx, middle[1] + several * 68 * dy)
-        reach = (36.0 if len(sites) <= 6 else 22.0) if several else 84.0
-        for (ux, uy), device in zip(_around(len(site)), site, strict=True):
+        centre = (WIDTH / 2 + several * spread * dx, several * 0.85 * spread * dy)
+        reach = SITE_REACH if several else WIDE_REACH if len(site) > MAX_NAMED_NODES else REACH
+        ways = _around(len(site), math.atan2(dy, dx) + TURN) if several else _around(len(site))
+        for (ux, uy), device in zip(ways, site, strict=True):
             single = several and len(site) == 1
             place[device] = centre if single else (centre[0] + reach * ux, centre[1] + reach * uy)
             outward[device] = (dx, dy) if single else (ux, uy)
+    top = min(y for _, y in place.values()) - MARGIN
+    bottom = max(y for _, y in place.values()) + MARGIN
     labels = device_labels(problem)
     called = device_names([labels[device] for device in place], MAX_NAME)
     return _Map(
         problem,
         tuple(tuple(site) for site in sites),
-        place,
+        {device: (x, y - top) for device, (x, y) in place.items()},
         outward,
         {device: called[labels[device]] for device in place},
+        frozenset(set(place) - set(holders)),
+        bottom - top,
     )
 
 
-def _around(count: int) -> list[tuple[float, float]]:
-    """Directions to so many places, clockwise; of an even number none is straight above or below."""
-    first = -math.pi / 2 - (math.pi / count if count % 2 == 0 else 0)
-    if count == 2:
-        first = math.pi
+def _around(count: int, first: float | None = None) -> list[Point]:
+    """Directions to so many places, clockwise from ``first``, an angle.
+
+    Left out, one is straight above, of an even number two; of two places one is at each side.
+    """
+    if first is None:
+        first = -math.pi / 2 - (math.pi / count if count % 2 == 0 else 0)
+        first = math.pi if count == 2 else first
     turns = [first + 2 * math.pi * i / count for i in range(count)]
     return [(math.cos(turn), math.sin(turn)) for turn in turns]
 
@@ -136,44 +175,45 @@ def _around(count: int) -> list[tuple[float, float]]:
 def _link_chart(chart_map: _Map) -> NetworkChart:
     """What the links carry: at each link where nodes are few, else between sites."""
     rates = _rates(chart_map)
-    fastest = max(rates.values(), default=1.0)
     lines, texts = [], list(_names(chart_map, ()))
-    sites = chart_map.sites
-    place = chart_map.place
-    for site in sites:
-        for i, a in enumerate(site):
-            for b in site[i + 1 :]:
-                both = rates.get((a, b)), rates.get((b, a))
-                lines.append(_link_line(place[a], place[b], both, fastest))
-                if len(sites) == 1 and len(site) <= MAX_RATED_NODES:
-                    texts += _rate_texts(place[a], place[b], both)
-        if len(sites) > 1 and len(site) > 1:
-            inside = [rates[a, b] for a in site for b in site if (a, b) in rates]
-            texts += [NetworkText(*_centre(chart_map, site), _range(inside), muted=True, backed=True)]
-    for i, one in enumerate(sites):
-        for other in sites[i + 1 :]:
-            ways = [
-                [rates[a, b] for a in x for b in y if (a, b) in rates]
-                for x, y in ((one, other), (other, one))
-            ]
-            ends = _centre(chart_map, one), _centre(chart_map, other)
-            if len(sites) > 1 and any(ways):
-                edges = _trimmed(*ends, *(0.0 if len(site) == 1 else 44.0 for site in (one, other)))
-                lines.append(_link_line(*edges, tuple(max(way, default=None) for way in ways), fastest))
-                texts += _rate_texts(*edges, tuple(_range(way) for way in ways))
-    nodes = tuple(_node(chart_map, device) for device in place)
+    for site in chart_map.sites:
+        lines += _site_lines(chart_map, site, rates)
+        if len(chart_map.sites) > 1 and len(site) > 1:
+            inside = [rates[pair] for pair in permutations(site, 2) if pair in rates]
+            texts.append(_figure(_centre(chart_map, site), _range(inside)))
+        elif len(chart_map.sites) == 1 and len(site) <= MAX_RATED_NODES:
+            for a, b in combinations(site, 2):
+                both = [_range([rates[way]] if way in rates else []) for way in ((a, b), (b, a))]
+                texts += _rate_texts(chart_map.place[a], chart_map.place[b], both)
+    for one, other in combinations(chart_map.sites, 2):
+        ways = [
+            [rates[pair] for pair in product(*ends) if pair in rates] for ends in ((one, other), (other, one))
+        ]
+        gaps = [0.0 if len(site) == 1 else SITE_REACH + 6 for site in (one, other)]
+        edges = _trimmed(_centre(chart_map, one), _centre(chart_map, other), *gaps)
+        lines.append(_link_line(*edges, [rate for way in ways for rate in way], rates))
+        texts += _rate_texts(*edges, [_range(way) for way in ways])
+    nodes = tuple(_node(chart_map, device) for device in chart_map.place)
     alt = "; ".join(
-        f"{chart_map.names[a]} to {chart_map.names[b]} {_rate(rate)}" for (a, b), rate in rates.items()
+        f"{chart_map.names[a]} to {chart_map.names[b]} {_range([x])}" for (a, b), x in rates.items()
     )
+    if len(nodes) > MAX_RATED_NODES:
+        alt = f"{len(rates)} links of {_range(list(rates.values()))}"
+    title = "Links, Mbit/s"
     return NetworkChart(
-        "Links, Mbit/s",
-        tuple(lines),
-        nodes,
-        tuple(texts),
-        f"Mbit/s: {alt}" if alt else "No links",
-        WIDTH,
-        HEIGHT,
+        title, tuple(lines), nodes, tuple(texts), f"{title}: {alt or 'none'}", WIDTH, chart_map.height
     )
+
+
+def _site_lines(chart_map: _Map, site: Sequence[str], rates: _Rates) -> list[NetworkLine]:
+    """A line for each pair of a site's devices."""
+    place = chart_map.place
+    if chart_map.crowded:
+        return []
+    return [
+        _link_line(place[a], place[b], [rates[way] for way in ((a, b), (b, a)) if way in rates], rates)
+        for a, b in combinations(site, 2)
+    ]
 
 
 def _route_chart(chart_map: _Map, number: int, route: Route) -> NetworkChart:
@@ -181,10 +221,11 @@ def _route_chart(chart_map: _Map, number: int, route: Route) -> NetworkChart:
     look = f"route{number}"
     share = format_percent(route.share, sign=False)
     name = chart_map.names[route.root]
+    gaps = (1.25 * chart_map.radius, 1.25 * chart_map.radius + 2)
     lines = [NetworkLine(*a, *b, "grid", 1.0) for a, b in _background(chart_map)]
     for edges, dashed, what in ((route.up, False, "up"), (route.down, True, "down")):
         for source, target in edges:
-            ends = _trimmed(chart_map.place[source], chart_map.place[target], 9.0, 10.0)
+            ends = _trimmed(chart_map.place[source], chart_map.place[target], *gaps)
             way = f"{what}: {chart_map.names[source]} → {chart_map.names[target]}, {share} of the bytes"
             lines.append(_beside(*ends, look, dashed=dashed, tooltip=way))
     on_route = {device for edge in (*route.up, *route.down) for device in edge}
@@ -199,10 +240,10 @@ def _route_chart(chart_map: _Map, number: int, route: Route) -> NetworkChart:
         + ", ".join(" to ".join(chart_map.names[x] for x in edge) for edge in route.down)
     )
     texts = tuple(_names(chart_map, (route.root,)))
-    return NetworkChart(f"{share} at {name}", tuple(lines), nodes, texts, alt, WIDTH, HEIGHT)
+    return NetworkChart(f"{share} at {name}", tuple(lines), nodes, texts, alt, WIDTH, chart_map.height)
 
 
-def _rates(chart_map: _Map) -> dict[tuple[str, str], float]:
+def _rates(chart_map: _Map) -> _Rates:
     """By directed pair on the map, bytes a second."""
     return {
         (link.source, link.target): link.bandwidth_bytes_per_s
@@ -211,7 +252,7 @@ def _rates(chart_map: _Map) -> dict[tuple[str, str], float]:
     }
 
 
-def _background(chart_map: _Map) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _background(chart_map: _Map) -> list[tuple[Point, Point]]:
     """The links that a route's panel shows pale; none where they would be more than can be seen."""
     if len(chart_map.place) > MAX_RATED_NODES:
         return []
@@ -219,26 +260,23 @@ def _background(chart_map: _Map) -> list[tuple[tuple[float, float], tuple[float,
     return [(chart_map.place[a], chart_map.place[b]) for a, b in sorted(pairs)]
 
 
-def _link_line(
-    a: tuple[float, float], b: tuple[float, float], rates: Sequence[float | None], fastest: float
-) -> NetworkLine:
-    """As thick as the link is fast; one that is not in the problem is free, and thin."""
-    known = [rate for rate in rates if rate is not None]
-    width = 0.8 + 3.2 * math.sqrt(max(known) / fastest) if known else 0.8
+def _link_line(a: Point, b: Point, own: Sequence[float], rates: _Rates) -> NetworkLine:
+    """As thick as the fastest of a line's ``own`` rates is, among all; thin where the problem has none."""
+    thickest = 3.2 if len(rates) <= MAX_RATED_NODES**2 else 1.2
+    width = 0.8 + thickest * math.sqrt(max(own) / max(rates.values())) if own else 0.8
     return NetworkLine(*a, *b, "link", width)
 
 
-def _rate_texts(
-    a: tuple[float, float], b: tuple[float, float], rates: Sequence[float | str | None]
-) -> list[NetworkText]:
+def _rate_texts(a: Point, b: Point, figures: Sequence[str]) -> list[NetworkText]:
     """One figure where both ways are alike, else each near the end that sends."""
-    first, second = (_rate(x) if isinstance(x, float) else x or "free" for x in rates)
+    first, second = figures
     if first == second:
-        return [NetworkText(*_along(a, b, RATE_AT), first, muted=True, backed=True)]
-    return [
-        NetworkText(*_along(*ends, 0.28), text, muted=True, backed=True)
-        for ends, text in (((a, b), f"{first} →"), ((b, a), f"← {second}"))
-    ]
+        return [_figure(_along(a, b, RATE_AT), first)]
+    return [_figure(_along(a, b, RATE_AT_SENDER), first), _figure(_along(b, a, RATE_AT_SENDER), second)]
+
+
+def _figure(at: Point, text: str) -> NetworkText:
+    return NetworkText(*at, text, muted=True, backed=True)
 
 
 def _names(chart_map: _Map, roots: Sequence[str]) -> list[NetworkText]:
@@ -249,19 +287,17 @@ def _names(chart_map: _Map, roots: Sequence[str]) -> list[NetworkText]:
             continue
         dx, dy = chart_map.outward[device]
         anchor: Anchor = "middle" if abs(dx) < 0.4 else "start" if dx > 0 else "end"
-        texts.append(NetworkText(x + 12 * dx, y + 15 * dy, chart_map.names[device], anchor))
+        texts.append(NetworkText(x + 12 * dx, y + 15 * dy, chart_map.names[device], anchor, backed=True))
     return texts
 
 
 def _node(chart_map: _Map, device: str, look: str = "", *, left_out: bool = False) -> NetworkNode:
     x, y = chart_map.place[device]
-    usual = "left-out" if left_out else "holder"
-    return NetworkNode(x, y, ROOT_RADIUS if look else NODE_RADIUS, look or usual, device)
+    usual = "left-out" if left_out else "helper" if device in chart_map.helpers else "holder"
+    return NetworkNode(x, y, chart_map.radius * (4 / 3 if look else 1), look or usual, device)
 
 
-def _beside(
-    a: tuple[float, float], b: tuple[float, float], look: str, *, dashed: bool, tooltip: str
-) -> NetworkLine:
+def _beside(a: Point, b: Point, look: str, *, dashed: bool, tooltip: str) -> NetworkLine:
     """An arrow a little to the right of the straight way, as one drives."""
     length = math.dist(a, b) or 1.0
     shift = -(b[1] - a[1]) / length * LANE, (b[0] - a[0]) / length * LANE
@@ -278,18 +314,16 @@ def _beside(
     )
 
 
-def _centre(chart_map: _Map, site: Sequence[str]) -> tuple[float, float]:
+def _centre(chart_map: _Map, site: Sequence[str]) -> Point:
     places = [chart_map.place[device] for device in site]
     return sum(x for x, _ in places) / len(places), sum(y for _, y in places) / len(places)
 
 
-def _along(a: tuple[float, float], b: tuple[float, float], part: float) -> tuple[float, float]:
+def _along(a: Point, b: Point, part: float) -> Point:
     return a[0] + part * (b[0] - a[0]), a[1] + part * (b[1] - a[1])
 
 
-def _trimmed(
-    a: tuple[float, float], b: tuple[float, float], before: float, after: float
-) -> tuple[tuple[float, float], tuple[float, float]]:
+def _trimmed(a: Point, b: Point, before: float, after: float) -> tuple[Point, Point]:
     """The same way, shorter by so many pixels at each end."""
     length = math.dist(a, b) or 1.0
     return _along(a, b, before / length), _along(a, b, 1 - after / length)
