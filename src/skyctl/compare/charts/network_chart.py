@@ -31,6 +31,14 @@ class NetworkLine:
     tooltip: str = ""
 
     @property
+    def shaft_end(self) -> tuple[float, float]:
+        """Where the line itself ends: at the back of its head, where it has one."""
+        if not self.arrow:
+            return self.x2, self.y2
+        _, left, right = self.head
+        return (left[0] + right[0]) / 2, (left[1] + right[1]) / 2
+
+    @property
     def head(self) -> tuple[tuple[float, float], ...]:
         """The head's three corners, the tip first."""
         length = ((self.x2 - self.x1) ** 2 + (self.y2 - self.y1) ** 2) ** 0.5 or 1.0

@@ -337,7 +337,7 @@ class _Page:
 
     def _draw_network_line(self, line: NetworkLine, frame: _Frame) -> None:
         colour = colours()[line.look]
-        end = _shaft_end(line) if line.arrow else (line.x2, line.y2)
+        end = line.shaft_end
         xs, ys = [frame.x(line.x1), frame.x(end[0])], [frame.y(line.y1), frame.y(end[1])]
         style = (0, (2.5, 1.5)) if line.dashed else "-"
         self.axes.plot(xs, ys, color=colour, linewidth=0.72 * line.width, linestyle=style, zorder=1)
@@ -359,12 +359,6 @@ class _Frame(NamedTuple):
 
     def y(self, pixels: float) -> float:
         return self.top + pixels * self.lane_scale
-
-
-def _shaft_end(line: NetworkLine) -> tuple[float, float]:
-    """Where an arrow's line ends: at the back of its head."""
-    (_, left, right) = line.head
-    return (left[0] + right[0]) / 2, (left[1] + right[1]) / 2
 
 
 def _muted(size: float = SMALL) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from skyctl.compare.charts.network_chart import (
     NetworkNode,
     NetworkText,
 )
-from skyctl.compare.number_format import format_percent
 from skyctl.compare.outcome import device_labels
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -103,7 +102,7 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
 
 
 def _left_out(routes: Sequence[Route]) -> str:
-    share = format_percent(sum(route.share for route in routes), sign=False)
+    share = _share(sum(route.share for route in routes))
     more = f"{len(routes)} more routes" if len(routes) > 1 else "one more route"
     return f"Not drawn: {more}, {share} of the bytes; none has a larger share than those drawn."
 
@@ -219,7 +218,7 @@ def _site_lines(chart_map: _Map, site: Sequence[str], rates: _Rates) -> list[Net
 def _route_chart(chart_map: _Map, number: int, route: Route) -> NetworkChart:
     """A route's tree up to its root, and the one down from it, in a colour of their own."""
     look = f"route{number}"
-    share = format_percent(route.share, sign=False)
+    share = _share(route.share)
     name = chart_map.names[route.root]
     gaps = (1.25 * chart_map.radius, 1.25 * chart_map.radius + 2)
     lines = [NetworkLine(*a, *b, "grid", 1.0) for a, b in _background(chart_map)]
@@ -327,6 +326,10 @@ def _trimmed(a: Point, b: Point, before: float, after: float) -> tuple[Point, Po
     """The same way, shorter by so many pixels at each end."""
     length = math.dist(a, b) or 1.0
     return _along(a, b, before / length), _along(a, b, 1 - after / length)
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.3g} %"
 
 
 def _rate(bytes_per_s: float) -> str:
