@@ -212,7 +212,7 @@ def _sync_text(report: ComparisonReport, row: ComparisonRow) -> str:
     text = describe_sync(report.plan(row.strategy))
     if row.measured_sync_s is None:
         return text
-    return f"{text}; {format_seconds(row.measured_sync_s)} after the last backward measured"
+    return f"{text}; {format_seconds(row.measured_sync_s)} measured"
 
 
 def _sample_table(row: ComparisonRow) -> _Table:

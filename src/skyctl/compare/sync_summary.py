@@ -77,7 +77,7 @@ def describe_sync(plan: Plan) -> str:
     took = format_seconds(rates.byte_s * rates.total_bytes)
     seen = format_seconds(plan.predicted.sync_s)
     what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}"
-    return f"{text}; {what} take {took}, {seen} of it after the last backward"
+    return f"{text}; {what} take {took}, and are summed {seen} after the last backward"
 
 
 def _mbit(byte_s: float) -> str:
@@ -132,7 +132,10 @@ def sync_choice(plan: Plan) -> SyncChoice | None:
     """Which way a plan sums its gradients; None where it sums none."""
     if plan.sync is None:
         return None
-    return _CHOICE_OF.get(name_routes(plan.sync.groups[0].routes).kind, "trees")
+    routes = plan.sync.groups[0].routes
+    if len(plan.pipelines) == len(routes) == 2 and len({route.root for route in routes}) == 2:
+        return "ring"  # of two, whose routes are stars as well
+    return _CHOICE_OF.get(name_routes(routes).kind, "trees")
 
 
 def sync_rows(found: dict[SyncChoice, StrategyOutcome], chosen: SyncChoice) -> list[SyncRow]:
@@ -163,7 +166,7 @@ def sync_rows(found: dict[SyncChoice, StrategyOutcome], chosen: SyncChoice) -> l
 def sync_table(rows: Sequence[SyncRow]) -> tuple[list[str], list[list[str]]]:
     """(headings, cells) of these rows; ``*`` marks the comparison's own."""
     measured = any(row.measured_s is not None for row in rows)
-    heads = ["sync", "predicted", "of it after the last backward", "Mbit/s"]
+    heads = ["sync", "predicted", "after the last backward", "Mbit/s"]
     heads += ["measured", "after the last backward"] if measured else []
     lines = []
     for row in rows:
@@ -184,6 +187,8 @@ def _found_words(row: SyncRow) -> str:
     if row.error is not None:
         return row.error
     if row.kind is None or row.routes is None:
-        return "one device alone is as fast"
-    named = row.kind if row.kind in ("ring", "two-way ring", "star", "tree") else f"{row.routes} {row.kind}"
-    return named if row.sync in (row.kind, f"{row.kind}s") else f"{named}: trees are no faster"
+        return "none: one device alone is as fast"
+    if row.sync != "trees":
+        return f"{row.routes}" if row.routes > 1 else "one"
+    trees = row.kind in ("tree", "trees", "stars", "two-way ring")
+    return f"{row.routes}" if trees else f"{row.kind}: trees are no faster"
