@@ -186,6 +186,9 @@ def compare(
             profile = job.known_profile(options.profile)
             outcomes, sweeps, points = _planned(out, progress, job, profile, options)
             sweeps += _nodes_sweeps(points, outcomes)
+        if job.options.parallel == "data":
+            progress("planning each way to sum gradients")
+        syncs = job.syncs(profile, outcomes)
         progress("writing the report")
         reproduction = describe_reproduction(
             context,
@@ -202,6 +205,7 @@ def compare(
             workload=workload,
             reproduction=reproduction,
             sweeps=sweeps,
+            syncs=syncs,
         )
         show_comparison(out, report, options.output, workload=workload)
     failed = {

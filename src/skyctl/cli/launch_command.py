@@ -114,6 +114,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
             hint="plan a workload: skyctl plan WORKLOAD -o plan.json",
         )
     from skyctl.cli.show_plan import certainty_lines
+    from skyctl.compare.sync_summary import describe_sync
     from skyctl.control.training_request import load_plan_request
 
     load = partial(
@@ -133,6 +134,8 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         return
     if options.encrypt and not plan.encrypted:
         out.note("the plan was made for links without TLS; with it: skyctl probe --encrypt, plan --encrypt")
+    if sync := describe_sync(plan):
+        out.line(sync, wrap=True)
     out.line(certainty_lines(plan)[0])
     _train(out, target, used_nodes(plan, target.cluster), load, lambda *_: plan, options, init)
 

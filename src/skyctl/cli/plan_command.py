@@ -111,7 +111,7 @@ class PlanSearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResultOptions:
-    """Where the plan goes: a file, or another trainer's setting."""
+    """Where the plan goes: a file, another trainer's setting, a picture."""
 
     export: Annotated[
         str | None,
@@ -121,6 +121,14 @@ class PlanResultOptions:
             autocompletion=complete_choices(*TRAINERS),
             help="Print the stages as torchtitan or megatron (Megatron-core) takes them, in place of the "
             "plan.",
+        ),
+    ] = None
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Draw the routes over which gradients are summed, as a picture (with --parallel data).",
         ),
     ] = None
     output: OutputOption = None
@@ -135,9 +143,11 @@ class PlanCommandOptions(
 
     def checked(self) -> PlanOptions:
         """How to plan. Raises InputError for values that can't be, or that contradict each other."""
+        from skyctl.cli.show_profile import check_plot
         from skyctl.control.assignment import parse_assign, parse_assigned_shares
 
         check_output(self.output)
+        check_plot(self.plot)
         shares = None if self.assign is None else parse_assigned_shares(self.assign)
         options = self.plan_options(
             None,
@@ -202,11 +212,25 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
         _show(out, result, took_s, options.time_limit)
     else:
         show_export(out, exported, result)
+    if options.plot is not None:
+        _draw_routes(out, result, options.plot)
     if options.output is not None:
         out.note(f"plan: {options.output}" + (" (not written: --dry-run)" if options.dry_run else ""))
     if workload is not None and exported is None:
         out.note(_next_step(options))
     out.json(result if exported is None else exported.document())
+
+
+def _draw_routes(out: Output, plan: Plan, path: Path) -> None:
+    """Writes the picture of the routes; of a plan that has none there is a note instead."""
+    from skyctl.compare.charts.png import write_png
+    from skyctl.control.route_map import map_routes
+
+    found = map_routes(plan)
+    if found.rows:
+        out.note(f"picture: {write_png(path, found)}")
+    else:
+        out.note(f"no picture {path}: this plan sums no gradients, so it has no routes")
 
 
 def _next_step(options: PlanCommandOptions) -> str:

@@ -52,6 +52,7 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     from skyctl.compare.comparison import Comparison, comparison_lines, comparison_table
     from skyctl.compare.conclusion import describe_conclusion
     from skyctl.compare.report_page import render_report
+    from skyctl.compare.sync_summary import sync_table
 
     outcomes = list(report.outcomes)
     place = make_private(folder if folder is not None else comparison_folder()).resolve()
@@ -67,12 +68,17 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
         sweeps=tuple(report.sweeps),
         verdict=verdict,
         conclusion=report.conclusion,
+        syncs=tuple(report.syncs),
     ).model_dump(mode="json")
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     write_atomic(place / "comparison.json", text, mode=None)
     out.show(comparison_table(compared, report.conclusion.best), comparison_lines(compared))
     for text in [*_choice(outcomes), *_shared_runs(compared)]:
         out.line(text)
+    if report.syncs:
+        out.line()
+        out.table(*sync_table(report.syncs))
+        out.line(_sync_sentence(outcomes), wrap=True)
     for sweep in report.sweeps:
         _show_sweep(out, sweep)
     out.line(verdict, style="bold")
@@ -82,6 +88,14 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     out.line(f"report: {files['report']} (plots, plans and comparison.json beside it)")
     out.json(document)
     return place
+
+
+def _sync_sentence(outcomes: Sequence[StrategyOutcome]) -> str:
+    """How the last plan that sums gradients does so; there must be one."""
+    from skyctl.compare.sync_summary import describe_sync
+
+    *_, plan = (o.plan for o in outcomes if o.plan is not None and o.plan.sync is not None)
+    return describe_sync(plan)
 
 
 def _show_sweep(out: Output, sweep: ComparisonSweep) -> None:

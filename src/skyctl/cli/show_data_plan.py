@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from skyctl.compare.number_format import format_ratio, format_seconds
-from skyctl.planner.data.data_plan import read_data_placement
-from skyctl.planner.data.holder_costs import DataModel
-from skyctl.planner.data.tree_layouts import best_ring_byte_s
+from skyctl.compare.sync_summary import describe_sync
 from skyctl.planner.data.unused_holders import least_paying
-from skyctl.planner.routes.route_names import RoutesName, name_routes
-from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.plan import Plan
 
 AS_FAST = 0.01
 """Two steps that differ by less, relative, are called as fast as each other."""
-NOTABLY_LONGER = 1.05
-"""A ring that takes less than that many times as long is not worth a word."""
 
 
 def share_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
@@ -58,52 +52,8 @@ def _samples(plan: Plan, number: int) -> int:
 
 def describe_sums(plan: Plan) -> list[str]:
     """In words: how gradients are summed, what a pipeline would take, and when another device would pay."""
-    return [*_layout(plan), *_pipeline(plan), *_least_batch(plan)]
-
-
-def _layout(plan: Plan) -> list[str]:
-    if plan.sync is None:
-        return []
-    model = DataModel(plan.problem)
-    group = read_data_placement(model, plan).group
-    name = name_routes(plan.sync.groups[0].routes)
-    taken = format_seconds(group.byte_s * model.total_bytes)
-    words = (
-        f"gradients: {human_bytes(model.total_bytes)} a step as {plan.sync.format} over "
-        f"{_name_words(name, len(plan.sync.groups[0].routes))}: {_rate_words(plan, group.byte_s)}{taken}, of "
-        f"which {format_seconds(plan.predicted.sync_s)} after the last backward"
-    )
-    ring_s = best_ring_byte_s(model, group.holders)
-    if name.kind == "ring" or group.byte_s <= 0 or ring_s < group.byte_s * NOTABLY_LONGER:
-        return [words]
-    return [f"{words}; a one-way ring would take {ring_s / group.byte_s:.2g} times as long"]
-
-
-def _rate_words(plan: Plan, byte_s: float) -> str:
-    """The bytes' rate and the most that any routes among the holders have, where that is known."""
-    if byte_s <= 0:
-        return ""
-    rate = f"{8e-6 / byte_s:.3g}"
-    witness = plan.certificate.witness
-    holders = {stage.device for stage in plan.placed_stages}
-    for prices in witness.route_prices if witness is not None else ():
-        if set(prices.devices) == holders and prices.byte_s > 0:
-            return f"{rate} of at most {8e-6 / prices.byte_s:.3g} Mbit/s (proved), "
-    return f"{rate} Mbit/s, "
-
-
-def _name_words(name: RoutesName, routes: int) -> str:
-    """A ring in its order, a star at its root, or how many trees."""
-    around = " → ".join([*name.devices, name.devices[0]])
-    if name.kind == "ring":
-        return f"a ring, {around}"
-    if name.kind == "two-way ring":
-        return f"a ring both ways, {around}"
-    if name.kind == "star":
-        return f"a star at {name.devices[0]}"
-    if name.kind == "stars":
-        return f"{routes} stars, at {', '.join(name.devices)}"
-    return "a tree" if name.kind == "tree" else f"{routes} trees"
+    sync = describe_sync(plan)
+    return [*([sync] if sync else []), *_pipeline(plan), *_least_batch(plan)]
 
 
 def _pipeline(plan: Plan) -> list[str]:

@@ -24,6 +24,7 @@ from skyctl.compare.number_format import (
 )
 from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome
 from skyctl.compare.sweeps import ComparisonSweep
+from skyctl.compare.sync_summary import SyncRow
 from skyctl.records.base import FileRecord, Seq, since
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import median
@@ -33,6 +34,8 @@ _STYLES = {"running": "bold", "waiting": "dim", "no plan": "dim", "failed": "red
 
 class Comparison(FileRecord):
     """``comparison.json``, which ``--json`` prints, too. ``files``: by what it is, where it was written.
+
+    ``syncs``: the best plan for each way to sum gradients, where the rows are of several pipelines.
 
     ``workload``: as typed. ``verdict``: the comparison in a sentence; ``conclusion``: the same as data.
     """
@@ -46,6 +49,7 @@ class Comparison(FileRecord):
     sweeps: Seq[ComparisonSweep] = since(2, ())
     verdict: str | None = since(2, None)
     conclusion: Conclusion | None = since(3, None)
+    syncs: Seq[SyncRow] = since(4, ())
 
 
 def comparison_table(compared: Sequence[ComparisonRow], best: str | None = None) -> Table:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skyctl.compare.charts.chart import MatrixChart
+from skyctl.compare.charts.chart import ChartGroup, MatrixChart
 from skyctl.compare.conclusion import Conclusion
 from skyctl.compare.outcome import ComparisonRow, StrategyOutcome
 from skyctl.compare.sweeps import ComparisonSweep
+from skyctl.compare.sync_summary import SyncRow
 from skyctl.compare.timeline import Timeline
 from skyctl.records.plan import Plan
 
@@ -39,6 +40,14 @@ class StepTimelines:
 
 
 @dataclass(frozen=True)
+class RouteMap:
+    """The routes of a strategy's plan over its links."""
+
+    strategy: str
+    charts: ChartGroup
+
+
+@dataclass(frozen=True)
 class VerifiedPlan:
     """What ``verify`` found. ``items``: (name, whether it holds or None where it was not checked, detail)."""
 
@@ -61,6 +70,7 @@ class ComparisonReport:
 
     ``about``: what all rows have in common (batch, microbatches, schedule), a phrase each. ``notes``: what to
     know of the devices' figures. ``conclusion``: which strategy to take, and how sure that is.
+    ``syncs``: each way to sum gradients. ``routes``: of the plan to take, else of the last that has any.
     """
 
     cluster: str
@@ -77,6 +87,8 @@ class ComparisonReport:
     sweeps: Sequence[ComparisonSweep] = ()
     reproduction: Reproduction = field(default_factory=Reproduction)
     notes: Sequence[str] = ()
+    syncs: Sequence[SyncRow] = ()
+    routes: RouteMap | None = None
 
     def outcome(self, strategy: str) -> StrategyOutcome:
         """What came of that strategy (StopIteration where it was not compared)."""
@@ -121,4 +133,5 @@ class ComparisonReport:
 
     def _same_plan(self, a: ComparisonRow, b: ComparisonRow) -> bool:
         one, other = self.plan(a.strategy), self.plan(b.strategy)
-        return one.pipelines == other.pipelines and one.problem == other.problem and a.run_id == b.run_id
+        same = (one.pipelines, one.sync, one.problem) == (other.pipelines, other.sync, other.problem)
+        return same and a.run_id == b.run_id

@@ -38,6 +38,7 @@ from skyctl.compare.number_format import (
 from skyctl.compare.outcome import ALONE, BASELINE, ComparisonRow
 from skyctl.compare.report_data import ComparisonReport, VerifiedPlan
 from skyctl.compare.sweeps import ComparisonSweep, describe_sweep, sweep_table
+from skyctl.compare.sync_summary import describe_sync, sync_table
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 
@@ -79,10 +80,11 @@ def render_report(report: ComparisonReport) -> str:
         share_group=share_charts(report),
         timeline_group=timeline_charts(report),
         sample_tables=[
-            (name, _sync_text(row), _sample_table(row))
+            (name, _sync_text(report, row), _sample_table(row))
             for (row, *_), name in report.groups()
             if _has_shares(row)
         ],
+        sync_table=_Table(*sync_table(report.syncs), -1) if report.syncs else None,
         steps_table=_steps_table(report),
         prediction_chart=prediction_chart(report) if report.measured else None,
         deviations=_deviations(report),
@@ -205,10 +207,12 @@ def _has_shares(row: ComparisonRow) -> bool:
     return any(share.microbatches is not None for share in row.shares)
 
 
-def _sync_text(row: ComparisonRow) -> str:
-    """What summing gradients adds to a step, predicted and where known measured."""
-    text = f"gradients are summed {format_seconds(row.predicted_sync_s)} after the last backward, predicted"
-    return text + ("" if row.measured_sync_s is None else f"; {format_seconds(row.measured_sync_s)} measured")
+def _sync_text(report: ComparisonReport, row: ComparisonRow) -> str:
+    """How the gradients of that row's plan are summed, and what was measured of it."""
+    text = describe_sync(report.plan(row.strategy))
+    if row.measured_sync_s is None:
+        return text
+    return f"{text}; {format_seconds(row.measured_sync_s)} measured"
 
 
 def _sample_table(row: ComparisonRow) -> _Table:
@@ -370,7 +374,9 @@ def _claim(row: ComparisonRow, plan: Plan) -> str:
     goal = "a step" if problem.objective == "iteration" else "a microbatch on the slowest stage"
     choices = "cut of the layers and no choice or order of the devices"
     if problem.parallel == "data":
-        choices = "choice of the devices, of their shares and of a ring or star to sum over"
+        choices = "choice of the devices, of their shares and of the routes to sum over"
+        if problem.sync in ("ring", "star"):
+            choices = f"choice of the devices, of their shares and of a {problem.sync} to sum over"
     if sure.status == "optimal":
         return (
             f"For {what}: no {choices} takes less than "

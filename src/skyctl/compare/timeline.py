@@ -81,7 +81,7 @@ KIND_LABELS = {
     "C": "clipping",
     "R": "summing gradients",
     "S": "send",
-    IDLE: "waits for another stage",
+    IDLE: "waits for another device",
     TRANSFER: "waits for the network",
 }
 """The kinds of spans there are, as people read them."""

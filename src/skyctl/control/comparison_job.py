@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from skyctl.compare.conclusion import is_same_plan
 from skyctl.compare.outcome import ALONE, BASELINE, StrategyOutcome, pipeline_problem
 from skyctl.compare.sweeps import ComparisonSweep, NodesPoint, sweep_point
+from skyctl.compare.sync_summary import SYNC_CHOICES, SyncRow, sync_choice, sync_rows
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import PlanOptions, plan_profile
 from skyctl.control.profiles import find_profile, probe_cluster
@@ -76,6 +77,29 @@ class ComparisonJob:
         ref = self.request.ref(self.workload.digest)
         *before, last = outcomes
         return [*before, replace(_outcome(profile, free, ref), strategy=form), last]
+
+    def syncs(self, profile: Profile, outcomes: Sequence[StrategyOutcome]) -> list[SyncRow]:
+        """The best plan for each way to sum gradients, where the last outcome's pipelines sum them.
+
+        That outcome is its way's row as it is, measured where it was; the others are planned for its problem.
+        """
+        *_, last = outcomes
+        if last.plan is None or last.plan.strategy not in ("heuristic", "optimal"):
+            return []
+        if (own := sync_choice(last.plan)) is None:
+            return []
+        found = {}
+        for sync in SYNC_CHOICES:
+            options = replace(
+                _within(self.options, len(SYNC_CHOICES)),
+                strategy=last.plan.strategy,
+                microbatches=last.plan.problem.microbatches,
+                schedule=last.plan.problem.schedule,
+                sync=sync,
+            )
+            ref = self.request.ref(self.workload.digest)
+            found[sync] = last if sync == own else _outcome(profile, options, ref)
+        return sync_rows(found, own)
 
     def profile(
         self,

@@ -19,10 +19,13 @@ from skyctl.compare.report_data import (
     ComparisonReport,
     DeviceSpeed,
     Reproduction,
+    RouteMap,
     StepTimelines,
     VerifiedPlan,
 )
 from skyctl.compare.sweeps import ComparisonSweep, add_measured_steps
+from skyctl.compare.sync_summary import SyncRow
+from skyctl.control.route_map import map_routes
 from skyctl.planner.api import verify
 from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.probe.link_matrix import (
@@ -57,6 +60,7 @@ def build_report(
     workload: str,
     reproduction: Reproduction,
     sweeps: Sequence[ComparisonSweep] = (),
+    syncs: Sequence[SyncRow] = (),
     created: datetime | None = None,
 ) -> ComparisonReport:
     """Everything the report shows, with names that say nothing of who made it.
@@ -68,13 +72,14 @@ def build_report(
     hide = Anonymizer(cluster)
     shown = [row.model_copy(update={"error": hide(row.error)}) if row.error else row for row in compared]
     problem = pipeline_problem(outcomes)
+    conclusion = conclude(outcomes)
     return ComparisonReport(
         cluster=cluster.name,
         workload=anonymize_workload(workload),
         created=(created or datetime.now(UTC)).strftime("%-d %B %Y, %H:%M UTC"),
         rows=shown,
         outcomes=outcomes,
-        conclusion=conclude(outcomes),
+        conclusion=conclusion,
         about=_about(outcomes),
         devices=_device_speeds(problem, profile, outcomes) if problem is not None else (),
         links=_links(profile, cluster) if profile is not None else None,
@@ -83,7 +88,19 @@ def build_report(
         sweeps=[add_measured_steps(sweep, compared) for sweep in sweeps],
         reproduction=reproduction,
         notes=[f"{ids}: {note}" for ids, note in condition_notes(profile)] if profile is not None else (),
+        syncs=syncs,
+        routes=_route_map(outcomes, conclusion.best),
     )
+
+
+def _route_map(outcomes: Sequence[StrategyOutcome], best: str | None) -> RouteMap | None:
+    """The routes of the strategy ``best``, else of the last that has any; None: no plan sums anything."""
+    summed = [o for o in outcomes if o.plan is not None and o.plan.sync is not None]
+    if not summed:
+        return None
+    shown = next((o for o in summed if o.strategy == best), summed[-1])
+    assert shown.plan is not None
+    return RouteMap(shown.strategy, map_routes(shown.plan))
 
 
 class Anonymizer:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
+from skyctl.compare.charts.network_chart import NetworkChart
+
 MIN_WIDTH_PERCENT = 0.05
 """Narrower bars are drawn this wide, so that they can be seen."""
 MAX_DOTTED_POINTS = 40
@@ -310,15 +312,19 @@ class MatrixChart:
     key: str
 
 
-Chart = LaneChart | LineChart | MatrixChart
+Chart = LaneChart | LineChart | MatrixChart | NetworkChart
 
 
 @dataclass(frozen=True)
 class ChartGroup:
-    """Charts with one legend. ``rows``: each holds the charts that are drawn side by side."""
+    """Charts with one legend. ``rows``: each holds the charts that are drawn side by side.
+
+    ``notes``: small sentences below all of them.
+    """
 
     rows: tuple[tuple[Chart, ...], ...]
     legend: tuple[LegendEntry, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 KNOWN_STRATEGIES = ("even", "heuristic", "optimal")

@@ -30,6 +30,8 @@ def picture_files(report: ComparisonReport) -> list[PictureFile]:
         found.append(PictureFile("cluster", "cluster.png", (_single(device_speed_chart(report)),)))
     if report.links is not None and len(report.links.names) > 1:
         found.append(PictureFile("links", "links.png", (_single(report.links),)))
+    if report.routes is not None:
+        found.append(PictureFile("routes", "routes.png", (report.routes.charts,)))
     if any(one.simulated is not None for one in report.steps.values()):
         found.append(PictureFile("steps", "steps.png", (timeline_charts(report),)))
     if bound := bound_chart(report):

@@ -26,6 +26,7 @@ from skyctl.compare.charts.chart import (
     TextPart,
     VerticalLine,
 )
+from skyctl.compare.charts.network_chart import NetworkChart, NetworkLine
 
 STYLE = Path(__file__).parents[1] / "templates" / "charts.css"
 # All lengths are in pixels of a page that is 1000 pixels wide, counted from its upper left corner.
@@ -35,13 +36,18 @@ COLUMN_GAP = 18.0
 LANE_GAP, DENSE_GAP = 8.0, 2.0
 CURVES_HEIGHT = 260.0
 MAX_CELL_WIDTH, CELL_HEIGHT = 100.0, 56.0
+MAP_COLUMNS = 3
+"""So many maps fit beside each other; one alone is as large as each of them."""
 MAX_LANES_HEIGHT = 3000.0
 """A chart with more lanes than fit in this has thinner ones."""
 MAX_NOTE = 34
 """Characters of a lane's small note."""
 SMALL = 8.0
 """Points of small text."""
-DASHES: dict[str, Any] = {"bound": (0, (1.5, 2)), "end seen": (0, (3, 2))}
+DASHES: dict[str, Any] = {"bound": (0, (1.5, 2)), "end seen": (0, (3, 2)), "way-down": (0, (3, 2))}
+
+HOLLOW = ("ring", "holder", "helper", "left-out")
+"""The looks of circles that are not filled."""
 
 
 @cache
@@ -72,6 +78,8 @@ def write_png(path: str | Path, *groups: ChartGroup) -> Path:
             page.draw_legend(group.legend, MARGIN)
             for row in group.rows:
                 page.draw_row(row)
+            for note in group.notes:
+                page.write_lines(MARGIN, note)
         return canvas.save(page.finish(), path)
 
 
@@ -138,7 +146,8 @@ class _Page:
 
     def draw_row(self, charts: Sequence[Chart]) -> None:
         """Charts side by side, each under its title."""
-        width = (WIDTH - 2 * MARGIN - 2 * COLUMN_GAP * (len(charts) - 1)) / len(charts)
+        columns = max(len(charts), MAP_COLUMNS if isinstance(charts[0], NetworkChart) else 1)
+        width = (WIDTH - 2 * MARGIN - 2 * COLUMN_GAP * (columns - 1)) / columns
         top, bottom = self.y, self.y
         for i, chart in enumerate(charts):
             self.y, x = top, MARGIN + i * (width + 2 * COLUMN_GAP)
@@ -148,6 +157,8 @@ class _Page:
                 self._draw_lane_chart(chart, x, width)
             elif isinstance(chart, LineChart):
                 self._draw_line_chart(chart, x, width)
+            elif isinstance(chart, NetworkChart):
+                self._draw_network(chart, x, width)
             else:
                 self._draw_matrix(chart, x, width)
             bottom = max(bottom, self.y)
@@ -226,9 +237,10 @@ class _Page:
             ends = [frame.y(mark.top), frame.y(mark.bottom)]
             self.axes.plot([frame.x(mark.at)] * 2, ends, linestyle=DASHES.get(mark.look, "-"), **line)
         elif isinstance(mark, HorizontalLine):
-            self.axes.plot([frame.x(mark.start), frame.x(mark.end)], [frame.y(mark.y)] * 2, **line)
+            ends = [frame.x(mark.start), frame.x(mark.end)]
+            self.axes.plot(ends, [frame.y(mark.y)] * 2, linestyle=DASHES.get(mark.look, "-"), **line)
         elif isinstance(mark, ChartDot):
-            fill = colours()["paper"] if mark.look == "ring" else colour
+            fill = colours()["paper"] if mark.look in HOLLOW else colour
             look = {"markersize": 1.5 * mark.radius, "markerfacecolor": fill, "markeredgecolor": colour}
             self.axes.plot([frame.x(mark.at)], [frame.y(mark.y)], "o", markeredgewidth=1.6, **look)
         else:
@@ -299,6 +311,39 @@ class _Page:
                 self.axes.text(*middle, text, ha="center", va="center", fontsize=size, color=ink)
             self.y += high
         self.y += 10
+
+    def _draw_network(self, chart: NetworkChart, x: float, width: float) -> None:
+        frame = _Frame(x, self.y, width / chart.width, width / chart.width)
+        for line in chart.lines:
+            self._draw_network_line(line, frame)
+        for node in chart.nodes:
+            colour = colours()[node.look]
+            fill = colours()["paper"] if node.look in HOLLOW else colour
+            look = {"markersize": 1.44 * node.radius, "markerfacecolor": fill, "markeredgecolor": colour}
+            self.axes.plot([frame.x(node.x)], [frame.y(node.y)], "o", markeredgewidth=1.4, zorder=3, **look)
+        for text in chart.texts:
+            backing = {"facecolor": colours()["paper"], "edgecolor": "none", "pad": 0.8}
+            self.write(
+                frame.x(text.x),
+                frame.y(text.y),
+                text.text,
+                ha={"start": "left", "middle": "center", "end": "right"}[text.anchor],
+                va="center",
+                zorder=2.5,
+                **({"bbox": backing} if text.backed else {}),
+                **(_muted() if text.muted else {"fontsize": 9}),
+            )
+        self.y += chart.height * frame.lane_scale
+
+    def _draw_network_line(self, line: NetworkLine, frame: _Frame) -> None:
+        colour = colours()[line.look]
+        end = line.shaft_end
+        xs, ys = [frame.x(line.x1), frame.x(end[0])], [frame.y(line.y1), frame.y(end[1])]
+        style = (0, (2.5, 1.5)) if line.dashed else "-"
+        self.axes.plot(xs, ys, color=colour, linewidth=0.72 * line.width, linestyle=style, zorder=1)
+        if line.arrow:
+            corners = [(frame.x(px), frame.y(py)) for px, py in line.head]
+            self.axes.fill(*zip(*corners, strict=True), color=colour, linewidth=0, zorder=2)
 
 
 class _Frame(NamedTuple):

@@ -12,8 +12,8 @@ from itertools import combinations
 
 from skyctl.planner.verification.data_step import (
     DEFAULT_CHUNK_BYTES,
+    CheckedRoute,
     DataStep,
-    Tree,
     children,
     ring_and_stars,
 )
@@ -146,7 +146,7 @@ class _Limit:
         counts = (self._counted(x, bool(self._recompute(x, 0)), self._least[x]) for x in devices)
         return sum(max(0.0, count) for count in counts) < self.step.problem.microbatches
 
-    def is_faster(self, devices: Sequence[str], trees: Sequence[Tree]) -> bool:
+    def is_faster(self, devices: Sequence[str], trees: Sequence[CheckedRoute]) -> bool:
         """Whether just these, summing over these trees, have a step below the limit."""
         arriving = children(trees)
         ways = {x: self._recompute(x, arriving.get(x, 0)) for x in devices}

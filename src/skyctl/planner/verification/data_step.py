@@ -27,7 +27,7 @@ class Holder(NamedTuple):
     recompute: bool
 
 
-class Tree(NamedTuple):
+class CheckedRoute(NamedTuple):
     """A route's share of the bytes, and its edges in the direction in which they send."""
 
     share: float
@@ -100,7 +100,7 @@ class DataStep:
         has = self.devices[device].memory_bytes
         return has is None or need_bytes <= has * (1 + MEMORY_ROUNDING)
 
-    def byte_s(self, trees: Sequence[Tree]) -> float:
+    def byte_s(self, trees: Sequence[CheckedRoute]) -> float:
         """Seconds of one byte of gradient on the busiest link or shared resource, over all trees."""
         sent: dict[tuple[str, str], float] = {}
         for tree in trees:
@@ -114,7 +114,7 @@ class DataStep:
             )
         return max(busy, default=0.0)
 
-    def latency_s(self, trees: Sequence[Tree]) -> float:
+    def latency_s(self, trees: Sequence[CheckedRoute]) -> float:
         """The longest way up to a tree's root and down from it, in seconds of latency."""
         return max(
             (self._depth_s(x.up, x.root, 0) + self._depth_s(x.down, x.root, 1) for x in trees), default=0.0
@@ -125,7 +125,7 @@ class DataStep:
         latencies = {edge: link.latency_s for edge, link in self.links.items()}
         return max(ways_from_root(edges, root, child, latencies).values())
 
-    def fill_s(self, trees: Sequence[Tree], chunk_bytes: float) -> float:
+    def fill_s(self, trees: Sequence[CheckedRoute], chunk_bytes: float) -> float:
         """Seconds beyond all bytes on the busiest link or resource, as messages pass trees edge by edge."""
         total = math.fsum(self.sizes)
         work: dict[object, float] = {}
@@ -144,7 +144,7 @@ class DataStep:
         most = max(work.values(), default=0.0)
         return max((work[x] + head[x] + tail[x] for x in work), default=0.0) - most
 
-    def processor_s(self, entry: Device, trees: Sequence[Tree]) -> float:
+    def processor_s(self, entry: Device, trees: Sequence[CheckedRoute]) -> float:
         """Seconds of a device's processor for all gradients of a step: adding, sending, receiving."""
         added = passed = 0.0
         for tree in trees:
@@ -153,7 +153,10 @@ class DataStep:
         return (entry.reduce_byte_s * added + entry.message_byte_s * passed) * math.fsum(self.sizes)
 
     def play(
-        self, holders: Sequence[Holder], trees: Sequence[Tree], chunk_bytes: float = DEFAULT_CHUNK_BYTES
+        self,
+        holders: Sequence[Holder],
+        trees: Sequence[CheckedRoute],
+        chunk_bytes: float = DEFAULT_CHUNK_BYTES,
     ) -> StepTimes:
         """The step: holders compute, layers are summed from the last to the first, then all optimize."""
         byte_s = self.byte_s(trees)
@@ -182,7 +185,7 @@ class DataStep:
 
 
 def edge_waits(
-    tree: Tree, byte_s: Callable[[tuple[str, str]], float]
+    tree: CheckedRoute, byte_s: Callable[[tuple[str, str]], float]
 ) -> Iterator[tuple[tuple[str, str], float, float]]:
     """By edge, what a byte takes on the longest ways before and after it, over all holders that are ends.
 
@@ -239,7 +242,7 @@ def ways_from_root(
     return reached
 
 
-def children(trees: Sequence[Tree]) -> Mapping[str, int]:
+def children(trees: Sequence[CheckedRoute]) -> Mapping[str, int]:
     """By device, how many edges arrive at it with partial sums, over all trees."""
     out: dict[str, int] = {}
     for tree in trees:
@@ -248,28 +251,28 @@ def children(trees: Sequence[Tree]) -> Mapping[str, int]:
     return out
 
 
-def trees_of(routes: Sequence[Route]) -> tuple[Tree, ...]:
+def checked_routes(routes: Sequence[Route]) -> tuple[CheckedRoute, ...]:
     """A record's routes as trees."""
     return tuple(
-        Tree(x.share, x.root, tuple((a, b) for a, b in x.up), tuple((a, b) for a, b in x.down))
+        CheckedRoute(x.share, x.root, tuple((a, b) for a, b in x.up), tuple((a, b) for a, b in x.down))
         for x in routes
     )
 
 
-def ring_and_stars(devices: Sequence[str], sync: SyncRoutes = "auto") -> Iterable[tuple[Tree, ...]]:
+def ring_and_stars(devices: Sequence[str], sync: SyncRoutes = "auto") -> Iterable[tuple[CheckedRoute, ...]]:
     """A ring in the devices' order, and a star at each device: those of them that ``sync`` asks for."""
     if sync != "star":
         yield _ring(devices)
     for root in devices if sync != "ring" else ():
         others = [x for x in devices if x != root]
-        yield (Tree(1.0, root, tuple((x, root) for x in others), tuple((root, x) for x in others)),)
+        yield (CheckedRoute(1.0, root, tuple((x, root) for x in others), tuple((root, x) for x in others)),)
 
 
-def _ring(devices: Sequence[str]) -> tuple[Tree, ...]:
+def _ring(devices: Sequence[str]) -> tuple[CheckedRoute, ...]:
     count = len(devices)
     around = [tuple(devices[(i + j) % count] for j in range(count)) for i in range(count)]
     return tuple(
-        Tree(
+        CheckedRoute(
             1 / count,
             order[0],
             tuple(zip(order[1:], (*order[2:], order[0]), strict=True)),

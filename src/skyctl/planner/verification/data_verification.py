@@ -9,12 +9,12 @@ from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.data_bound import prove_data
 from skyctl.planner.verification.data_step import (
+    CheckedRoute,
     DataStep,
     Holder,
     StepTimes,
-    Tree,
+    checked_routes,
     children,
-    trees_of,
     ways_from_root,
 )
 from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
@@ -84,7 +84,7 @@ def _read_holders(problem: Problem, plan: Plan) -> list[Holder]:
     return holders
 
 
-def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[Tree, ...]:
+def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[CheckedRoute, ...]:
     """Raises InputError where the routes do not bring every holder the sum of all, and no more."""
     sync = plan.sync
     if len(holders) == 1:
@@ -97,7 +97,7 @@ def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[T
         raise InputError(f"gradients are sent as {sync.format}, the problem says {problem.sync_format}")
     if len(sync.groups) != 1 or (sync.groups[0].start, sync.groups[0].stop) != (0, len(problem.layers)):
         raise InputError("the holders' layers are not one sync group")
-    trees = trees_of(sync.groups[0].routes)
+    trees = checked_routes(sync.groups[0].routes)
     if abs(math.fsum(tree.share for tree in trees) - 1) > TOLERANCE:
         raise InputError("the routes' shares do not add up to 1")
     for number, tree in enumerate(trees):
