@@ -1,18 +1,28 @@
 """What summing gradients costs a processor beside the adding: sending and receiving them.
 
-Measured by the real thing: two ends of a ring in this process sum over one loopback connection, in chunks as
-a run's. All of the process's CPU time counts, whichever thread's: messages are handled, Python runs, numbers
-are gathered from the gradients and put back. A plain stream of the same messages takes a third of that.
+Measured by the real thing: this process and a child sum over one loopback connection, on several routes and
+in chunks as a run does. All of this process's CPU time counts, whichever thread's: messages are handled, Python
+runs, numbers are gathered from the gradients and put back. A plain stream of the same messages takes a third.
+
+Two ends in one process would share Python's lock and its caches: the same sum then took 0.5 to 2.0 times as
+long, by how its threads met and how many cores were free for them.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import torch
 
-from skyctl.probe.node.message_overhead import connect_to_itself, loopback_pair, quota_ratio
+from skyctl.agent.process_tree import die_with_parent
+from skyctl.probe.node.message_overhead import HOST, TIMEOUT_S, loopback_pair, quota_ratio
+from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.sum_layout import make_layout
@@ -20,11 +30,12 @@ from skyctl.worker.sum_messages import GRADIENTS
 
 CHUNK_NUMEL = 65536
 """Of a sum's messages (``records.sync.Sync.chunk_bytes``, in float32)."""
-LAYER_NUMEL, LAYERS = 200_000, 10
-"""No multiple of chunks, as in a model."""
-ROUNDS = 6
-"""The first is warm-up. One round takes up to four times as much as another: how threads meet is chance."""
-ENDS = 2
+ROUTES = 4
+"""Each end is the root of every other one: threads as in a ring of four."""
+LAYER_NUMEL, LAYERS = 400_000, 5
+"""More than a chunk for each route, so each is a bucket; and no multiple of chunks, as in a model."""
+ROUNDS = 8
+"""The first is warm-up."""
 
 
 def measure_message_byte_s(
@@ -32,46 +43,83 @@ def measure_message_byte_s(
 ) -> float:
     """Processor seconds to send, or to receive, one byte of gradients in a sum.
 
-    In a ring of two each end passes every byte twice out and in, and adds half of them.
+    Each of the two ends passes every byte twice, once out and once in, and adds half of them.
 
     Args:
-        cpus: the CPU quota that all of this process is held to, None: none; then seconds of the node.
+        cpus: the CPU quota that all of this process and its children is held to, None: none; then seconds of
+            the node.
         reduce_byte_s: of those seconds, what adding a byte takes.
         identity: the TLS certificate that messages will go under, None: none.
 
     Raises:
-        RunError: this node can't connect to itself.
+        RunError: this node can't connect to itself, or its child is gone.
     """
-    connections = loopback_pair(identity)
-    sums: list[RouteSum] = []
-    layout = make_layout([[LAYER_NUMEL]] * LAYERS, [0.5] * ENDS, CHUNK_NUMEL)
-    gradients = [[torch.ones(LAYER_NUMEL) for _ in range(LAYERS)] for _ in range(ENDS)]
-    taken_s = []
+    listening, connecting = loopback_pair(identity)
     try:
-        connect_to_itself(*connections)
-        for end, connection in enumerate(connections):
-            sums.append(RouteSum(0, _places(end), {1 - end: connection}))
-        for step in range(ROUNDS):
-            begun_s = time.process_time()
-            rounds = [SumRound(layout, step, kind=GRADIENTS, dtype=torch.float32) for _ in range(ENDS)]
-            for one, round_, layers in zip(sums, rounds, gradients, strict=True):
-                one.begin(round_)
-                for layer in layers:
-                    round_.add_bucket([layer])
-            for round_ in rounds:
-                round_.wait()
-            taken_s.append(time.process_time() - begun_s)
+        port = listening.listen(HOST)
+        with _child(lambda: _sum_as_child(connecting, port)):
+            listening.accept(TIMEOUT_S)
+            round_s = median(_sum_rounds(0, listening)[1:])
     finally:
-        for connection in connections:
-            connection.close()
-        for one in sums:
-            one.close()
-    per_byte_s = median(taken_s[1:]) / (ENDS * 4 * LAYER_NUMEL * LAYERS) * (quota_ratio(cpus) or 1.0)
+        listening.close()
+    per_byte_s = round_s / (4 * LAYER_NUMEL * LAYERS) * (quota_ratio(cpus) or 1.0)
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
 
 
+def _sum_as_child(connecting: PeerConnection, port: int) -> None:
+    connecting.connect(HOST, port, HOST, TIMEOUT_S)
+    _sum_rounds(1, connecting)
+
+
+def _sum_rounds(end: int, connection: PeerConnection) -> list[float]:
+    """Sums as one of the two ends; CPU seconds of this process, by round."""
+    layout = make_layout([[LAYER_NUMEL]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
+    gradients = [torch.ones(LAYER_NUMEL) for _ in range(LAYERS)]
+    sums = RouteSum(0, _places(end), {1 - end: connection})
+    taken_s = []
+    try:
+        for step in range(ROUNDS):
+            begun_s = time.process_time()
+            round_ = SumRound(layout, step, kind=GRADIENTS, dtype=torch.float32)
+            sums.begin(round_)
+            for layer in gradients:
+                round_.add_bucket([layer])
+            round_.wait()
+            taken_s.append(time.process_time() - begun_s)
+    finally:
+        connection.close()
+        sums.close()
+    return taken_s
+
+
 def _places(end: int) -> list[RoutePlace]:
-    """An end's places on the two routes of a ring: it is the root of one of them."""
-    other = 1 - end
-    root, leaf = RoutePlace(0.5, (other,), None, None, (other,)), RoutePlace(0.5, (), other, other, ())
-    return [root if route == end else leaf for route in range(ENDS)]
+    """An end's places on the routes, of which each end is the root of every other one."""
+    other, share = 1 - end, 1 / ROUTES
+    root, leaf = RoutePlace(share, (other,), None, None, (other,)), RoutePlace(share, (), other, other, ())
+    return [root if route % 2 == end else leaf for route in range(ROUTES)]
+
+
+@contextmanager
+def _child(action: Callable[[], None]) -> Iterator[None]:
+    """A fork of this process that does that beside the block, and has ended after it.
+
+    A process of its own program would have to load torch first: many seconds on a tenth of a core.
+    """
+    parent = os.getpid()
+    with (
+        warnings.catch_warnings()
+    ):  # of forks beside threads: what their locks guard, the action does not use
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        try:
+            die_with_parent(parent)
+            torch.set_num_threads(1)  # its other threads are not in the fork
+            action()
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
