@@ -130,6 +130,7 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
         return False
     return (
         one.plan.pipelines == other.plan.pipelines
+        and one.plan.sync == other.plan.sync
         and one.plan.problem.schedule == other.plan.problem.schedule
     )
 
