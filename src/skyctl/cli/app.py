@@ -13,6 +13,7 @@ import typer
 from skyctl import __version__
 from skyctl.cli import (
     attach_command,
+    bench_sync_command,
     bug_report_command,
     check_command,
     checkpoint_command,
@@ -57,6 +58,7 @@ COMMANDS = {
     "attach": attach_command.attach,
     "stop": stop_command.stop,
     "compare": compare_command.compare,
+    "bench-sync": bench_sync_command.bench_sync,
     "join": join_command.join,
     "clean": clean_command.clean,
     "demo": demo_command.demo,

@@ -66,6 +66,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "skyctl compare train.py --strategy even,optimal",
         "skyctl compare train.py --parallel data --measure",
     ),
+    "bench-sync": (
+        "skyctl bench-sync",
+        "skyctl bench-sync --bytes 40MB --sync ring,star,trees",
+        "skyctl bench-sync --limit tower,laptop --sync-format bfloat16 --json",
+    ),
     "join": (
         "skyctl join ab12 laptop",
         "skyctl join 20261121-063012-ab12 tower oldbox",

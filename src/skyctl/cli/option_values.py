@@ -5,6 +5,7 @@ Completion asks no node and imports nothing heavy; what can't be read completes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -25,6 +26,7 @@ STRATEGIES = ("even", "alone", "heuristic", "optimal")
 PARALLEL = ("pipeline", "data")
 SYNC_ROUTES = ("auto", "ring", "star", "trees")
 DTYPES = ("float32", "bfloat16")
+BYTE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_SWEEP_POINTS = 256
 """Points of one sweep, at most."""
 
@@ -118,6 +120,20 @@ def parse_sync_format(name: str | None) -> SyncFormat | None:
 def parse_sync(name: str | None) -> SyncRoutes | None:
     """The routes that --sync names (InputError where there are none of that name)."""
     return None if name is None else cast("SyncRoutes", require_choice("--sync", name, SYNC_ROUTES))
+
+
+def parse_sync_list(text: str) -> tuple[SyncRoutes, ...]:
+    """``ring,trees`` → their names, each once (InputError where there are no routes of one of these names)."""
+    names = [require_choice("--sync", name.strip(), SYNC_ROUTES) for name in text.split(",")]
+    return tuple(cast("SyncRoutes", name) for name in dict.fromkeys(names))
+
+
+def parse_bytes(flag: str, text: str) -> int:
+    """``10MB``, ``64MiB``, ``40000000`` → bytes. Raises InputError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kMGKi]{0,2})B?", text.strip())
+    if found is None or found[2] not in BYTE_UNITS:
+        raise InputError(f"{flag} {text!r} is no size", hint=f"as in {flag} 10MB, 64MiB or 40000000")
+    return round(float(found[1]) * BYTE_UNITS[found[2]])
 
 
 def parse_objective(name: str | None) -> Objective | None:

@@ -1,0 +1,125 @@
+"""``skyctl bench-sync``: what a sum of gradients takes on a cluster, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import command
+from skyctl.cli.option_values import (
+    DTYPES,
+    SYNC_ROUTES,
+    complete_choices,
+    parse_bytes,
+    parse_sync_format,
+    parse_sync_list,
+)
+from skyctl.cli.options import ClusterOptions, ConnectionOptions, WorkloadOptions, YesOption
+from skyctl.compare.number_format import UNKNOWN, format_seconds
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.control.sum_benchmark import SumFigures
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOptions:
+    """What is summed, over which routes, and how often."""
+
+    nbytes: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="Of gradients, as float32: 10MB, 64MiB, 40000000.")
+    ] = "10MB"
+    sync: Annotated[
+        str,
+        typer.Option(
+            "--sync",
+            metavar="ROUTES[,…]",
+            autocompletion=complete_choices(*SYNC_ROUTES),
+            help="auto, ring, star, trees, or several, one after the other.",
+        ),
+    ] = "auto"
+    sync_format: Annotated[
+        str | None,
+        typer.Option(
+            "--sync-format",
+            metavar="DTYPE",
+            autocompletion=complete_choices(*DTYPES),
+            help="What gradients are sent as; default float32.",
+        ),
+    ] = None
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, metavar="N", help="Sums of each, after one to warm up.")
+    ] = 5
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Probe again, also what earlier probes have measured.")
+    ] = False
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Send through TLS; measured and planned so.")
+    ] = False
+    yes: YesOption = False
+
+
+@command
+def bench_sync(
+    out: Output, *, nodes: ClusterOptions, connection: ConnectionOptions, options: SumOptions
+) -> int | None:
+    """Time of a sum of gradients over a cluster's routes, predicted and measured, without a model.
+
+    All nodes sum parameters of so many bytes, as a data-parallel run does. Links that no probe has measured
+    yet are probed first.
+    """
+    from skyctl.cli.run_display import measure_with_progress
+    from skyctl.control.comparison_job import ComparisonJob
+    from skyctl.control.node_sessions import connect_nodes, require_all
+    from skyctl.control.plan_creation import PlanOptions
+    from skyctl.control.sum_benchmark import gradients_source, plan_sums, sum_figures
+    from skyctl.run.run_context import RunOptions
+
+    syncs, sync_format = parse_sync_list(options.sync), parse_sync_format(options.sync_format)
+    nbytes = parse_bytes("--bytes", options.nbytes)
+    source = gradients_source(nbytes)
+    target = nodes.load()
+    names = [node.name for node in target.cluster.nodes]
+    if len(names) < 2:
+        raise InputError(f"a sum needs two nodes; there is {' and '.join(names)}", hint="see --limit")
+    with out.progress("bench-sync") as progress:
+        progress("loading the workload")
+        training = WorkloadOptions(batch_size=len(names), encrypt=options.encrypt)
+        request, loaded = training.make_request(source, microbatches=len(names))
+        job = ComparisonJob(target.cluster, request, loaded, PlanOptions())
+        connect = connection.connect_options(target.path)
+        with connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions:
+            require_all(sessions.failures)
+            profile = job.profile(sessions, None, progress, out.note, fresh=options.refresh)
+            progress("planning")
+            planned = plan_sums(profile, request.ref(loaded.digest), names, syncs, sync_format)
+            run = RunOptions(steps=options.repeat + 1, weights=False)
+            done = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
+    figures = sum_figures(done)
+    _show(out, figures)
+    rows = [{**asdict(one), "rate_mbit": one.rate_mbit} for one in figures]
+    out.json({"bytes": nbytes, "nodes": names, "repeat": options.repeat, "rows": rows})
+    return 1 if any(one.error for one in figures) else None
+
+
+def _show(out: Output, figures: Sequence[SumFigures]) -> None:
+    """A row for each way to sum; below, why one has no figures."""
+    rows = [
+        (
+            one.sync,
+            UNKNOWN if one.kind is None else f"{one.kind} ({one.routes})" if one.routes > 1 else one.kind,
+            UNKNOWN if one.predicted_s is None else format_seconds(one.predicted_s),
+            UNKNOWN if one.measured_s is None else format_seconds(one.measured_s),
+            UNKNOWN if one.rate_mbit is None else f"{one.rate_mbit:.3g}",
+            UNKNOWN if one.bound_mbit is None else f"{one.bound_mbit:.3g}",
+        )
+        for one in figures
+    ]
+    out.table(("sync", "routes", "predicted", "measured", "Mbit/s", "of at most"), rows)
+    for one in figures:
+        if one.error is not None:
+            out.warn(f"{one.sync}: {one.error}")
