@@ -57,8 +57,8 @@ def sites(count, size, seed):
     return RouteNetwork(n, tuple(range(n)), links, shared)
 
 
-def random_network(seed):
-    """3 to 7 holders on sparse links that differ by direction; shared resources and processors on some."""
+def random_network(seed, helpers=0):
+    """3 to 7 devices, the last ``helpers`` of which hold nothing, on sparse links that differ by direction; shared resources and processors on some."""
     r = random.Random(seed)
     n = r.randint(3, 7)
     around = r.sample(range(n), n)
@@ -73,7 +73,7 @@ def random_network(seed):
     busy = r.random() < 0.4
     return RouteNetwork(
         n,
-        tuple(range(n)),
+        tuple(range(n - helpers)),
         links,
         shared,
         [r.uniform(0, 0.1) for _ in range(n)] if busy else (),
@@ -110,9 +110,15 @@ def least_byte_s(network):
 
 
 def all_trees(network, root, up):
-    """Every tree over all devices to the root (``up``) or from it, as edges in which they send."""
-    others = [d for d in range(network.count) if d != root]
-    ends = [[(d, x) if up else (x, d) for x in range(network.count)] for d in others]
+    """Every tree to the root (``up``) or from it, as edges in which they send: over all holders, and helpers."""
+    helpers = [d for d in network.helpers if d != root]
+    for some in (s for size in range(len(helpers) + 1) for s in itertools.combinations(helpers, size)):
+        yield from trees_over([*{*network.holders, root}, *some], network, root, up)
+
+
+def trees_over(there, network, root, up):
+    others = [d for d in there if d != root]
+    ends = [[(d, x) if up else (x, d) for x in there] for d in others]
     for edges in itertools.product(*([e for e in each if e in network.link_byte_s] for each in ends)):
         parents = {e[0] if up else e[1]: e[1] if up else e[0] for e in edges}
         if all(reaches(parents, d, root) for d in others):

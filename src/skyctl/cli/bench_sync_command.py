@@ -57,9 +57,9 @@ class SumOptions:
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Probe again, also what earlier probes have measured.")
     ] = False
-    encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Send through TLS; measured and planned so.")
-    ] = False
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Send through TLS; measured and planned so.")] = (
+        False
+    )
     yes: YesOption = False
 
 

@@ -251,8 +251,19 @@ class Plan(FileRecord):
         """All stages in the order of ranks: by pipeline, then from the first layers to the last."""
         return tuple(stage for pipeline in self.pipelines for stage in pipeline.stages)
 
+    @property
+    def helpers(self) -> tuple[str, ...]:
+        """The devices that gradients' routes go over and that hold no layers, in the problem's order."""
+        routes = [route for group in self.sync.groups for route in group.routes] if self.sync else []
+        there = {route.root for route in routes}
+        there |= {device for route in routes for edge in (*route.up, *route.down) for device in edge}
+        there -= {stage.device for stage in self.placed_stages}
+        return tuple(device.id for device in self.problem.devices if device.id in there)
+
     def version_of_values(self) -> int:
-        """7 where one device alone is the strategy, 8 for several pipelines: older versions know neither."""
+        """7 where one device alone is the strategy, 8 for several pipelines, 9 where others help to sum."""
+        if self.helpers:
+            return 9
         if self.form != "grid":
             return 8
         return 7 if self.strategy == "alone" else 1

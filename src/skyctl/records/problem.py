@@ -21,7 +21,7 @@ Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 Parallel = Literal["pipeline", "data"]
 SyncFormat = Literal["float32", "bfloat16"]
-SyncRoutes = Literal["auto", "ring", "star", "trees"]
+SyncRoutes = Literal["auto", "ring", "star", "server", "trees"]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
 
@@ -124,7 +124,9 @@ class Problem(FileRecord):
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
     and their gradients are summed in ``sync_format``. ``ties``: layers that share parameters, in their order.
     ``sync``: over which routes they are summed; ``auto``: the fastest of a ring, a star and, where
-    they save a tenth of a step, packed trees.
+    they save a tenth of a step, packed trees. ``server``: a star whose root may be a helper.
+    ``helpers``: devices that hold nothing, and that routes may go over with ``auto``, ``server`` and
+    ``trees``; None: any that holds nothing may help.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
@@ -144,6 +146,7 @@ class Problem(FileRecord):
     parallel: Parallel = since(8, "pipeline")
     sync_format: SyncFormat = since(8, "float32")
     sync: SyncRoutes = since(9, "auto")
+    helpers: Seq[Name] | None = since(9, None)
     ties: Seq[Tie] = since(8, ())
 
     @model_validator(mode="after")
@@ -180,7 +183,7 @@ class Problem(FileRecord):
                     _need(end, known, f"shared {resource.name!r}")
                 if pair[0] == pair[1]:
                     raise ValueError(f"shared {resource.name!r}: a link of {pair[0]!r} to itself")
-        for field in ("first_stage", "last_stage"):
+        for field in ("first_stage", "last_stage", "helpers"):
             for device in getattr(self, field) or ():
                 _need(device, known, field)
         for tie in self.ties:

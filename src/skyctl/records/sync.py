@@ -63,6 +63,13 @@ class LinkPrice(Record):
     price: Annotated[float, Field(ge=0)]
 
 
+class ProcessorPrice(Record):
+    """The price of a second of a helper's processor."""
+
+    device: Name
+    price: Annotated[float, Field(ge=0)]
+
+
 class RoutePrices(Record):
     """Prices of what routes use, and the bound on routes among some holders that they prove.
 
@@ -70,16 +77,19 @@ class RoutePrices(Record):
     at least as much as the weighted mean.
 
     Attributes:
-        devices: the holders; routes go over no others.
-        byte_s: seconds that a byte of gradient takes at least on the busiest link or shared resource.
+        devices: the holders; routes go over no others but those that may help them.
+        byte_s: seconds that a byte of gradient takes at least on the busiest link, shared resource or
+            helper's processor.
         links: prices of links; 0 for those that are not listed.
         shared: by shared resource of the problem, in its order; 0 beyond them.
+        processors: prices of helpers' processors; 0 for those that are not listed.
     """
 
     devices: Seq[Name] = Field(min_length=2)
     byte_s: Seconds
     links: Seq[LinkPrice] = ()
     shared: Seq[Annotated[float, Field(ge=0)]] = ()
+    processors: Seq[ProcessorPrice] = ()
 
 
 def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, child: int) -> None:

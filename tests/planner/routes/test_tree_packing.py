@@ -63,8 +63,8 @@ def test_rings_on_the_lab_mesh_are_slower():
     assert 1 / min(map(pricing.busiest_byte_s, both)) == pytest.approx(80 / 3)
 
 
-def check_against_brute_force(seed):
-    network = random_network(seed)
+def check_against_brute_force(seed, helpers=0):
+    network = random_network(seed, helpers)
     packing = pack_trees(network, NEVER)
     best = least_byte_s(network)
     assert packing.byte_s == pytest.approx(best, rel=1e-6, abs=1e-9), seed
@@ -75,6 +75,16 @@ def check_against_brute_force(seed):
 def test_random_graphs_equal_brute_force(tens):
     for seed in range(10 * tens, 10 * tens + 10):
         check_against_brute_force(seed)
+
+
+@pytest.mark.parametrize("helpers", [1, 2])
+def test_random_graphs_with_helpers_equal_brute_force(helpers):
+    tried = 0
+    for seed in range(200):
+        if random_network(seed).count in (helpers + 2, helpers + 3, 6):
+            tried += 1
+            check_against_brute_force(seed, helpers)
+    assert tried > 60
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ larger where nobody asked for trees: over the one uplink where they were run, th
 
 
 def least_gain(problem: Problem) -> float:
-    """Of a step, what trees must save in this problem to be taken."""
-    return LEAST_GAIN if problem.sync == "trees" else LEAST_GAIN_UNASKED
+    """Of a step, what trees must save in this problem to be taken; naming a helper asks for them."""
+    return LEAST_GAIN if problem.sync == "trees" or problem.helpers else LEAST_GAIN_UNASKED
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HolderGroup:
 
     Attributes:
         layout: None where the routes come from a plan's record.
-        byte_s: seconds that a byte of gradient takes on the busiest link or shared resource.
+        byte_s: seconds that a byte of gradient takes on the busiest link, shared resource or helper.
         microbatch_s: by holder, t.
         extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
@@ -52,6 +52,11 @@ class HolderGroup:
     microbatch_s: tuple[float, ...]
     extra_s: tuple[float, ...]
     fill_s: float = 0.0
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The devices on its routes that hold nothing, ascending."""
+        return helpers_on(self.use, self.holders)
 
     @property
     def after_s(self) -> float:
@@ -115,6 +120,11 @@ def processor_byte_s(model: DataModel, use: RouteUse, device: int) -> float:
     return adding_s + described.message_byte_s * use.passed.get(device, 0.0)
 
 
+def helpers_on(use: RouteUse, holders: Sequence[int]) -> tuple[int, ...]:
+    """The devices that routes go over and that are no holders, ascending."""
+    return tuple(sorted(use.passed.keys() - set(holders)))
+
+
 def make_group(
     model: DataModel,
     holders: tuple[int, ...],
@@ -125,7 +135,8 @@ def make_group(
 ) -> HolderGroup:
     """Holders of given costs that sum over these routes, whether they have the memory or not."""
     use = use_of(routes, model.latency_s)
-    byte_s = busiest_byte_s(use, model.byte_s, model.shared)
+    helping_s = [processor_byte_s(model, use, d) for d in helpers_on(use, holders)]
+    byte_s = max(busiest_byte_s(use, model.byte_s, model.shared), *helping_s, 0.0)
     extra_s = tuple(
         # a gradient is under way while earlier layers are computed; adding and sending take processor time
         max(cost.exposure.at(byte_s), processor_byte_s(model, use, d) * model.total_bytes)
@@ -133,12 +144,12 @@ def make_group(
     )
     times = tuple(cost.microbatch_s for cost in costs)
     simple = layout is not None and not layout.trees  # a ring and a star fill no tree
-    filled_s = 0.0 if simple else fill_s(model, routes, chunk_bytes)
+    filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
     return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s)
 
 
 def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
-    """The holders of a layout; None: one of them has no memory for it, or a pin forbids it."""
+    """The holders of a layout; None: one of them or a helper has no memory for it, or a pin forbids it."""
     routes = layout.routes()
     children = children_of(routes)
     costs = []
@@ -147,15 +158,18 @@ def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
         if cost is None:
             return None
         costs.append(cost)
-    return make_group(model, layout.holders, costs, routes, layout)
+    group = make_group(model, layout.holders, costs, routes, layout)
+    return group if all(model.may_help(d, children.get(d, 0)) for d in group.helpers) else None
 
 
 def fitting_groups(model: DataModel, holders: tuple[int, ...]) -> Iterator[HolderGroup]:
-    """The ways for these holders to sum that fit in their memory: in a ring, in a star at each.
+    """The ways for these holders to sum that fit in memory: in a ring, in a star at each.
 
-    Those of them that the problem's ``sync`` leaves; packed trees are looked for elsewhere.
+    Those of them that the problem's ``sync`` leaves (``server``: at each helper as well); packed trees are
+    looked for elsewhere.
     """
-    return _fitting(model, layouts_of(holders, model.problem.sync))
+    helpers = model.helpers_of(holders) if model.problem.sync == "server" else ()
+    return _fitting(model, layouts_of(holders, model.problem.sync, helpers))
 
 
 def fitting_trees(model: DataModel, holders: tuple[int, ...], deadline: float) -> Iterator[HolderGroup]:

@@ -43,7 +43,13 @@ ALONE_METHOD = "the fastest device that holds all layers"
 ASSIGNED_S = 10.0
 """Seconds to pack trees for a user's own shares, at most."""
 GREEDY_METHOD = "water-filling over greedy sets"
-ROUTES_WORDS = {"auto": "all routes", "trees": "all routes", "ring": "a ring", "star": "stars"}
+ROUTES_WORDS = {
+    "auto": "all routes",
+    "trees": "all routes",
+    "ring": "a ring",
+    "star": "stars",
+    "server": "stars, helpers' as well",
+}
 """By a problem's ``sync``: what the certificate speaks of."""
 
 
@@ -108,6 +114,10 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
             raise InputError(f"the assignment names device {name!r}, the problem has: {', '.join(model.ids)}")
         if model.ids.index(name) in shares:
             raise InputError(f"the assignment names {name!r} more than once")
+        if name in (problem.helpers or ()):
+            raise InputError(
+                f"the assignment gives {name!r} microbatches, and --helper says that it holds nothing"
+            )
         if count < 1:
             raise InputError(
                 f"the assignment gives {name!r} {count} microbatches; leave it out, or give it 1"
@@ -134,16 +144,22 @@ def _assigned_s(gain: float, placed: DataPlacement) -> float:
 
 
 def _even(model: DataModel) -> DataPlacement:
-    """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement."""
-    count = len(model.ids)
+    """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement.
+
+    Helpers hold nothing, and a ring has none.
+    """
+    helpers = model.problem.helpers or ()
+    layout = Layout(tuple(d for d, name in enumerate(model.ids) if name not in helpers))
+    count = len(layout.holders)
+    if not count:
+        raise_no_holder(model)
     if model.microbatches < count:
-        raise_too_few_microbatches(model)
-    layout = Layout(tuple(range(count)))
+        raise_too_few_microbatches(model, count)
     share, more = divmod(model.microbatches, count)
     group = fitting_group(model, layout)
     if group is None:
         raise_if_short(model, layout, "equal shares for all devices")
-    return group.with_shares([share + (d < more) for d in range(count)])
+    return group.with_shares([share + (number < more) for number in range(count)])
 
 
 def _made_plan(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.planner import stage_memory
+from skyctl.planner.data.line_rates import lines_rate
 from skyctl.records.problem import Device, Problem
 from skyctl.records.sync import Sync
 
@@ -23,6 +25,8 @@ CHUNKS_A_CHILD = 2
 """Chunks that a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
 FORMAT_SHARE = {"float32": 1.0, "bfloat16": 0.5}
 """Bytes sent for a byte of a float32 gradient."""
+MOST_HELPERS = 4
+"""Devices that may help any holders over trees; of more, those with the fattest lines."""
 SCHEDULES = ("1f1b", "sequential")
 """Schedules in which one stage alone computes one microbatch after the other, as a holder does."""
 
@@ -41,6 +45,11 @@ def require_data_problem(problem: Problem) -> None:
         raise InputError(
             f"objective {problem.objective!r} looks at a pipeline's slowest stage; --parallel data has none",
             hint="--objective iteration",
+        )
+    if problem.helpers and problem.sync in ("ring", "star"):
+        raise InputError(
+            f"a {problem.sync} joins devices that hold the layers, so {problem.helpers[0]} can't help there",
+            hint="--sync auto or trees; server: a star whose root may be a helper",
         )
 
 
@@ -110,7 +119,8 @@ class DataModel:
         latency_s: by linked pair.
         byte_s: by linked pair, seconds a byte takes on the link.
         shared: by pair, the shared resources that it occupies: (number, seconds a byte takes there).
-        may_hold: by device, whether the pins let it hold the first and the last layer.
+        may_hold: by device, whether the pins let it hold the first and the last layer, and it is not named
+            as a helper.
 
     Raises:
         InputError: the problem's schedule or objective is one of pipelines.
@@ -127,10 +137,9 @@ class DataModel:
             for layer in problem.layers
         ]
         self.total_bytes = math.fsum(self.layer_bytes)
-        self.may_hold = [
-            all(names is None or name in names for names in (problem.first_stage, problem.last_stage))
-            for name in self.ids
-        ]
+        pins = [names for names in (problem.first_stage, problem.last_stage) if names is not None]
+        named = problem.helpers or ()
+        self.may_hold = [name not in named and all(name in names for names in pins) for name in self.ids]
         self._costs = [self._costs_of(device) for device in problem.devices]
         index = {name: d for d, name in enumerate(self.ids)}
         self.latency_s: dict[DevicePair, float] = {}
@@ -143,6 +152,39 @@ class DataModel:
         for number, resource in enumerate(problem.shared):
             for pair in {(index[source], index[target]) for source, target in resource.links}:
                 self.shared.setdefault(pair, []).append((number, 1 / resource.bandwidth_bytes_per_s))
+
+    @cached_property
+    def _helper_order(self) -> list[int]:
+        """The devices that may help where they hold nothing, those with the fattest lines first."""
+        named, count = self.problem.helpers, len(self.ids)
+        able = [d for d in range(count) if named is None or self.ids[d] in named]
+
+        def line_rate(d: int) -> float:
+            others = [x for x in range(count) if x != d]
+            out, back = [(d, x) for x in others], [(x, d) for x in others]
+            return min(lines_rate(self, out), lines_rate(self, back))
+
+        return sorted(able, key=line_rate, reverse=True)
+
+    def helpers_of(self, holders: Collection[int]) -> tuple[int, ...]:
+        """The devices that may help these holders: none in a ring and in a star, few with trees."""
+        if self.problem.sync in ("ring", "star"):
+            return ()
+        found = [d for d in self._helper_order if d not in holders]
+        return tuple(sorted(found if self.problem.sync == "server" else found[:MOST_HELPERS]))
+
+    def any_helpers(self) -> tuple[int, ...]:
+        """The devices that may help some holders or other."""
+        return () if self.problem.sync in ("ring", "star") else tuple(self._helper_order)
+
+    def helper_bytes(self, device: int, children: int) -> float:
+        """What a device needs to help: what is taken of its memory anyway, and its chunks."""
+        return self.problem.devices[device].reserved_bytes + buffer_bytes(children)
+
+    def may_help(self, device: int, children: int) -> bool:
+        """Whether it has the memory to help with that many arriving edges."""
+        needs = self.helper_bytes(device, children)
+        return stage_memory.fits_device(needs, self.problem.devices[device])
 
     def _costs_of(self, device: Device) -> tuple[HolderCost, ...]:
         """Without recomputation, and where it is allowed with it."""

@@ -51,6 +51,11 @@ def raise_no_holder(model: DataModel) -> NoReturn:
     """Raises InfeasibleError where no device can hold all layers: pins, or who lacks least memory."""
     devices = range(len(model.ids))
     allowed = [d for d in devices if model.may_hold[d]]
+    if not allowed and set(model.problem.helpers or ()) == set(model.ids):
+        raise InfeasibleError(
+            "every device is to help, and none is left that may hold the model",
+            hint="name fewer helpers (--helper)",
+        )
     if not allowed:
         raise InfeasibleError(
             "no device may hold both the first and the last layer, and so none the whole model",
@@ -88,9 +93,8 @@ def raise_if_short(model: DataModel, layout: Layout, what: str) -> NoReturn:
     raise AssertionError("every holder has the memory")
 
 
-def raise_too_few_microbatches(model: DataModel) -> NoReturn:
-    """Raises InfeasibleError where equal shares would leave a device without a microbatch."""
-    count = len(model.ids)
+def raise_too_few_microbatches(model: DataModel, count: int) -> NoReturn:
+    """Raises InfeasibleError where equal shares would leave one of ``count`` devices without a microbatch."""
     raise InfeasibleError(
         f"equal shares for {count} devices need {count} microbatches a step, it has {model.microbatches}",
         hint=f"--microbatches {count} or more (the batch can be cut into as many as it has samples); or "

@@ -6,14 +6,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel
+from skyctl.planner.data.line_rates import line_byte_s
 from skyctl.planner.data.route_layouts import DeviceRoute, Pair
+from skyctl.records.problem import Device
 
 Resource = Pair | int
-"""A link, or a shared resource's number."""
+"""A link (from a device to itself: its processor), or a shared resource's number."""
 
 
-def fill_s(model: DataModel, routes: Sequence[DeviceRoute], chunk_bytes: float = CHUNK_BYTES) -> float:
-    """Seconds beyond those of all bytes on the busiest link or shared resource; 0 for a ring and for a star.
+def fill_s(
+    model: DataModel,
+    routes: Sequence[DeviceRoute],
+    holders: Sequence[int],
+    chunk_bytes: float = CHUNK_BYTES,
+) -> float:
+    """Seconds beyond those of all bytes on what is busiest: a link, a shared resource, a helper's processor.
+
+    0 for a ring and for a star.
 
     A link has nothing to do until a first message has come to it over the edges before it, and what it has
     sent last goes on over the edges after it. It begins with the route that comes to it soonest, and ends
@@ -31,6 +40,11 @@ def fill_s(model: DataModel, routes: Sequence[DeviceRoute], chunk_bytes: float =
         for edge in _edges(route, message_s):
             used: list[tuple[Resource, float]] = [(edge.pair, model.byte_s.get(edge.pair, 0.0))]
             used += model.shared.get(edge.pair, ())
+            used += [
+                ((d, d), processor_s(model.problem.devices[d], adds=edge.adds and d == edge.pair[1]))
+                for d in edge.pair
+                if d not in holders
+            ]
             for resource, byte_s in used:
                 loads_s[resource] = loads_s.get(resource, 0.0) + route.share * byte_s * model.total_bytes
                 head_s[resource] = min(edge.before_s, head_s.get(resource, edge.before_s))
@@ -40,16 +54,19 @@ def fill_s(model: DataModel, routes: Sequence[DeviceRoute], chunk_bytes: float =
     return max(load + head_s[x] + tail_s[x] for x, load in loads_s.items()) - max(loads_s.values())
 
 
-def line_byte_s(model: DataModel, source: int, target: int) -> float:
-    """Seconds that a byte takes on the slowest of a link and its shared resources."""
-    pair = (source, target)
-    return max((model.byte_s.get(pair, 0.0), *(seconds for _, seconds in model.shared.get(pair, ()))))
+def processor_s(device: Device, *, adds: bool) -> float:
+    """Processor seconds of a byte that the device sends or receives, and adds to its own."""
+    return device.message_byte_s + (device.reduce_byte_s if adds else 0.0)
 
 
 class _Edge(NamedTuple):
-    """A link of a route, and the seconds of one message on the longest ways before and after it."""
+    """A link of a route, and the seconds of one message on the longest ways before and after it.
+
+    ``adds``: its target adds what comes over it.
+    """
 
     pair: Pair
+    adds: bool
     before_s: float
     after_s: float
 
@@ -59,9 +76,13 @@ def _edges(route: DeviceRoute, message_s: Callable[[Pair], float]) -> Iterator[_
     up = _Way(route.root, [(parent, child) for child, parent in route.up], lambda p, c: message_s((c, p)))
     down = _Way(route.root, route.down, lambda p, c: message_s((p, c)))
     for child, parent in route.up:
-        yield _Edge((child, parent), up.beyond_s[child], up.from_root_s[parent] + down.beyond_s[route.root])
+        yield _Edge(
+            (child, parent), True, up.beyond_s[child], up.from_root_s[parent] + down.beyond_s[route.root]
+        )
     for parent, child in route.down:
-        yield _Edge((parent, child), up.beyond_s[route.root] + down.from_root_s[parent], down.beyond_s[child])
+        yield _Edge(
+            (parent, child), False, up.beyond_s[route.root] + down.from_root_s[parent], down.beyond_s[child]
+        )
 
 
 class _Way:

@@ -27,7 +27,7 @@ class Layout(NamedTuple):
     """The holders, ascending, and how they sum.
 
     Attributes:
-        root: of a star; None: a ring in the holders' order, or one holder alone.
+        root: of a star, a holder or a helper; None: a ring in the holders' order, or one holder alone.
         trees: packed trees in the place of both.
     """
 
@@ -58,12 +58,18 @@ class Layout(NamedTuple):
         return tuple(out)
 
 
-def layouts_of(holders: tuple[int, ...], sync: SyncRoutes = "auto") -> tuple[Layout, ...]:
-    """A ring, and a star at each holder: those that ``sync`` leaves (``trees``: both, to begin with)."""
+def layouts_of(
+    holders: tuple[int, ...], sync: SyncRoutes = "auto", helpers: tuple[int, ...] = ()
+) -> tuple[Layout, ...]:
+    """A ring, and a star at each holder: those that ``sync`` leaves (``trees``: both, to begin with).
+
+    ``helpers``: with ``server``, further roots.
+    """
     if len(holders) == 1:
         return (Layout(holders),)
-    ring = () if sync == "star" else (Layout(holders),)
-    return (*ring, *(Layout(holders, root) for root in holders if sync != "ring"))
+    ring = () if sync in ("star", "server") else (Layout(holders),)
+    roots = () if sync == "ring" else (*holders, *helpers) if sync == "server" else holders
+    return (*ring, *(Layout(holders, root) for root in roots))
 
 
 class RouteUse(NamedTuple):

@@ -42,10 +42,18 @@ def scaled_steps_s(plan: Plan, factors: TimeFactors, draws: int) -> Iterator[flo
     own = [factors.layers(device) for device in devices]
     more = [factors.overhead(device) for device in devices]
     processor_s = [processor_byte_s(model, group.use, d) * model.total_bytes for d in group.holders]
+    helping = [
+        (processor_byte_s(model, group.use, d), factors.layers(plan.problem.devices[d]))
+        for d in group.helpers
+    ]
     columns = list(zip(group.costs, placed.shares, processor_s, own, more, strict=True))
     for draw in range(draws):
         drawn = {pair: values[draw] for pair, values in of_link.items()}
-        byte_s = busiest_byte_s(group.use, model.byte_s, model.shared, drawn.__getitem__)
+        byte_s = max(
+            busiest_byte_s(group.use, model.byte_s, model.shared, drawn.__getitem__),
+            *(seconds * factor[draw] for seconds, factor in helping),
+            0.0,
+        )
         ends, optimizers = [], []
         for cost, share, busy_s, layers, overhead in columns:
             factor = layers[draw]

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from skyctl.planner.data.holder_costs import DataModel
-from skyctl.planner.data.route_fill import line_byte_s
-from skyctl.planner.data.route_layouts import Pair
+from skyctl.planner.data.line_rates import line_byte_s, lines_rate
 from skyctl.planner.data.shares import level_shares
 
-ONE_LINE = ("ring", "star")
+ONE_LINE = ("ring", "star", "server")
 """Of ``Problem.sync``: where every byte that a device sends, or receives, goes over one of its lines."""
 
 
@@ -24,49 +23,31 @@ def least_byte_s(model: DataModel, device: int, others: Sequence[int]) -> float:
     """Seconds that a byte takes at least, if the device is one of several holders among ``others``.
 
     Every holder sends each byte once at least, and receives it once.
+
+    Args:
+        others: all that may hold or help beside it.
     """
     out, back = [(device, x) for x in others], [(x, device) for x in others]
     if model.problem.sync in ONE_LINE:
         return max(min(line_byte_s(model, *pair) for pair in pairs) for pairs in (out, back))
-    return max(1 / _lines_rate(model, out), 1 / _lines_rate(model, back))
+    return max(1 / lines_rate(model, out), 1 / lines_rate(model, back))
 
 
 def cut_byte_s(model: DataModel, holders: Sequence[int]) -> float:
     """Seconds that a byte takes at least on its way among two holders or more, whatever the routes.
 
-    Each holder's lines, and all lines together: each byte is sent 2(n − 1) times.
+    Each holder's lines, to other holders and to those that may help; and all lines together, helpers' as
+    well: each byte is sent 2(n − 1) times.
     """
+    there = (*holders, *model.helpers_of(holders))
     rates: list[list[float]] = [[], []]
-    for d in holders:
-        others = [x for x in holders if x != d]
-        rates[0].append(_lines_rate(model, [(d, x) for x in others]))
-        rates[1].append(_lines_rate(model, [(x, d) for x in others]))
-    least = [1 / min(each) for each in rates]
+    for d in there:
+        others = [x for x in there if x != d]
+        rates[0].append(lines_rate(model, [(d, x) for x in others]))
+        rates[1].append(lines_rate(model, [(x, d) for x in others]))
+    least = [1 / min(each[: len(holders)]) for each in rates]
     sent = 2 * (len(holders) - 1)
     return max(*least, *(sent / math.fsum(each) for each in rates))
-
-
-def _lines_rate(model: DataModel, pairs: Sequence[Pair]) -> float:
-    """The most bytes a second over links all at once; one resource that some of them share is looked at."""
-    rates = []
-    over: dict[int, tuple[float, float]] = {}
-    for pair in pairs:
-        byte_s = line_byte_s(model, *pair)
-        rate = 1 / byte_s if byte_s > 0 else math.inf
-        rates.append(rate)
-        for number, seconds in model.shared.get(pair, ()):
-            over[number] = (1 / seconds, over.get(number, (0.0, 0.0))[1] + rate)
-    total = math.fsum(rates)
-    least = total
-    for number, (most, through) in over.items():
-        if most < through:
-            apart = [r for r, pair in zip(rates, pairs, strict=True) if not _is_over(model, pair, number)]
-            least = min(least, most + math.fsum(apart))
-    return least
-
-
-def _is_over(model: DataModel, pair: Pair, number: int) -> bool:
-    return any(shared == number for shared, _ in model.shared.get(pair, ()))
 
 
 def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> float:
@@ -90,10 +71,9 @@ def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> floa
 
 
 def _least_latency_s(model: DataModel, holders: Sequence[int]) -> float:
-    """Of any route: from every holder there is a way to the root, and one back."""
-    away_s = np.array(
-        [[model.latency_s.get((a, b), 0.0) if a != b else 0.0 for b in holders] for a in holders]
-    )
-    for over in range(len(holders)):  # Floyd 1962
+    """Of any route: from every holder there is a way to the root, and one back, over helpers as well."""
+    there, count = (*holders, *model.helpers_of(holders)), len(holders)
+    away_s = np.array([[model.latency_s.get((a, b), 0.0) if a != b else 0.0 for b in there] for a in there])
+    for over in range(len(there)):  # Floyd 1962
         away_s = np.minimum(away_s, away_s[:, over, None] + away_s[None, over, :])
-    return float((away_s.max(axis=0) + away_s.max(axis=1)).min())
+    return float((away_s[:count].max(axis=0) + away_s[:, :count].max(axis=1)).min())

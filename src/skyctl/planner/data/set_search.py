@@ -10,7 +10,7 @@ from itertools import chain, combinations
 
 from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group
 from skyctl.planner.data.holder_costs import DataModel
-from skyctl.planner.data.route_fill import line_byte_s
+from skyctl.planner.data.line_rates import line_byte_s
 from skyctl.planner.data.route_layouts import Layout
 from skyctl.planner.data.set_bounds import least_byte_s
 from skyctl.planner.data.shares import level_in_parts_s, level_shares
@@ -185,17 +185,22 @@ def _growing(incumbent: Incumbent) -> Iterator[tuple[int, ...]]:
 
 
 def _growing_stars(incumbent: Incumbent) -> Iterator[tuple[tuple[int, ...], int]]:
-    """By root, the devices with the fastest lines to and from it: 2, 3, … of them, or in larger steps."""
+    """By root, the devices with the fastest lines to and from it: 2, 3, … of them, or in larger steps.
+
+    With ``server`` roots are helpers, too.
+    """
     model, usable = incumbent.model, incumbent.usable
     step = max(1, len(usable) // MOST_PREFIXES)
-    for root in usable if model.microbatches > 1 else ():
+    helpers = model.helpers_of(()) if model.problem.sync == "server" else ()
+    roots = [(d, True) for d in usable] + [(d, False) for d in helpers]
+    for root, holds in roots if model.microbatches > 1 else ():
 
         def line_s(d: int, root: int = root) -> float:
             return max(line_byte_s(model, d, root), line_byte_s(model, root, d))
 
         order = sorted((d for d in usable if d != root), key=lambda d: (line_s(d), d))
         for count in range(1, len(order) + step, step):
-            yield tuple(sorted((root, *order[:count]))), root
+            yield tuple(sorted((*([root] if holds else []), *order[:count]))), root
 
 
 def neighbours(incumbent: Incumbent, holders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -219,8 +224,9 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
     Latency, its own optimizer, and its processor's part come to what its lines take (``least_byte_s``).
     """
     out = {}
+    helpers = [] if len(usable) < 2 else [d for d in model.any_helpers() if d not in usable]
     for d in usable:
-        others = [other for other in usable if other != d]
+        others = [other for other in (*usable, *helpers) if other != d]
         cost = model.fitting_cost(d)
         assert cost is not None
         if not others:

@@ -1,8 +1,11 @@
-"""Packed trees among the holders of a set: their layouts, and what is proved of all routes among them."""
+"""Packed trees among the holders of a set, and over helpers: their layouts, and what is proved of all routes.
+
+Devices are numbered by their places: the holders, then those that may help.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
@@ -10,13 +13,13 @@ from typing import NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel
-from skyctl.planner.data.route_fill import line_byte_s
+from skyctl.planner.data.line_rates import line_byte_s
 from skyctl.planner.data.route_layouts import DeviceRoute, Layout, Pair, busiest_byte_s, use_of
 from skyctl.planner.routes.quick_trees import quickest_trees
 from skyctl.planner.routes.route_choice import route_choices
 from skyctl.planner.routes.route_network import RouteNetwork, RouteShare, Shared, Tree
 from skyctl.planner.routes.tree_packing import Packing, pack_trees
-from skyctl.records.sync import LinkPrice, RoutePrices
+from skyctl.records.sync import LinkPrice, ProcessorPrice, RoutePrices
 
 MOST_RING_HOLDERS = 7
 """Holders up to which rings in every order are looked at."""
@@ -29,7 +32,8 @@ class PackedSet(NamedTuple):
 
     Attributes:
         layouts: from shallow trees to those with the least seconds a byte.
-        byte_s: what no routes among the holders are faster than, on links and shared resources.
+        byte_s: what no routes among the holders, over those that may help, are faster than, on links, shared
+            resources and helpers' processors.
         prices: that prove ``byte_s``; None where it is 0.
     """
 
@@ -41,31 +45,54 @@ class PackedSet(NamedTuple):
 def pack_set(model: DataModel, holders: tuple[int, ...], deadline: float) -> PackedSet:
     """Packed trees of two holders or more; where adding binds, also ones that spare processors.
 
+    First without helpers, so that those are there too where a helper saves little.
+
     ``deadline``: when to take the best so far, in seconds of ``time.perf_counter``.
     """
 
     def edge_s(pair: Pair) -> float:
-        a, b = holders[pair[0]], holders[pair[1]]
+        a, b = there[pair[0]], there[pair[1]]
         message_bytes = min(CHUNK_BYTES, model.total_bytes)
         return model.latency_s.get((a, b), 0.0) + message_bytes * line_byte_s(model, a, b)
 
-    wires = route_network(model, holders)
-    quick = quickest_trees(wires, edge_s)
-    packing = pack_trees(wires, deadline, known=quick)
-    tried = [(wires, packing)]
-    processors = route_network(model, holders, processors=True)
-    if any(processors.add_byte_s) or any(processors.message_byte_s):
-        tried.append((processors, pack_trees(processors, deadline, known=(*quick, *_own(packing)))))
-    near = _without_far_links(model, holders, wires, packing.byte_s)
-    if near is not None:
-        with suppress(InputError):  # the others alone do not join all holders
-            tried.append((near, pack_trees(near, deadline)))
+    helpers = model.helpers_of(holders)
+    there = (*holders, *helpers)
+    tried: list[tuple[RouteNetwork, Packing]] = []
+    for over in ((), helpers) if helpers else ((),):
+        known = [tree for _, packed in tried for tree in _own(packed)]
+        tried += _packings(model, holders, over, deadline, edge_s, known)
     layouts = [
-        Layout(holders, trees=tuple(_device_route(route, holders) for route in routes))
+        Layout(holders, trees=tuple(_device_route(route, there) for route in routes))
         for network, packed in tried
         for routes in route_choices(network, packed, edge_s)
     ]
+    packing = next(packed for network, packed in tried if network.count == len(there))
     return PackedSet(tuple(dict.fromkeys(layouts)), packing.bound_byte_s, _prices(model, holders, packing))
+
+
+def _packings(
+    model: DataModel,
+    holders: tuple[int, ...],
+    helpers: tuple[int, ...],
+    deadline: float,
+    edge_s: Callable[[Pair], float],
+    known: Sequence[Tree],
+) -> Iterator[tuple[RouteNetwork, Packing]]:
+    """The best trees on links alone; those that spare processors; those without far links.
+
+    ``known``: trees to begin with; the others as in ``pack_set``.
+    """
+    wires = route_network(model, holders, helpers)
+    quick = quickest_trees(wires, edge_s)
+    packing = pack_trees(wires, deadline, known=(*quick, *known))
+    yield wires, packing
+    processors = route_network(model, holders, helpers, processors=True)
+    if any(processors.add_byte_s) or any(processors.message_byte_s):
+        yield processors, pack_trees(processors, deadline, known=(*quick, *known, *_own(packing)))
+    near = _without_far_links(model, (*holders, *helpers), wires, packing.byte_s)
+    if near is not None:
+        with suppress(InputError):  # the others alone do not join all holders
+            yield near, pack_trees(near, deadline)
 
 
 def _own(packing: Packing) -> tuple[Tree, ...]:
@@ -73,56 +100,70 @@ def _own(packing: Packing) -> tuple[Tree, ...]:
 
 
 def _without_far_links(
-    model: DataModel, holders: Sequence[int], network: RouteNetwork, byte_s: float
+    model: DataModel, there: Sequence[int], network: RouteNetwork, byte_s: float
 ) -> RouteNetwork | None:
     """The network without links whose latency alone is more than all bytes take; None: there are none."""
     kept = {
         pair: seconds
         for pair, seconds in network.link_byte_s.items()
-        if model.latency_s.get((holders[pair[0]], holders[pair[1]]), 0.0) <= byte_s * model.total_bytes
+        if model.latency_s.get((there[pair[0]], there[pair[1]]), 0.0) <= byte_s * model.total_bytes
     }
     return None if len(kept) == len(network.link_byte_s) else replace(network, link_byte_s=kept)
 
 
-def route_network(model: DataModel, holders: Sequence[int], *, processors: bool = False) -> RouteNetwork:
-    """What routes among these holders may use, by their places among them; what has no link is free."""
-    place = {d: i for i, d in enumerate(holders)}
-    pairs = [(a, b) for a in holders for b in holders if a != b]
+def route_network(
+    model: DataModel, holders: Sequence[int], helpers: Sequence[int] = (), *, processors: bool = False
+) -> RouteNetwork:
+    """What routes among these holders, over these helpers, may use; what has no link is free.
+
+    Args:
+        processors: holders' processors count, and not only helpers', which have nothing else to do.
+    """
+    there = (*holders, *helpers)
+    place = {d: i for i, d in enumerate(there)}
+    pairs = [(a, b) for a in there for b in there if a != b]
     over: dict[int, tuple[float, list[Pair]]] = {}
     for a, b in pairs:
         for number, byte_s in model.shared.get((a, b), ()):
             over.setdefault(number, (byte_s, []))[1].append((place[a], place[b]))
-    devices = [model.problem.devices[d] for d in holders] if processors else []
+    devices = [model.problem.devices[d] for d in there]
+    counts = [processors or d in helpers for d in there]
     return RouteNetwork(
-        count=len(holders),
+        count=len(there),
         holders=tuple(range(len(holders))),
         link_byte_s={(place[a], place[b]): model.byte_s.get((a, b), 0.0) for a, b in pairs},
         shared=[Shared(tuple(links), byte_s) for _, (byte_s, links) in sorted(over.items())],
-        add_byte_s=[device.reduce_byte_s for device in devices],
-        message_byte_s=[device.message_byte_s for device in devices],
+        add_byte_s=[counted * device.reduce_byte_s for device, counted in zip(devices, counts, strict=True)],
+        message_byte_s=[
+            counted * device.message_byte_s for device, counted in zip(devices, counts, strict=True)
+        ],
     )
 
 
-def _device_route(route: RouteShare, holders: Sequence[int]) -> DeviceRoute:
+def _device_route(route: RouteShare, there: Sequence[int]) -> DeviceRoute:
     tree = route.tree
-    up = tuple((holders[a], holders[b]) for a, b in tree.up)
-    down = tuple((holders[a], holders[b]) for a, b in tree.down)
-    return DeviceRoute(route.share, holders[tree.root], up, down)
+    up = tuple((there[a], there[b]) for a, b in tree.up)
+    down = tuple((there[a], there[b]) for a, b in tree.down)
+    return DeviceRoute(route.share, there[tree.root], up, down)
 
 
 def _prices(model: DataModel, holders: Sequence[int], packing: Packing) -> RoutePrices | None:
     """A packing's prices by the problem's names and order."""
     if packing.bound_byte_s <= 0:
         return None
-    count = len(holders)
-    numbers = sorted({n for pair in model.shared if set(pair) <= set(holders) for n, _ in model.shared[pair]})
-    links, shared = [], [0.0] * len(model.problem.shared)
+    there = (*holders, *model.helpers_of(holders))
+    count = len(there)
+    numbers = sorted({n for pair in model.shared if set(pair) <= set(there) for n, _ in model.shared[pair]})
+    links, shared, processors = [], [0.0] * len(model.problem.shared), []
     for resource, price in sorted(packing.prices.items()):
         if resource < count**2:
-            source, target = (model.ids[holders[i]] for i in divmod(resource, count))
+            source, target = (model.ids[there[i]] for i in divmod(resource, count))
             links.append(LinkPrice(source=source, target=target, price=price))
-        else:
+        elif resource < count**2 + len(numbers):
             shared[numbers[resource - count**2]] = price
+        else:
+            device = model.ids[there[resource - count**2 - len(numbers)]]
+            processors.append(ProcessorPrice(device=device, price=price))
     while shared and shared[-1] == 0:
         shared.pop()
     return RoutePrices(
@@ -130,6 +171,7 @@ def _prices(model: DataModel, holders: Sequence[int], packing: Packing) -> Route
         byte_s=packing.bound_byte_s * (1 - PRICE_ROUNDING),
         links=tuple(links),
         shared=tuple(shared),
+        processors=tuple(processors),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from skyctl.planner.data.data_placement import (
     DataPlacement,
@@ -10,12 +11,18 @@ from skyctl.planner.data.data_placement import (
     best_of_groups,
     fitting_groups,
 )
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_costs import MOST_HELPERS, DataModel
 from skyctl.planner.data.holder_shortage import shortage_words
 from skyctl.records.plan import Certificate, Plan, Strategy, Unused
 from skyctl.records.problem import MOST_MICROBATCHES
 
 NOTABLE = 0.0005
+SAID: Mapping[Strategy, str] = {
+    "alone": "one device trains alone",
+    "assigned": "not assigned",
+    "even": "it is to help, and equal shares are summed in a ring, which nobody helps",
+}
+"""Where the strategy alone says why a device is unused."""
 MOST_LAYOUTS = 1_000
 """Rings and stars that are looked at for all reasons together, about a second's worth."""
 
@@ -63,11 +70,11 @@ class _OneMore:
 def explain_unused(
     model: DataModel, strategy: Strategy, placed: DataPlacement, proof: Certificate
 ) -> tuple[Unused, ...]:
-    """The devices that hold nothing, and why."""
-    idle = [d for d in range(len(model.ids)) if d not in placed.holders]
-    if strategy in ("alone", "assigned"):
-        said = "one device trains alone" if strategy == "alone" else "not assigned"
-        return tuple(Unused(device=model.ids[d], reason=said) for d in idle)
+    """The devices that hold nothing and do not help, and why."""
+    busy = {*placed.holders, *placed.group.helpers}
+    idle = [d for d in range(len(model.ids)) if d not in busy]
+    if strategy in SAID:
+        return tuple(Unused(device=model.ids[d], reason=SAID[strategy]) for d in idle)
     known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
     out = []
     looked_at = 0
@@ -82,6 +89,8 @@ def explain_unused(
 
 def _kept_out(model: DataModel, placed: DataPlacement, device: int) -> str | None:
     """A fact that keeps the device out of every plan, or out of one with so few microbatches."""
+    if model.ids[device] in (model.problem.helpers or ()):
+        return _no_help(model, placed, device)
     if not model.may_hold[device]:
         return "a pin keeps it from the first or the last layer, and so from the whole model"
     if model.fitting_cost(device) is None:
@@ -90,6 +99,17 @@ def _kept_out(model: DataModel, placed: DataPlacement, device: int) -> str | Non
         count = model.microbatches
         return f"the step has only {count} microbatch{'es' if count > 1 else ''}, one for each of the others"
     return None
+
+
+def _no_help(model: DataModel, placed: DataPlacement, device: int) -> str:
+    """Why a device that is named as a helper is on no route."""
+    if len(placed.holders) == 1:
+        return "it is to help, and one device trains alone: there is nothing to sum"
+    if not model.may_help(device, 0):
+        return "it is to help, and has no memory for its part of the sums"
+    if device not in model.helpers_of(placed.holders):
+        return f"it is to help, and {MOST_HELPERS} others that may have fatter lines"
+    return "it is to help, and no routes over it that save enough were found"
 
 
 def _unpaid(model: DataModel, placed: DataPlacement, device: int, known: str) -> str:

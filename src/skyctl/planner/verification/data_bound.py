@@ -46,7 +46,8 @@ def prove_data(step: DataStep, bound_s: float, byte_s: Mapping[frozenset[str], f
         for chosen in combinations(search.usable, size):
             if search.too_few(chosen):
                 continue
-            if any(search.is_faster(chosen, t) for t in ring_and_stars(chosen, step.problem.sync)):
+            simple = ring_and_stars(chosen, step.problem.sync, step.wires.helpers(chosen))
+            if any(search.is_faster(chosen, trees) for trees in simple):
                 return Proof(False, f"{', '.join(chosen)} are faster")
             priced_s = (byte_s or {}).get(frozenset(chosen), 0.0)
             if not search.one_line and not search.is_ruled_out(chosen, priced_s):
@@ -66,7 +67,7 @@ class _Limit:
     def __init__(self, step: DataStep, below_s: float) -> None:
         self.step = step
         self.below_s = below_s
-        self.one_line = step.problem.sync in ("ring", "star")
+        self.one_line = step.problem.sync in ("ring", "star", "server")
         ids = [device.id for device in step.problem.devices]
         self.usable = [x for x in ids if step.allowed(x) and self._recompute(x, 0) is not None]
         self._least = {x: self._least_extra_s(x) for x in self.usable}
@@ -93,6 +94,7 @@ class _Limit:
     def _least_extra_s(self, device: str) -> float:
         """The least seconds of its step, as one of several holders, that are not of its microbatches."""
         others = [x for x in self.usable if x != device]
+        others += [x for x in self.step.wires.may_help if others and x != device and x not in others]
         recompute = bool(self._recompute(device, 0))
         out, back = [(device, x) for x in others], [(x, device) for x in others]
         if not others:
@@ -152,7 +154,11 @@ class _Limit:
         ways = {x: self._recompute(x, arriving.get(x, 0)) for x in devices}
         if any(recompute is None for recompute in ways.values()):
             return False
-        byte_s = self.step.byte_s(trees)
+        for x in {tree.root for tree in trees} - set(devices):
+            need = self.step.helper_bytes(x, arriving.get(x, 0), DEFAULT_CHUNK_BYTES)
+            if not self.step.fits(x, need):
+                return False
+        byte_s = self.step.byte_s(trees, devices)
         after_s = self.step.latency_s(trees) + max(
             self.step.layer_times(x, bool(recompute))[2] for x, recompute in ways.items()
         )

@@ -7,7 +7,7 @@ last to the first, and routes are walked edge by edge.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -59,7 +59,9 @@ class DataStep:
         self.wires = Wires(problem)
 
     def allowed(self, device: str) -> bool:
-        """Whether the pins let it hold the first layer and the last."""
+        """Whether the pins let it hold the first layer and the last, and it is not named as a helper."""
+        if device in (self.problem.helpers or ()):
+            return False
         pins = (self.problem.first_stage, self.problem.last_stage)
         return all(device in pin for pin in pins if pin is not None)
 
@@ -100,8 +102,15 @@ class DataStep:
         has = self.devices[device].memory_bytes
         return has is None or need_bytes <= has * (1 + MEMORY_ROUNDING)
 
-    def byte_s(self, trees: Sequence[CheckedRoute]) -> float:
-        """Seconds of one byte of gradient on the busiest link or shared resource, over all trees."""
+    def helper_bytes(self, device: str, children: int, chunk_bytes: int) -> float:
+        """What a device needs that only adds and passes on."""
+        return self.devices[device].reserved_bytes + 2.0 * chunk_bytes * children
+
+    def byte_s(self, trees: Sequence[CheckedRoute], holders: Collection[str]) -> float:
+        """Seconds of one byte of gradient on what is busiest, over all trees.
+
+        A link, a shared resource, or the processor of a device that is no holder.
+        """
         sent: dict[tuple[str, str], float] = {}
         for tree in trees:
             for edge in (*tree.up, *tree.down):
@@ -112,6 +121,8 @@ class DataStep:
             busy.append(
                 math.fsum(n for edge, n in sent.items() if edge in over) / resource.bandwidth_bytes_per_s
             )
+        helping = {device for edge in sent for device in edge} - set(holders)
+        busy += [self.processor_byte_s(self.devices[device], trees) for device in helping]
         return max(busy, default=0.0)
 
     def latency_s(self, trees: Sequence[CheckedRoute]) -> float:
@@ -125,8 +136,8 @@ class DataStep:
         latencies = {edge: link.latency_s for edge, link in self.links.items()}
         return max(ways_from_root(edges, root, child, latencies).values())
 
-    def fill_s(self, trees: Sequence[CheckedRoute], chunk_bytes: float) -> float:
-        """Seconds beyond all bytes on the busiest link or resource, as messages pass trees edge by edge."""
+    def fill_s(self, trees: Sequence[CheckedRoute], chunk_bytes: float, holders: Collection[str]) -> float:
+        """Seconds beyond all bytes on what is busiest, as messages pass trees edge by edge."""
         total = math.fsum(self.sizes)
         work: dict[object, float] = {}
         head: dict[object, float] = {}
@@ -137,6 +148,10 @@ class DataStep:
                 link_s = self.wires.link_s.get(edge, 0.0)
                 used: list[tuple[object, float]] = [(edge, link_s)]
                 used += [(k, self.wires.shared_s[k]) for k in self.wires.over.get(edge, ())]
+                for device in {*edge} - set(holders):
+                    adds = edge in tree.up and device == edge[1]
+                    added_s = self.devices[device].reduce_byte_s if adds else 0.0
+                    used.append((device, self.devices[device].message_byte_s + added_s))
                 for what, byte_s in used:
                     work[what] = work.get(what, 0.0) + tree.share * byte_s * total
                     head[what] = min(before_s * message_bytes, head.get(what, math.inf))
@@ -145,12 +160,16 @@ class DataStep:
         return max((work[x] + head[x] + tail[x] for x in work), default=0.0) - most
 
     def processor_s(self, entry: Device, trees: Sequence[CheckedRoute]) -> float:
-        """Seconds of a device's processor for all gradients of a step: adding, sending, receiving."""
+        """Seconds of a device's processor for all gradients of a step."""
+        return self.processor_byte_s(entry, trees) * math.fsum(self.sizes)
+
+    def processor_byte_s(self, entry: Device, trees: Sequence[CheckedRoute]) -> float:
+        """Seconds of a device's processor for a byte of gradient: adding, sending, receiving."""
         added = passed = 0.0
         for tree in trees:
             added += tree.share * sum(edge[1] == entry.id for edge in tree.up)
             passed += tree.share * sum(entry.id in edge for edge in (*tree.up, *tree.down))
-        return (entry.reduce_byte_s * added + entry.message_byte_s * passed) * math.fsum(self.sizes)
+        return entry.reduce_byte_s * added + entry.message_byte_s * passed
 
     def play(
         self,
@@ -159,7 +178,8 @@ class DataStep:
         chunk_bytes: float = DEFAULT_CHUNK_BYTES,
     ) -> StepTimes:
         """The step: holders compute, layers are summed from the last to the first, then all optimize."""
-        byte_s = self.byte_s(trees)
+        names = {holder.device for holder in holders}
+        byte_s = self.byte_s(trees, names)
         ends = [x.microbatches * self.microbatch_s(x.device, x.recompute) for x in holders]
         waits = [self.layer_times(x.device, x.recompute) for x in holders]
         if len(holders) == 1:
@@ -178,7 +198,7 @@ class DataStep:
                 ]
         for holder, end in zip(holders, ends, strict=True):
             done_s = max(done_s, end + self.processor_s(self.devices[holder.device], trees))
-        done_s += self.fill_s(trees, chunk_bytes) + self.latency_s(trees)
+        done_s += self.fill_s(trees, chunk_bytes, names) + self.latency_s(trees)
         optimizers = [optimizer_s for _, _, optimizer_s in waits]
         compute_s = tuple(end + more for end, more in zip(ends, optimizers, strict=True))
         return StepTimes(done_s + max(optimizers), done_s - max(ends), compute_s)
@@ -259,11 +279,17 @@ def checked_routes(routes: Sequence[Route]) -> tuple[CheckedRoute, ...]:
     )
 
 
-def ring_and_stars(devices: Sequence[str], sync: SyncRoutes = "auto") -> Iterable[tuple[CheckedRoute, ...]]:
-    """A ring in the devices' order, and a star at each device: those of them that ``sync`` asks for."""
-    if sync != "star":
+def ring_and_stars(
+    devices: Sequence[str], sync: SyncRoutes = "auto", helpers: Sequence[str] = ()
+) -> Iterable[tuple[CheckedRoute, ...]]:
+    """A ring in the devices' order, and a star at each device: those of them that ``sync`` asks for.
+
+    ``helpers``: further roots of a star, with ``server``.
+    """
+    if sync not in ("star", "server"):
         yield _ring(devices)
-    for root in devices if sync != "ring" else ():
+    roots = () if sync == "ring" else (*devices, *helpers) if sync == "server" else devices
+    for root in roots:
         others = [x for x in devices if x != root]
         yield (CheckedRoute(1.0, root, tuple((x, root) for x in others), tuple((root, x) for x in others)),)
 

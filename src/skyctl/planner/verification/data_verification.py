@@ -17,6 +17,7 @@ from skyctl.planner.verification.data_step import (
     children,
     ways_from_root,
 )
+from skyctl.planner.verification.route_bound import Wires
 from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -46,6 +47,7 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
         check_unused(problem, plan),
         _pins(step, holders),
         _memory(step, holders, needs),
+        _helpers(step, plan, arriving, chunk_bytes),
         Check(
             name="value",
             ok=is_close(times.iteration_s, claimed),
@@ -85,7 +87,10 @@ def _read_holders(problem: Problem, plan: Plan) -> list[Holder]:
 
 
 def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[CheckedRoute, ...]:
-    """Raises InputError where the routes do not bring every holder the sum of all, and no more."""
+    """Raises InputError where the routes do not bring every holder the sum of all, or go over others.
+
+    Others than those that may help, or that do nothing there.
+    """
     sync = plan.sync
     if len(holders) == 1:
         if sync is not None:
@@ -100,13 +105,19 @@ def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[C
     trees = checked_routes(sync.groups[0].routes)
     if abs(math.fsum(tree.share for tree in trees) - 1) > TOLERANCE:
         raise InputError("the routes' shares do not add up to 1")
+    may_help = set(Wires(problem).may_help)
     for number, tree in enumerate(trees):
         for edges, child in ((tree.up, 0), (tree.down, 1)):
             reached = [tree.root, *(edge[child] for edge in edges)]
             named = {tree.root, *(device for edge in edges for device in edge)}
-            if sorted(reached) != sorted(holders) or named != set(holders):
+            if len(set(reached)) < len(reached) or named != set(reached) or not set(holders) <= named:
                 raise InputError(f"route {number} does not go to each holder once, and to nobody else")
-            if len(ways_from_root(edges, tree.root, child, {})) < len(holders):
+            if helper := sorted(named - set(holders) - may_help):
+                raise InputError(f"route {number} goes over {helper[0]}, which may not help to sum")
+            inner = {tree.root, *(edge[1 - child] for edge in edges)}
+            if idle := sorted(named - set(holders) - inner):
+                raise InputError(f"route {number} ends at {idle[0]}, which holds nothing")
+            if len(ways_from_root(edges, tree.root, child, {})) < len(named):
                 raise InputError(f"route {number} has no way between its root {tree.root} and some holder")
     return trees
 
@@ -133,6 +144,18 @@ def _memory(step: DataStep, holders: Sequence[Holder], needs: Sequence[float]) -
             detail = f"{holder.device} needs {human_bytes(need)}, it has {human_bytes(has)}"
             return Check(name="memory", ok=False, detail=detail)
     return Check(name="memory", ok=True, detail="all layers fit on every holder")
+
+
+def _helpers(step: DataStep, plan: Plan, arriving: Mapping[str, int], chunk_bytes: int) -> Check:
+    """Whether those that only add and pass on have the memory for it."""
+    for device in plan.helpers:
+        need = step.helper_bytes(device, arriving.get(device, 0), chunk_bytes)
+        has = step.devices[device].memory_bytes
+        if has is not None and not step.fits(device, need):
+            detail = f"{device} needs {human_bytes(need)} to help, it has {human_bytes(has)}"
+            return Check(name="helpers", ok=False, detail=detail)
+    named = ", ".join(plan.helpers) or "none"
+    return Check(name="helpers", ok=True, detail=f"that add and pass on: {named}")
 
 
 def _prediction(

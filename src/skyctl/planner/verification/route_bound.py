@@ -1,19 +1,23 @@
 """What no routes among some holders are faster than: cuts of their lines, and a certificate's prices.
 
-Whatever prices of links and shared resources: every tree to a root and back uses, weighted by price, no less
-than the cheapest does, and so do shares of trees; the busiest is used no less than the weighted mean.
-So the cheapest tree's cost ÷ the sum of prices is a bound (weak duality); nothing is trusted.
+Routes may go over helpers as well. Whatever prices of links, shared resources and helpers' processors: every
+tree to a root and back uses, weighted by price, no less than the cheapest does, and so do shares of trees;
+the busiest is used no less than the weighted mean. So the cheapest tree's cost ÷ the sum of prices is a
+bound (weak duality); nothing is trusted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
 
 from skyctl.records.problem import Problem
 from skyctl.records.sync import RoutePrices
 
 Edge = tuple[str, str]
+MOST_HELPERS = 4
+"""Of devices that may help the same holders over trees, those with the fattest lines count."""
 
 
 class Wires:
@@ -27,6 +31,27 @@ class Wires:
         for number, resource in enumerate(problem.shared):
             for source, target in {(pair[0], pair[1]) for pair in resource.links}:
                 self.over.setdefault((source, target), []).append(number)
+        self.message_s = {x.id: x.message_byte_s for x in problem.devices}
+        self.add_s = {x.id: x.reduce_byte_s for x in problem.devices}
+        self.sync = problem.sync
+        self.may_help = self._ranked(problem)
+
+    def _ranked(self, problem: Problem) -> list[str]:
+        """The devices that may be helpers, those with the fattest lines before others."""
+        ids = [device.id for device in problem.devices]
+        if problem.parallel != "data" or problem.sync in ("ring", "star"):
+            return []
+        slow: dict[str, float] = {}
+        for device in ids if problem.helpers is None else dict.fromkeys(problem.helpers):
+            others = [x for x in ids if x != device]
+            out, back = [(device, x) for x in others], [(x, device) for x in others]
+            slow[device] = max(self.least_s(out), self.least_s(back))
+        return sorted((x for x in ids if x in slow), key=slow.__getitem__)
+
+    def helpers(self, devices: Sequence[str]) -> list[str]:
+        """Those over which routes among these holders may go."""
+        others = [x for x in self.may_help if x not in devices]
+        return others if self.sync == "server" else others[:MOST_HELPERS]
 
     def line_s(self, edge: Edge) -> float:
         """Seconds of a byte on the slowest of a link and what it shares."""
@@ -44,41 +69,58 @@ class Wires:
     def cut_s(self, devices: Sequence[str]) -> float:
         """Seconds of a byte for these holders at least, by what each of them can send and receive.
 
-        Each sends and receives it once, and all together 2(n − 1) times.
+        Each sends and receives it once, and all together, helpers as well, 2(n − 1) times.
         """
         least = 0.0
+        there = [*devices, *self.helpers(devices)]
         for out in (True, False):
-            each = [self.least_s([(d, x) if out else (x, d) for x in devices if x != d]) for d in devices]
+            each = [self.least_s([(d, x) if out else (x, d) for x in there if x != d]) for d in there]
             rates = math.fsum(1 / s if s > 0 else math.inf for s in each)
-            least = max(least, *each, 2 * (len(devices) - 1) / rates)
+            least = max(least, *each[: len(devices)], 2 * (len(devices) - 1) / rates)
         return least
 
     def least_latency_s(self, devices: Sequence[str]) -> float:
         """The shortest ways' latency from the farthest of these holders to a root, and to the farthest."""
-        away = {(a, b): self.latency_s.get((a, b), 0.0) for a in devices for b in devices if a != b}
-        away.update(((d, d), 0.0) for d in devices)
-        for over in devices:
-            for a in devices:
-                for b in devices:
+        there = [*devices, *self.helpers(devices)]
+        away = {(a, b): self.latency_s.get((a, b), 0.0) for a in there for b in there if a != b}
+        away.update(((d, d), 0.0) for d in there)
+        for over in there:
+            for a in there:
+                for b in there:
                     away[a, b] = min(away[a, b], away[a, over] + away[over, b])
         return min(
-            max(away[d, root] for d in devices) + max(away[root, d] for d in devices) for root in devices
+            max(away[d, root] for d in devices) + max(away[root, d] for d in devices) for root in there
         )
 
     def priced_s(self, witness: RoutePrices) -> float:
         """Seconds of a byte at least for the witness's devices, by its prices; 0 where they price nothing."""
-        devices = witness.devices
+        devices, helpers = witness.devices, self.helpers(witness.devices)
         prices = {(x.source, x.target): x.price for x in witness.links}
         shared = dict(enumerate(witness.shared[: len(self.shared_s)]))
-        total = math.fsum([*prices.values(), *shared.values()])
-        if not 0 < total < math.inf:
+        busy = {x.device: x.price for x in witness.processors}
+        total = math.fsum([*prices.values(), *shared.values(), *busy.values()])
+        if not 0 < total < math.inf or not set(busy) <= set(helpers):
             return 0.0
-        costs: dict[Edge, float] = {}
-        for edge in ((a, b) for a in devices for b in devices if a != b):
+        there = [*devices, *helpers]
+        down: dict[Edge, float] = {}
+        up: dict[Edge, float] = {}  # turned around: from the root
+        for edge in ((a, b) for a in there for b in there if a != b):
             of_shared = (shared.get(k, 0.0) * self.shared_s[k] for k in self.over.get(edge, ()))
-            costs[edge] = math.fsum([prices.get(edge, 0.0) * self.link_s.get(edge, 0.0), *of_shared])
-        back = {(b, a): cost for (a, b), cost in costs.items()}
-        return min(least_tree(costs, root) + least_tree(back, root) for root in devices) / total
+            of_ends = (busy.get(end, 0.0) * self.message_s[end] for end in edge)
+            of_link = prices.get(edge, 0.0) * self.link_s.get(edge, 0.0)
+            down[edge] = math.fsum([of_link, *of_shared, *of_ends])
+            up[edge[1], edge[0]] = down[edge] + busy.get(edge[1], 0.0) * self.add_s[edge[1]]
+        return min(least_reach(up, x, devices) + least_reach(down, x, devices) for x in there) / total
+
+
+def least_reach(costs: Mapping[Edge, float], root: str, wanted: Sequence[str]) -> float:
+    """The least cost of edges over which the root reaches all that are wanted, over any of the others."""
+    more = sorted({end for edge in costs for end in edge} - {*wanted, root})
+    found = []
+    for over in chain.from_iterable(combinations(more, size) for size in range(len(more) + 1)):
+        nodes = {*wanted, root, *over}
+        found.append(least_tree({e: cost for e, cost in costs.items() if nodes.issuperset(e)}, root))
+    return min(found)
 
 
 def least_tree(costs: Mapping[Edge, float], root: str) -> float:

@@ -34,17 +34,19 @@ def is_close(a: float, b: float) -> bool:
 
 
 def check_unused(problem: Problem, plan: Plan) -> Check:
-    """Every device holds a stage or is called unused, and not both."""
-    used = {stage.device for stage in plan.placed_stages}
+    """Every device holds a stage, helps to sum gradients, or is called unused, and no two of these."""
+    used = {*(stage.device for stage in plan.placed_stages), *plan.helpers}
     named = [entry.device for entry in plan.unused]
     left = {device.id for device in problem.devices} - used
     for device in sorted(set(named) - left):
-        what = "it holds a stage" if device in used else "it is not in the problem"
+        what = "it holds a stage or helps" if device in used else "it is not in the problem"
         return Check(name="unused", ok=False, detail=f"{device} is called unused, but {what}")
     if len(named) != len(set(named)):
         return Check(name="unused", ok=False, detail="a device is called unused twice")
     return Check(
-        name="unused", ok=True, detail=f"{len(left)} of {len(problem.devices)} devices hold no stage"
+        name="unused",
+        ok=True,
+        detail=f"{len(left)} of {len(problem.devices)} devices hold no stage and do not help",
     )
 
 
