@@ -49,6 +49,18 @@ def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) 
     assert json.loads(out)["sync"]["format"] == "bfloat16"
 
 
+def test_routes_are_drawn_and_a_pipeline_has_none(run: Run) -> None:
+    pytest.importorskip("matplotlib")
+    code, _, err = run(*PLAN, "--plot", "routes.png")
+    assert code == 0, err
+    assert Path("routes.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = run("plan", "--problem", "problem.json", "--plot", "none.png")
+    assert code == 0, err
+    assert "no picture none.png: this plan sums no gradients" in err
+    assert not Path("none.png").exists()
+    assert run(*PLAN, "--plot", "routes.svg")[0] == 2
+
+
 def test_a_batch_too_small_to_pay_names_the_least_that_would(run: Run) -> None:
     slow = data_problem(rate=100.0, gradient=10_000.0)
     Path("problem.json").write_text(slow.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -10,8 +11,10 @@ from skyctl.compare.charts.png import write_png
 from skyctl.compare.charts.step_charts import layer_times_s, share_charts
 from skyctl.compare.charts.timeline_charts import timeline_charts
 from skyctl.compare.comparison import Comparison
+from skyctl.compare.conclusion import is_same_plan
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.report_page import render_report
+from skyctl.compare.sync_summary import SyncChoice, sync_choice, sync_rows, sync_table
 from skyctl.compare.timeline import IDLE, data_timeline
 from skyctl.records.plan import (
     Certificate,
@@ -119,6 +122,43 @@ def test_the_report_has_its_shares_and_its_sum(outcome, reports: ModuleType) -> 
                  "sync: a star at a; ", "summed 200 ms after the last backward; 250 ms measured",
                  "optimal: the routes of its gradients", "100 % at a"):  # fmt: skip
         assert text in words, text
+
+
+def test_each_way_to_sum_has_a_row(outcome, reports: ModuleType) -> None:
+    done = outcome(steps_s=[9.0, 2.2, 2.3]).measurement.model_copy(update={"sync_s": 0.25, "replicas": ()})
+    own = StrategyOutcome("optimal", data_plan(), measurement=done)
+    assert sync_choice(data_plan()) == "star"
+    ring = data_plan()
+    assert ring.sync is not None
+    there, back = ring.sync.groups[0].routes[0], Route(share=0.5, root=B, up=[[A, B]], down=[[B, A]])
+    halves = (there.model_copy(update={"share": 0.5}), back)
+    ring = ring.model_copy(update={"sync": Sync(groups=[SyncGroup(start=0, stop=2, routes=halves)])})
+    assert sync_choice(ring) == "ring"
+    found: dict[SyncChoice, StrategyOutcome] = {
+        "ring": StrategyOutcome("optimal", ring),
+        "star": own,
+        "trees": StrategyOutcome("optimal", error="it does not fit"),
+    }
+    rows = sync_rows(found, "star")
+    assert [(row.sync, row.chosen, row.measured_sync_s) for row in rows] == [
+        ("ring", False, None), ("star", True, 0.25), ("trees", False, None),
+    ]  # fmt: skip
+    _, table = sync_table(rows)
+    assert [(line[0], line[-1]) for line in table] == [
+        ("ring", "2"), ("star*", "one"), ("trees", "it does not fit"),
+    ]  # fmt: skip
+    page = reports.Reader(render_report(replace(reports.made([own]), syncs=rows)))
+    assert page.faults == []
+    assert "How gradients are summed" in page.words
+
+
+def test_plans_that_sum_another_way_are_not_one_plan() -> None:
+    """One run would have measured both."""
+    plan = data_plan()
+    route = Route(share=1.0, root=B, up=[[A, B]], down=[[B, A]])
+    other = plan.model_copy(update={"sync": Sync(groups=[SyncGroup(start=0, stop=2, routes=[route])])})
+    assert not is_same_plan(StrategyOutcome("even", plan), StrategyOutcome("optimal", other))
+    assert is_same_plan(StrategyOutcome("even", plan), StrategyOutcome("optimal", data_plan()))
 
 
 def test_the_pictures_can_be_drawn(outcome, reports: ModuleType, tmp_path) -> None:

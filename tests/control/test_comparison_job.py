@@ -9,7 +9,7 @@ import pytest
 
 from skyctl.cli.show_comparison import _choice
 from skyctl.compare.conclusion import conclude, describe_conclusion
-from skyctl.compare.outcome import summarize_outcomes
+from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.sweeps import nodes_sweep
 from skyctl.control import comparison_job
 from skyctl.control.comparison_job import ComparisonJob
@@ -215,3 +215,25 @@ def test_every_number_of_nodes_is_run_once(job: ComparisonJob) -> None:
     assert done[0].outcomes[-1].error == "rank 0 died"
     assert done[2].outcomes is planned
     assert [cell.error for cell in nodes_sweep(done, 3).points[0].cells] == [None, None, None, "rank 0 died"]
+
+
+def test_the_chosen_way_to_sum_is_the_comparisons_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two others are planned for the same number of microbatches; one device alone sums nothing."""
+    asked: list[PlanOptions] = []
+
+    def plan_profile(_profile, options, _ref):
+        asked.append(options)
+        made = problem(8, SPEEDS, rate=2.0).model_copy(update={"parallel": "data"})
+        return plan_best([made], PlanOptions(options.strategy, sync=options.sync, time_limit_s=5.0))
+
+    monkeypatch.setattr(comparison_job, "plan_profile", plan_profile)
+    request = SimpleNamespace(ref=lambda _workload: REF)
+    whole = ComparisonJob(None, request, SimpleNamespace(digest="0"), PlanOptions(parallel="data"))  # type: ignore[arg-type]
+    own = StrategyOutcome("optimal", plan_profile(None, PlanOptions(sync="star"), REF))
+    asked.clear()
+    rows = whole.syncs(None, [own])  # type: ignore[arg-type]
+    assert [(row.sync, row.chosen) for row in rows] == [("ring", False), ("star", True), ("trees", False)]
+    assert [(options.sync, options.microbatches) for options in asked] == [("ring", 8), ("trees", 8)]
+    assert all(row.predicted_s for row in rows)
+    alone = StrategyOutcome("alone", plan_profile(None, PlanOptions("alone"), REF))
+    assert whole.syncs(None, [own, alone]) == []  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def test_tables_show_every_fact() -> None:
 
 
 def test_plain_lines_show_every_fact() -> None:
-    lines = profile_lines(profile())
+    lines = profile_lines(profile(), "each layer")
     assert "  note: other load" in lines
     assert any("±4.5%, spread 4%, 9 repeats, not steady" in line for line in lines)
     assert "link n1 -> n[2]: 5.00 ms, 100 Mbit/s" in lines
@@ -138,6 +138,52 @@ def test_plain_lines_show_every_fact() -> None:
     assert "failed n3: no torch (install it)" in lines
     assert any("skipped: needs 5.00 GiB" in line for line in lines)
     assert any(line.startswith("  block.0 ×3 × 2: forward 10 ms, backward 20 ms") for line in lines)
+
+
+def many_layers(count: int) -> Profile:
+    """The profile with so many distinct layers, the first of which takes longest and is there three times."""
+    whole = profile()
+    assert whole.workload is not None
+    (shape,) = whole.workload.shapes
+    (timing,) = whole.devices[0].timings
+    extra = [f"layer.{i}" for i in range(count - 1)]
+    costs = shape.layers[0]
+    layers = [*shape.layers, *(costs.model_copy(update={"name": x, "signature": x}) for x in extra)]
+    timings = [timing, *(timing.model_copy(update={"signature": x, "backward_s": 0.001}) for x in extra)]
+    return whole.model_copy(
+        update={
+            "devices": (whole.devices[0].model_copy(update={"timings": tuple(timings)}),),
+            "workload": whole.workload.model_copy(
+                update={"shapes": (shape.model_copy(update={"layers": tuple(layers)}),)}
+            ),
+        }
+    )
+
+
+def test_many_layers_take_a_line_unless_each_is_asked_for() -> None:
+    whole = many_layers(21)
+    each = [line for line in profile_lines(whole, "each layer") if " × 2: " in line]
+    assert len(each) == 21
+    (line,) = [line for line in profile_lines(whole) if " × 2: " in line]
+    assert line == (
+        "  all layers × 2: forward 230 ms, backward 80 ms; the largest, both, each: block.0 ×3 30, "
+        "layer.0 11, layer.1 11"
+    )
+    out = io.StringIO()
+    Console(file=out, width=200).print(profile_tables(whole))
+    text = out.getvalue()
+    assert "each layer's times: -v" in text
+    assert "all 23 layers" in text
+    assert "230 + 80" in text
+    assert "layer.2" not in text
+
+
+def test_devices_alone_say_no_layer_and_no_link() -> None:
+    lines = profile_lines(profile(), "devices")
+    assert [line.partition(" ")[0] for line in lines if not line.startswith(" ")] == [
+        "node", "node", "device", "device", "failed",
+    ]  # fmt: skip
+    assert not any(" ms" in line for line in lines)
 
 
 def plain(whole: Profile) -> Profile:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
 from skyctl.errors import InputError, SkyctlError
-from skyctl.probe.profile_tables import profile_lines, profile_tables
+from skyctl.probe.profile_tables import ProfileDetail, profile_lines, profile_tables
 from skyctl.records.profile import Profile
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ UNSTEADY_SPREAD = 1.0
 
 
 def show_profile(out: Output, profile: Profile) -> None:
-    """Prints the devices, layer times and links of a profile."""
-    out.show(profile_tables(profile, out.width), profile_lines(profile))
+    """Prints devices, layer times and links; with ``-v`` each layer's times, with ``-q`` devices alone."""
+    detail: ProfileDetail = "each layer" if out.verbose else "devices" if out.quiet else "largest layers"
+    out.show(profile_tables(profile, out.width, detail), profile_lines(profile, detail))
 
 
 def warn_unsteady_times(out: Output, profile: Profile) -> None:

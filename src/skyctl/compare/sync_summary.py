@@ -20,8 +20,9 @@ NOTABLY_LONGER = 1.05
 """A ring that takes less than that many times as long is not worth a word."""
 MAX_NAMES = 8
 """Devices of a ring, or roots, that are named at most."""
-SyncChoice = Literal["ring", "star", "trees"]
+SyncChoice = Literal["ring", "star", "trees", "server"]
 SYNC_CHOICES: tuple[SyncChoice, ...] = ("ring", "star", "trees")
+"""Those that every comparison has; ``server``, a star at a helper, where its own plan is one."""
 _CHOICE_OF: dict[RoutesKind, SyncChoice] = {"ring": "ring", "star": "star"}
 """What asks for routes of that kind; ``trees`` for all others."""
 
@@ -67,9 +68,12 @@ def describe_sync(plan: Plan) -> str:
     rates = sync_rates(plan)
     routes = plan.sync.groups[0].routes
     name = name_routes(routes)
-    text = f"sync: {_name_words(name, len(routes), device_labels(plan.problem))}"
-    if plan.helpers:
-        text += f", helped by {', '.join(device_labels(plan.problem)[device] for device in plan.helpers)}"
+    labels = device_labels(plan.problem)
+    text = f"sync: {_name_words(name, len(routes), labels)}"
+    if name.devices == plan.helpers:
+        text += ", a helper"
+    elif plan.helpers:
+        text += f" helped by {', '.join(labels[device] for device in plan.helpers)}"
     if rates.byte_s > 0:
         most = "" if rates.least_byte_s is None else f" of at most {_mbit(rates.least_byte_s)}"
         proved = "" if rates.least_byte_s is None else " (proved)"
@@ -135,6 +139,8 @@ def sync_choice(plan: Plan) -> SyncChoice | None:
     if plan.sync is None:
         return None
     routes = plan.sync.groups[0].routes
+    if plan.helpers and len(routes) == 1 and name_routes(routes).kind == "star":
+        return "server"
     if len(plan.pipelines) == len(routes) == 2 and len({route.root for route in routes}) == 2:
         return "ring"  # of two, whose routes are stars as well
     return _CHOICE_OF.get(name_routes(routes).kind, "trees")

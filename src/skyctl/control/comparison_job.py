@@ -90,9 +90,10 @@ class ComparisonJob:
         if (own := sync_choice(last.plan)) is None:
             return []
         found = {}
-        for sync in SYNC_CHOICES:
+        choices = SYNC_CHOICES if own in SYNC_CHOICES else (*SYNC_CHOICES, own)
+        for sync in choices:
             options = replace(
-                _within(self.options, len(SYNC_CHOICES)),
+                _within(self.options, len(choices)),
                 strategy=last.plan.strategy,
                 microbatches=last.plan.problem.microbatches,
                 schedule=last.plan.problem.schedule,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -22,9 +24,14 @@ from skyctl.records.base import GIB
 from skyctl.records.profile import DeviceProfile, LayerTiming, LineProfile, LinkProfile, Profile, unconverged
 
 BAR_CHARS = 12
+LARGEST_LAYERS = 3
+"""Layers whose times are said where not each layer's are."""
+
+ProfileDetail = Literal["devices", "largest layers", "each layer"]
+"""How much is shown: devices and failures alone, or also links and the times of the largest or all layers."""
 
 
-def profile_lines(profile: Profile) -> list[str]:
+def profile_lines(profile: Profile, detail: ProfileDetail = "largest layers") -> list[str]:
     """One line a fact, no colour and no columns to cut off: for pipes and logs."""
     lines = []
     for node in profile.nodes:
@@ -36,17 +43,17 @@ def profile_lines(profile: Profile) -> list[str]:
     lines += [f"note {line}" for line in isa_lines(profile)]
     for device in profile.devices:
         lines.append(f"device {device.id}: {device.name}, {_device_text(device)}")
-        names = layer_names(profile)
-        rough = unconverged(device.timings)
-        for timing in device.timings:
-            label = f"{names.get(timing.signature, timing.signature)} × {timing.microbatch_size}"
-            lines.append(f"  {label}: {_timing_text(timing, rough=timing in rough)}")
+        if detail == "each layer":
+            lines += _timing_lines(profile, device)
+        elif detail == "largest layers":
+            lines += _sum_lines(profile, device)
         if device.conditions is not None:
             lines += [f"  note: {note}" for note in device.conditions.notes]
-    for link in profile.links:
-        lines.append(f"link {link.source} -> {link.target}: {link_text(link)}")
-    lines += matrix_lines(summarize_links(profile)) + site_lines(profile)
-    lines += [f"line {line.node} {line.direction}: {line_text(line)}" for line in profile.lines]
+    if detail != "devices":
+        for link in profile.links:
+            lines.append(f"link {link.source} -> {link.target}: {link_text(link)}")
+        lines += matrix_lines(summarize_links(profile)) + site_lines(profile)
+        lines += [f"line {line.node} {line.direction}: {line_text(line)}" for line in profile.lines]
     for failure in profile.failures:
         lines.append(
             f"failed {failure.node}: {failure.error}" + (f" ({failure.hint})" if failure.hint else "")
@@ -54,17 +61,82 @@ def profile_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def profile_tables(profile: Profile, width: int | None = None) -> RenderableType:
+def _timing_lines(profile: Profile, device: DeviceProfile) -> list[str]:
+    """A line for each layer and microbatch size that was timed on the device."""
+    names = layer_names(profile)
+    rough = unconverged(device.timings)
+    return [
+        f"  {names.get(timing.signature, timing.signature)} × {timing.microbatch_size}: "
+        f"{_timing_text(timing, rough=timing in rough)}"
+        for timing in device.timings
+    ]
+
+
+def _sum_lines(profile: Profile, device: DeviceProfile) -> list[str]:
+    """A line for each microbatch size: what all layers take on the device, and the largest of them."""
+    names = layer_names(profile)
+    lines = []
+    for size in _microbatch_sizes(profile):
+        timings = [timing for timing in device.timings if timing.microbatch_size == size]
+        skipped = [timing for timing in timings if timing.forward_s is None]
+        timed = {t.signature: _layer_s(t) for t in timings if t.forward_s is not None}
+        lines += [
+            f"  {names.get(timing.signature, timing.signature)} × {size}: {_timing_text(timing, rough=False)}"
+            for timing in skipped
+        ]
+        if not timed:
+            continue
+        counts = layer_counts(profile, size)
+        forward_s, backward_s = _total_s(timings, counts)
+        largest = sorted(timed, key=lambda one: -timed[one] * counts[one])[:LARGEST_LAYERS]
+        most = ", ".join(f"{names.get(one, one)} {timed[one] * 1e3:.3g}" for one in largest)
+        lines.append(
+            f"  all layers × {size}: forward {forward_s * 1e3:.3g} ms, backward {backward_s * 1e3:.3g} ms; "
+            f"the largest, both, each: {most}"
+        )
+    return lines
+
+
+def layer_counts(profile: Profile, size: int) -> Mapping[str, int]:
+    """By signature, how many layers of the model have it with microbatches of that size; 1 where unknown."""
+    found: Counter[str] = Counter()
+    for shape in profile.workload.shapes if profile.workload is not None else ():
+        if shape.microbatch_size == size:
+            found.update(layer.signature for layer in shape.layers)
+    signatures = {timing.signature for device in profile.devices for timing in device.timings}
+    return {signature: found[signature] or 1 for signature in signatures}
+
+
+def _layer_s(timing: LayerTiming) -> float:
+    return (timing.forward_s or 0.0) + (timing.backward_s or 0.0)
+
+
+def _total_s(timings: Sequence[LayerTiming], counts: Mapping[str, int]) -> tuple[float, float]:
+    """Seconds forward and backward of all layers that were timed, as often as the model has them."""
+    return (
+        sum((timing.forward_s or 0.0) * counts[timing.signature] for timing in timings),
+        sum((timing.backward_s or 0.0) * counts[timing.signature] for timing in timings),
+    )
+
+
+def profile_tables(
+    profile: Profile, width: int | None = None, detail: ProfileDetail = "largest layers"
+) -> RenderableType:
     """Devices, layer times, links and failures, as far as there are any; links as the width allows."""
     parts: list[RenderableType] = [device_table(profile)]
-    parts += [layer_table(profile, size) for size in _microbatch_sizes(profile)]
-    if profile.links:
+    most = None if detail == "each layer" else LARGEST_LAYERS
+    if detail != "devices":
+        parts += [layer_table(profile, size, most) for size in _microbatch_sizes(profile)]
+        if most is not None and any(len({t.signature for t in x.timings}) > most for x in profile.devices):
+            parts.append(Text("the largest layers; each layer's times: -v", style="dim"))
+    if profile.links and detail != "devices":
         found = summarize_links(profile, most_columns(width))
         parts += [matrix_table(found), Text(LEGEND, style="dim")]
         parts += [Text(words) for words in slow_link_lines(profile, found)]
         parts += [Text.assemble(("✗ ", "bold red"), words) for words in failed_link_lines(profile)]
-    parts += [Text(words) for words in site_lines(profile)]
-    parts += [Text(f"{line.node} {line.direction}: {line_text(line)}") for line in profile.lines]
+    if detail != "devices":
+        parts += [Text(words) for words in site_lines(profile)]
+        parts += [Text(f"{line.node} {line.direction}: {line_text(line)}") for line in profile.lines]
     parts += [Text.assemble(("! ", "yellow"), f"{ids}: {note}") for ids, note in condition_notes(profile)]
     parts += [Text.assemble(("! ", "yellow"), line) for line in isa_lines(profile)]
     for failure in profile.failures:
@@ -127,25 +199,33 @@ def device_table(profile: Profile) -> Table:
     return table
 
 
-def layer_table(profile: Profile, size: int) -> Table:
-    """Milliseconds forward + backward of the distinct layers, a row a device.
+def layer_table(profile: Profile, size: int, most: int | None = None) -> Table:
+    """Milliseconds forward + backward of the distinct layers, a row a device; ``most``: of the largest ones.
 
     ± is how well the mean is known (95% interval), ``?`` where it did not settle.
     """
-    names = layer_names(profile)
-    signatures = list(
-        dict.fromkeys(t.signature for d in profile.devices for t in d.timings if t.microbatch_size == size)
-    )
+    names, counts = layer_names(profile), layer_counts(profile, size)
+    timings = [t for device in profile.devices for t in device.timings if t.microbatch_size == size]
+    signatures = list(dict.fromkeys(timing.signature for timing in timings))
+    taken_s = {one: max(_layer_s(t) for t in timings if t.signature == one) for one in signatures}
+    largest = sorted(signatures, key=lambda one: -taken_s[one] * counts[one])[:most]
+    shown = [one for one in signatures if one in largest]
     samples = "sample" if size == 1 else "samples"
     title = f"Milliseconds forward + backward, microbatch of {size} {samples}"
     table = Table(title=title, title_justify="left")
     table.add_column("device", no_wrap=True)
-    for signature in signatures:
+    for signature in shown:
         table.add_column(Text(names.get(signature, signature)), justify="right")
+    if len(shown) < len(signatures):
+        table.add_column(f"all {sum(counts[one] for one in signatures)} layers", justify="right")
     for device in profile.devices:
-        found = {t.signature: t for t in device.timings if t.microbatch_size == size}
+        own = [timing for timing in device.timings if timing.microbatch_size == size]
+        found = {timing.signature: timing for timing in own}
         rough = {timing.signature for timing in unconverged(device.timings) if timing.microbatch_size == size}
-        cells = (Text(_timing_cell(found.get(one), rough=one in rough)) for one in signatures)
+        cells = [Text(_timing_cell(found.get(one), rough=one in rough)) for one in shown]
+        if len(shown) < len(signatures):
+            forward_s, backward_s = _total_s(own, counts)
+            cells.append(Text(f"{forward_s * 1e3:.3g} + {backward_s * 1e3:.3g}"))
         table.add_row(Text(device.id), *cells)
     return table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
@@ -46,7 +46,7 @@ TURN = 0.3
 NODE_RADIUS, SMALL_RADIUS = 6.0, 3.0
 LANE = 3.5
 """Pixels that an arrow keeps to the right of the middle, so that what comes the other way is not under it."""
-RATE_AT, RATE_AT_SENDER = 0.34, 0.28
+RATE_AT = 0.26
 """How far along a link its rate is written: not in the middle, where diagonals cross."""
 
 Point = tuple[float, float]
@@ -84,15 +84,14 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
     """
     if plan.sync is None:
         return ChartGroup(())
-    holders = {stage.device for stage in plan.placed_stages}
     legend = [
         LegendEntry("line", "way-up", "partial sums, up to the root"),
         LegendEntry("line", "way-down", "the sum, down from it"),
         LegendEntry("dot", "root", "the root, in the route's colour"),
     ]
-    if any(device not in holders for site in sites for device in site):
+    if plan.helpers:
         legend.append(LegendEntry("dot", "helper", "a helper: adds, and holds no layers"))
-    chart_map = _place(plan.problem, sites, holders)
+    chart_map = _place(plan.problem, sites, plan.helpers)
     routes = sorted(plan.sync.groups[0].routes, key=lambda route: -route.share)
     drawn, rest = routes[:MAX_ROUTES], routes[MAX_ROUTES:]
     charts = [_link_chart(chart_map), *(_route_chart(chart_map, i, one) for i, one in enumerate(drawn))]
@@ -131,7 +130,7 @@ def _notes(chart_map: _Map) -> list[str]:
     return notes
 
 
-def _place(problem: Problem, sites: Sequence[Sequence[str]], holders: Collection[str]) -> _Map:
+def _place(problem: Problem, sites: Sequence[Sequence[str]], helpers: Sequence[str]) -> _Map:
     """Each site's devices on a circle, the sites around the middle."""
     place, outward = {}, {}
     several = len(sites) > 1
@@ -154,7 +153,7 @@ def _place(problem: Problem, sites: Sequence[Sequence[str]], holders: Collection
         {device: (x, y - top) for device, (x, y) in place.items()},
         outward,
         {device: called[labels[device]] for device in place},
-        frozenset(set(place) - set(holders)),
+        frozenset(helpers),
         bottom - top,
     )
 
@@ -271,7 +270,7 @@ def _rate_texts(a: Point, b: Point, figures: Sequence[str]) -> list[NetworkText]
     first, second = figures
     if first == second:
         return [_figure(_along(a, b, RATE_AT), first)]
-    return [_figure(_along(a, b, RATE_AT_SENDER), first), _figure(_along(b, a, RATE_AT_SENDER), second)]
+    return [_figure(_along(a, b, RATE_AT), first), _figure(_along(b, a, RATE_AT), second)]
 
 
 def _figure(at: Point, text: str) -> NetworkText:
