@@ -188,3 +188,29 @@ def test_a_pair_that_could_not_be_connected_is_avoided() -> None:
     made = plan_best([problem.model_copy(update={"links": dead})], PlanOptions())
     assert made.sync is not None
     assert [route.root for route in made.sync.groups[0].routes] == ["n2/cpu:0"]
+
+
+SPARSE = """
+import torch
+from torch import nn
+
+
+def model():
+    return [nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)]
+
+
+def data(batch_size, seed):
+    while True:
+        yield torch.zeros(batch_size, 2, dtype=torch.long), torch.zeros(batch_size, dtype=torch.long)
+"""
+
+
+@pytest.mark.parametrize("words", [("launch", "train.py", "--steps", "1"), ("compare", "train.py")])
+def test_sparse_gradients_are_refused_before_anything_starts(run: Run, words: tuple[str, ...]) -> None:
+    Path("train.py").write_text(SPARSE)
+    Path("cluster.yaml").write_text("name: here\nnodes: [{name: a, transport: local}]\n")
+    code, _, err = run(*words, "--parallel", "data", "--batch-size", "4")
+    assert code == 2, err
+    text = " ".join(err.split())
+    assert "layer Embedding is an embedding with sparse=True" in text
+    assert "sparse=False makes it dense; a pipeline" in text

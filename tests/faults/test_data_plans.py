@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ..helpers.cut_connections import cut_connections
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
 
@@ -159,6 +160,20 @@ def test_a_holder_is_killed_in_the_sum(nodes: Any, losses: list[float]) -> None:
     assert left_of_state(nodes.state) == []
 
 
+@pytest.mark.slow
+def test_connections_are_cut_as_sums_go_over_them(nodes: Any, losses: list[float]) -> None:
+    """Of a ring's four routes; tests/lab/test_cut_sums.py cuts trees' over links that take a while."""
+    run = launch(nodes)
+    for attempts, (one, other) in enumerate([("b", "c"), ("a", "d")], start=1):
+        run.keeps_more()
+        assert cut_connections(run.rank(one), run.rank(other))
+        run.begins(attempts + 1)
+    err = run.end().stderr
+    run.is_as(losses, 3)
+    assert err.count("the connection to rank") >= 2
+    assert left_of_state(nodes.state) == []
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "node"), [("SIGKILL", "c"), ("SIGSTOP", "b")])
 def test_a_holder_is_killed_or_stopped_as_it_computes(
@@ -236,12 +251,22 @@ def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[floa
     assert left_of_state(nodes.state) == []
 
 
-@pytest.mark.matrix
-def test_a_detached_run_is_stopped_with_a_last_checkpoint(nodes: Any, losses: list[float]) -> None:
-    words = ("--steps", str(STEPS), "--checkpoint-every", "0", "--detach", "--json")
-    run_id = json.loads(nodes.run("launch", "four.json", *words, code=0).stdout)["run_id"]
-    [stopped] = json.loads(nodes.run("stop", run_id, "--json", code=0).stdout)["runs"]
-    assert stopped["status"] == "stopped"
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any, losses: list[float]) -> None:
+    """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
+    run = nodes.launch("four.json", "--steps", str(STEPS), "--checkpoint-every", "0", "--detach")
+    for plan in ("pipeline", "four"):
+        run.more(7)
+        [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+        assert stopped["status"] == "stopped"
+        run.is_stopped()
+        at = run.state["checkpoint"]
+        words = ("--resume", run.id, "--ignore-changes", "--detach")
+        nodes.run("launch", f"{plan}.json", *words, code=0)
+        assert run.state["attempts"][-1]["from_step"] == at
+    run.attach()
+    run.end()
+    run.is_as(losses, 3)
     assert left_of_state(nodes.state) == []
 
 

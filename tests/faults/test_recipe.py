@@ -103,3 +103,5 @@ def test_a_script_with_arguments_groups_its_own_rates_and_metrics(here) -> None:
     assert " · accuracy " in done.stderr
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["workload"]["source"] == "train.py,width=16"
+    more = here.run("launch", "--resume", folder.name, "--steps", "2", "--dry-run", code=0)
+    assert "lr_scheduler() is told that the run has 6 steps now, it was told 4" in more.stderr

@@ -69,6 +69,16 @@ class Run:
         """Its agent there: it has started the rank."""
         return processes.parent(self.rank(node))
 
+    def begins(self, attempts: int) -> Run:
+        """Until that attempt has begun."""
+        self.until(lambda: len(self.state["attempts"]) >= attempts)
+        return self
+
+    def keeps_more(self) -> Run:
+        """Until its attempt has written a checkpoint beyond the one that it began from."""
+        self.until(lambda: (self.state["checkpoint"] or 0) > self.state["attempts"][-1]["from_step"])
+        return self
+
     def attach(self) -> None:
         """Another command takes it over."""
         self.child = self.skyctl.start("attach", self.id, "--json")

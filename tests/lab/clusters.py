@@ -34,12 +34,14 @@ FOUR_NODES = {
 class Cluster(Skyctl):
     """A lab with a ``train.py`` (``workload.py``) of layers that sleep ``sleep_s`` each."""
 
-    def __init__(self, lab: LabState, folder: Path, *, sleep_s: float = 0.004, layers: int = LAYERS) -> None:
+    def __init__(
+        self, lab: LabState, folder: Path, *, sleep_s: float = 0.004, layers: int = LAYERS, width: int = 16
+    ) -> None:
         super().__init__(folder, folder / "state", lab.cluster)
         self.lab = lab
         self.layers = layers
         self.nodes = [node.name for node in lab.nodes]
-        (folder / "train.py").write_text(train_py(sleep_s, layers))
+        (folder / "train.py").write_text(train_py(sleep_s, layers, width))
 
     def plan(self, parallel: str = "pipeline") -> Path:
         """Probes, and plans for all nodes.

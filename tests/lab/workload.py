@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-LAYERS, SLEEP_S, WIDTH = @layers@, @sleep_s@, 16
+LAYERS, SLEEP_S, WIDTH = @layers@, @sleep_s@, @width@
 FAULT = Path.home() / "fault"
 try:
     HABITS = (Path.home() / "habits").read_text()
@@ -87,6 +87,10 @@ def loss(outputs, targets):
 """
 
 
-def train_py(sleep_s: float, layers: int = LAYERS) -> str:
-    """The file's text: so many layers that sleep so long each, for each microbatch."""
-    return _TRAIN.replace("@layers@", str(layers)).replace("@sleep_s@", str(sleep_s))
+def train_py(sleep_s: float, layers: int = LAYERS, width: int = 16) -> str:
+    """The file's text: so many square layers of that width that sleep so long each, for each microbatch."""
+    return (
+        _TRAIN.replace("@layers@", str(layers))
+        .replace("@sleep_s@", str(sleep_s))
+        .replace("@width@", str(width))
+    )

@@ -133,6 +133,7 @@ class CompareOptions(
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""
         from skyctl.control.comparison_job import ComparisonJob
+        from skyctl.worker.gradient_sync import check_summable
 
         counts = self.microbatch_counts
         only = counts[0] if len(counts) == 1 else None
@@ -153,6 +154,8 @@ class CompareOptions(
         )
         # who asks for shares of samples wants to know whether they pay
         beside = options.parallel == "data"
+        if beside:
+            check_summable(loaded.model.layers)
         return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=beside)
 
 

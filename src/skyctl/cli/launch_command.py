@@ -117,7 +117,7 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     from skyctl.compare.sync_summary import describe_sync
     from skyctl.control.training_request import load_plan_request
 
-    load = partial(
+    load: LoadWorkload = partial(
         load_plan_request,
         plan.workload,
         plan.problem.microbatches,
@@ -129,6 +129,8 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
         recipe=recipe,
         init=init,
     )
+    if len(plan.pipelines) > 1:
+        load = partial(_load_summable, load)
     if options.dry_run:
         _show_ranks(out, plan, target, _load(out, load)[0], options)
         return
@@ -170,7 +172,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
     init = find_initial_weights(out, options)
-    load = partial(
+    load: LoadWorkload = partial(
         options.make_request,
         source,
         microbatches=options.microbatches,
@@ -184,6 +186,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         microbatches=options.microbatches,
         beside_pipeline=True,
     )
+    if options.parallel == "data":
+        load = partial(_load_summable, load)
     if options.dry_run:
         request, _ = _load(out, load)
         names = ", ".join(node.name for node in target.cluster.nodes)
@@ -216,6 +220,15 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         return plan
 
     _train(out, target, target.cluster.nodes, load, make_plan, options, init)
+
+
+def _load_summable(load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
+    """What that loads; WorkloadError where several holders could not sum its gradients."""
+    from skyctl.worker.gradient_sync import check_summable
+
+    request, loaded = load()
+    check_summable(loaded.model.layers)
+    return request, loaded
 
 
 def _load(out: Output, load: LoadWorkload) -> tuple[TrainingRequest, Workload]:
@@ -262,6 +275,7 @@ def _train(
             run_options,
             connect,
             digest=loaded.digest,
+            own_lr_scheduler="lr_scheduler" in loaded.model.functions,
             limit=options.limit,
             output=options.output,
         )

@@ -50,6 +50,7 @@ def resume_run(out: Output, run_id: str, plan: str | None, options: LaunchOption
         resumption.options,
         connect,
         digest=str(known.state.order.get("digest") or ""),
+        own_lr_scheduler=known.state.order.get("own_lr_scheduler") is True,
         limit=_limit(known, options),
         output=options.output,
         first_attempt=len(known.state.attempts) + 1 if given else before if isinstance(before, int) else 1,

@@ -247,12 +247,14 @@ class Resumption:
             if more
             else f"all {total} steps are done: gathering what the run has ended with"
         ]
-        recipe = self.request.recipe
-        if recipe.lr_schedule != "constant" and total != self.known.state.steps:
+        schedule, before = self.request.recipe.lr_schedule, self.known.state.steps
+        if schedule != "constant" and total != before:
             said.append(
-                f"the {recipe.lr_schedule} schedule of the learning rate goes over all {total} steps now, "
-                f"it went over {self.known.state.steps}"
+                f"the {schedule} schedule of the learning rate goes over all {total} steps now, "
+                f"it went over {before}"
             )
+        if self.known.state.order.get("own_lr_scheduler") is True and total != before:
+            said.append(f"lr_scheduler() is told that the run has {total} steps now, it was told {before}")
         return said
 
 

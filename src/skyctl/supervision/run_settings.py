@@ -31,6 +31,7 @@ def saved_settings(
     connect: ConnectOptions,
     *,
     digest: str,
+    own_lr_scheduler: bool,
     limit: str | None = None,
     output: Path | None = None,
     first_attempt: int = 1,
@@ -39,6 +40,7 @@ def saved_settings(
 
     Args:
         digest: the workload's own (``Workload.digest``).
+        own_lr_scheduler: its file defines ``lr_scheduler()``.
         limit: which nodes of the cluster file are used (``--limit``).
         output: where a copy of the measurement is to go.
         first_attempt: the newest attempt that began with a plan of the user's own.
@@ -55,6 +57,7 @@ def saved_settings(
         "options": asdict(options),
         "connect": asdict(known),
         "digest": digest,
+        "own_lr_scheduler": own_lr_scheduler,
         "limit": limit,
         "output": _absolute(output),
         "first_attempt": first_attempt,

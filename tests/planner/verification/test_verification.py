@@ -8,6 +8,7 @@ from tests.planner.planner_problems import brute_force, layer, problem, random_p
 
 from skyctl.errors import InfeasibleError, RecordError
 from skyctl.planner.api import assigned, plan, verify
+from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link
@@ -214,6 +215,21 @@ def test_numbers_too_large_to_add_up_fail():
     made = plan(p, "even")
     slow = tuple(d.model_copy(update={"flops_per_s": 1e-308}) for d in p.devices)
     assert "stages" in failing(p.model_copy(update={"devices": slow}), made)
+
+
+def test_an_interval_holds_the_step_and_needs_uncertain_figures():
+    base = problem()
+    sure, made = plan(base), {"low_s": 0.0, "high_s": 1e9}
+    assert failing(base, changed(sure, ("predicted", "interval", made))) == {"interval"}
+    devices = tuple(d.model_copy(update={"time_uncertainty": 0.05}) for d in base.devices)
+    p = base.model_copy(update={"devices": devices})
+    unsure = with_interval(plan(p))
+    assert unsure.predicted.interval is not None
+    assert verify(p, unsure).ok
+    for low, high in ((0.0, 0.99), (1.01, 2.0)):
+        ends = {"low_s": low * unsure.predicted.iteration_s, "high_s": high * unsure.predicted.iteration_s}
+        assert failing(p, changed(unsure, ("predicted", "interval", ends))) == {"interval"}
+    assert failing(p, changed(unsure, ("pipeline_iteration_s", 1.0))) == {"pipeline beside it"}
 
 
 def test_what_can_not_be_checked_is_named():

@@ -68,3 +68,30 @@ def check_certificate(plan: Plan) -> Check:
     ok = abs(gap - proof.gap) <= TOLERANCE * max(1.0, gap)
     ok = ok and (proof.status != "optimal" or max(gap, proof.gap) <= TOLERANCE)
     return Check(name="certificate", ok=ok, detail=f"{proof.status}, gap {gap:.3g}")
+
+
+def check_claims(problem: Problem, plan: Plan) -> list[Check]:
+    """What a plan says beside its step: how sure it is, and what a pipeline would take.
+
+    An interval's ends come from draws, and that pipeline is in no record: neither is found again here.
+    """
+    checks = []
+    interval, step_s = plan.predicted.interval, plan.predicted.iteration_s
+    if interval is not None:
+        used = {stage.device for stage in plan.placed_stages}
+        unsure = any(d.id in used and d.time_uncertainty is not None for d in problem.devices)
+        ok = (
+            unsure
+            and interval.low_s <= step_s * (1 + TOLERANCE)
+            and step_s * (1 - TOLERANCE) <= interval.high_s
+        )
+        if not unsure:
+            detail = "an interval, and the problem does not say how sure its figures are"
+        else:
+            detail = (
+                f"{interval.low_s:.6g} to {interval.high_s:.6g} s: the step is {'' if ok else 'not '}within"
+            )
+        checks.append(Check(name="interval", ok=ok, detail=detail))
+    if plan.pipeline_iteration_s is not None and problem.parallel != "data":
+        checks.append(Check(name="pipeline beside it", ok=False, detail="this is a pipeline itself"))
+    return checks

@@ -20,6 +20,7 @@ from skyctl.planner.verification.verdict import (
     Check,
     Verdict,
     check_certificate,
+    check_claims,
     check_unused,
     is_close,
 )
@@ -88,6 +89,7 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     require_record(plan, Plan, "verify")
     same = problem == plan.problem
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
+    checks += check_claims(problem, plan)
     if problem.parallel == "data":
         checks += check_data_plan(problem, plan)
         return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))

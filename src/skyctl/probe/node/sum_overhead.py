@@ -1,8 +1,8 @@
 """What summing gradients costs a processor beside the adding: sending and receiving them.
 
 Measured by the real thing: this process and a child sum over one loopback connection, on several routes and
-in chunks as a run does. All of this process's CPU time counts, whichever thread's: messages are handled, Python
-runs, numbers are gathered from the gradients and put back. A plain stream of the same messages takes a third.
+in chunks as a run does. All of this process's CPU time counts, whichever thread's: messages are handled,
+Python runs, numbers are gathered from the gradients and put back. A plain stream takes a third of that.
 
 Two ends in one process would share Python's lock and its caches: the same sum then took 0.5 to 2.0 times as
 long, by how its threads met and how many cores were free for them.

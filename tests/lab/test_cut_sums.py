@@ -1,0 +1,82 @@
+"""Links of a mesh that are cut while gradients are summed over trees: losses are those of an undisturbed run.
+
+Ten cuts at moments drawn from a seed, each of the connection between two ranks. Most are in mid-sum, which
+takes two thirds of a step here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from skyctl.lab.lab_state import LabState
+from skyctl.records.cluster import node_of
+
+from ..helpers.cut_connections import cut_connections
+from .clusters import SIZES, Cluster
+
+pytestmark = pytest.mark.matrix
+
+NODES = "abcd"
+MBIT = {"ab": 40, "bc": 40, "cd": 40, "ad": 5, "ac": 20, "bd": 20}
+SPEC = {
+    "nodes": [{"name": name, "cpus": 0.4, "memory_gib": 3} for name in NODES],
+    "links": [
+        {"source": source, "target": target, "rate_mbit": rate}
+        for pair, rate in MBIT.items()
+        for source, target in (pair, reversed(pair))
+    ],
+}
+WIDTH = 256
+"""Of 8 square layers: 2.1 MB of gradients, 0.3 s a step over the mesh."""
+STEPS, EVERY = 90, 5
+CUTS, SEED = 10, 23
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    shared_lab: Callable[..., LabState], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    made = Cluster(shared_lab(SPEC, name="cuts"), tmp_path_factory.mktemp("cuts"), width=WIDTH)
+    try:
+        made.run("probe", "train.py", *SIZES)
+        shares = ",".join(f"{name}=1" for name in NODES)
+        form = ("--parallel", "data", "--sync", "trees", "--assign", shares)
+        made.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def losses(cluster: Cluster) -> list[float]:
+    return cluster.losses(STEPS)
+
+
+@pytest.mark.slow
+def test_ten_connections_are_cut_at_random_moments(cluster: Cluster, losses: list[float]) -> None:
+    draw, pairs = random.Random(SEED), joined(cluster)
+    run = cluster.launch("--steps", str(STEPS), "--json", "--checkpoint-every", str(EVERY))
+    for attempt in range(1, CUTS + 1):
+        run.keeps_more()
+        time.sleep(draw.uniform(0.0, 1.0))
+        one, other = draw.choice(pairs)
+        assert cut_connections(run.rank(one), run.rank(other)), (one, other)
+        run.begins(attempt + 1)
+    err = run.end().stderr
+    run.is_as(losses, CUTS + 1)
+    assert err.count("the connection to rank") >= CUTS
+    assert all("rank" in attempt["why"] for attempt in run.state["attempts"][1:])
+    assert cluster.settled() == {}
+
+
+def joined(cluster: Cluster) -> list[tuple[str, str]]:
+    """The pairs of nodes that the plan's routes, which must be several, have a connection between."""
+    (group,) = json.loads((cluster.folder / "plan.json").read_text())["sync"]["groups"]
+    assert len(group["routes"]) > 1
+    edges = [edge for route in group["routes"] for way in ("up", "down") for edge in route[way]]
+    return sorted({(min(map(node_of, edge)), max(map(node_of, edge))) for edge in edges})
