@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.planner import stage_memory
-from skyctl.planner.data.line_rates import lines_rate
+from skyctl.planner.data.line_rates import Line, lines_of, lines_rate
 from skyctl.records.problem import Device, Problem
 from skyctl.records.sync import Sync
 
@@ -152,6 +152,11 @@ class DataModel:
         for number, resource in enumerate(problem.shared):
             for pair in {(index[source], index[target]) for source, target in resource.links}:
                 self.shared.setdefault(pair, []).append((number, 1 / resource.bandwidth_bytes_per_s))
+
+    @cached_property
+    def lines(self) -> dict[DevicePair, Line]:
+        """By pair of devices, the link with what it shares."""
+        return lines_of(self)
 
     @cached_property
     def _helper_order(self) -> list[int]:

@@ -47,9 +47,13 @@ def _half(network: RouteNetwork, costs: Floats, root: int) -> _Half | None:
     helpers = [d for d in network.helpers if d != root]
     needed = tuple(sorted({*network.holders, root}))
     if len(helpers) <= MOST_HELPERS:
-        subsets = chain.from_iterable(combinations(helpers, k) for k in range(len(helpers) + 1))
-        found = [half for chosen in subsets if (half := _spanning(costs, (*needed, *chosen), root))]
-        return min(found, key=lambda half: half.cost, default=None)
+        best = _spanning(costs, needed, root)
+        if best is not None and helpers and best.cost <= steiner_bound(costs, root, needed):
+            return best
+        for chosen in chain.from_iterable(combinations(helpers, k + 1) for k in range(len(helpers))):
+            half = _spanning(costs, (*needed, *chosen), root)
+            best = half if best is None or (half is not None and half.cost < best.cost) else best
+        return best
     return _grown(costs, needed, helpers, root)
 
 
