@@ -44,6 +44,11 @@ def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) 
     assert "all layers on each device" in out
     assert "what would help" not in out
     assert run("verify", "plan.json")[0] == 0
+    for name, said in (
+        ("int8", "as int8 (rounded on each hop: changes training) take "),
+        ("fixed32", "as fixed32 take "),
+    ):
+        assert f"of gradients {said}" in run(*PLAN, "--sync-format", name)[1]
     code, out, _ = run(*PLAN, "--json", "--sync-format", "bfloat16")
     assert code == 0
     assert json.loads(out)["sync"]["format"] == "bfloat16"

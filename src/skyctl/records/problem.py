@@ -21,6 +21,8 @@ Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 Parallel = Literal["pipeline", "data"]
 SyncFormat = Literal["float32", "bfloat16", "fixed32", "int8"]
+ROUNDED_FORMATS: tuple[SyncFormat, ...] = ("bfloat16", "int8")
+"""Those in which each hop of a sum rounds, and so changes what is trained."""
 SyncRoutes = Literal["auto", "ring", "star", "server", "trees"]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""

@@ -116,8 +116,8 @@ class Executor:
         Args:
             next_batch: gives the whole batch's inputs and targets; asked by the first and the last stage
                 only, with their receives posted.
-            stop_requested: asked once, by the first stage, before its last forward: whether this is the last
-                step.
+            stop_requested: asked by the first stage, before its last forward, until it says so: whether this
+                is the last step.
             while_waiting: called once, before the first wait for a gradient, or at the end if there is none.
         """
         self.phase = f"step {step}"
@@ -153,6 +153,8 @@ class Executor:
         self._losses.clear()
         inputs, targets = self._split(batch)
         final = len(self.microbatch_sizes) - 1
+        taker = self.sync if self.sync is not None and self.sync.by_microbatch else None
+        last_kind = WEIGHT_GRADIENTS if self.stage.defers_weights else BACKWARD
         for kind, microbatch in self._actions:
             if kind == FORWARD:
                 self.phase = f"step {step}, forward of microbatch {microbatch}"
@@ -169,9 +171,8 @@ class Executor:
             else:
                 self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
                 self._weights(microbatch, report)
-            has_gradients = kind == (WEIGHT_GRADIENTS if self.stage.defers_weights else BACKWARD)
-            if self.sync is not None and has_gradients and microbatch != final:
-                report.backward_s += self.timer.run(self.sync.end_microbatch).wall_s
+            if taker is not None and kind == last_kind and microbatch != final:
+                report.backward_s += self.timer.run(taker.end_microbatch).wall_s
             for receiver in self.stage_io.receivers:
                 receiver.refill()
 
@@ -190,7 +191,7 @@ class Executor:
         Layers and losses may overwrite them. So where the step may need them again, they are copies.
         """
         inputs, targets = batch
-        if self.sync is not None and self.sync.may_repeat:
+        if self.sync is not None and self.sync.by_microbatch:
             inputs, targets = map_tensors(torch.clone, inputs), map_tensors(torch.clone, targets)
         return (
             split_inputs(inputs, self.microbatch_sizes, self.device)

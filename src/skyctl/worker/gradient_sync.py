@@ -75,7 +75,7 @@ class GradientSync:
     before that, ``finish`` after it.
 
     Attributes:
-        may_repeat: whether ``finish`` may ask for a step's microbatches again.
+        by_microbatch: whether gradients are taken after each microbatch, and a step may have to be repeated.
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
@@ -112,7 +112,7 @@ class GradientSync:
         if any("tie" not in values for values in groups):
             check_summable(layers)
             trained, hooked = find_trained(layers), _parameters_of_one_layer(layers)
-        self.may_repeat = format == FIXED32
+        self.by_microbatch = format == FIXED32
         self._stage_layers = list(layers)
         self._saved_buffers: SavedBuffers | None = None
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
@@ -148,7 +148,7 @@ class GradientSync:
 
     def start_step(self) -> None:
         """The step's first forward is next."""
-        if self.may_repeat:
+        if self.by_microbatch:
             self._saved_buffers = SavedBuffers(self._stage_layers)
         for group in self._groups:
             group.gradients.restart()
