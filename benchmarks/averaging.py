@@ -1,4 +1,4 @@
-"""Summing numbers (4 MB of float32) between four processes of this machine: skyctl, Gloo and hivemind, one JSON line.
+"""Summing 4 MB (or more) between four processes of this machine: skyctl, Gloo and hivemind, one JSON line.
 
 ``skyctl``: the runtime's ``GradientSync`` over a ring of sockets, as a data plan's replicas sum gradients.
 ``gloo``: torch.distributed's ``all_reduce`` in the same processes. ``hivemind``: its averager, without
