@@ -124,7 +124,7 @@ class FloatGradients:
 
 
 class IntegerGradients:
-    """Sums of integers; keeps four bytes for each number trained.
+    """Sums of integers: four bytes for each number trained, which become the gradient's own in the end.
 
     Attributes:
         exponents: as all ranks have them.
@@ -138,9 +138,7 @@ class IntegerGradients:
     def __init__(self, parameters: Sequence[TrainedParameter], microbatches: int) -> None:
         self._masters = [parameter.master for parameter in parameters]
         self.exponents = SharedExponents(len(parameters), microbatches)
-        self._integers = [
-            torch.zeros(master.numel(), dtype=torch.int32, device=master.device) for master in self._masters
-        ]
+        self._integers: list[Tensor | None] = []
         self._magnitudes: list[Tensor | None] = []
         self._codes = b""
         self.restart()
@@ -152,6 +150,7 @@ class IntegerGradients:
 
     def restart(self) -> None:
         """Drops what gradients there are."""
+        self._integers = [None] * len(self._masters)
         self._magnitudes = [None] * len(self._masters)
         self._codes = b""
         for master in self._masters:
@@ -163,10 +162,15 @@ class IntegerGradients:
             self._add(place)
 
     def take(self, place: int) -> Tensor:
-        """The integers of all of this rank's microbatches."""
+        """The integers of all of this rank's microbatches; none where nothing is summed yet."""
         self._add(place)
-        integers = self._integers[place]
-        return integers.zero_() if self._magnitudes[place] is None else integers
+        if not self.is_summable:
+            return torch.empty(0, dtype=torch.int32)
+        integers, master = self._integers[place], self._masters[place]
+        if integers is None:
+            integers = torch.zeros(master.numel(), dtype=torch.int32, device=master.device)
+            self._integers[place] = integers
+        return integers
 
     def codes(self) -> bytes:
         """The largest magnitude of each in any of this rank's microbatches (``magnitude_code``)."""
@@ -189,6 +193,7 @@ class IntegerGradients:
         for place, code in enumerate(codes):
             if code != NONE:
                 self._set_gradient(place, is_finite=code != NOT_FINITE)
+        self._integers = [None] * len(self._masters)
         self.exponents.follow(codes)
 
     def _add(self, place: int) -> None:
@@ -205,18 +210,23 @@ class IntegerGradients:
         self._magnitudes[place] = magnitude if before is None else torch.maximum(before, magnitude)
         if not self.is_summable:
             return
+        integers = self._integers[place]
+        is_first = integers is None
+        if integers is None:
+            integers = self._integers[place] = torch.empty_like(flat, dtype=torch.int32)
         scale = 2.0 ** -self.exponents.exponents[place]
         wide = torch.promote_types(flat.dtype, torch.float32)
-        parts = torch.split(flat, _PART_NUMEL), torch.split(self._integers[place], _PART_NUMEL)
-        for part, integers in zip(*parts, strict=True):
+        parts = torch.split(flat, _PART_NUMEL), torch.split(integers, _PART_NUMEL)
+        for part, whole in zip(*parts, strict=True):
             rounded = part.to(wide).mul(scale).round_()
-            if before is None:
-                integers.copy_(rounded)
+            if is_first:
+                whole.copy_(rounded)
             else:
-                integers.add_(rounded.to(torch.int32))
+                whole.add_(rounded.to(torch.int32))
 
     def _set_gradient(self, place: int, *, is_finite: bool) -> None:
         master, integers = self._masters[place], self._integers[place]
+        assert integers is not None, "finish() after take()"
         floats = integers.view(torch.float32)
         scale = 2.0 ** self.exponents.exponents[place]
         for part, out in zip(
