@@ -1,4 +1,4 @@
-"""Summing 4 MB of float32 between four processes of this machine: skyctl, Gloo and hivemind, one JSON line.
+"""Summing 4 MB (or more) between four processes of this machine: skyctl, Gloo and hivemind, one JSON line.
 
 ``skyctl``: the runtime's ``GradientSync`` over a ring of sockets, as a data plan's replicas sum gradients.
 ``gloo``: torch.distributed's ``all_reduce`` in the same processes. ``hivemind``: its averager, without
@@ -8,6 +8,7 @@ All take turns in one run; a turn lasts from the instant at which all are told t
 has the sum, which is checked.
 
     python benchmarks/averaging.py
+    python benchmarks/averaging.py --numbers 2500000 --sync-format fixed32    # of skyctl's sum alone
     python benchmarks/averaging.py --peers build/peers      # some minutes more the first time
 """
 
@@ -52,13 +53,14 @@ class Side:
 
     Args:
         python: their interpreter.
-        program: their script; takes rank, number of processes, count of floats, and a port of this machine.
+        program: their script; takes rank, number of processes, count of floats, a port of this machine, and
+            what skyctl's sum is sent as.
     """
 
-    def __init__(self, python: str, program: Path) -> None:
+    def __init__(self, python: str, program: Path, numbers: int, sync_format: str = "float32") -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        words = [str(PROCESSES), str(NUMBERS), str(port)]
+        words = [str(PROCESSES), str(numbers), str(port), sync_format]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         self._children: list[subprocess.Popen[str]] = []
         self._answers: list[queue.SimpleQueue[str]] = []
@@ -169,19 +171,21 @@ def figures(seconds: Sequence[float]) -> dict[str, Any]:
     return {name: float(f"{value:.4g}") for name, value in rounded.items()} | {"turns": len(seconds)}
 
 
-def measure(peers: Path | None, turns: int) -> dict[str, Any]:
+def measure(peers: Path | None, turns: int, numbers: int, sync_format: str) -> dict[str, Any]:
     """Every side's figures, or why it has none."""
     found: dict[str, Any] = {}
     sides: dict[str, Side] = {}
     with ExitStack() as stack:
-        own = stack.enter_context(Side(sys.executable, HERE / "runs" / "averaging_rank.py"))
+        own = stack.enter_context(
+            Side(sys.executable, HERE / "runs" / "averaging_rank.py", numbers, sync_format)
+        )
         own.wait_until_ready()
         sides |= {"skyctl": own, "gloo": own}
         try:
             if peers is None:
                 raise PeerError("not asked for (--peers DIR)")
             python = hivemind_python(peers.resolve())
-            other = stack.enter_context(Side(python, HERE / "runs" / "averaging_hivemind.py"))
+            other = stack.enter_context(Side(python, HERE / "runs" / "averaging_hivemind.py", numbers))
             other.wait_until_ready()
             sides["hivemind"] = other
         except PeerError as exc:
@@ -207,16 +211,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", type=Path, metavar="DIR", help="also hivemind, in an environment in DIR")
     parser.add_argument("--turns", type=int, default=TURNS, metavar="N")
+    parser.add_argument("--numbers", type=int, default=NUMBERS, metavar="N", help="floats to be summed")
+    parser.add_argument(
+        "--sync-format", choices=("float32", "fixed32", "bfloat16", "int8"), default="float32"
+    )
     given = parser.parse_args()
     row: dict[str, Any] = {
         "benchmark": "averaging",
         "processes": PROCESSES,
-        "bytes": 4 * NUMBERS,
+        "bytes": 4 * given.numbers,
+        "sync_format": given.sync_format,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
     }
     try:
-        row |= measure(given.peers, max(2, given.turns))
+        row |= measure(given.peers, max(2, given.turns), given.numbers, given.sync_format)
     except PeerError as exc:
         print(f"averaging: {exc}", file=sys.stderr)
         return 1

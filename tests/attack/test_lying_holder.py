@@ -40,13 +40,13 @@ def lie():
             return longer
         elif LIE == "dtype":
             narrow = SumMessage(stamp.nbytes // 2)
-            narrow.payload(torch.bfloat16).copy_(message.payload(torch.float32))
+            narrow.payload.view(torch.bfloat16).copy_(message.payload.view(torch.float32))
             narrow.stamp(stamp)
             return narrow
         elif LIE == "replayed":
             return sent[stamp.route, stamp.direction]
         elif LIE == "nan":
-            message.payload(torch.float32).fill_(float("nan"))
+            message.payload.view(torch.float32).fill_(float("nan"))
         elif LIE == "silence":
             time.sleep(10_000)
         return message

@@ -44,6 +44,11 @@ def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) 
     assert "all layers on each device" in out
     assert "what would help" not in out
     assert run("verify", "plan.json")[0] == 0
+    for name, said in (
+        ("int8", "as int8 (rounded on each hop: changes training) take "),
+        ("fixed32", "as fixed32 take "),
+    ):
+        assert f"of gradients {said}" in run(*PLAN, "--sync-format", name)[1]
     code, out, _ = run(*PLAN, "--json", "--sync-format", "bfloat16")
     assert code == 0
     assert json.loads(out)["sync"]["format"] == "bfloat16"
@@ -112,7 +117,7 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (("pipelines", 0, "microbatches"), 5, "the pipelines take 9 microbatches, the problem has 8"),
         (("pipelines", 1), None, "pipelines.1: Input should be"),
         (("sync",), None, "several pipelines need a sync"),
-        (("sync", "format"), "int8", "sync.format: Input should be 'float32' or 'bfloat16'"),
+        (("sync", "format"), "int4", "sync.format: Input should be 'float32', 'bfloat16', 'fixed32' or"),
         (("sync", "groups", 0, "routes"), [STAR], "a route leaves out 'n2/cpu:0', which holds the layers"),
         (("sync", "groups", 0, "routes", 0, "share"), 0.5, "the shares of a sync group's routes sum to "),
         (UP, [[N1, N2], [N2, N1]], "up: no way leads from 'n1/cpu:0'"),

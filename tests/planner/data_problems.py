@@ -118,7 +118,7 @@ def random_data_problem(seed):
         schedule=r.choice(["1f1b", "sequential"]),
         recompute=r.random() < 0.5,
         parallel="data",
-        sync_format=r.choice(["float32", "float32", "bfloat16"]),
+        sync_format=r.choice(["float32", "fixed32", "bfloat16", "int8"]),
     )
 
 
@@ -233,8 +233,7 @@ def step_of(problem, chosen, shares, routes):
     """Seconds of a step, or None where a device has no memory for it."""
     links = {(x.source, x.target): x for x in problem.links}
     sizes = [x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in problem.layers]
-    if problem.sync_format == "bfloat16":
-        sizes = [x / 2 for x in sizes]
+    sizes = [x * {"bfloat16": 1 / 2, "int8": 33 / 128}.get(problem.sync_format, 1) for x in sizes]
     sent = {}
     for share, up, down in routes:
         for message in up + down:
@@ -295,6 +294,8 @@ def depth(links, messages, root, child):
 def need_of(problem, device, recompute):
     layers = problem.layers
     need = device.reserved_bytes + sum(x.state_bytes for x in layers)
+    if problem.sync_format == "fixed32":  # gradients as integers, beside the floats
+        need += sum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
     if not recompute:
         return need + sum(x.activation_bytes for x in layers) + max(x.workspace_bytes for x in layers)
     inputs = [layers[0].activation_bytes]

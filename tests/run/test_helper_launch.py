@@ -55,7 +55,7 @@ def run(folder: Path, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def plan_over(folder: Path, routes: list[dict[str, Any]], name: str) -> str:
+def plan_over(folder: Path, routes: list[dict[str, Any]], name: str, sums_as: str = "float32") -> str:
     """A plan of two holders with these routes."""
     path = folder / "plan.json"
     if not path.exists():
@@ -64,17 +64,19 @@ def plan_over(folder: Path, routes: list[dict[str, Any]], name: str) -> str:
     made = json.loads(path.read_text())
     assert made["problem"]["helpers"] == [C]
     made["sync"]["groups"][0]["routes"] = routes
+    made["sync"]["format"] = made["problem"]["sync_format"] = sums_as
     made["unused"] = [one for one in made["unused"] if one["device"] != C]
     (folder / name).write_text(json.dumps(made))
     return name
 
 
 @pytest.mark.slow
-def test_losses_are_those_of_the_same_run_without_a_helper(cluster: Path) -> None:
+@pytest.mark.parametrize("sums_as", ["float32", "fixed32"])
+def test_losses_are_those_of_the_same_run_without_a_helper(cluster: Path, sums_as: str) -> None:
     more = ("--steps", "6", "--checkpoint-every", "2", "--validate-every", "3", "--validate-batches", "1")
-    helped = run(cluster, "launch", plan_over(cluster, ROUTES, "helped.json"), *more, "--trace")
+    helped = run(cluster, "launch", plan_over(cluster, ROUTES, "helped.json", sums_as), *more, "--trace")
     star = [{"share": 1.0, "root": A, "up": [[B, A]], "down": [[A, B]]}]
-    plain = run(cluster, "launch", plan_over(cluster, star, "plain.json"), *more)
+    plain = run(cluster, "launch", plan_over(cluster, star, "plain.json", sums_as), *more)
     assert [one["loss"] for one in helped["steps"]] == [one["loss"] for one in plain["steps"]]
     assert helped["validation"] == plain["validation"]
     assert [one["device"] for one in helped["replicas"]] == [A, B]

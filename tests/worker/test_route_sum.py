@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,13 +23,18 @@ TREE: list[RouteEdges] = [
 LAYERS = [[7, 1], [], [300], [5, 64, 1]]
 
 
-def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: Any, steps: int = 2) -> Any:
+CLOSE = {"float32": 1e-6, "bfloat16": 0.03, "int8": 0.1, "fixed32": 0}
+
+
+def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: str, steps: int = 2) -> Any:
     """By rank, each step's flat tensors after the sum, and what was agreed."""
     layout = make_layout(LAYERS, [route[0] for route in routes], chunk)
     generator = torch.Generator().manual_seed(0)
     given = [
         [[torch.randn(n, generator=generator) for n in layer] for layer in LAYERS] for _ in range(holders)
     ]
+    if name == "fixed32":
+        given = [[[(t * 1e6).int() for t in layer] for layer in one] for one in given]
     with connected(routes, count) as ends:
 
         def act(rank: int) -> Any:
@@ -37,7 +43,7 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: 
             found = []
             for step in range(steps):
                 helps = rank >= holders
-                round_ = SumRound(layout, step, kind=GRADIENTS, dtype=dtype, helps=helps)
+                round_ = SumRound(layout, step, kind=GRADIENTS, format=name, helps=helps)
                 part.begin(round_, 3)
                 mine = [[t.clone() for t in layer] for layer in given[rank]] if not helps else []
                 at = 0
@@ -66,13 +72,13 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: 
     ids=["ring of 2", "ring of 4", "alone", "star", "trees with a helper"],
 )
 @pytest.mark.parametrize("chunk", [1, 100, 10_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CLOSE)
 def test_every_holder_ends_with_the_same_sum(
-    routes: list[RouteEdges], holders: int, count: int, chunk: int, dtype: torch.dtype
+    routes: list[RouteEdges], holders: int, count: int, chunk: int, name: str
 ) -> None:
     if chunk == 1 and count > 2:
         chunk = 13  # hundreds of messages are enough
-    given, found = sums(routes, holders, count, chunk, dtype)
+    given, found = sums(routes, holders, count, chunk, name)
     expected = [sum(t) for t in zip(*([x for layer in one for x in layer] for one in given), strict=True)]
     for said in found:
         assert not isinstance(said, Exception), said
@@ -80,8 +86,7 @@ def test_every_holder_ends_with_the_same_sum(
             assert agreed == bytes([0, holders > 1, 0])
             for tensor, wanted, first in zip(tensors, expected, found[0][0][0], strict=bool(tensors)):
                 assert torch.equal(tensor, first), "the same bytes on every holder and in every step"
-                close = {torch.float32: 1e-6, torch.bfloat16: 0.03}[dtype]
-                torch.testing.assert_close(tensor, wanted, rtol=close, atol=close)
+                torch.testing.assert_close(tensor, wanted, rtol=CLOSE[name], atol=CLOSE[name])
 
 
 def test_the_layout_gives_every_element_to_one_chunk() -> None:
@@ -105,14 +110,14 @@ def test_small_layers_share_a_bucket() -> None:
     assert make_layout([[40], [40], []], [1.0], 15).last_layer_of == (0, 1, 2)
 
 
-def lying(message: SumMessage, tag: int = FIRST_TAG + 2) -> Any:
+def lying(message: SumMessage, tag: int = FIRST_TAG + 2, name: str = "float32") -> Any:
     """What rank 0, the root of a star, makes of one message of rank 1."""
     routes = star(2)
     layout = make_layout([[4]], [1.0], 4)
     with connected(routes, 2) as ends:
         peers = {1: ends[0][1].connection}
         part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, 0)], peers)
-        round_ = SumRound(layout, 5, kind=GRADIENTS, dtype=torch.float32)
+        round_ = SumRound(layout, 5, kind=GRADIENTS, format=name)
         part.begin(round_, 2)
         round_.add_bucket([torch.zeros(4)])
         ends[1][0].connection.send(message.tensor, tag)
@@ -151,7 +156,16 @@ def test_a_message_of_another_size_or_an_odd_agreement_is_refused() -> None:
     odd = SumMessage(2)
     odd.stamp(SumStamp(AGREEMENT, 5, 0, 0, UP, 0, 2))
     odd.fill(b"\1\7")
-    assert "other bytes than 0 and 1" in lying(odd, FIRST_TAG)
+    assert "bytes above 1" in lying(odd, FIRST_TAG)
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
+def test_a_scale_that_no_honest_peer_sends_is_refused(scale: float) -> None:
+    message = SumMessage(8)
+    message.stamp(SumStamp(GRADIENTS, 5, 0, 0, UP, 0, 8))
+    message.payload[:4].view(torch.float32).fill_(scale)
+    said = lying(message, name="int8")
+    assert f"route 0 up, chunk 0 (8 bytes) with a scale of {scale:g}" in said
 
 
 def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
@@ -162,7 +176,7 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
         def act(rank: int) -> Any:
             peers = {other: peer.connection for other, peer in ends[rank].items()}
             part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
-            round_ = SumRound(layout, 0, kind=GRADIENTS, dtype=torch.float32)
+            round_ = SumRound(layout, 0, kind=GRADIENTS)
             part.begin(round_, 1)
             try:
                 if rank == 1:

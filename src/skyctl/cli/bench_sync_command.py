@@ -11,7 +11,7 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command
 from skyctl.cli.option_values import (
-    DTYPES,
+    SYNC_FORMATS,
     SYNC_ROUTES,
     complete_choices,
     parse_bytes,
@@ -46,9 +46,9 @@ class SumOptions:
         str | None,
         typer.Option(
             "--sync-format",
-            metavar="DTYPE",
-            autocompletion=complete_choices(*DTYPES),
-            help="What gradients are sent as; default float32.",
+            metavar="FORMAT",
+            autocompletion=complete_choices(*SYNC_FORMATS),
+            help="What gradients are summed as: float32 (default), fixed32, bfloat16 or int8.",
         ),
     ] = None
     repeat: Annotated[

@@ -133,7 +133,7 @@ class CompareOptions(
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""
         from skyctl.control.comparison_job import ComparisonJob
-        from skyctl.worker.gradient_sync import check_summable
+        from skyctl.worker.summed_gradients import check_summable
 
         counts = self.microbatch_counts
         only = counts[0] if len(counts) == 1 else None

@@ -26,6 +26,7 @@ STRATEGIES = ("even", "alone", "heuristic", "optimal")
 PARALLEL = ("pipeline", "data")
 SYNC_ROUTES = ("auto", "ring", "star", "server", "trees")
 DTYPES = ("float32", "bfloat16")
+SYNC_FORMATS = ("float32", "bfloat16", "fixed32", "int8")
 BYTE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_SWEEP_POINTS = 256
 """Points of one sweep, at most."""
@@ -114,7 +115,7 @@ def parse_parallel(name: str | None) -> Parallel | None:
 
 def parse_sync_format(name: str | None) -> SyncFormat | None:
     """What --sync-format names (InputError where there is nothing of that name)."""
-    return None if name is None else cast("SyncFormat", require_choice("--sync-format", name, DTYPES))
+    return None if name is None else cast("SyncFormat", require_choice("--sync-format", name, SYNC_FORMATS))
 
 
 def parse_sync(name: str | None) -> SyncRoutes | None:

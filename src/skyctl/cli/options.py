@@ -19,6 +19,7 @@ from skyctl.cli.option_values import (
     DTYPES,
     PARALLEL,
     SCHEDULES,
+    SYNC_FORMATS,
     SYNC_ROUTES,
     complete_choices,
     complete_nodes,
@@ -336,9 +337,10 @@ class PlacementOptions:
         str | None,
         typer.Option(
             "--sync-format",
-            metavar="DTYPE",
-            autocompletion=complete_choices(*DTYPES),
-            help="With --parallel data: gradients as float32 (default) or bfloat16.",
+            metavar="FORMAT",
+            autocompletion=complete_choices(*SYNC_FORMATS),
+            help="With --parallel data: sums of gradients as float32 (default), fixed32 (integers: the same "
+            "bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes training).",
         ),
     ] = None
     sync: Annotated[

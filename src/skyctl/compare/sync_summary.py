@@ -15,6 +15,7 @@ from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.base import Count, Record, Seconds
 from skyctl.records.interval import Interval
 from skyctl.records.plan import Plan
+from skyctl.records.problem import ROUNDED_FORMATS
 
 NOTABLY_LONGER = 1.05
 """A ring that takes less than that many times as long is not worth a word."""
@@ -82,7 +83,8 @@ def describe_sync(plan: Plan) -> str:
         text += f"; a one-way ring would take {rates.ring_byte_s / rates.byte_s:.2g} times as long"
     took = format_seconds(rates.byte_s * rates.total_bytes)
     seen = format_seconds(plan.predicted.sync_s)
-    what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}"
+    rounds = " (rounded on each hop: changes training)" if plan.sync.format in ROUNDED_FORMATS else ""
+    what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}{rounds}"
     return f"{text}; {what} take {took}, and are summed {seen} after the last backward"
 
 

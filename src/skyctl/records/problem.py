@@ -20,7 +20,9 @@ Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 Parallel = Literal["pipeline", "data"]
-SyncFormat = Literal["float32", "bfloat16"]
+SyncFormat = Literal["float32", "bfloat16", "fixed32", "int8"]
+ROUNDED_FORMATS: tuple[SyncFormat, ...] = ("bfloat16", "int8")
+"""Those in which each hop of a sum rounds, and so changes what is trained."""
 SyncRoutes = Literal["auto", "ring", "star", "server", "trees"]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
@@ -148,6 +150,10 @@ class Problem(FileRecord):
     sync: SyncRoutes = since(9, "auto")
     helpers: Seq[Name] | None = since(9, None)
     ties: Seq[Tie] = since(8, ())
+
+    def version_of_values(self) -> int:
+        """9 for a sync format that older versions don't know."""
+        return 1 if self.sync_format in ("float32", "bfloat16") else 9
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:

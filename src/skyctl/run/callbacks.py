@@ -27,6 +27,7 @@ class StepProgress:
 
     ``left_s``: the steps that remain at the pace so far (None on the first). ``learning_rate``: of the first
     rank that trains anything. ``grad_norm``: over all stages, before clipping; None without clipping.
+    ``repeats``: how often its microbatches were made again (``--sync-format fixed32``).
     """
 
     step: int
@@ -37,6 +38,7 @@ class StepProgress:
     left_s: float | None
     learning_rate: float | None = None
     grad_norm: float | None = None
+    repeats: int = 0
     validation: ValidationMeasurement | None = None
 
 

@@ -186,6 +186,7 @@ def metrics_line(progress: StepProgress) -> dict[str, Any]:
         "grad_norm": progress.grad_norm,
         "iteration_s": progress.iteration_s,
         "samples_per_s": progress.samples_per_s,
+        "repeats": progress.repeats or None,
     }
     return {key: value for key, value in line.items() if value is not None}
 

@@ -137,6 +137,7 @@ class StepCollector:
             left_s=pace_s * (self.steps - step - 1) if pace_s is not None else None,
             learning_rate=rates[0] if rates else None,
             grad_norm=first.grad_norm,
+            repeats=first.repeats,
             validation=self.validation.get(step),
         )
 

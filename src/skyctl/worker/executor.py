@@ -21,8 +21,13 @@ from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
 from skyctl.worker.trace_recorder import SUM, TraceRecorder
+from skyctl.workload.structures import map_tensors
 
 Tensor = torch.Tensor
+
+
+def _do_nothing() -> None:
+    """What is called where there is nothing to do."""
 
 
 @dataclass
@@ -38,6 +43,7 @@ class StepReport:
         loss: on the last stage, the mean over the batch, or this pipeline's part of it.
         grad_norm: where gradients are clipped, the global norm before.
         is_last: the pipeline ends with this step.
+        repeats: how often its microbatches were made again (``gradient_sync``); all other figures are of all.
         input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
             the seconds on the way.
     """
@@ -52,6 +58,7 @@ class StepReport:
     loss: float | None = None
     grad_norm: float | None = None
     is_last: bool = False
+    repeats: int = 0
     input_messages_s: list[float] = field(default_factory=list)
     gradient_messages_s: list[float] = field(default_factory=list)
 
@@ -90,6 +97,7 @@ class Executor:
     before_update: Callable[[StepReport], None] | None = None
     recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
+    _while_waiting: Callable[[], None] = _do_nothing
 
     def __post_init__(self) -> None:
         order = actions(self.schedule, len(self.microbatch_sizes), self.in_flight, self.deferred_weights)
@@ -108,8 +116,8 @@ class Executor:
         Args:
             next_batch: gives the whole batch's inputs and targets; asked by the first and the last stage
                 only, with their receives posted.
-            stop_requested: asked once, by the first stage, before its last forward: whether this is the last
-                step.
+            stop_requested: asked by the first stage, before its last forward, until it says so: whether this
+                is the last step.
             while_waiting: called once, before the first wait for a gradient, or at the end if there is none.
         """
         self.phase = f"step {step}"
@@ -118,34 +126,16 @@ class Executor:
             self.recorder.begin(step)
         for receiver in self.stage_io.receivers:
             receiver.begin(step)
-        self._losses.clear()
-        inputs, targets = self._split(next_batch)
-        pending: Callable[[], None] | None = while_waiting
-        final = len(self.microbatch_sizes) - 1
-        for kind, microbatch in self._actions:
-            if kind == FORWARD:
-                self.phase = f"step {step}, forward of microbatch {microbatch}"
-                if inputs is not None and microbatch == final:
-                    report.is_last = stop_requested()
-                self._forward(step, microbatch, inputs, targets, report)
-            elif kind == BACKWARD:
-                self.phase = f"step {step}, backward of microbatch {microbatch}"
-                if pending is not None and self.stage_io.output_gradients is not None:
-                    pending()
-                    pending = None
-                if self.sync is not None and microbatch == final:
-                    self.sync.begin(step, early=not self.stage.defers_weights)
-                self._backward(step, microbatch, report)
-            else:
-                self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
-                self._weights(microbatch, report)
-            for receiver in self.stage_io.receivers:
-                receiver.refill()
+        batch = self._fetch(next_batch)
+        self._while_waiting = while_waiting
         if self.sync is not None:
-            self._sum_gradients(self.sync, step, report)
+            self.sync.start_step()
+        self._run_microbatches(step, batch, report, stop_requested)
+        while self.sync is not None and self._sum_gradients(self.sync, step, report):
+            report.repeats += 1
+            self._run_microbatches(step, batch, report, stop_requested)
         self._update(step, report)
-        if pending is not None:
-            pending()
+        self._use_waiting()
         if self.recorder is not None:
             self.recorder.end()
         return report
@@ -156,13 +146,58 @@ class Executor:
         for sender in self.stage_io.senders:
             sender.drain()
 
-    def _split(self, next_batch: Callable[[], tuple[Any, Any]]) -> tuple[list[Any] | None, list[Any] | None]:
-        """By microbatch: the inputs on the first stage, the targets on the last; None elsewhere."""
-        is_first = self.stage_io.inputs is None
-        batch: tuple[Any, Any] = next_batch() if is_first or self.is_last else (None, None)
+    def _run_microbatches(
+        self, step: int, batch: tuple[Any, Any], report: StepReport, stop_requested: Callable[[], bool]
+    ) -> None:
+        """Every microbatch forward and backward."""
+        self._losses.clear()
+        inputs, targets = self._split(batch)
+        final = len(self.microbatch_sizes) - 1
+        taker = self.sync if self.sync is not None and self.sync.by_microbatch else None
+        last_kind = WEIGHT_GRADIENTS if self.stage.defers_weights else BACKWARD
+        for kind, microbatch in self._actions:
+            if kind == FORWARD:
+                self.phase = f"step {step}, forward of microbatch {microbatch}"
+                if inputs is not None and microbatch == final:
+                    report.is_last = report.is_last or stop_requested()
+                self._forward(step, microbatch, inputs, targets, report)
+            elif kind == BACKWARD:
+                self.phase = f"step {step}, backward of microbatch {microbatch}"
+                if self.stage_io.output_gradients is not None:
+                    self._use_waiting()
+                if self.sync is not None and microbatch == final:
+                    self.sync.begin(step, early=not self.stage.defers_weights)
+                self._backward(step, microbatch, report)
+            else:
+                self.phase = f"step {step}, weight gradients of microbatch {microbatch}"
+                self._weights(microbatch, report)
+            if taker is not None and kind == last_kind and microbatch != final:
+                report.backward_s += self.timer.run(taker.end_microbatch).wall_s
+            for receiver in self.stage_io.receivers:
+                receiver.refill()
+
+    def _use_waiting(self) -> None:
+        """Calls ``while_waiting``, once a step."""
+        self._while_waiting()
+        self._while_waiting = _do_nothing
+
+    def _fetch(self, next_batch: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+        """The step's batch; (None, None) on stages that need none."""
+        return next_batch() if self.stage_io.inputs is None or self.is_last else (None, None)
+
+    def _split(self, batch: tuple[Any, Any]) -> tuple[list[Any] | None, list[Any] | None]:
+        """By microbatch: the inputs on the first stage, the targets on the last; None elsewhere.
+
+        Layers and losses may overwrite them. So where the step may need them again, they are copies.
+        """
+        inputs, targets = batch
+        if self.sync is not None and self.sync.by_microbatch:
+            inputs, targets = map_tensors(torch.clone, inputs), map_tensors(torch.clone, targets)
         return (
-            split_inputs(batch[0], self.microbatch_sizes, self.device) if is_first else None,
-            split_targets(batch[1], self.microbatch_sizes, self.device) if self.is_last else None,
+            split_inputs(inputs, self.microbatch_sizes, self.device)
+            if self.stage_io.inputs is None
+            else None,
+            split_targets(targets, self.microbatch_sizes, self.device) if self.is_last else None,
         )
 
     def _forward(
@@ -220,8 +255,11 @@ class Executor:
         report.backward_s += seconds
         report.weight_s += seconds
 
-    def _sum_gradients(self, sync: GradientSync, step: int, report: StepReport) -> None:
-        """After the last backward: gradients become the sums of all pipelines', which end together."""
+    def _sum_gradients(self, sync: GradientSync, step: int, report: StepReport) -> bool:
+        """After the last backward: gradients become the sums of all pipelines', which end together.
+
+        Returns whether all of them must make the step's microbatches again first.
+        """
         self.phase = f"step {step}, the sum of the gradients"
         self.waiting = True
         found = sync.finish(is_last=report.is_last)
@@ -232,6 +270,7 @@ class Executor:
         report.is_last = found.is_last
         if self.recorder is not None:
             self.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
+        return found.repeats
 
     def _update(self, step: int, report: StepReport) -> None:
         """Before the next step: the gradients' norm, the optimizer, and the step's loss."""

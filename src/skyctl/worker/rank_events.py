@@ -140,8 +140,9 @@ class StepEvent:
     ``compute_s + transfer_s + idle_s`` of it. ``compute_s``: all that is not waiting, so it also holds what
     the rank does beside its layers. ``transfer_s``, ``idle_s``: waiting for the network, and for other stages
     (``worker.messages``). ``sync_s``: of both, from this rank's last backward to the end of the gradients'
-    sum over pipelines; None: there is one pipeline. ``forward_s``, ``backward_s``, ``weight_s``,
-    ``optimizer_s``: in the layers, over all microbatches of its pipeline. ``input_message_s``,
+    sum over pipelines; None: there is one pipeline. ``repeats``: how often its microbatches were made again,
+    as a gradient did not fit ``fixed32``'s exponents; counted in all seconds. ``forward_s``, ``backward_s``,
+    ``weight_s``, ``optimizer_s``: in the layers, over all microbatches of its pipeline. ``input_message_s``,
     ``gradient_message_s``: median seconds on the way of messages that were waited for from before their
     start; None: there was none. ``loss``: on the last stage, its pipeline's part of the batch's mean.
     ``grad_norm``: over all stages, before clipping; None without clipping. ``learning_rate``: None for a
@@ -171,6 +172,7 @@ class StepEvent:
     batch: BatchSketch | None = None
     validation_batch: BatchSketch | None = None
     sync_s: Seconds | None = None
+    repeats: Index = 0
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """Sums over routes: partial sums go up a tree to its root, and the sum comes down one, chunk by chunk.
 
 A rank adds its children's chunks to its own in a fixed order, so the same plan gives the same bits. The root
-encodes the sum once and takes its own encoding, so that every rank ends with the same bytes. A chunk is sent
-once the rank's own numbers are there, so a sum goes on beside whatever makes the numbers of later buckets.
-Two threads a route, one for each direction. Chunks are added in host memory, in parts so small that torch
-uses one thread for them: the others are the layers'.
+encodes the sum once and takes its own encoding (``sum_codecs``), so that every rank ends with the same bytes.
+A chunk is sent once the rank's own numbers are there, so a sum goes on beside whatever makes the numbers of
+later buckets. Two threads a route, one for each direction. Chunks are added in host memory, in parts so small
+that torch uses one thread for them: the others are the layers'.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
-from skyctl.worker.sum_layout import SERIAL_NUMEL, Chunk, SumLayout
+from skyctl.worker.sum_codecs import SumCodec, make_sum_codec
+from skyctl.worker.sum_layout import Chunk, SumLayout
 from skyctl.worker.sum_messages import (
     AGREEMENT,
     DOWN,
@@ -74,14 +75,20 @@ class SumRound:
 
     Args:
         layout: how they are cut; the same on every rank.
-        dtype: what chunks are sent as.
+        format: what chunks are sent as (``sum_codecs``).
         helps: this rank has no numbers of its own, and only adds what others have.
     """
 
     def __init__(
-        self, layout: SumLayout, step: int, *, kind: int, dtype: torch.dtype, helps: bool = False
+        self,
+        layout: SumLayout,
+        step: int,
+        *,
+        kind: int,
+        format: str = "float32",  # noqa: A002 — as the plan calls it
+        helps: bool = False,
     ) -> None:
-        self.layout, self.step, self.kind, self.dtype, self.helps = layout, step, kind, dtype, helps
+        self.layout, self.step, self.kind, self.format, self.helps = layout, step, kind, format, helps
         self._buckets: list[Sequence[Tensor]] = []
         self._changed = threading.Condition()
         self._unfinished = 0
@@ -141,7 +148,7 @@ class SumRound:
                 raise self._error
 
     def gather(self, chunk: Chunk, out: Tensor) -> None:
-        """Copies a chunk's own numbers into ``out``, float32 in host memory; a helper has zeros."""
+        """Copies a chunk's own numbers into ``out``, in host memory; a helper has zeros."""
         if self.helps:
             out.zero_()
             return
@@ -210,15 +217,18 @@ class RouteSum:
         for inbox in self._inboxes:
             inbox.put(round_)
 
-    def agree(self, own: bytes) -> bytes:
-        """The bytes of all ranks that hold layers, each 0 or 1, joined by "or"; a helper's are all 0.
+    def agree(self, own: bytes, largest: int = 1) -> bytes:
+        """The maximum of all ranks' bytes, place by place; a helper's are all 0.
+
+        Args:
+            largest: no rank's bytes are larger.
 
         Raises:
             RunError: a peer is gone, or has sent something else; or what ended the round.
         """
         assert self._round is not None, "begin() first"
         try:
-            return self._agree(own)
+            return self._agree(own, largest)
         except RunError as exc:
             raise (self._round.error or exc) from exc
 
@@ -230,16 +240,15 @@ class RouteSum:
             inbox.put(None)
         self._inboxes.clear()
 
-    def _agree(self, own: bytes) -> bytes:
-        route, total = self._agreement, int.from_bytes(own)
+    def _agree(self, found: bytes, largest: int) -> bytes:
+        route = self._agreement
         for posted in self._agreements:
-            total |= int.from_bytes(self._receive_agreement(posted, UP))
-        found = total.to_bytes(len(own))
+            found = bytes(map(max, found, self._receive_agreement(posted, UP, largest)))
         works = []
         if route.up_parent is not None:
             works.append(self._send_agreement(route.up_parent, UP, found))
         if self._agreed is not None:
-            found = self._receive_agreement(self._agreed, DOWN)
+            found = self._receive_agreement(self._agreed, DOWN, largest)
         works += [self._send_agreement(child, DOWN, found) for child in route.down_children]
         for _, work in works:
             work.wait()
@@ -256,14 +265,14 @@ class RouteSum:
         message.stamp(self._agreement_stamp(direction, len(found)))
         return message, self._peers[rank].send(message.tensor, self._first_tag + direction)
 
-    def _receive_agreement(self, posted: _PostedAgreement, direction: int) -> bytes:
+    def _receive_agreement(self, posted: _PostedAgreement, direction: int, largest: int) -> bytes:
         message, work, connection = posted
         work.wait()
         expected = self._agreement_stamp(direction, message.nbytes)
         message.check(expected, connection)
         payload = message.payload_bytes
-        if max(payload) > 1:
-            raise connection.protocol_error(f"sent {expected} with other bytes than 0 and 1")
+        if max(payload) > largest:
+            raise connection.protocol_error(f"sent {expected} with bytes above {largest}")
         return payload
 
     def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:
@@ -294,28 +303,24 @@ class RouteSum:
         route, chunks = self.routes[number], round_.layout.routes[number]
         if not chunks:
             return
+        codec = make_sum_codec(round_.format)
         direction = DOWN if route.up_parent is None else UP
         targets = route.down_children if route.up_parent is None else (route.up_parent,)
-        stamps = self._stamps(round_, number, direction)
-        children = [self._incoming(round_, number, UP, child) for child in route.up_children]
+        stamps = self._stamps(round_, number, direction, codec)
+        children = [self._incoming(round_, number, UP, child, codec) for child in route.up_children]
         outgoing = OutgoingMessages([self._peers[rank] for rank in targets], self._tag(number, direction))
-        wide = torch.empty(max(chunk.numel for chunk in chunks))
         for chunk, stamp in zip(chunks, stamps, strict=True):
             round_.wait_bucket(chunk.bucket)
             message = outgoing.take(stamp.nbytes)
-            payload = message.payload(round_.dtype)
-            total = payload if round_.dtype is torch.float32 else wide[: chunk.numel]
+            total = codec.total(message.payload, chunk.numel)
             round_.gather(chunk, total)
             for child in children:
                 received = child.take()
-                for own, theirs in _parts(total, received.payload(round_.dtype)):
-                    own.add_(theirs)
+                codec.add(total, received.payload)
                 child.release(received)
-            if total is not payload:
-                for narrow, exact in _parts(payload, total):
-                    narrow.copy_(exact)
+            codec.encode(total, message.payload)
             if route.up_parent is None:
-                round_.scatter(chunk, payload)
+                round_.scatter(chunk, codec.decode(message.payload, chunk.numel))
             message.stamp(stamp)
             outgoing.send(message)
         outgoing.drain()
@@ -326,32 +331,36 @@ class RouteSum:
         if not chunks:
             return
         assert route.down_parent is not None
-        parent = self._incoming(round_, number, DOWN, route.down_parent)
+        codec = make_sum_codec(round_.format)
+        parent = self._incoming(round_, number, DOWN, route.down_parent, codec)
         targets = [self._peers[rank] for rank in route.down_children]
         outgoing = OutgoingMessages(targets, self._tag(number, DOWN), parent.release)
         for chunk in chunks:
             round_.wait_bucket(chunk.bucket)
             message = parent.take()
-            round_.scatter(chunk, message.payload(round_.dtype))
+            round_.scatter(chunk, codec.decode(message.payload, chunk.numel))
             outgoing.send(message)
         outgoing.drain()
 
-    def _incoming(self, round_: SumRound, number: int, direction: int, rank: int) -> IncomingMessages:
-        stamps = self._stamps(round_, number, direction)
-        return IncomingMessages(self._peers[rank], self._tag(number, direction), stamps)
+    def _incoming(
+        self, round_: SumRound, number: int, direction: int, rank: int, codec: SumCodec
+    ) -> IncomingMessages:
+        stamps, chunks = self._stamps(round_, number, direction, codec), round_.layout.routes[number]
+        return IncomingMessages(
+            self._peers[rank],
+            self._tag(number, direction),
+            stamps,
+            lambda place, payload: codec.fault(payload, chunks[place].numel),
+        )
 
-    def _stamps(self, round_: SumRound, number: int, direction: int) -> list[SumStamp]:
+    def _stamps(self, round_: SumRound, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
         """What the messages of a route's chunks must say of themselves."""
-        size = round_.dtype.itemsize
         return [
-            SumStamp(round_.kind, round_.step, self._group, number, direction, place, chunk.numel * size)
+            SumStamp(
+                round_.kind, round_.step, self._group, number, direction, place, codec.nbytes(chunk.numel)
+            )
             for place, chunk in enumerate(round_.layout.routes[number])
         ]
 
     def _tag(self, number: int, direction: int) -> int:
         return self._first_tag + 2 + 2 * number + direction
-
-
-def _parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same parts of two flat tensors, of ``SERIAL_NUMEL`` elements at most."""
-    return zip(torch.split(one, SERIAL_NUMEL), torch.split(other, SERIAL_NUMEL), strict=True)

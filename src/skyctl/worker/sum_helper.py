@@ -16,15 +16,16 @@ from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.checkpointer import resumed_step
-from skyctl.worker.gradient_sync import SYNC_DTYPES
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.stage_io import Neighbour
+from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FIGURES, GRADIENTS
+from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 
@@ -47,25 +48,37 @@ class SumHelper:
         connections = {rank: peer.connection for rank, peer in peers.items()}
         agreement = RoutePlace.from_payload(group["agreement"])
         self._sums = RouteSum(int(group["number"]), routes, connections, FIRST_TAG, agreement)
-        self._dtype, chunk_bytes = SYNC_DTYPES[sync["format"]], int(sync["chunk_bytes"])
+        self._format, chunk_bytes = str(sync["format"]), int(sync["chunk_bytes"])
         numels = [[int(numel)] for numel in sizes["layers"]]
-        self._layout = make_layout(numels, shares, max(1, chunk_bytes // self._dtype.itemsize))
-        self._flags = 1 + int(sizes["parameters"])
+        self._layout = make_layout(numels, shares, chunk_numel(self._format, chunk_bytes))
+        kind = IntegerGradients if self._format == FIXED32 else FloatGradients
+        self._largest_code = kind.largest_code
+        self._next_layout = make_layout([], shares, 1) if self._format == FIXED32 else self._layout
+        self._agreed_bytes = AGREED_FLAGS + int(sizes["parameters"])
         figures = int(sizes.get("figures") or 0)
-        self._figures_layout = make_layout([[figures]], shares, max(1, chunk_bytes // 4)) if figures else None
+        self._figures_layout = (
+            make_layout([[figures]], shares, chunk_numel("float32", chunk_bytes)) if figures else None
+        )
 
     def sum_gradients(self, step: int) -> bool:
-        """Helps with one step's sum; whether the run ends with this step. Raises as ``SumRound.wait``."""
-        round_ = SumRound(self._layout, step, kind=GRADIENTS, dtype=self._dtype, helps=True)
-        self._sums.begin(round_, self._flags)
-        agreed = self._sums.agree(bytes(self._flags))
-        round_.wait()
-        return bool(agreed[0])
+        """Helps with one step's sum; whether the run ends with this step. Raises as ``SumRound.wait``.
+
+        With ``fixed32`` there is nothing to be summed before holders have agreed for the first time, and
+        a step that they make again is summed again.
+        """
+        repeats = True
+        while repeats:
+            round_ = SumRound(self._next_layout, step, kind=GRADIENTS, format=self._format, helps=True)
+            self._sums.begin(round_, self._agreed_bytes)
+            is_last, repeats, *_ = map(bool, self._sums.agree(bytes(self._agreed_bytes), self._largest_code))
+            round_.wait()
+            self._next_layout = self._layout
+        return is_last
 
     def average_figures(self, step: int) -> None:
         """Helps with the sum of running figures, where layers have any."""
         if self._figures_layout is not None:
-            round_ = SumRound(self._figures_layout, step, kind=FIGURES, dtype=torch.float32, helps=True)
+            round_ = SumRound(self._figures_layout, step, kind=FIGURES, helps=True)
             self._sums.begin(round_)
             round_.wait()
 

@@ -69,9 +69,10 @@ class SumMessage:
         """A copy of the payload."""
         return bytes(self._memory[HEADER.size :])
 
-    def payload(self, dtype: torch.dtype) -> torch.Tensor:
-        """The payload as a flat tensor over the same memory."""
-        return self.tensor[HEADER.size :].view(dtype)
+    @property
+    def payload(self) -> torch.Tensor:
+        """The payload, bytes over the same memory."""
+        return self.tensor[HEADER.size :]
 
     def fill(self, payload: bytes) -> None:
         """Sets the payload, of just that size."""
@@ -93,10 +94,17 @@ class IncomingMessages:
 
     Args:
         stamps: what each must say of itself.
+        fault: given a message's place and payload, says what is in there that no honest peer sends.
     """
 
-    def __init__(self, connection: PeerConnection, tag: int, stamps: Sequence[SumStamp]) -> None:
-        self._connection, self._tag, self._stamps = connection, tag, stamps
+    def __init__(
+        self,
+        connection: PeerConnection,
+        tag: int,
+        stamps: Sequence[SumStamp],
+        fault: Callable[[int, torch.Tensor], str | None] = lambda _place, _payload: None,
+    ) -> None:
+        self._connection, self._tag, self._stamps, self._fault = connection, tag, stamps, fault
         self._posted: deque[tuple[SumMessage, Work]] = deque()
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
@@ -108,12 +116,15 @@ class IncomingMessages:
 
         Raises:
             PeerLostError: the sender is gone.
-            PeerProtocolError: this is another message than the one expected.
+            PeerProtocolError: this is another message than the one expected, or one with a fault.
             RunError: the transfer failed.
         """
         message, work = self._posted.popleft()
         work.wait()
-        message.check(self._stamps[self._taken_count], self._connection)
+        stamp = self._stamps[self._taken_count]
+        message.check(stamp, self._connection)
+        if (fault := self._fault(self._taken_count, message.payload)) is not None:
+            raise self._connection.protocol_error(f"sent {stamp} with {fault}")
         self._taken_count += 1
         return message
 

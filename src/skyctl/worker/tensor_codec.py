@@ -88,12 +88,13 @@ class Int8Codec:
 
     Args:
         count: how many values the tensor has.
+        cpu_part: how many are converted at a time on a CPU; whole blocks.
     """
 
     dtype = torch.uint8
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, cpu_part: int = _CHUNK_VALUES) -> None:
+        self.count, self._cpu_part = count, cpu_part
         self.blocks = -(-count // BLOCK)
         self.shape = (4 * self.blocks + count,)
         self._scratch: Tensor | None = None
@@ -101,7 +102,7 @@ class Int8Codec:
     def encode(self, tensor: Tensor, wire: Tensor) -> None:
         """Scales and rounds the tensor into the buffer; one that is not contiguous is copied first."""
         scales, values = self._parts(wire)
-        chunk = min(_CHUNK_VALUES if tensor.device.type == "cpu" else self.count, self.count)
+        chunk = min(self._cpu_part if tensor.device.type == "cpu" else self.count, self.count)
         if self._scratch is None:
             self._scratch = torch.empty(max(chunk, BLOCK), dtype=torch.float32, device=tensor.device)
         flat = tensor.detach().reshape(-1)
@@ -127,7 +128,7 @@ class Int8Codec:
         """Multiplies the buffer's bytes by their scales into the tensor."""
         scales, values = self._parts(wire)
         flat = tensor.view(-1)
-        chunk = _CHUNK_VALUES if tensor.device.type == "cpu" else self.count
+        chunk = self._cpu_part if tensor.device.type == "cpu" else self.count
         for first in range(0, self.count, chunk):
             for a, b in _block_ranges(first, min(first + chunk, self.count)):
                 rows = (b - a) // BLOCK or 1

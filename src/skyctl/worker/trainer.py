@@ -25,7 +25,7 @@ from skyctl.worker.checkpointer import (
 )
 from skyctl.worker.executor import Executor
 from skyctl.worker.gradient_clipping import make_clipper
-from skyctl.worker.gradient_sync import GradientSync, check_summable
+from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
@@ -41,6 +41,7 @@ from skyctl.worker.rank_events import (
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import NeighbourConnections
 from skyctl.worker.stage_ties import StageTies
+from skyctl.worker.summed_gradients import check_summable
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
@@ -233,6 +234,7 @@ class Trainer:
             format=values["format"],
             chunk_bytes=int(values["chunk_bytes"]),
             share=len(self._sizes) / len(self._all_sizes),
+            microbatches=len(self._all_sizes),
             tied=ties.parameters,
         )
         return self._sync

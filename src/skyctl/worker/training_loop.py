@@ -120,6 +120,7 @@ class TrainingLoop:
             samples=sum(self.executor.microbatch_sizes),
             peak_memory_bytes=peak_memory_bytes(self.executor.device),
             sync_s=report.sync_s,
+            repeats=report.repeats,
             batch=self.sketch_of(step),
             validation_batch=self.validation_batch,
         )

@@ -125,6 +125,20 @@ def test_bfloat16_halves_the_bytes_and_gradient_bytes_are_a_quarter_of_the_state
     assert plan(problem.model_copy(update={"layers": (unknown,)})).predicted.sync_s == pytest.approx(10)
 
 
+@pytest.mark.parametrize(("name", "sync_s", "room"), [("int8", 10 * 33 / 128, 0), ("fixed32", 10, 100)])
+def test_what_other_formats_take(name: str, sync_s: float, room: float):
+    """A scale of 4 bytes for 128 bytes; integers of as many bytes as the float32 gradients."""
+    problem = data_problem(rate=10.0, layers=1, gradient=100.0)
+    need = plan(problem).predicted.replicas[0].memory_bytes
+    made = plan(problem.model_copy(update={"sync_format": name}))
+    assert made.predicted.sync_s == pytest.approx(sync_s)
+    assert made.predicted.replicas[0].memory_bytes == need + room
+    assert verify(made.problem, made).ok
+    written = json.loads(made.to_json())
+    assert (written["version"], written["sync"]["format"]) == (9, name)
+    assert written["problem"]["version"] == 9
+
+
 def test_even_gives_all_devices_equal_shares_in_a_ring():
     made = plan(data_problem(speeds=(1.0, 9.0, 1.0), microbatches=8, rate=100.0), "even")
     assert shares(made) == {"n0": 3, "n1": 3, "n2": 2}

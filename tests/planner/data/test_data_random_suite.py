@@ -69,7 +69,7 @@ def test_the_suite_has_everything_in_it():
         [bool(p.times) for p in problems],
         [p.first_stage is not None for p in problems],
         [any(d.memory_bytes is not None for d in p.devices) for p in problems],
-        [p.sync_format == "bfloat16" for p in problems],
+        *([p.sync_format == name for p in problems] for name in ("bfloat16", "fixed32", "int8")),
         [brute_force_fits(p) for p in problems],
     ):
         assert any(share)

@@ -23,8 +23,8 @@ CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
 """Gradients are sent in pieces of so many bytes."""
 CHUNKS_A_CHILD = 2
 """Chunks that a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
-FORMAT_SHARE = {"float32": 1.0, "bfloat16": 0.5}
-"""Bytes sent for a byte of a float32 gradient."""
+FORMAT_SHARE = {"float32": 1.0, "fixed32": 1.0, "bfloat16": 0.5, "int8": 33 / 128}
+"""Bytes sent for a byte of a float32 gradient; of int8 with a scale of 4 bytes for 128 numbers."""
 MOST_HELPERS = 4
 """Devices that may help any holders over trees; of more, those with the fattest lines."""
 SCHEDULES = ("1f1b", "sequential")
@@ -96,7 +96,7 @@ class HolderCost(NamedTuple):
         microbatch_s: seconds of a microbatch's forward and backward, overhead and recomputation included.
         layers_s: the part of ``microbatch_s`` that its layers take.
         optimizer_s: seconds of its optimizer, once a step.
-        memory_bytes: what it needs, reserved bytes included, chunks left out.
+        memory_bytes: what it needs, reserved bytes and ``fixed32``'s integers included, chunks left out.
         recompute: whether it keeps its layers' inputs only.
         exposure: how long gradients are under way after its last backward.
     """
@@ -131,11 +131,13 @@ class DataModel:
         self.problem = problem
         self.ids = [device.id for device in problem.devices]
         self.microbatches = problem.microbatches
-        share = FORMAT_SHARE[problem.sync_format]
-        self.layer_bytes = [
-            share * (layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes)
+        gradient_bytes = [
+            layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes
             for layer in problem.layers
         ]
+        share = FORMAT_SHARE[problem.sync_format]
+        self.layer_bytes = [share * size for size in gradient_bytes]
+        self._integer_bytes = math.fsum(gradient_bytes) if problem.sync_format == "fixed32" else 0.0
         self.total_bytes = math.fsum(self.layer_bytes)
         pins = [names for names in (problem.first_stage, problem.last_stage) if names is not None]
         named = problem.helpers or ()
@@ -211,7 +213,8 @@ class DataModel:
                     microbatch_s=layers_s + device.handling_s + device.action_s,
                     layers_s=layers_s,
                     optimizer_s=optimizer_s,
-                    memory_bytes=stage_memory.device_bytes(
+                    memory_bytes=self._integer_bytes
+                    + stage_memory.device_bytes(
                         problem, device, 0, len(problem.layers), 1, recompute=recompute
                     ),
                     recompute=recompute,

@@ -17,6 +17,8 @@ from skyctl.records.sync import Route, Sync
 
 DEFAULT_CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
 MEMORY_ROUNDING = 1e-12
+SENT_BYTES = {"float32": 4.0, "fixed32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 128}
+"""By format, for each number of a gradient."""
 
 
 class Holder(NamedTuple):
@@ -50,11 +52,11 @@ class DataStep:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.devices = {device.id: device for device in problem.devices}
-        half = 0.5 if problem.sync_format == "bfloat16" else 1.0
-        self.sizes = [
-            half * (x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4)
-            for x in problem.layers
+        gradients = [
+            x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4 for x in problem.layers
         ]
+        self.sizes = [SENT_BYTES[problem.sync_format] / 4 * x for x in gradients]
+        self._integers = gradients if problem.sync_format == "fixed32" else []
         self.links = {(x.source, x.target): x for x in problem.links}
         self.wires = Wires(problem)
 
@@ -95,6 +97,7 @@ class DataStep:
             once = [x.activation_bytes + x.workspace_bytes for x in layers]
             kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
         held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
+        held += self._integers
         return math.fsum(held) + 2.0 * chunk_bytes * children
 
     def fits(self, device: str, need_bytes: float) -> bool:

@@ -80,7 +80,7 @@ def _sum_rounds(end: int, connection: PeerConnection) -> list[float]:
     try:
         for step in range(ROUNDS):
             begun_s = time.process_time()
-            round_ = SumRound(layout, step, kind=GRADIENTS, dtype=torch.float32)
+            round_ = SumRound(layout, step, kind=GRADIENTS)
             sums.begin(round_)
             for layer in gradients:
                 round_.add_bucket([layer])

@@ -1,0 +1,73 @@
+"""What layers keep from step to step beside parameters: the running figures of norms, and other buffers.
+
+Norms train with the figures of their own microbatches; their running figures are averaged over all holders
+before they are saved or validated with. A step that is made again begins with the buffers it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+Tensor = torch.Tensor
+
+
+class RunningFigures:
+    """The running mean and variance of one norm, and how many batches it has seen."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._buffers = [b for b in (module.running_mean, module.running_var) if isinstance(b, Tensor)]
+        count = module.num_batches_tracked
+        self._count = count if isinstance(count, Tensor) else None
+        self._counted = 0
+        self.numel = sum(buffer.numel() for buffer in self._buffers) + 1
+        self.mark()
+
+    def mark(self) -> None:
+        """Batches are counted from now on."""
+        self._counted = 0 if self._count is None else int(self._count.item())
+
+    def weighted(self, share: float) -> Tensor:
+        """The figures times the share of the microbatches they are of, and the batches since ``mark``."""
+        more = 0 if self._count is None else int(self._count.item()) - self._counted
+        parts = [buffer.detach().float().cpu().reshape(-1) * share for buffer in self._buffers]
+        return torch.cat([*parts, torch.tensor([float(more)])])
+
+    def set(self, summed: Tensor) -> None:
+        """Takes what all holders' figures sum to."""
+        at = 0
+        with torch.no_grad():
+            for buffer in self._buffers:
+                buffer.copy_(summed[at : at + buffer.numel()].view(buffer.shape))
+                at += buffer.numel()
+            if self._count is not None:
+                self._count.fill_(self._counted + round(summed[at].item()))
+        self.mark()
+
+
+def running_figures(layer: nn.Module) -> list[RunningFigures]:
+    """Those of the layer's norms that have any."""
+    norms = [m for m in layer.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    return [RunningFigures(module) for module in norms if isinstance(module.running_mean, Tensor)]
+
+
+class SavedBuffers:
+    """The buffers of layers as they were when it was made."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        modules = [module for layer in layers for module in layer.modules()]
+        self._saved = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def restore(self) -> None:
+        """Gives the layers the same tensors, with the values of then."""
+        with torch.no_grad():
+            for module, name, buffer, values in self._saved:
+                module._buffers[name] = buffer
+                buffer.copy_(values)
