@@ -8,8 +8,16 @@ import pytest
 
 from ..helpers import runs
 from ..helpers.commands import Skyctl
-from ..helpers.processes import left_of_state
-from .test_lying_rank import HONEST, LIAR, SIZES, STEPS, launch, write_cluster
+from .liars import (
+    LIAR,
+    STEPS,
+    honest_losses,
+    launch,
+    nothing_is_left,
+    three_nodes,
+    went_on_without_it,
+    write_cluster,
+)
 
 pytestmark = pytest.mark.attack
 
@@ -92,30 +100,12 @@ def data(batch_size, seed):
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
     """Three nodes that each hold the whole model, in a ring; one of them will lie."""
-    folder = tmp_path_factory.mktemp("lying")
-    (folder / "work").mkdir()
-    made = Skyctl(folder / "work", folder / "state")
-    made.env["XDG_CACHE_HOME"] = str(folder / "cache")
-    write_cluster(made.folder, "")
-    (made.folder / "train.py").write_text(TRAIN)
-    form = ("--parallel", "data", "--assign", "a=2,b=1,c=1")
-    try:
-        made.run("probe", "train.py", *SIZES, "--links", "none")
-        made.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
-        yield made
-    finally:
-        made.end()
+    yield from three_nodes(tmp_path_factory, TRAIN, ("--parallel", "data", "--assign", "a=2,b=1,c=1"))
 
 
 @pytest.fixture(scope="module")
 def losses(three: Skyctl) -> list[float]:
-    calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
-    return runs.losses_of(three.run("launch", "plan.json", *calm))
-
-
-def nothing_is_left(three: Skyctl) -> None:
-    assert runs.left_behind(three) == []
-    assert left_of_state(three.state) == []
+    return honest_losses(three)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +124,7 @@ def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str
     err = run.end().stderr
     assert f"node {LIAR} sent rank " in err
     assert words in err
-    assert f"node {LIAR} is not taken back unless asked for: skyctl join {run.id} {LIAR}" in err
-    run.is_as(losses, 2)
-    state = run.state
-    assert state["untrusted"] == [LIAR]
-    assert {device.partition("/")[0] for device in state["attempts"][1]["devices"]} <= set(HONEST)
+    went_on_without_it(run, err, losses)
     nothing_is_left(three)
 
 

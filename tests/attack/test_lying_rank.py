@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ..helpers import runs
 from ..helpers.commands import Skyctl
-from ..helpers.processes import left_of_state
+from .liars import LIAR, honest_losses, launch, nothing_is_left, three_nodes, went_on_without_it
 
-SIZES = ("--batch-size", "8", "--microbatches", "4")
-STEPS = 24
-HONEST = ("a", "b")
-LIAR = "c"
 TRAIN = """\
 import gc
 import os
@@ -87,38 +81,15 @@ def data(batch_size, seed):
 """
 
 
-def write_cluster(folder: Path, lie: str) -> None:
-    node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2, env: {{LIE: {lie!r}}}}}\n"
-    lines = [node.format(name=name, lie=lie if name == LIAR else "") for name in (*HONEST, LIAR)]
-    (folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{''.join(lines)}")
-
-
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
     """Three nodes, and a plan that has the last stage on the one that will lie."""
-    folder = tmp_path_factory.mktemp("lying")
-    (folder / "work").mkdir()
-    made = Skyctl(folder / "work", folder / "state")
-    made.env["XDG_CACHE_HOME"] = str(folder / "cache")
-    write_cluster(made.folder, "")
-    (made.folder / "train.py").write_text(TRAIN)
-    try:
-        made.run("probe", "train.py", *SIZES, "--links", "none")
-        made.run("plan", "train.py", *SIZES, "--assign", "a=0:2,b=2:4,c=4:7", "-o", "plan.json")
-        yield made
-    finally:
-        made.end()
+    yield from three_nodes(tmp_path_factory, TRAIN, ("--assign", "a=0:2,b=2:4,c=4:7"))
 
 
 @pytest.fixture(scope="module")
 def losses(three: Skyctl) -> list[float]:
-    calm = ("--steps", str(STEPS), "--checkpoint-every", "0", "--json")
-    return runs.losses_of(three.run("launch", "plan.json", *calm))
-
-
-def launch(three: Skyctl, lie: str) -> runs.Run:
-    write_cluster(three.folder, lie)
-    return runs.launch(three, "plan.json", "--steps", str(STEPS), "--checkpoint-every", "3", "--json")
+    return honest_losses(three)
 
 
 @pytest.mark.attack
@@ -134,18 +105,14 @@ def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str
     run = launch(three, lie)
     err = run.end().stderr
     assert words in err
-    assert f"node {LIAR} is not taken back unless asked for: skyctl join {run.id} {LIAR}" in err
-    run.is_as(losses, 2)
+    went_on_without_it(run, err, losses)
     state = run.state
-    assert state["untrusted"] == [LIAR]
     assert words in state["lost"][LIAR]
     assert state["attempts"][1]["why"] == f"node {LIAR} was lost"
-    assert {device.partition("/")[0] for device in state["attempts"][1]["devices"]} <= set(HONEST)
     assert (run.folder / "weights.safetensors").stat().st_size < 1 << 20
     assert sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file()) < 8 << 20
     assert "NaN" not in (run.folder / "attempts/1/events.jsonl").read_text()
-    assert runs.left_behind(three) == []
-    assert left_of_state(three.state) == []
+    nothing_is_left(three)
 
 
 @pytest.mark.attack

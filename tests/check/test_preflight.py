@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.helpers.commands import run_in
 
 from skyctl.check.check_report import CheckReport
 from skyctl.check.preflight import check_nodes
@@ -80,24 +81,11 @@ def test_an_unreachable_node_beside_a_good_one() -> None:
     assert [t.status for t in report.nodes[1].ticks].count("skipped") == 9
 
 
-def skyctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skyctl", "check", *arguments]
-    return subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-    )
-
-
 def test_command(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(
         "defaults: {transport: local}\nnodes:\n  - a\n  - {name: b, interface: nope0}\n"
     )
-    done = skyctl(tmp_path)
+    done = run_in(tmp_path, "check")
     assert done.returncode == 4
     assert "✓ a  127.0.0.1\n" in done.stdout
     assert "  ✗ address   node 'b' has no interface 'nope0'" in done.stdout
@@ -105,7 +93,7 @@ def test_command(tmp_path: Path) -> None:
     assert done.stdout.endswith("1 problem\n")
     assert "Traceback" not in done.stderr
 
-    done = skyctl(tmp_path, "--limit", "a", "--json", "-q")
+    done = run_in(tmp_path, "check", "--limit", "a", "--json", "-q")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["ok"] is True
@@ -113,15 +101,15 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_command_with_bad_input(tmp_path: Path) -> None:
-    done = skyctl(tmp_path)
+    done = run_in(tmp_path, "check")
     assert done.returncode == 2
     assert "skyctl init" in done.stderr
     (tmp_path / "cluster.yaml").write_text("nodes:\n  - {name: a, prot: 1}\n")
-    done = skyctl(tmp_path)
+    done = run_in(tmp_path, "check")
     assert (done.returncode, done.stdout) == (2, "")
     assert "cluster.yaml:2: unknown key 'prot' in node 'a'; did you mean 'port'?" in done.stderr
     (tmp_path / "cluster.yaml").write_text("nodes: [a]\n")
-    done = skyctl(tmp_path, "--limit", "b")
+    done = run_in(tmp_path, "check", "--limit", "b")
     assert done.returncode == 2
     assert "(nodes: a)" in done.stderr
-    assert skyctl(tmp_path, "--dry-run").stdout == "would check a, and every pair of them\n"
+    assert run_in(tmp_path, "check", "--dry-run").stdout == "would check a, and every pair of them\n"

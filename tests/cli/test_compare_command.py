@@ -5,12 +5,11 @@ from __future__ import annotations
 import html
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.commands import run_in
 
 TRAIN = """
 from torch import nn
@@ -44,19 +43,6 @@ NODES = (
 )
 
 
-def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "skyctl", *words],
-        cwd=folder,
-        env={**os.environ, "SKYCTL_HOME": str(folder / "state")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("compared")
@@ -68,10 +54,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
     """The folder of the results, the document, and what stood on stderr."""
-    done = skyctl(
+    done = run_in(
         folder, "compare", str(folder / "train.py"), "--measure", "--trace", "--steps", "3", "--strategy",
         "even,alone,optimal", "--microbatches", "2,4", "--nodes", "1..N", "--validate-every", "2",
-        "-o", "out", "--json",
+        "-o", "out", "--json", SKYCTL_HOME=str(folder / "state"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "out", json.loads(done.stdout), done.stderr
@@ -127,6 +113,6 @@ def test_progress_says_how_each_run_ended(compared: tuple[Path, dict[str, Any], 
 
 def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
     for words in (("--microbatches", "4,x"), ("--nodes", "3..2"), ("--validate-every", "2")):
-        done = skyctl(folder, "compare", "train.py", *words)
+        done = run_in(folder, "compare", "train.py", *words, SKYCTL_HOME=str(folder / "state"))
         assert done.returncode == 2
         assert words[0] in done.stderr

@@ -40,6 +40,20 @@ def run_here(capsys: pytest.CaptureFixture[str], *words: str) -> Done:
     return subprocess.CompletedProcess(words, int(str(code)), out, err)
 
 
+def run_in(folder: Path, *words: str, **env: str) -> Done:
+    """skyctl as a process of its own in that folder, to any end; ``env`` is added to the environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "skyctl", *words],
+        cwd=folder,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
+
+
 class Command:
     """A process. What it prints goes to files: it never waits for a reader, and can be read at any time."""
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.helpers.commands import run_in
 from tests.worker.workloads import OPTIMIZERS, WORKLOAD
 
 from skyctl.compare.chrome_trace import MEASURED_PID, SIMULATED_PID
-
-
-def skyctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "skyctl", *words],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 @pytest.mark.slow
@@ -32,7 +19,7 @@ def test_equal_shares_run_and_are_traced(tmp_path: Path) -> None:
         "nodes:\n  - {name: a, transport: local, threads: 1}\n  - {name: b, transport: local, threads: 1}\n"
     )
     sized = ("--batch-size", "8", "--microbatches", "3", "--parallel", "data", "--strategy", "even")
-    done = skyctl(tmp_path, "launch", "train.py", *sized, "--steps", "4", "--trace", "--json")
+    done = run_in(tmp_path, "launch", "train.py", *sized, "--steps", "4", "--trace", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["version"] == 5
