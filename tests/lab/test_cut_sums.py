@@ -85,7 +85,7 @@ def joined(cluster: Cluster) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_a_link_that_stays_dead_is_planned_around(cluster: Cluster, losses: list[float]) -> None:
-    """The same plan is tried once more, and its two ranks can't connect; then the same nodes sum another way."""
+    """The same plan is tried once more, but two ranks can't connect; then the same nodes sum another way."""
     one, other = joined(cluster)[0]
     run = cluster.launch("--steps", str(STEPS), "--json", "--checkpoint-every", str(EVERY)).keeps_more()
     make_unreachable(cluster, one, other)
