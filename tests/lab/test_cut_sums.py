@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.lab import fault_injection
 
 from skyctl.lab.lab_state import LabState
 from skyctl.records.cluster import node_of
@@ -80,3 +81,27 @@ def joined(cluster: Cluster) -> list[tuple[str, str]]:
     assert len(group["routes"]) > 1
     edges = [edge for route in group["routes"] for way in ("up", "down") for edge in route[way]]
     return sorted({(min(map(node_of, edge)), max(map(node_of, edge))) for edge in edges})
+
+
+@pytest.mark.slow
+def test_a_link_that_stays_dead_is_planned_around(cluster: Cluster, losses: list[float]) -> None:
+    """The same plan is tried once more, but two ranks can't connect; then the same nodes sum another way."""
+    one, other = joined(cluster)[0]
+    run = cluster.launch("--steps", str(STEPS), "--json", "--checkpoint-every", str(EVERY)).keeps_more()
+    make_unreachable(cluster, one, other)
+    assert cut_connections(run.rank(one), run.rank(other))
+    run.end()
+    run.is_as(losses, 3)
+    first, second, third = run.state["attempts"]
+    assert "no connection with rank" in third["why"]
+    assert first["devices"] == second["devices"]
+    assert {f"{one}/cpu:0", f"{other}/cpu:0"} <= set(third["devices"])
+    assert cluster.settled() == {}
+
+
+def make_unreachable(cluster: Cluster, one: str, other: str) -> None:
+    """Neither of the two nodes has a way to the other any more."""
+    for here, there in ((one, other), (other, one)):
+        gone = ["ip", "route", "replace", "unreachable", f"{cluster.lab.node(there).address}/32"]
+        done = fault_injection.run_in_node(cluster.lab, here, gone)
+        assert done.returncode == 0, done.stderr

@@ -84,6 +84,16 @@ def test_a_loss_that_is_no_number_says_whether_the_data_was() -> None:
     assert "no weight has changed yet" in str(first)
 
 
+def test_the_pipelines_that_have_no_loss_are_named_unless_all_have_none() -> None:
+    nan = float("nan")
+    parts = [step_event(2, loss=0.5), step_event(2, loss=nan), step_event(2, loss=None)]
+    assert "the loss of step 3 is nan on rank 1 (node b) alone: training" in str(
+        step_fault(2, nan, parts, SPECS)
+    )
+    parts = [step_event(2, loss=nan), step_event(2, loss=nan), step_event(2, loss=None)]
+    assert "the loss of step 3 is nan: training" in str(step_fault(2, nan, parts, SPECS))
+
+
 def test_a_sketch_comes_over_the_wire_as_it_was() -> None:
     message = step_message(2, batch=SKETCH)
     read = read_event(StepEvent, message, "a")

@@ -9,6 +9,7 @@ import pytest
 from skyctl.errors import InfeasibleError
 from skyctl.planner.api import plan
 from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.cluster import node_of
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.run.checkpoints import policy
 from skyctl.run.plan_update import (
@@ -16,8 +17,10 @@ from skyctl.run.plan_update import (
     observed_slowdowns,
     plan_step_s,
     replan,
+    replan_without,
     same_stages,
     slow_devices,
+    with_link_down,
     with_node,
     with_observed_times,
     without_nodes,
@@ -85,6 +88,23 @@ def test_the_rest_is_planned_by_the_same_strategy() -> None:
     assert set(nodes_in(made)) == {"a", "c"}
     assert made.strategy == "optimal"
     assert replan(plan(whole, "even"), without_nodes(whole, {"c": ""})).strategy == "even"
+
+
+def test_a_dead_link_is_planned_around_for_good() -> None:
+    """Two nodes that can't connect stay holders, whose gradients go another way; after a loss, too."""
+    base = problem(*"abcd", parallel="data", objective="iteration")
+    base = base.model_copy(update={"microbatches": 64})
+    had = plan(base)
+    there = set("abcd")
+    assert replan_without(had, there, {}, {}, None) is had
+    for lost in ("", "d"):
+        made = replan_without(had, there - {lost}, {lost: "gone"} if lost else {}, {}, None, ("c", "a"))
+        assert {node_of(stage.device) for stage in made.placed_stages} == there - {lost}
+        assert made.sync is not None
+        for route in made.sync.groups[0].routes:
+            assert all({"a/cpu:0", "c/cpu:0"} != set(edge) for edge in (*route.up, *route.down))
+    down = with_link_down(base, ("a", "c"))
+    assert set(with_link_down(down, ("c", "a")).links) == set(down.links)
 
 
 def test_what_does_not_fit_any_more_says_what_is_short() -> None:

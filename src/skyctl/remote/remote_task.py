@@ -140,7 +140,8 @@ class RemoteTask:
 class TaskError(AgentMessage):
     """The exception that ended a task, as ``agent/task_runner.py`` sends it.
 
-    ``peer_rank``: of a rank's, the peer that has sent it what skyctl never sends.
+    ``peer_rank``: of a rank's, the peer that has sent it what skyctl never sends, or that it could not
+    connect with (``type`` is ``PeerUnreachableError`` then).
     """
 
     event: Literal["error"]

@@ -53,7 +53,15 @@ def step_fault(
             return WorkloadError(fault, hint=CAUSES)
     if math.isfinite(loss):
         return None
-    return _fault_of_loss(step, loss, [event.batch for event in events if event.batch is not None])
+    batches = [event.batch for event in events if event.batch is not None]
+    return _fault_of_loss(step, loss, batches, _whose_loss(events, specs))
+
+
+def _whose_loss(events: Sequence[StepEvent], specs: Sequence[RankSpec]) -> str:
+    """Which of several pipelines the loss is not finite on, to follow it; empty where it is so on all."""
+    parts = [(specs[rank], event.loss) for rank, event in enumerate(events) if event.loss is not None]
+    odd = [f"rank {spec.rank} (node {spec.node})" for spec, part in parts if not math.isfinite(part)]
+    return f" on {', '.join(odd)} alone" if 0 < len(odd) < len(parts) else ""
 
 
 def _fault_of_batches(
@@ -117,21 +125,25 @@ def _same_tensor(first: TensorSketch, last: TensorSketch) -> bool:
     return all(abs(one - other) <= allowed for one, other in pairs)
 
 
-def _fault_of_loss(step: int, loss: float, batches: Sequence[BatchSketch]) -> SkyctlError:
-    """The error for a loss that is no number: data() gave none, or training has diverged."""
+def _fault_of_loss(step: int, loss: float, batches: Sequence[BatchSketch], where: str) -> SkyctlError:
+    """The error for a loss that is no number: data() gave none, or training has diverged.
+
+    Args:
+        where: as ``_whose_loss`` says it.
+    """
     sides = ["inputs"] * (not all(one.finite_inputs for one in batches))
     sides += ["targets"] * (not all(one.finite_targets for one in batches))
     if sides:
         sketch = batches[0]
         place = f" ({_place(sketch)})" if sketch.index is not None else ""
         return WorkloadError(
-            f"the loss of step {step + 1} is {loss}: the {' and '.join(sides)} that data() gave{place} have "
-            "NaN or infinite values in them",
+            f"the loss of step {step + 1} is {loss}{where}: the {' and '.join(sides)} that data() "
+            f"gave{place} have NaN or infinite values in them",
             hint="leave such samples out, or replace the values, in data()",
         )
     given = ", and what data() gave is finite" if batches else ""
     return RunError(
-        f"the loss of step {step + 1} is {loss}: training has diverged{given}",
+        f"the loss of step {step + 1} is {loss}{where}: training has diverged{given}",
         hint="try a lower --learning-rate"
         if step
         else "no weight has changed yet: look at model() and data()",

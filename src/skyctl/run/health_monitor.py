@@ -10,7 +10,7 @@ are by ``remote.awake_clock``: while this process is suspended it can hear nobod
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from skyctl.errors import SkyctlError
@@ -218,6 +218,8 @@ class HealthMonitor:
             quiet_s = awake_s() - (silent[0].heard_at or self._began_at)
             lost = FailureReport("lost", nodes, numbers, reported, silent[0].phase)
             return rank_failure.lost_error(silent, quiet_s), lost
+        if (other := rank_failure.unreachable_rank(first)) is not None:
+            report = replace(report, apart=(first.spec.node, self._ranks[other].spec.node))
         return rank_failure.failure_error(first, self._sessions[first.spec.node], log_of(first)), report
 
     def _silent_ranks(self, quiet_s: float) -> list[RankState]:

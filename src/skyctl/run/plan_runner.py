@@ -327,7 +327,7 @@ class PlanRunner:
         wait_s = self._restart_policy.wait_s(fault, checkpoint)
         if wait_s is None:
             raise final_error(error, fault, self._restart_policy, resume_hint(self._sink.state)) from None
-        plan = self._replanned(slowdowns)
+        plan = self._replanned(slowdowns, fault.apart if self._history.count else None)
         soon = f" in {wait_s:.0f} s" if wait_s else ""
         run_id = self._sink.paths.run_id
         distrust = (
@@ -352,10 +352,10 @@ class PlanRunner:
         begun = self._history.count > 0 or self._from_checkpoint
         return not begun and isinstance(error, NodeError) and not node_is_gone(error)
 
-    def _replanned(self, slowdowns: Mapping[str, float]) -> Plan:
-        """The same plan while all of its nodes are there, else the best one on those that are."""
+    def _replanned(self, slowdowns: Mapping[str, float], apart: tuple[str, str] | None = None) -> Plan:
+        """The same plan while all of its nodes are there and connect, else the best one on those that are."""
         had, hint = self._now.plan, resume_hint(self._sink.state)
-        made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint)
+        made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint, apart)
         if made.problem.parallel != had.problem.parallel:
             self._callbacks.note("no node that is left holds the whole model: going on with a pipeline")
         return made

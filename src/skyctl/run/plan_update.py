@@ -43,6 +43,8 @@ GAIN_COST_RATIO = 1.5
 """What is gained must be so many times what moving costs."""
 MIN_GAIN = 0.03
 """A plan that is better by less is not better: predictions are no more exact than that."""
+DEAD_BYTES_PER_S = 1.0
+"""Of a link over which no connection came about."""
 DEFAULT_RESTART_S = 30.0
 """What a restart takes where none was measured."""
 
@@ -119,29 +121,49 @@ def replan_without(
     lost: Mapping[str, str],
     slowdowns: Mapping[str, float],
     resume_hint: str | None,
+    apart: tuple[str, str] | None = None,
 ) -> Plan:
-    """The same plan while all of its nodes are there, else the best one on those that are.
+    """The same plan while all of its nodes are there and connect, else the best one on those that are.
 
     Args:
         there: the run's nodes.
         lost: by node, why it was given up.
         slowdowns: as ``observed_slowdowns`` gives them.
         resume_hint: what to do once a node is back, for the error.
+        apart: two nodes that could not connect with each other.
 
     Raises:
         InfeasibleError: nothing fits on the nodes that are there.
     """
+    if apart is not None:
+        plan = plan.model_copy(update={"problem": with_link_down(plan.problem, apart)})
     gone = {name: lost.get(name, "not connected") for name in nodes_of(plan.problem) if name not in there}
-    if not any(name in gone for name in nodes_in(plan)):
+    if apart is None and not any(name in gone for name in nodes_in(plan)):
         return plan
     try:
         return replan(plan, without_nodes(with_observed_times(plan.problem, slowdowns), gone))
     except InfeasibleError as exc:
         names = ", ".join(gone)
-        exc.message = f"without {names} nothing fits: {exc.message}"
-        if resume_hint is not None:
+        if gone:
+            exc.message = f"without {names} nothing fits: {exc.message}"
+        if gone and resume_hint is not None:
             exc.hint = f"bring {names} back or add a machine, then {resume_hint}"
         raise
+
+
+def with_link_down(problem: Problem, apart: tuple[str, str]) -> Problem:
+    """The problem with links between those nodes that no plan uses where there is another way."""
+    nodes = set(apart)
+    ids = [device.id for device in problem.devices]
+    down = {
+        (a, b): None
+        for a in ids
+        for b in ids
+        if {node_of(a), node_of(b)} == nodes and node_of(a) != node_of(b)
+    }
+    kept = [link for link in problem.links if (link.source, link.target) not in down]
+    dead = [Link(source=a, target=b, latency_s=0.0, bandwidth_bytes_per_s=DEAD_BYTES_PER_S) for a, b in down]
+    return problem.model_copy(update={"links": (*kept, *dead)})
 
 
 def with_node(problem: Problem, other: Problem, node: str) -> Problem:

@@ -27,7 +27,8 @@ class FailureReport:
     signal, or an end without a word; ``raised``, an error event; ``peer``, a connection between two living
     ranks broke; ``silent``, nothing was heard for long; ``deadlock``; ``launcher``, something on this side.
     ``step``: steps that every rank had finished. ``final``: it would come again, whatever is changed.
-    ``accuser``: the node whose rank says that the lost one sent it what skyctl never sends.
+    ``accuser``: the node whose rank says that the lost one sent it what skyctl never sends. ``apart``: two
+    nodes whose ranks could not connect with each other.
     """
 
     cause: FailureCause
@@ -37,6 +38,7 @@ class FailureReport:
     phase: str = ""
     final: bool = False
     accuser: str | None = None
+    apart: tuple[str, str] | None = None
 
 
 @dataclass
@@ -111,7 +113,18 @@ def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlE
 
 def accused_rank(rank: RankState) -> int | None:
     """The peer that has sent it what skyctl never sends, as it says; None: its failure is another."""
-    return rank.failure.peer_rank if isinstance(rank.failure, TaskError) else None
+    return (
+        rank.failure.peer_rank if isinstance(rank.failure, TaskError) and not _can_not_connect(rank) else None
+    )
+
+
+def unreachable_rank(rank: RankState) -> int | None:
+    """The peer that it could not connect with; None: its failure is another."""
+    return rank.failure.peer_rank if isinstance(rank.failure, TaskError) and _can_not_connect(rank) else None
+
+
+def _can_not_connect(rank: RankState) -> bool:
+    return isinstance(rank.failure, TaskError) and rank.failure.type == "PeerUnreachableError"
 
 
 def accusation(

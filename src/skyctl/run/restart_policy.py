@@ -32,12 +32,14 @@ class Fault:
     """``kind``: ``node``, those in ``lost`` are gone; ``died``, a rank was killed or ended without a word;
     ``stalled``, it hangs or is stopped; ``network``, a connection between living ranks broke; ``failed``, it
     raised; ``checkpoint``, what it was to go on from is damaged; ``final``, not worth another attempt.
+    ``apart``: two nodes that could not connect with each other.
     """
 
     kind: FaultKind
     lost: tuple[str, ...] = ()
     rank: int | None = None
     step: int = 0
+    apart: tuple[str, str] | None = None
 
     @property
     def may_recover(self) -> bool:
@@ -74,7 +76,7 @@ def classify(error: SkyctlError, report: FailureReport | None) -> Fault:
         return Fault("final", (), rank, report.step)
     if report.cause == "launcher":
         return Fault("final", (), rank, report.step)  # our own disk, say: no node can help that
-    return Fault(_KIND_OF_CAUSE[report.cause], (), rank, report.step)
+    return Fault(_KIND_OF_CAUSE[report.cause], (), rank, report.step, report.apart)
 
 
 @dataclass

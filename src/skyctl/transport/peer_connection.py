@@ -38,7 +38,12 @@ from skyctl.transport.nccl_communicators import NcclCommunicators, is_nccl_usabl
 from skyctl.transport.peer_store import PeerStore
 from skyctl.transport.socket_transport import SocketTransport
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError, translate_transfer_error
+from skyctl.transport.transfer_errors import (
+    PeerLostError,
+    PeerProtocolError,
+    PeerUnreachableError,
+    translate_transfer_error,
+)
 
 Tensor = torch.Tensor
 
@@ -250,8 +255,10 @@ class PeerConnection:
         )
         if isinstance(exc, AuthenticationError):
             hint = "another program, or another run's rank, answers at that address: is it the right node's?"
-        return RunError(
-            f"no connection with {self.peer} over {host}:{port} within {waited_s:.0f} s: {reason}", hint=hint
+        return PeerUnreachableError(
+            f"no connection with {self.peer} over {host}:{port} within {waited_s:.0f} s: {reason}",
+            peer_rank=self._peer_rank,
+            hint=hint,
         )
 
     def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:

@@ -35,6 +35,16 @@ class PeerProtocolError(RunError):
         self.peer_rank = peer_rank
 
 
+class PeerUnreachableError(RunError):
+    """No connection with the other end came about; ``peer_rank``: who that is (None: no rank)."""
+
+    def __init__(
+        self, message: str, *, peer_rank: int | None, hint: str | None = None, log: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, log=log)
+        self.peer_rank = peer_rank
+
+
 class TransferFrameError(RuntimeError):
     """The other end of a connection does not speak as it should."""
 
