@@ -21,6 +21,7 @@ LAYERS = 7
 PLANS = {
     "four": ("--parallel", "data", "--assign", "a=1,b=1,c=1,d=1"),
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
+    "three": ("--parallel", "data", "--assign", "a=2,b=1,c=1", "--helper", "d"),
     "two": ("--parallel", "data", "--assign", "c=3,d=1"),
 }
 TRAIN = """\
@@ -102,6 +103,13 @@ def nodes(another: Callable[..., Any]) -> Any:
     made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
     for name, form in PLANS.items():
         made.run("plan", "train.py", *SIZES, *form, "-o", f"{name}.json", code=0)
+    helped = json.loads((made.folder / "three.json").read_text())
+    at_d = [f"{name}/cpu:0" for name in "abc"], "d/cpu:0"
+    star = {"share": 1.0, "root": at_d[1], "up": [[x, at_d[1]] for x in at_d[0]],
+            "down": [[at_d[1], x] for x in at_d[0]]}  # fmt: skip
+    helped["sync"]["groups"][0]["routes"] = [star]
+    helped["unused"] = []
+    (made.folder / "three.json").write_text(json.dumps(helped))
     return made
 
 
@@ -178,6 +186,25 @@ def test_a_node_is_lost_also_the_one_that_writes(nodes: Any, losses: list[float]
     assert second["why"] == f"node {node} was lost"
     assert f"{node}/cpu:0" not in second["devices"]
     assert second["from_step"] >= EVERY
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_a_helper_is_killed_and_then_its_node_is_lost(nodes: Any, losses: list[float]) -> None:
+    """It holds no layers, so nothing is lost with it: it is started again, then left out."""
+    run = launch(nodes, "three").wait_for(2 * EVERY + 1)
+    os.kill(run.rank("d"), signal.SIGKILL)
+    run.until(lambda: len(run.state["attempts"]) == 2 and run.state["step"] > 3 * EVERY)
+    os.kill(run.agent("d"), signal.SIGKILL)
+    err = run.end().stderr
+    run.is_as(losses, 3)
+    assert "rank 3 on d/cpu:0 (node d, 127.0.0.1) failed" in err
+    first, second, third = run.state["attempts"]
+    assert first["devices"] == second["devices"] == [f"{name}/cpu:0" for name in "abcd"]
+    assert third["why"] == "node d was lost"
+    assert "d/cpu:0" not in third["devices"]
+    assert second["from_step"] >= 2 * EVERY
+    assert third["from_step"] >= 3 * EVERY
     assert left_of_state(nodes.state) == []
 
 

@@ -58,7 +58,10 @@ def sites(count, size, seed):
 
 
 def random_network(seed, helpers=0):
-    """3 to 7 devices, the last ``helpers`` of which hold nothing, on sparse links that differ by direction; shared resources and processors on some."""
+    """3 to 7 devices on sparse links that differ by direction; shared resources and processors on some.
+
+    The last ``helpers`` of them hold nothing.
+    """
     r = random.Random(seed)
     n = r.randint(3, 7)
     around = r.sample(range(n), n)
@@ -110,7 +113,7 @@ def least_byte_s(network):
 
 
 def all_trees(network, root, up):
-    """Every tree to the root (``up``) or from it, as edges in which they send: over all holders, and helpers."""
+    """Every tree to the root (``up``) or from it over all holders, as edges in which they send."""
     helpers = [d for d in network.helpers if d != root]
     for some in (s for size in range(len(helpers) + 1) for s in itertools.combinations(helpers, size)):
         yield from trees_over([*{*network.holders, root}, *some], network, root, up)

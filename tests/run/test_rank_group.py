@@ -59,7 +59,13 @@ class Stage:
     """Ranks 0 … n−1, one a node."""
 
     def __init__(
-        self, ranks: int, steps: int = 2, watcher: RunCallbacks | None = None, *, beside: bool = False
+        self,
+        ranks: int,
+        steps: int = 2,
+        watcher: RunCallbacks | None = None,
+        *,
+        beside: bool = False,
+        helpers: int = 0,
     ) -> None:
         self.tasks = [Scripted(f"rank-{i}") for i in range(ranks)]
         specs = [
@@ -70,6 +76,8 @@ class Stage:
                 peers = [{"rank": rank} for rank in range(ranks) if rank != spec.rank]
                 place = {"pipeline": spec.rank, "stage": 0, "stages": 1, "layers": [0, 1]}
                 spec.payload.update(place, sync={"peers": peers})
+        for spec in specs[ranks - helpers :]:
+            spec.payload.update(helps=True, pipeline=None, layers=[0, 0])
         sessions = {
             f"n{i}": SimpleNamespace(
                 node=Node(name=f"n{i}", transport="local"),
@@ -291,6 +299,46 @@ def test_pipelines_side_by_side_are_connected_in_pairs_and_compared(stages) -> N
     assert stage.run.collected.loss(1) == 0.75
     [drift] = said
     assert drift.startswith("after 1 steps layer 0 on n2/cpu:0 has drifted from that on n0/cpu:0")
+
+
+SUMS = {"layers": [5, 0, 7], "parameters": 3, "figures": 0}
+
+
+def with_helper(stages, *sums: Any) -> Stage:
+    """Two holders that have said what they sum, and a helper; their pairs are connected."""
+    stage: Stage = stages(3, 2, beside=True, helpers=1)
+    for low, high in ((0, 1), (0, 2), (1, 2)):
+        stage.tasks[low].say({"event": "listening", "address": "192.0.2.1", "port": 9, "peer": high})
+    for task, said in zip(stage.tasks, (*sums, None), strict=True):
+        task.say({"event": "ready", **({"sums": said} if said else {})})
+    return stage
+
+
+def test_a_helper_is_told_what_is_summed_and_tells_of_its_end_alone(stages) -> None:
+    stage = with_helper(stages, SUMS, SUMS)
+    stage.run.start()
+    assert [task.sent[-1].get("sums") for task in stage.tasks] == [None, None, {**SUMS, "layers": (5, 0, 7)}]
+    for step in range(2):
+        for task in stage.tasks[:2]:
+            task.say(step_message(step, loss=0.25))
+        if not step:
+            for task in stage.tasks[:2]:
+                layers = {"0": {"sha256": "a" * 64, "bytes": 4}} if task is stage.tasks[0] else {}
+                task.say({"event": "checkpoint", "step": 1, "layers": layers, "wall_s": 0.1})
+    for task in stage.tasks:
+        task.say({"event": "result", "steps": 2})
+    stage.run.watch(0.1)
+    assert (stage.run.collected.reported, stage.run.collected.loss(1)) == (2, 0.5)
+
+
+def test_holders_that_sum_something_else_and_helpers_that_tell_of_steps_are_refused(stages) -> None:
+    with pytest.raises(RunError, match="do not say the same of their gradients"):
+        with_helper(stages, SUMS, {**SUMS, "parameters": 4}).run.start()
+    stage = with_helper(stages, SUMS, SUMS)
+    stage.run.start()
+    stage.tasks[2].say(step_message(0, loss=0.25))
+    with pytest.raises(ProtocolError, match="node n2 sent 'step' for rank 2, but it holds no layers"):
+        stage.run.watch(0.1)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.run.rank_spec import (
     check_plan_fits,
     clock_references,
+    holding_specs,
     last_ranks,
     rank_specs,
     sync_pairs,
@@ -229,9 +230,54 @@ def test_pipelines_side_by_side_know_their_microbatches_and_whom_to_sum_with() -
     assert clock_references(specs) == [None, 0]
 
 
+def test_a_helper_comes_last_and_is_told_no_workload() -> None:
+    """It is on the second route alone, so what is agreed on comes to it beside the first one."""
+    nodes = tuple(Node(name=name, host=f"192.0.2.{i}") for i, name in enumerate(("a", "b", "idle")))
+    cluster = Cluster(name="c", nodes=nodes)
+    star = make_plan_side_by_side().sync.groups[0].routes[0]
+    over = Route(
+        share=0.5,
+        root="b/cpu:0",
+        up=(("a/cpu:0", "idle/cpu:0"), ("idle/cpu:0", "b/cpu:0")),
+        down=(("b/cpu:0", "a/cpu:0"),),
+    )
+    base = make_plan_side_by_side()
+    routes = (star.model_copy(update={"share": 0.5}), over)
+    plan = base.model_copy(update={"sync": Sync(groups=(SyncGroup(start=0, stop=3, routes=routes),))})
+    assert plan.helpers == ("idle/cpu:0",)
+    check_plan_fits(plan, cluster)
+    assert [node.name for node in used_nodes(plan, cluster)] == ["a", "b", "idle"]
+    addresses = {"a": "192.0.2.1", "b": "192.0.2.9", "idle": "192.0.2.7"}
+    specs = rank_specs(
+        plan, cluster, run_id="r", steps=7, workload={"a": {}, "b": {}}, addresses=addresses,
+        recipe={"validate_every": 3},
+    )  # fmt: skip
+    helper = specs[2]
+    assert (helper.device, helper.helps, [spec.helps for spec in specs[:2]]) == (
+        "idle/cpu:0",
+        True,
+        [False] * 2,
+    )
+    assert holding_specs(specs) == specs[:2]
+    assert not {"workload", "recipe", "microbatch_range", "weights"} & helper.payload.keys()
+    assert helper.payload["figures_every"] == [3]
+    (group,) = helper.payload["sync"]["groups"]
+    nowhere = {"up_children": [], "up_parent": None, "down_parent": None, "down_children": []}
+    assert group["routes"] == [
+        {"share": 0.5, **nowhere},
+        {"share": 0.5, **nowhere, "up_children": [1], "up_parent": 0},
+    ]
+    assert group["agreement"] == {"share": 0.5, **nowhere, "down_parent": 1}
+    agreements = [spec.payload["sync"]["groups"][0]["agreement"] for spec in specs[:2]]
+    assert [one["down_children"] for one in agreements] == [[1], [2]]
+    assert (last_ranks(specs), sync_pairs(specs)) == ((0, 1), [(0, 1), (0, 2), (1, 2)])
+    assert clock_references(specs) == [None, 0, 0]
+
+
 def test_what_this_version_does_not_launch_is_refused() -> None:
-    with pytest.raises(InputError, match=r"a route goes over 'idle/cpu:0', which holds no layers"):
-        check_plan_fits(make_plan_side_by_side(root="idle/cpu:0"), CLUSTER)
+    elsewhere = Cluster(name="c", nodes=(Node(name="a"), Node(name="b")))
+    with pytest.raises(MismatchError, match=r"device 'idle/cpu:0', but cluster 'c' has no node 'idle'"):
+        check_plan_fits(make_plan_side_by_side(root="idle/cpu:0"), elsewhere)
     plan = make_plan_side_by_side()
     stages = (
         PlacedStage(start=0, stop=1, device="b/cpu:0", in_flight=1),

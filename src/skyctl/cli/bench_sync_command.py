@@ -80,8 +80,8 @@ def bench_sync(
 ) -> int | None:
     """Time of a sum of gradients over a cluster's routes, predicted and measured, without a model.
 
-    All nodes but helpers sum parameters of so many bytes, as a data-parallel run does. Links that no probe has measured
-    yet are probed first.
+    All nodes but helpers sum parameters of so many bytes, as a data-parallel run does. Links that no probe
+    has measured yet are probed first.
     """
     from skyctl.cli.run_display import measure_with_progress
     from skyctl.control.comparison_job import ComparisonJob

@@ -147,6 +147,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--parallel": options.parallel,
         "--sync-format": options.sync_format,
         "--sync": options.sync,
+        "--helper": ", ".join(options.helper) if options.helper else None,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,
         "--batch-size": options.batch_size,
@@ -304,6 +305,9 @@ def _show_ranks(
         trace=options.trace,
     )
     for spec in specs:
+        if spec.helps:
+            out.line(f"rank {spec.rank} on {spec.device}: no layers, helps to sum gradients, {steps} steps")
+            continue
         start, stop = spec.payload["layers"]
         out.line(
             f"rank {spec.rank} on {spec.device}: layers {start}–{stop}, {spec.payload['microbatches']} "

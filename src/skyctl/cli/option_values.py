@@ -24,7 +24,7 @@ SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "alone", "heuristic", "optimal")
 PARALLEL = ("pipeline", "data")
-SYNC_ROUTES = ("auto", "ring", "star", "trees")
+SYNC_ROUTES = ("auto", "ring", "star", "server", "trees")
 DTYPES = ("float32", "bfloat16")
 BYTE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_SWEEP_POINTS = 256
@@ -123,7 +123,7 @@ def parse_sync(name: str | None) -> SyncRoutes | None:
 
 
 def parse_sync_list(text: str) -> tuple[SyncRoutes, ...]:
-    """``ring,trees`` → their names, each once (InputError where there are no routes of one of these names)."""
+    """``ring,trees`` → their names, each once (InputError where one names no routes)."""
     names = [require_choice("--sync", name.strip(), SYNC_ROUTES) for name in text.split(",")]
     return tuple(cast("SyncRoutes", name) for name in dict.fromkeys(names))
 
@@ -134,6 +134,17 @@ def parse_bytes(flag: str, text: str) -> int:
     if found is None or found[2] not in BYTE_UNITS:
         raise InputError(f"{flag} {text!r} is no size", hint=f"as in {flag} 10MB, 64MiB or 40000000")
     return round(float(found[1]) * BYTE_UNITS[found[2]])
+
+
+def parse_helpers(names: Sequence[str] | None, cluster: Cluster | None) -> list[str] | None:
+    """The nodes that --helper names, once or more; without a cluster as they are given; None: not given.
+
+    Raises:
+        InputError: a name matches no node of the cluster.
+    """
+    if not names or cluster is None:
+        return list(names) if names else None
+    return list(dict.fromkeys(node for name in names for node in select_node_names(cluster, name) or ()))
 
 
 def parse_objective(name: str | None) -> Objective | None:

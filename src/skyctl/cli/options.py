@@ -23,6 +23,7 @@ from skyctl.cli.option_values import (
     complete_choices,
     complete_nodes,
     complete_run,
+    parse_helpers,
     parse_link_dtypes,
     parse_parallel,
     parse_schedule,
@@ -346,8 +347,18 @@ class PlacementOptions:
             "--sync",
             metavar="ROUTES",
             autocompletion=complete_choices(*SYNC_ROUTES),
-            help="With --parallel data: gradients over a ring, a star, packed trees, or auto (default: the "
-            "fastest; trees where they save a tenth of a step).",
+            help="With --parallel data: gradients over a ring, a star, a server (a star at a helper, too), "
+            "packed trees, or auto (default: the fastest; trees where they save a tenth of a step).",
+        ),
+    ] = None
+    helper: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--helper",
+            metavar="NODE",
+            autocompletion=complete_nodes,
+            help="With --parallel data: this one holds nothing, and only helps to sum gradients. Repeatable. "
+            "Default: any that holds nothing may.",
         ),
     ] = None
     pin_first: Annotated[
@@ -405,6 +416,7 @@ class PlacementOptions:
             parallel=parse_parallel(self.parallel),
             sync_format=parse_sync_format(self.sync_format),
             sync=parse_sync(self.sync),
+            helpers=parse_helpers(self.helper, cluster),
             schedule=parse_schedule(self.schedule),
             first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),
             last_stage=None if cluster is None else select_node_names(cluster, self.pin_last),

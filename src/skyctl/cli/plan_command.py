@@ -16,6 +16,7 @@ from skyctl.cli.option_values import (
     STRATEGIES,
     complete_choices,
     complete_run,
+    parse_helpers,
     parse_objective,
     require_choice,
     select_node_names,
@@ -343,6 +344,7 @@ def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, 
         search,
         first_stage=select_node_names(target.cluster, options.pin_first),
         last_stage=select_node_names(target.cluster, options.pin_last),
+        helpers=parse_helpers(options.helper, target.cluster),
         only_nodes=[node.name for node in target.cluster.nodes],
     )
     plan = plan_profile(profile, search, request.ref(digest))

@@ -68,6 +68,8 @@ def describe_sync(plan: Plan) -> str:
     routes = plan.sync.groups[0].routes
     name = name_routes(routes)
     text = f"sync: {_name_words(name, len(routes), device_labels(plan.problem))}"
+    if plan.helpers:
+        text += f", helped by {', '.join(device_labels(plan.problem)[device] for device in plan.helpers)}"
     if rates.byte_s > 0:
         most = "" if rates.least_byte_s is None else f" of at most {_mbit(rates.least_byte_s)}"
         proved = "" if rates.least_byte_s is None else " (proved)"

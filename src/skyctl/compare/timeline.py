@@ -151,10 +151,11 @@ def measured_timeline(
 ) -> Timeline:
     """From the ranks' traces (``worker.trace_recorder``), in order; zero is the first kept step's start.
 
-    Steps that not every rank has kept are left out. ``clock_references``: as in ``align_clocks``.
+    Steps that not every rank has kept are left out. ``clock_references``: as in ``align_clocks``. Documents
+    beyond the ``devices`` (of ranks that only help to sum) are asked for their clocks alone.
     """
     clocks = align_clocks([document["clocks"] for document in documents], clock_references)
-    kept = [{int(step["step"]): step for step in document["steps"]} for document in documents]
+    kept = [{int(step["step"]): step for step in document["steps"]} for document in documents[: len(devices)]]
     numbers = sorted(set.intersection(*(set(steps) for steps in kept)))
     zero_s = float(kept[0][numbers[0]]["start_s"]) if numbers else 0.0
     steps = []
@@ -172,7 +173,8 @@ def measured_timeline(
         ]
         own = kept[0][number]
         steps.append(TimelineStep(number, own["start_s"] - zero_s, own["end_s"] - zero_s, tuple(spans)))
-    return Timeline(tuple(devices), tuple(steps), tuple(clock.error_s for clock in clocks))
+    errors_s = tuple(clock.error_s for clock in clocks[: len(devices)])
+    return Timeline(tuple(devices), tuple(steps), errors_s)
 
 
 def simulated_timeline(play: SimulationInput, devices: Sequence[str]) -> Timeline:

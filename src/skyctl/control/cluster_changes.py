@@ -83,11 +83,11 @@ def plan_changes(plan: Plan, facts: Mapping[int, EnvironmentEvent]) -> list[Clus
     """Everything in which what the ranks found differs from what the plan was made for.
 
     Args:
-        facts: by rank (the stage's number); a plan that remembers no machines is checked for memory, and for
-            versions of torch that differ between its ranks.
+        facts: by rank (stages, then helpers); a plan that remembers no machines is checked for memory, and
+            for versions of torch that differ between its ranks.
     """
     measured = {machine.device: machine for machine in plan.machines}
-    devices = [stage.device for stage in plan.placed_stages]
+    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
     found: list[ClusterChange] = []
     for rank, device in enumerate(devices):
         fact, then = facts[rank], measured.get(device)
@@ -127,11 +127,14 @@ def _torch_changes(devices: Sequence[str], facts: Mapping[int, EnvironmentEvent]
 def _memory_changes(
     plan: Plan, devices: Sequence[str], facts: Mapping[int, EnvironmentEvent]
 ) -> list[ClusterChange]:
-    """Where less is free than the plan needs; devices that draw from one pot need it together."""
+    """Where less is free than the plan needs; devices that draw from one pot need it together.
+
+    Helpers, which hold no more than a few chunks, are left out.
+    """
     needs = {replica.device: replica.memory_bytes for replica in plan.predicted.replicas}
     pots: dict[str, list[int]] = {}
     for rank, device in enumerate(devices):
-        if facts[rank].memory_bytes is not None:
+        if facts[rank].memory_bytes is not None and device in needs:
             pots.setdefault(str(facts[rank].memory_scope or device), []).append(rank)
     found = []
     for ranks in pots.values():

@@ -73,6 +73,7 @@ class ComparisonJob:
             microbatches=None,
             sync_format=None,
             sync=None,
+            helpers=None,
         )
         ref = self.request.ref(self.workload.digest)
         *before, last = outcomes

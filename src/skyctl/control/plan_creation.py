@@ -12,6 +12,7 @@ from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile, learn_corrections
 from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
 from skyctl.control.observations import correct_from_run
+from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import BROKEN_LATENCY_S, build_problem, measured_workload
 from skyctl.control.schedule_choice import (
     AUTO,
@@ -47,6 +48,7 @@ class PlanOptions:
         parallel: one pipeline, or ``data``: every device that takes part holds all layers.
         sync_format: what gradients are summed in, with ``data``.
         sync: over which routes they are, with ``data``.
+        helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
         assign_shares: the user's own shares with ``data``, (device or node, microbatches).
         whole_blocks: cut between transformer blocks only.
@@ -59,6 +61,7 @@ class PlanOptions:
     parallel: Parallel | None = None
     sync_format: SyncFormat | None = None
     sync: SyncRoutes | None = None
+    helpers: Sequence[str] | None = None
     schedule: ScheduleChoice | None = None
     objective: Objective | None = None
     microbatches: int | None = None
@@ -110,7 +113,12 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         made = [
             learn_corrections(profile, problem.microbatches).corrections.apply_to(problem) for problem in made
         ]
-    made = [problem.model_copy(update={"recompute": True, **form}) for problem in made]
+    nodes = options.only_nodes
+    names = options.helpers and [name for name in options.helpers if nodes is None or name in nodes]
+    made = [
+        problem.model_copy(update={"recompute": True, **form, "helpers": _owned(problem, "--helper", names)})
+        for problem in made
+    ]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -188,10 +196,11 @@ def _pipeline_iteration_s(
     left_s = deadline - time.perf_counter()
     if left_s <= 0:
         return None
-    pipelines = [problem.model_copy(update={"parallel": "pipeline"}) for problem in candidates]
+    pipelines = [in_form(problem, "pipeline") for problem in candidates]
     quick = replace(
         options,
         parallel="pipeline",
+        helpers=None,
         strategy="heuristic",
         schedule=AUTO,
         assign_shares=None,
@@ -209,7 +218,7 @@ def _form(options: PlanOptions, parallel: str) -> dict[str, str]:
     Raises:
         InputError: a schedule of stages where every device holds all layers; how to sum gradients elsewhere.
     """
-    sums = {"--sync-format": options.sync_format, "--sync": options.sync}
+    sums = {"--sync-format": options.sync_format, "--sync": options.sync, "--helper": options.helpers}
     if parallel != DATA and (asked := [name for name, value in sums.items() if value is not None]):
         raise InputError(
             f"{asked[0]} says how gradients are summed where every device holds all layers; here they "
@@ -293,11 +302,12 @@ def override_problem(
     """The problem with what the command line gives in place of what its file says.
 
     Args:
-        pin_first, pin_last: device ids or node names, comma-separated.
+        options: ``helpers`` are device ids or node names.
+        pin_first, pin_last: the same, comma-separated.
         activations: the dtype of what its layers give.
 
     Raises:
-        InputError: a pin names no device of the problem.
+        InputError: a pin or a helper names no device of the problem.
     """
     given = {
         "schedule": None if options.schedule == AUTO else options.schedule,
@@ -305,6 +315,7 @@ def override_problem(
         "microbatches": options.microbatches,
         "first_stage": _pins(problem, "--pin-first", pin_first),
         "last_stage": _pins(problem, "--pin-last", pin_last),
+        "helpers": _owned(problem, "--helper", options.helpers),
         **_form(options, options.parallel or problem.parallel),
     }
     if options.parallel == DATA and problem.parallel != DATA:
@@ -318,16 +329,25 @@ def override_problem(
 
 
 def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
-    if text is None:
+    return _owned(problem, flag, None if text is None else text.split(","))
+
+
+def _owned(problem: Problem, flag: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The problem's devices that have these names, or are on nodes that have them; None where none are given.
+
+    Raises:
+        InputError: a name is that of no device and of no node.
+    """
+    if names is None:
         return None
     pinned: list[str] = []
-    for name in map(str.strip, text.split(",")):
+    for name in map(str.strip, names):
         owned = [d.id for d in problem.devices if name in (d.id, split_device_id(d.id)[0])]
         if not owned:
             known = ", ".join(device.id for device in problem.devices)
             raise InputError(f"{flag} {name!r} is no device and no node of the problem; it has {known}")
         pinned += owned
-    return tuple(pinned)
+    return tuple(dict.fromkeys(pinned))
 
 
 def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | None = None) -> Plan:

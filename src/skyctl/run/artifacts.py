@@ -16,7 +16,7 @@ from skyctl.files import write_atomic
 from skyctl.remote.agent_session import Session
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import RankSpec, clock_references
+from skyctl.run.rank_spec import RankSpec, clock_references, holding_specs
 from skyctl.worker.trace_document import TraceDocument, trace_limit_bytes
 
 
@@ -31,7 +31,7 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
     try:
         for rank, result in sorted(ranks.results().items()):
             spec = ranks.specs[rank]
-            if spec.payload.get("pipeline"):
+            if spec.helps or spec.payload.get("pipeline"):
                 continue  # the first pipeline's are the same
             if result.weights is None:
                 raise ProtocolError(f"node {spec.node} has no weights of rank {rank}", node=spec.node)
@@ -114,7 +114,7 @@ def write_trace(
     lose it.
     """
     callbacks.phase("gathering the trace")
-    devices = [spec.device for spec in ranks.specs]
+    devices = [spec.device for spec in holding_specs(ranks.specs)]
     try:
         traces = gather_traces(ranks, sessions)
         measured = timeline.measured_timeline(traces, devices, clock_references(ranks.specs))

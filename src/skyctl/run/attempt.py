@@ -22,7 +22,14 @@ from skyctl.run.checkpoints.replicator_group import run_folder_on_node
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
 from skyctl.run.rank_group import RankGroup
-from skyctl.run.rank_spec import RankSpec, rank_specs, rank_structures, rank_task_name, used_nodes
+from skyctl.run.rank_spec import (
+    RankSpec,
+    holding_specs,
+    rank_specs,
+    rank_structures,
+    rank_task_name,
+    used_nodes,
+)
 from skyctl.run.run_context import RunContext
 from skyctl.run.step_metrics import (
     StepCollector,
@@ -126,14 +133,14 @@ class Attempt:
         context = self._context
         attempts = context.sink.state.attempts
         first = attempts[-1].from_step if attempts else 0
-        structures = rank_structures(self._plan)
-        for rank, (stage, structure) in enumerate(zip(self._plan.placed_stages, structures, strict=True)):
+        devices = (*(stage.device for stage in self._plan.placed_stages), *self._plan.helpers)
+        for rank, (device, structure) in enumerate(zip(devices, rank_structures(self._plan), strict=True)):
             payload: dict[str, Any] = {
                 **structure,
                 "steps": context.options.steps,
                 "resume": {"step": first},
             }
-            spec = RankSpec(rank, node_of(stage.device), stage.device, payload)
+            spec = RankSpec(rank, node_of(device), device, payload)
             self._specs.append(self._with_limits(spec))
         self._ranks = self._make_ranks()
         self._ranks.adopt(adopted.tasks, adopted.past, adopted.reported)
@@ -221,9 +228,9 @@ class Attempt:
         """
         plan, context = self._plan, self._context
         spec = context.request.spec
-        layers: dict[str, set[int]] = {node.name: set() for node in used_nodes(plan, context.cluster)}
-        for stage in plan.placed_stages:
-            layers[node_of(stage.device)].update(range(stage.start, stage.stop))
+        held = restore.layers_by_node(plan)
+        nodes = used_nodes(plan, context.cluster)
+        layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
         ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: context.sessions[name] for name in layers}
         if shipped_data_changed(spec):
@@ -236,15 +243,21 @@ class Attempt:
 
     def _with_checkpoints(self, spec: RankSpec, origin: RestorePoint | None) -> RankSpec:
         context = self._context
+        more: dict[str, Any]
+        every = context.options.checkpoint_every if context.options.writes_checkpoints else 0
+        if every is None:
+            every = policy.checkpoint_interval(self._plan, context.options.replica_count)
+        if spec.helps:
+            more = {"figures_every": [*spec.payload["figures_every"], every]}
+            if origin is not None:
+                more["resume"] = {"step": origin.step}
+            return replace(spec, payload={**spec.payload, **more})
         folder = str(run_folder_on_node(context.sessions[spec.node], context.sink.paths.run_id))
         start, stop = spec.payload["layers"]
-        more: dict[str, Any] = {}
+        more = {}
         if origin is not None:
             more["resume"] = {"step": origin.step, "folder": folder, "layers": origin.sha256s(start, stop)}
         if context.options.writes_checkpoints:
-            every = context.options.checkpoint_every
-            if every is None:
-                every = policy.checkpoint_interval(self._plan, context.options.replica_count)
             more["checkpoint"] = {
                 "every": every,
                 "folder": folder,
@@ -303,7 +316,7 @@ class Attempt:
         assert self._ranks is not None
         run_id = self._context.sink.paths.run_id
         done = build_measurement(
-            run_id, self._plan, self._specs, self._ranks.collected, weights, self._simulations
+            run_id, self._plan, holding_specs(self._specs), self._ranks.collected, weights, self._simulations
         )
         if len(self._simulations) > 1:
             return done

@@ -72,7 +72,7 @@ def begin_attempt(sink: EventSink, plan: Plan, *, number: int, why: str, planned
         why=why,
         from_step=0,
         planned=planned,
-        devices=tuple(stage.device for stage in plan.placed_stages),
+        devices=(*(stage.device for stage in plan.placed_stages), *plan.helpers),
         predicted_iteration_s=plan.predicted.iteration_s,
     )
     status = "starting" if number == 1 else "restarting"

@@ -14,6 +14,7 @@ from typing import Any
 
 from skyctl.control.corrections import Corrections
 from skyctl.control.plan_creation import DATA, PlanOptions, plan_best, plan_problem
+from skyctl.control.problem_devices import in_form, shared_among, with_devices
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest, send_workload
@@ -24,7 +25,7 @@ from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
-from skyctl.records.problem import Link, Parallel, Problem, SharedResource
+from skyctl.records.problem import Link, Problem, SharedResource
 from skyctl.records.profile import Profile
 from skyctl.remote.agent_session import Session
 from skyctl.worker.rank_events import StepEvent
@@ -47,8 +48,9 @@ DEFAULT_RESTART_S = 30.0
 
 
 def nodes_in(plan: Plan) -> tuple[str, ...]:
-    """The nodes that hold a stage, in pipeline order, each once."""
-    return tuple(dict.fromkeys(node_of(stage.device) for stage in plan.placed_stages))
+    """The nodes that have a rank: those that hold a stage, in pipeline order, then helpers', each once."""
+    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
+    return tuple(dict.fromkeys(map(node_of, devices)))
 
 
 def nodes_of(problem: Problem) -> tuple[str, ...]:
@@ -72,35 +74,17 @@ def without_nodes(problem: Problem, lost: Mapping[str, str]) -> Problem:
         raise InfeasibleError(
             f"no device is left to train on:{reasons}", hint="bring a node back, or see skyctl check"
         )
-    pins = {}
     for name, flag in (("first_stage", "--pin-first"), ("last_stage", "--pin-last")):
         pinned: Sequence[str] | None = getattr(problem, name)
         if pinned is None:
             continue
-        pins[name] = tuple(device for device in pinned if device in ids)
-        if not pins[name]:
+        if not any(device in ids for device in pinned):
             raise InfeasibleError(
                 f"only {', '.join(pinned)} may hold the {name.replace('_', ' ')} ({flag}), and none of them "
                 f"is left:{reasons}",
                 hint="bring one of them back, then resume the run",
             )
-    update: dict[str, Any] = {
-        "devices": tuple(left),
-        "times": {name: times for name, times in problem.times.items() if name in ids},
-        "links": tuple(link for link in problem.links if link.source in ids and link.target in ids),
-        "shared": tuple(_shared(problem.shared, ids)),
-        **pins,
-    }
-    return problem.model_copy(update=update)
-
-
-def _shared(resources: Sequence[SharedResource], ids: Collection[str]) -> list[SharedResource]:
-    found = []
-    for one in resources:
-        pairs = tuple(pair for pair in one.links if pair[0] in ids and pair[1] in ids)
-        if pairs:
-            found.append(one.model_copy(update={"links": pairs}))
-    return found
+    return with_devices(problem, ids)
 
 
 def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Plan:
@@ -185,14 +169,19 @@ def with_node(problem: Problem, other: Problem, node: str) -> Problem:
                     slowest = min(apart, key=lambda link: link.bandwidth_bytes_per_s)
                     made.append(slowest.model_copy(update={"source": pair[0], "target": pair[1]}))
     times = {**base.times, **{name: times for name, times in other.times.items() if name in ids}}
-    pins: dict[str, Any] = {"first_stage": problem.first_stage, "last_stage": problem.last_stage}
+    named = [*(base.helpers or ()), *(name for name in other.helpers or () if name in ids)]
+    kept: dict[str, Any] = {
+        "first_stage": problem.first_stage,
+        "last_stage": problem.last_stage,
+        "helpers": None if problem.helpers is None else tuple(dict.fromkeys(named)),
+    }
     return base.model_copy(
         update={
             "devices": tuple(devices.values()),
             "times": times,
             "links": tuple(made),
             "shared": _joined(base.shared, other.shared, node, devices),
-            **pins,
+            **kept,
         }
     )
 
@@ -202,7 +191,7 @@ def _joined(
 ) -> tuple[SharedResource, ...]:
     """The resources of ``mine``, and those that the links of the new node share."""
     found = {one.name: one for one in mine}
-    for other in _shared(others, ids):
+    for other in shared_among(others, ids):
         new = tuple(pair for pair in other.links if node in map(node_of, pair))
         if new:
             one = found.get(other.name)
@@ -249,11 +238,6 @@ def worth_moving(now_s: float, then_s: float, steps_left: int, cost_s: float) ->
 def plan_step_s(problem: Problem, plan: Plan) -> float:
     """Seconds a step of the plan's stages would take on ``problem``, which has their devices."""
     return predict(in_form(problem, plan.problem.parallel), plan).iteration_s
-
-
-def in_form(problem: Problem, parallel: Parallel) -> Problem:
-    """The same problem for plans of another form."""
-    return problem.model_copy(update={"parallel": parallel})
 
 
 def same_stages(one: Plan, other: Plan) -> bool:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from skyctl.agent.task_events import LogEvent
@@ -29,7 +30,7 @@ from skyctl.run.drift_check import DriftCheck
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
-from skyctl.run.rank_spec import RankSpec, last_ranks, rank_task_name, sync_pairs
+from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, rank_task_name, sync_pairs
 from skyctl.run.step_metrics import StepCollector
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
@@ -41,6 +42,7 @@ from skyctl.worker.rank_events import (
     RankResult,
     ReadyEvent,
     StepEvent,
+    SumSizes,
     ValidationEvent,
 )
 
@@ -76,7 +78,8 @@ class RankGroup:
         self._hooks = hooks or RankGroupHooks()
         first = int((specs[0].payload.get("resume") or {}).get("step", 0))
         steps = specs[0].payload["steps"]
-        self.collected = StepCollector(len(specs), steps, first=first, last_ranks=last_ranks(specs))
+        holding = len(holding_specs(specs))
+        self.collected = StepCollector(holding, steps, first=first, last_ranks=last_ranks(specs))
         self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
         self.failure: FailureReport | None = None
         self.ending = self._asking = self._stopped = False
@@ -104,6 +107,7 @@ class RankGroup:
             self._tasks.follow(spec.rank, task)
         unready = set(range(len(self._ranks)))
         facts: dict[int, EnvironmentEvent] = {}
+        sums: dict[int, SumSizes | None] = {}
         while unready:
             rank, event = self._next()
             if isinstance(event, EnvironmentEvent):
@@ -118,8 +122,25 @@ class RankGroup:
                 caller.task.send({"op": "connect", "host": event.address, "port": event.port, **peer})
             elif isinstance(event, ReadyEvent):
                 unready.discard(rank.spec.rank)
+                sums[rank.spec.rank] = event.sums
                 rank.enter_phase(CONNECT_PHASE, waiting=True)
-        self._send_all("start", f"step {self.collected.first}")
+        self._start_all(sums)
+
+    def _start_all(self, sums: Mapping[int, SumSizes | None]) -> None:
+        """Tells all to start; helpers hear how many numbers the others sum, who must all say the same.
+
+        Args:
+            sums: by rank.
+        """
+        holding = [sums[spec.rank] for spec in holding_specs(self.specs)]
+        for rank in self._ranks:
+            told: dict[str, Any] = {"op": "start"}
+            if rank.spec.helps:
+                if holding[0] is None or holding.count(holding[0]) < len(holding):
+                    raise RunError("ranks that hold the same layers do not say the same of their gradients")
+                told["sums"] = asdict(holding[0])
+            rank.task.send(told)
+            rank.enter_phase(f"step {self.collected.first}")
 
     def adopt(self, tasks: Mapping[int, RemoteTask], past: EventHistory, reported: int = 0) -> None:
         """In place of ``start``: ranks that another process has started.

@@ -76,14 +76,15 @@ class RankMessageReader:
         self.may_end_early = False
         self._spec, self._node, self._steps = spec, node, steps
         stage, stages = spec.payload.get("stage", spec.rank), spec.payload.get("stages", ranks)
-        self._is_last = stage == stages - 1
+        self._helps = spec.helps
+        self._is_last = self._helps or stage == stages - 1
         self._validating = self._is_last and not spec.payload.get("pipeline")
         sync = spec.payload.get("sync") or {"peers": ()}
         named = (peer["rank"] if isinstance(peer, Mapping) else peer for peer in sync["peers"])
         summing = set(named)
         self._awaited_peers = {rank for rank in summing if rank > spec.rank}
-        neighbours = {spec.rank - 1} if stage else set()
-        self._peers = summing | neighbours | ({spec.rank + 1} if stage < stages - 1 else set())
+        neighbours = {spec.rank - 1} if stage and not self._helps else set()
+        self._peers = summing | neighbours | ({spec.rank + 1} if not self._is_last else set())
         self._next_step = first
         self._checkpoint = first
         self._notes = 0
@@ -146,6 +147,8 @@ class RankMessageReader:
             return self._fault_of_start(event)
         if ReadyEvent not in self._seen:
             return "it is not ready yet"
+        if self._helps:
+            return self._fault_of_helper(event)
         if isinstance(event, StepEvent):
             return self._fault_of_step(event)
         if isinstance(event, ValidationEvent):
@@ -158,6 +161,14 @@ class RankMessageReader:
         if self._lacks_validation:
             return f"not of the validation after step {self._validates}"
         if event.steps < self._steps and not self.may_end_early:
+            return f"the run has {self._steps} steps, not {event.steps}"
+        return None
+
+    def _fault_of_helper(self, event: RankEvent) -> str | None:
+        """Of a rank that holds no layers: it tells of its end alone."""
+        if not isinstance(event, RankResult):
+            return "it holds no layers"
+        if event.steps > self._steps or (event.steps < self._steps and not self.may_end_early):
             return f"the run has {self._steps} steps, not {event.steps}"
         return None
 

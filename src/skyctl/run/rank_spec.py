@@ -1,6 +1,7 @@
 """A plan → what each rank is told. Pure: a dry run prints the very objects that a launch sends.
 
-Ranks are counted by pipeline, and within one from the first layers to the last.
+Ranks are counted by pipeline, and within one from the first layers to the last; then come those that hold no
+layers and help others to sum gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
-from skyctl.records.sync import Sync
+from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.schedule.actions import check_in_flight
 
 TIE_CHUNK_BYTES = 65_536
@@ -33,6 +34,11 @@ class RankSpec:
     payload: dict[str, Any]
     shard_limits: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def helps(self) -> bool:
+        """Whether it holds no layers, and only helps others to sum."""
+        return bool(self.payload.get("helps"))
+
 
 def rank_task_name(rank: int) -> str:
     """What the task of a rank is called on its node."""
@@ -47,9 +53,15 @@ def rank_of_task(name: str) -> int | None:
 
 def last_ranks(specs: Sequence[RankSpec]) -> tuple[int, ...]:
     """Of each pipeline, the rank of its last stage."""
-    last = len(specs) - 1
-    stages = [(spec.payload.get("stage", spec.rank), spec.payload.get("stages", last + 1)) for spec in specs]
-    return tuple(spec.rank for spec, (stage, count) in zip(specs, stages, strict=True) if stage + 1 == count)
+    holding = holding_specs(specs)
+    count = len(holding)
+    stages = [(spec.payload.get("stage", spec.rank), spec.payload.get("stages", count)) for spec in holding]
+    return tuple(spec.rank for spec, (stage, last) in zip(holding, stages, strict=True) if stage + 1 == last)
+
+
+def holding_specs(specs: Sequence[RankSpec]) -> list[RankSpec]:
+    """Those that hold layers, which come first."""
+    return [spec for spec in specs if not spec.helps]
 
 
 def sync_pairs(specs: Sequence[RankSpec]) -> list[tuple[int, int]]:
@@ -80,18 +92,18 @@ def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
             )
     _check_routes(plan)
     names = [node.name for node in cluster.nodes]
-    for stage in plan.placed_stages:
-        node, local = split_device_id(stage.device)
+    for device in (*(stage.device for stage in plan.placed_stages), *plan.helpers):
+        node, local = split_device_id(device)
         if node not in names:
             raise MismatchError(
-                f"the plan uses device {stage.device!r}, but cluster {cluster.name!r} has no node "
+                f"the plan uses device {device!r}, but cluster {cluster.name!r} has no node "
                 f"{node!r}; it has {', '.join(names)}",
                 hint="plan again for this cluster: skyctl plan WORKLOAD",
             )
         listed = cluster.node(node).devices
         if listed is not None and local not in {d if ":" in d else f"{d}:0" for d in listed}:
             raise MismatchError(
-                f"the plan uses device {stage.device!r}, but cluster {cluster.name!r} lists "
+                f"the plan uses device {device!r}, but cluster {cluster.name!r} lists "
                 f"{', '.join(listed)} for node {node!r}",
                 hint="plan again for this cluster: skyctl plan WORKLOAD",
             )
@@ -109,21 +121,21 @@ def rank_specs(
     recipe: Mapping[str, Any] | None = None,
     trace: bool = False,
 ) -> list[RankSpec]:
-    """The ranks of all pipelines, in their order.
+    """The ranks of all pipelines, in their order, and then the helpers'.
 
     Args:
-        workload: by node, the workload's description with the paths valid on that node.
+        workload: by node that holds layers, the workload's description with the paths valid on that node.
         recipe: how to train beside that (``workload.recipe.Recipe``, as a dict); None: plainly.
         addresses: by node, the address at which its peers reach it.
     """
     ranks: list[RankSpec] = []
     measured = {machine.device: machine.threads for machine in plan.machines}
     structures = rank_structures(plan)
-    placed = [split_device_id(stage.device) for stage in plan.placed_stages]
-    for rank, (stage, structure) in enumerate(zip(plan.placed_stages, structures, strict=True)):
+    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
+    placed = [split_device_id(device) for device in devices]
+    for rank, (device, structure) in enumerate(zip(devices, structures, strict=True)):
         node_name, local = placed[rank]
         node = cluster.node(node_name)
-        is_first, is_last = structure["stage"] == 0, structure["stage"] + 1 == structure["stages"]
         sync = structure["sync"]
         if sync is not None:
             sync = {**sync, "peers": [_peer(peer, placed, addresses) for peer in sync["peers"]]}
@@ -131,27 +143,37 @@ def rank_specs(
             "run_id": run_id,
             **structure,
             "device": local,
-            "threads": node.threads or measured.get(stage.device),
-            "slowdown": node.slowdown,
             "interface": node.interface,
+            "steps": steps,
+            "previous": None,
+            "next": None,
+            "sync": sync,
+            "trace": trace,
+            "facts": True,
+        }
+        if structure.get("helps"):
+            payload["figures_every"] = [(recipe or {}).get("validate_every")]
+            ranks.append(RankSpec(rank, node_name, device, payload))
+            continue
+        stage = plan.placed_stages[rank]
+        is_first, is_last = structure["stage"] == 0, structure["stage"] + 1 == structure["stages"]
+        payload |= {
+            "threads": node.threads or measured.get(device),
+            "slowdown": node.slowdown,
             "workload": dict(workload[node_name]),
             "schedule": plan.problem.schedule,
             "in_flight": stage.in_flight,
             "recompute": stage.recompute,
             "weights_behind": stage.weights_behind,
             "receive_window": plan.problem.receive_window,
-            "steps": steps,
             "previous": None if is_first else _peer(rank - 1, placed, addresses),
             "next": None if is_last else _peer(rank + 1, placed, addresses),
-            "sync": sync,
             "weights": weights and structure["pipeline"] == 0,
             "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, rank, is_first=is_first, is_last=is_last),
             "compare_batches": plan.problem.first_stage is None and plan.problem.last_stage is None,
-            "trace": trace,
-            "facts": True,
         }
-        ranks.append(RankSpec(rank, node_name, stage.device, payload))
+        ranks.append(RankSpec(rank, node_name, device, payload))
     return ranks
 
 
@@ -163,6 +185,7 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     (``tie``), over which routes (``worker.route_sum.RoutePlace``);
     its ``peers`` are ranks here, and with their addresses in a payload; for a trace it compares its clock
     with that of ``clock_of`` (None: the first rank), and those of ``clock_for`` theirs with its own.
+    ``helps``: it holds no layers, and only helps to sum.
     """
     found: list[dict[str, Any]] = []
     first = 0
@@ -182,6 +205,17 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
             )
         first += microbatches
     if plan.sync is not None and len(plan.pipelines) > 1:
+        found += [
+            {
+                "rank": len(found) + number,
+                "helps": True,
+                "pipeline": None,
+                "layers": [0, 0],
+                "microbatches": plan.problem.microbatches,
+                "sync": None,
+            }
+            for number in range(len(plan.helpers))
+        ]
         for rank, structure in enumerate(found):
             structure["sync"] = _sync(plan, plan.sync, rank)
         _add_clocks([structure["sync"] for structure in found])
@@ -200,36 +234,58 @@ def _microbatches(plan: Plan) -> list[int]:
 
 def _sync(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
     """What a rank is told of the sums of gradients; see ``rank_structures``."""
-    ranks = {stage.device: number for number, stage in enumerate(plan.placed_stages)}
-    here = plan.placed_stages[rank]
+    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
+    ranks = {device: number for number, device in enumerate(devices)}
     groups: list[dict[str, Any]] = []
     peers: set[int] = set()
     for number, group in enumerate(sync.groups):
-        if not (here.start < group.stop and group.start < here.stop):
-            continue
-        routes = []
-        for route in group.routes:
-            up_parent = [ranks[parent] for child, parent in route.up if child == here.device]
-            up_children = [ranks[child] for child, parent in route.up if parent == here.device]
-            down_parent = [ranks[parent] for parent, child in route.down if child == here.device]
-            down_children = [ranks[child] for parent, child in route.down if parent == here.device]
-            peers.update((*up_parent, *up_children, *down_parent, *down_children))
-            routes.append(
-                {
-                    "share": route.share,
-                    "up_children": up_children,
-                    "up_parent": up_parent[0] if up_parent else None,
-                    "down_parent": down_parent[0] if down_parent else None,
-                    "down_children": down_children,
-                }
-            )
-        groups.append({"number": number, "start": group.start, "stop": group.stop, "routes": routes})
+        if rank < len(plan.placed_stages):
+            here = plan.placed_stages[rank]
+            if not (here.start < group.stop and group.start < here.stop):
+                continue
+        routes = [_route_place(route, route.down, devices[rank], ranks) for route in group.routes]
+        for place in routes:
+            ends = (place["up_parent"], place["down_parent"], *place["up_children"], *place["down_children"])
+            peers.update(end for end in ends if end is not None)
+        told = {"number": number, "start": group.start, "stop": group.stop, "routes": routes}
+        if plan.helpers:
+            down = _agreement_edges(group, plan.helpers)
+            told["agreement"] = _route_place(group.routes[0], down, devices[rank], ranks)
+        groups.append(told)
     return {
         "format": sync.format,
         "chunk_bytes": sync.chunk_bytes,
         "groups": groups,
         "peers": sorted(peers),
     }
+
+
+def _route_place(
+    route: Route, down: Sequence[Sequence[str]], device: str, ranks: Mapping[str, int]
+) -> dict[str, Any]:
+    """A device's place on a route, as a ``worker.route_sum.RoutePlace``; ``down``: the edges of that way."""
+    up_parent = [ranks[parent] for child, parent in route.up if child == device]
+    down_parent = [ranks[parent] for parent, child in down if child == device]
+    return {
+        "share": route.share,
+        "up_children": [ranks[child] for child, parent in route.up if parent == device],
+        "up_parent": up_parent[0] if up_parent else None,
+        "down_parent": down_parent[0] if down_parent else None,
+        "down_children": [ranks[child] for parent, child in down if parent == device],
+    }
+
+
+def _agreement_edges(group: SyncGroup, helpers: Sequence[str]) -> list[tuple[str, str]]:
+    """How what ranks agree on comes down the first route, and on to helpers that are not on that way."""
+    first = group.routes[0]
+    down = [(parent, child) for parent, child in first.down]
+    reached = {first.root, *(child for _, child in down)}
+    joined = [(a, b) for route in group.routes for edges in (route.up, route.down) for a, b in edges]
+    joined += [(b, a) for a, b in joined]
+    while left := [(a, b) for a, b in joined if a in reached and b in helpers and b not in reached]:
+        down.append(left[0])
+        reached.add(left[0][1])
+    return down
 
 
 def _add_clocks(syncs: Sequence[dict[str, Any]]) -> None:
@@ -294,15 +350,6 @@ def _check_routes(plan: Plan) -> None:
             f"pipeline {long[0]} has {len(plan.pipelines[long[0]].stages)} stages; this skyctl launches "
             "several pipelines of one stage each, or one of several"
         )
-    holders = {stage.device for stage in plan.placed_stages}
-    for group in plan.sync.groups if plan.sync is not None else ():
-        for route in group.routes:
-            there = [route.root, *(device for edge in (*route.up, *route.down) for device in edge)]
-            if helpers := [device for device in there if device not in holders]:
-                raise InputError(
-                    f"a route goes over {helpers[0]!r}, which holds no layers; this skyctl sums gradients "
-                    "between devices that hold the layers"
-                )
 
 
 def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -326,6 +373,7 @@ def _link_dtypes(plan: Plan, rank: int, *, is_first: bool, is_last: bool) -> dic
 
 
 def used_nodes(plan: Plan, cluster: Cluster) -> list[Node]:
-    """The nodes that hold a stage, in inventory order."""
-    names = {split_device_id(stage.device)[0] for stage in plan.placed_stages}
+    """The nodes that hold a stage or help to sum, in inventory order."""
+    devices = (*(stage.device for stage in plan.placed_stages), *plan.helpers)
+    names = {split_device_id(device)[0] for device in devices}
     return [node for node in cluster.nodes if node.name in names]

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from skyctl.control.problem_devices import in_form
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.records.cluster import Cluster, Node, node_of
@@ -28,7 +29,6 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_update import (
     DEFAULT_RESTART_S,
     OBSERVED_STEPS,
-    in_form,
     nodes_in,
     nodes_of,
     observed_slowdowns,

@@ -24,6 +24,7 @@ from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_layout import SumLayout, make_layout
@@ -115,7 +116,13 @@ class GradientSync:
             first, stop = int(values["start"]) - start, int(values["stop"]) - start
             self._groups.append(
                 _GroupSync(
-                    RouteSum(int(values["number"]), routes, connections, tag),
+                    RouteSum(
+                        int(values["number"]),
+                        routes,
+                        connections,
+                        tag,
+                        RoutePlace.from_payload(values["agreement"]) if "agreement" in values else None,
+                    ),
                     [[e for e in entries if e.layer == layer] for layer in range(first, stop)],
                     first,
                     [_RunningFigures(module) for layer in layers[first:stop] for module in _norms(layer)],
@@ -129,6 +136,11 @@ class GradientSync:
             parameter.register_post_accumulate_grad_hook(self._make_hook(layer))  # type: ignore[no-untyped-call]
             for layer, parameter in hooked
         ]
+
+    @property
+    def sizes(self) -> SumSizes:
+        """What a helper has to know of the sums of the first group."""
+        return self._groups[0].sizes
 
     def begin(self, step: int, *, early: bool = True) -> None:
         """The step's last backward is next.
@@ -218,6 +230,13 @@ class _GroupSync:
         self._ready_layers = 0
         self._open: list[Tensor] = []
         self._present = b""
+
+    @property
+    def sizes(self) -> SumSizes:
+        """What a helper has to know of them."""
+        numels = [sum(entry.master.numel() for entry in layer) for layer in self._layers]
+        figures = sum(figure.numel for figure in self._figures)
+        return SumSizes(tuple(numels), sum(map(len, self._layers)), figures)
 
     def begin(self, step: int) -> None:
         self._round = SumRound(self._layout, step, kind=GRADIENTS, dtype=self._dtype)

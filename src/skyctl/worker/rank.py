@@ -7,7 +7,7 @@
     rank → ListeningEvent                       a rank with a successor
     → rank {"op": "connect", "host", "port"}    to the rank that comes after
     rank → ReadyEvent                           built and connected
-    → rank {"op": "start"}
+    → rank {"op": "start"}                      a helper's with ``sums``: a ``SumSizes``
     rank → StepEvent, ValidationEvent, CheckpointEvent, …
     rank → HeartbeatEvent                       every few seconds, from the start to the end
     → rank {"op": "stop"}                       an early end: see below
@@ -22,6 +22,8 @@ The payload has the fields of ``run.rank_spec`` and: ``secrets``, by side what i
 alone, without which nobody joins; ``tls`` (``{"cert", "key"}``, PEM): traffic between ranks is encrypted;
 ``timeout_s`` (default 1800), the longest a rank waits for a peer. With ``trace`` the result names a file with
 this rank's trace, on its own clock (``trace_recorder``).
+
+With ``helps`` the rank holds no layers and only helps others to sum (``sum_helper``): it tells of no steps.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
 
 def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
-    """Trains one stage; returns the paths of its weights and trace, its peak memory and the steps done.
+    """Trains one stage, or helps others to sum; returns the paths of its weights and trace, its peak memory
+    and the steps done.
 
     Raises:
         ModuleNotFoundError: this Python has no torch.
@@ -55,17 +58,22 @@ def main(payload: dict[str, Any], channel: TaskChannel) -> dict[str, Any]:
         import_torch()  # where it is missing, that is the error to report
 
         from skyctl.device.dtype_support import prepare_dtype
+        from skyctl.worker.sum_helper import HelperRank
         from skyctl.worker.trainer import Trainer
 
-        prepare_dtype(payload["workload"].get("dtype", "float32"), payload["device"], channel.cache)
-        trainer = Trainer(payload, channel)
+        rank: HelperRank | Trainer
+        if payload.get("helps"):
+            rank = HelperRank(payload, channel)
+        else:
+            prepare_dtype(payload["workload"].get("dtype", "float32"), payload["device"], channel.cache)
+            rank = Trainer(payload, channel)
         try:
             try:
-                return trainer.run()
+                return rank.run()
             finally:
-                trainer.close()  # inside: torch raises here, too, when a DataLoader's worker dies
+                rank.close()  # inside: torch raises here, too, when a DataLoader's worker dies
         except Exception as exc:
-            explained = trainer.explain(exc)
+            explained = rank.explain(exc)
             if explained is exc:
                 raise
             assert isinstance(explained, SkyctlError)

@@ -67,10 +67,27 @@ class ListeningEvent:
 
 
 @dataclass(frozen=True)
+class SumSizes:
+    """How many numbers ranks sum, which is all that a helper is told of the model.
+
+    ``layers``: of the gradients of each layer, in the order in which they are summed; ``parameters``: how
+    many parameters these are of; ``figures``: of batch norms' running figures.
+    """
+
+    layers: tuple[Index, ...]
+    parameters: Index
+    figures: Index
+
+
+@dataclass(frozen=True)
 class ReadyEvent:
-    """The rank has built its stage and is connected to its neighbours."""
+    """The rank is connected to its neighbours, and has built its stage, unless it only helps others to sum.
+
+    ``sums``: of a rank that sums gradients with other pipelines.
+    """
 
     kind: ClassVar[str] = "ready"
+    sums: SumSizes | None = None
 
 
 @dataclass(frozen=True)

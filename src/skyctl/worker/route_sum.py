@@ -36,13 +36,13 @@ _PostedAgreement = tuple[SumMessage, Work, PeerConnection]
 
 @dataclass(frozen=True)
 class RoutePlace:
-    """A rank's place on one route; its peers there are ranks.
+    """A rank's place on one route; its peers there are ranks. A helper may be on one way only, or on none.
 
     Attributes:
         share: of the numbers, that this route sums.
         up_children: whose partial sums it adds, in this order.
-        up_parent: whom it sends its own to; None at the root.
-        down_parent: who sends it the sum; None at the root.
+        up_parent: whom it sends its own to; None at the root, and where it is not on the way up.
+        down_parent: who sends it the sum; None at the root, and where it is not on the way down.
         down_children: whom it sends the sum on to.
     """
 
@@ -51,6 +51,11 @@ class RoutePlace:
     up_parent: int | None
     down_parent: int | None
     down_children: tuple[int, ...]
+
+    @property
+    def adds(self) -> bool:
+        """Whether it is on the way up, or the root."""
+        return self.up_parent is not None or (self.down_parent is None and bool(self.up_children))
 
     @classmethod
     def from_payload(cls, values: Mapping[str, Any]) -> RoutePlace:
@@ -165,6 +170,7 @@ class RouteSum:
         routes: this rank's place on each of its routes, in the plan's order.
         peers: by rank, the connection to each that a route joins this one with; nothing else uses it.
         first_tag: the first of ``2 + 2 * len(routes)`` tags that no other group has.
+        agreement: the place on the tree over which ranks agree; None: that on the first route.
     """
 
     def __init__(
@@ -173,16 +179,19 @@ class RouteSum:
         routes: Sequence[RoutePlace],
         peers: Mapping[int, PeerConnection],
         first_tag: int = FIRST_TAG,
+        agreement: RoutePlace | None = None,
     ) -> None:
         self.routes = tuple(routes)
+        self._agreement = agreement or self.routes[0]
         self._group, self._peers, self._first_tag = group, peers, first_tag
         self._inboxes: list[queue.SimpleQueue[SumRound | None]] = []
         self._round: SumRound | None = None
         self._agreements: list[_PostedAgreement] = []
         self._agreed: _PostedAgreement | None = None
         for number, route in enumerate(routes):
-            self._start_thread(self._sum_up, number, "up")
-            if route.up_parent is not None:
+            if route.adds or not peers:
+                self._start_thread(self._sum_up, number, "up")
+            if route.down_parent is not None:
                 self._start_thread(self._take_down, number, "down")
 
     def begin(self, round_: SumRound, agreed_bytes: int = 0) -> None:
@@ -194,7 +203,7 @@ class RouteSum:
         self._round = round_
         round_.begin(len(self._inboxes))
         if agreed_bytes:
-            route = self.routes[0]
+            route = self._agreement
             self._agreements = [self._post_agreement(child, UP, agreed_bytes) for child in route.up_children]
             if route.down_parent is not None:
                 self._agreed = self._post_agreement(route.down_parent, DOWN, agreed_bytes)
@@ -202,7 +211,7 @@ class RouteSum:
             inbox.put(round_)
 
     def agree(self, own: bytes) -> bytes:
-        """The bytes of all ranks, each 0 or 1, joined by "or".
+        """The bytes of all ranks that hold layers, each 0 or 1, joined by "or"; a helper's are all 0.
 
         Raises:
             RunError: a peer is gone, or has sent something else; or what ended the round.
@@ -222,14 +231,14 @@ class RouteSum:
         self._inboxes.clear()
 
     def _agree(self, own: bytes) -> bytes:
-        route, total = self.routes[0], int.from_bytes(own)
+        route, total = self._agreement, int.from_bytes(own)
         for posted in self._agreements:
             total |= int.from_bytes(self._receive_agreement(posted, UP))
         found = total.to_bytes(len(own))
         works = []
         if route.up_parent is not None:
             works.append(self._send_agreement(route.up_parent, UP, found))
-            assert self._agreed is not None
+        if self._agreed is not None:
             found = self._receive_agreement(self._agreed, DOWN)
         works += [self._send_agreement(child, DOWN, found) for child in route.down_children]
         for _, work in works:

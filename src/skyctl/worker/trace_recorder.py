@@ -106,7 +106,7 @@ class TraceRecorder:
 
     def document(self) -> dict[str, Any]:
         """The trace as JSON values: ``clocks`` (empty on the first rank) and ``steps``, the oldest first."""
-        ends = [*[step.start_s for step in self._steps][1:], self._step_end_s]
+        ends = [*[step.start_s for step in self._steps][1:], self._step_end_s][: len(self._steps)]
         return {
             "clocks": {when: offset._asdict() for when, offset in self._clock_offsets.items()},
             "steps": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import torch
 from torch import nn
 
 from skyctl.agent.task_events import to_message
-from skyctl.agent.task_runner import AgentGoneError, TaskChannel
+from skyctl.agent.task_runner import TaskChannel
 from skyctl.checkpoint.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
-from skyctl.errors import RunError
 from skyctl.schedule.actions import ZERO_BUBBLE
 from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch, sketch_layers
 from skyctl.worker.batches import Prefetcher
@@ -28,21 +26,20 @@ from skyctl.worker.checkpointer import (
 from skyctl.worker.executor import Executor
 from skyctl.worker.gradient_clipping import make_clipper
 from skyctl.worker.gradient_sync import GradientSync, check_summable
+from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
-from skyctl.worker.rank_environment import find_environment, peak_memory_bytes, use_device
+from skyctl.worker.rank_environment import peak_memory_bytes, use_device
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     RESTORE_PHASE,
     BatchSketch,
-    HeartbeatEvent,
-    ListeningEvent,
     ReadyEvent,
 )
 from skyctl.worker.stage import PipelineStage
-from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S, NeighbourConnections
+from skyctl.worker.stage_io import NeighbourConnections
 from skyctl.worker.stage_ties import StageTies
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
@@ -55,8 +52,6 @@ from skyctl.workload.recipe import Recipe, microbatch_sizes
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 
-HEARTBEAT_S = 3.0
-
 
 class Trainer:
     """One rank of a run: ``run`` once, then ``close`` in any case.
@@ -68,29 +63,27 @@ class Trainer:
 
     def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
         self._payload, self._channel = payload, channel
+        self._link = LauncherLink(channel, self._state)
         self._phase = "build"
         self._training = False
         self._neighbours: NeighbourConnections | None = None
         self._sync_connections: SyncConnections | None = None
         self._sync: GradientSync | None = None
         self._counted_elsewhere: list[nn.Parameter] = []
-        self._addresses: dict[int | None, tuple[str, int]] = {}
         self._executor: Executor | None = None
         self._stop_requested = False
-        self._closed = threading.Event()
         first, _ = payload.get("microbatch_range") or (0, 0)
         self._recorder = TraceRecorder(first_microbatch=first) if payload.get("trace") else None
 
     def run(self) -> dict[str, Any]:
         """Trains the stage from build to saved weights; returns the result of ``rank.main``."""
         payload = self._payload
-        threading.Thread(target=self._send_heartbeats, daemon=True, name="heartbeat").start()
+        self._link.start()
         if payload.get("threads"):
             torch.set_num_threads(int(payload["threads"]))
         if payload.get("facts"):
             self._phase = "telling what is here"
-            self._channel.send(to_message(find_environment(payload["device"])))
-            self._expect("build")
+            self._link.tell_environment(payload["device"])
             self._phase = "build"
         self._device = use_device(payload["device"])
         self._spec = WorkloadSpec.from_dict(payload["workload"])
@@ -130,7 +123,7 @@ class Trainer:
 
     def close(self) -> None:
         """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
-        self._closed.set()
+        self._link.close()
         if self._neighbours is not None:
             self._neighbours.close()
         if self._sync_connections is not None:
@@ -142,19 +135,10 @@ class Trainer:
         """The error to report: with the phase it happened in, and the cause in the first line."""
         return with_phase(exc, self._current_phase(), self._payload["device"])
 
-    def _send_heartbeats(self) -> None:
-        """Says every ``HEARTBEAT_S`` that this rank is alive, what it is at, and whether it waits for a peer.
-
-        Runs in a thread of its own until the process ends. The launcher hears from a rank that computes for
-        long, and not from one that is stopped or dead: that is how it knows which rank to name.
-        """
-        while not self._closed.wait(HEARTBEAT_S):
-            executor = self._executor
-            waiting = executor is not None and executor.waiting
-            try:
-                self._channel.send(to_message(HeartbeatEvent(self._current_phase(), waiting)))
-            except AgentGoneError:
-                return
+    def _state(self) -> tuple[str, bool]:
+        """What this rank is at, and whether it only waits for another one."""
+        executor = self._executor
+        return self._current_phase(), executor is not None and executor.waiting
 
     def _current_phase(self) -> str:
         return self._executor.phase if self._training and self._executor is not None else self._phase
@@ -225,11 +209,7 @@ class Trainer:
 
     def _connect(self) -> NeighbourConnections:
         neighbours = self._neighbours = NeighbourConnections(self._payload, self._device, self._recorder)
-
-        def announce(port: int, address: str) -> None:
-            self._channel.send(to_message(ListeningEvent(address, port)))
-
-        neighbours.connect(announce, lambda: self._address_of(None))
+        neighbours.connect(self._link.announce, lambda: self._link.address_of(None))
         return neighbours
 
     def _connect_sync(self, stage: PipelineStage) -> GradientSync | None:
@@ -244,11 +224,7 @@ class Trainer:
         if not self._is_single:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
-
-        def announce(port: int, address: str, peer: int) -> None:
-            self._channel.send(to_message(ListeningEvent(address, port, peer)))
-
-        connections.connect(announce, self._address_of)
+        connections.connect(self._link.announce, self._link.address_of)
         self._sync = GradientSync(
             stage.layers,
             self._start,
@@ -260,13 +236,6 @@ class Trainer:
             tied=ties.parameters,
         )
         return self._sync
-
-    def _address_of(self, peer: int | None) -> tuple[str, int]:
-        """Waits for the address at which that rank listens; None: the rank before this one."""
-        while peer not in self._addresses:
-            message = self._expect("connect")
-            self._addresses[message.get("peer")] = message["host"], message["port"]
-        return self._addresses.pop(peer)
 
     @property
     def _is_single(self) -> bool:
@@ -319,8 +288,9 @@ class Trainer:
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
         validation_batch = self._sketch_validation()
         sketcher = self._make_sketcher(first_step)
-        self._channel.send(to_message(ReadyEvent()))
-        self._expect("start")
+        sums = self._sync.sizes if self._sync is not None and not self._is_single else None
+        self._channel.send(to_message(ReadyEvent(sums)))
+        self._link.expect("start")
         loop = TrainingLoop(
             executor=executor,
             recipe=self._recipe,
@@ -375,15 +345,6 @@ class Trainer:
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:
             self._stop_requested = message[0].get("op") == "stop"
         return self._stop_requested
-
-    def _expect(self, op: str) -> dict[str, Any]:
-        received = self._channel.recv(PEER_READY_TIMEOUT_S)
-        if received is None or received[0].get("op") != op:
-            said = "nothing" if received is None else repr(received[0].get("op"))
-            raise RunError(
-                f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {said}"
-            )
-        return received[0]
 
     def _save_weights(self, stage: PipelineStage, path: Path) -> str | None:
         if not self._payload.get("weights"):

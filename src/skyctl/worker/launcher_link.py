@@ -1,0 +1,75 @@
+"""A rank's line to the launcher: its signs of life, and what it is told, in its turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from skyctl.agent.task_events import to_message
+from skyctl.agent.task_runner import AgentGoneError, TaskChannel
+from skyctl.errors import RunError
+from skyctl.worker.rank_environment import find_environment
+from skyctl.worker.rank_events import HeartbeatEvent, ListeningEvent
+from skyctl.worker.stage_io import PEER_READY_TIMEOUT_S
+
+HEARTBEAT_S = 3.0
+
+
+class LauncherLink:
+    """What every rank says and is told; heartbeats from the start until ``close``.
+
+    Args:
+        state: what the rank is at, and whether it only waits for another one.
+    """
+
+    def __init__(self, channel: TaskChannel, state: Callable[[], tuple[str, bool]]) -> None:
+        self.channel = channel
+        self._state = state
+        self._addresses: dict[int | None, tuple[str, int]] = {}
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Says every ``HEARTBEAT_S`` that this rank is alive, what it is at, and whether it waits for a peer.
+
+        In a thread of its own until the process ends. The launcher hears from a rank that computes for long,
+        and not from one that is stopped or dead: that is how it knows which rank to name.
+        """
+        threading.Thread(target=self._send_heartbeats, daemon=True, name="heartbeat").start()
+
+    def close(self) -> None:
+        """Ends the heartbeats. Idempotent."""
+        self._closed.set()
+
+    def tell_environment(self, device: str) -> None:
+        """Tells what is found for that device, and waits until the rank may build anything."""
+        self.channel.send(to_message(find_environment(device)))
+        self.expect("build")
+
+    def expect(self, op: str) -> dict[str, Any]:
+        """Waits for what the launcher says next. Raises RunError where that is anything else."""
+        received = self.channel.recv(PEER_READY_TIMEOUT_S)
+        if received is None or received[0].get("op") != op:
+            said = "nothing" if received is None else repr(received[0].get("op"))
+            raise RunError(
+                f"expected the launcher to say {op!r} within {PEER_READY_TIMEOUT_S:.0f} s, it said {said}"
+            )
+        return received[0]
+
+    def address_of(self, peer: int | None) -> tuple[str, int]:
+        """Waits for the address at which that rank listens; None: the rank before this one."""
+        while peer not in self._addresses:
+            message = self.expect("connect")
+            self._addresses[message.get("peer")] = message["host"], message["port"]
+        return self._addresses.pop(peer)
+
+    def announce(self, port: int, address: str, peer: int | None = None) -> None:
+        """Tells where this rank waits for its successor, or for that peer."""
+        self.channel.send(to_message(ListeningEvent(address, port, peer)))
+
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            try:
+                self.channel.send(to_message(HeartbeatEvent(*self._state())))
+            except AgentGoneError:
+                return

@@ -1,0 +1,143 @@
+"""A rank that holds no layers and helps others to sum: it adds what it receives, and passes on.
+
+It is told no workload, and sees neither inputs nor weights: only chunks of the sums that go over its routes.
+How these are cut it is told with the word to start, as ranks that hold layers have said it (``SumSizes``).
+It keeps a few chunks for each of its edges, however large the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from skyctl.agent.task_events import to_message
+from skyctl.agent.task_runner import TaskChannel
+from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.checkpointer import resumed_step
+from skyctl.worker.gradient_sync import SYNC_DTYPES
+from skyctl.worker.launcher_link import LauncherLink
+from skyctl.worker.rank_environment import peak_memory_bytes
+from skyctl.worker.rank_errors import with_phase
+from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
+from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.stage_io import Neighbour
+from skyctl.worker.sum_layout import make_layout
+from skyctl.worker.sum_messages import FIGURES, GRADIENTS
+from skyctl.worker.sync_connections import SyncConnections
+from skyctl.worker.trace_recorder import TraceRecorder
+
+
+class SumHelper:
+    """A helper's part in the sums of one group: ``sum_gradients`` once a step.
+
+    Args:
+        sync: of the rank's payload.
+        sizes: ``SumSizes`` as a JSON object.
+        peers: the connections to every rank on its routes, by rank.
+    """
+
+    def __init__(
+        self, sync: Mapping[str, Any], sizes: Mapping[str, Any], peers: Mapping[int, Neighbour]
+    ) -> None:
+        (group,) = sync["groups"]
+        routes = [RoutePlace.from_payload(route) for route in group["routes"]]
+        shares = [route.share for route in routes]
+        connections = {rank: peer.connection for rank, peer in peers.items()}
+        agreement = RoutePlace.from_payload(group["agreement"])
+        self._sums = RouteSum(int(group["number"]), routes, connections, FIRST_TAG, agreement)
+        self._dtype, chunk_bytes = SYNC_DTYPES[sync["format"]], int(sync["chunk_bytes"])
+        numels = [[int(numel)] for numel in sizes["layers"]]
+        self._layout = make_layout(numels, shares, max(1, chunk_bytes // self._dtype.itemsize))
+        self._flags = 1 + int(sizes["parameters"])
+        figures = int(sizes.get("figures") or 0)
+        self._figures_layout = make_layout([[figures]], shares, max(1, chunk_bytes // 4)) if figures else None
+
+    def sum_gradients(self, step: int) -> bool:
+        """Helps with one step's sum; whether the run ends with this step. Raises as ``SumRound.wait``."""
+        round_ = SumRound(self._layout, step, kind=GRADIENTS, dtype=self._dtype, helps=True)
+        self._sums.begin(round_, self._flags)
+        agreed = self._sums.agree(bytes(self._flags))
+        round_.wait()
+        return bool(agreed[0])
+
+    def average_figures(self, step: int) -> None:
+        """Helps with the sum of running figures, where layers have any."""
+        if self._figures_layout is not None:
+            round_ = SumRound(self._figures_layout, step, kind=FIGURES, dtype=torch.float32, helps=True)
+            self._sums.begin(round_)
+            round_.wait()
+
+    def close(self) -> None:
+        """Ends the threads; the connections must be closed before."""
+        self._sums.close()
+
+
+class HelperRank:
+    """A helper from its payload to the run's end: ``run`` once, then ``close`` in any case.
+
+    Args:
+        payload: what this rank is told to do; see ``worker.rank``.
+        channel: the line to the launcher.
+    """
+
+    def __init__(self, payload: dict[str, Any], channel: TaskChannel) -> None:
+        self._payload = payload
+        self._phase, self._waiting = "starting", False
+        self._link = LauncherLink(channel, lambda: (self._phase, self._waiting))
+        self._recorder = TraceRecorder() if payload.get("trace") else None
+        self._connections: SyncConnections | None = None
+        self._helper: SumHelper | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Helps with every step's sum; returns the result of ``rank.main``."""
+        payload, link = self._payload, self._link
+        link.start()
+        torch.set_num_threads(1)  # parts are too small for more (``sum_layout.SERIAL_NUMEL``)
+        if payload.get("facts"):
+            self._phase = "telling what is here"
+            link.tell_environment(payload["device"])
+        self._phase = CONNECT_PHASE
+        connections = self._connections = SyncConnections(payload, self._recorder)
+        connections.connect(link.announce, link.address_of)
+        link.channel.send(to_message(ReadyEvent()))
+        sizes = link.expect("start")["sums"]
+        self._helper = SumHelper(payload["sync"], sizes, connections.peers)
+        done = self._help(self._helper)
+        self._phase, self._waiting = "end", False
+        connections.compare_clocks("end")
+        connections.close(graceful=True)
+        trace = link.channel.folder / f"trace-{payload['rank']}.json"
+        return {
+            "weights": None,
+            "trace": self._recorder.save(trace) if self._recorder else None,
+            "peak_memory_bytes": peak_memory_bytes(torch.device("cpu")),
+            "steps": done,
+        }
+
+    def _help(self, helper: SumHelper) -> int:
+        """Every step of the run, until all agree to end; how many of the run's steps are done."""
+        steps = int(self._payload["steps"])
+        for step in range(resumed_step(self._payload), steps):
+            self._phase, self._waiting = f"step {step}, helping to sum gradients", True
+            is_last = helper.sum_gradients(step)
+            last = is_last or step + 1 == steps
+            if last or any(every and (step + 1) % every == 0 for every in self._payload["figures_every"]):
+                self._phase = f"averaging running figures after step {step}"
+                helper.average_figures(step)
+            if is_last:
+                return step + 1
+        return steps
+
+    def close(self) -> None:
+        """Closes the connections to other ranks; whatever waits on them ends. Idempotent."""
+        self._link.close()
+        if self._connections is not None:
+            self._connections.close()
+        if self._helper is not None:
+            self._helper.close()
+
+    def explain(self, exc: Exception) -> Exception:
+        """The error to report: with the phase it happened in, and the cause in the first line."""
+        return with_phase(exc, self._phase, self._payload["device"])

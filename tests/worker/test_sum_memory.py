@@ -1,0 +1,121 @@
+"""What a sum adds to the resident memory of a helper and of roots: a pool of chunks, however large it is.
+
+``SKYCTL_SUM_MIB`` sums so many MiB in place of 256.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker.sums import RouteEdges, places
+
+MIB = 1 << 20
+CHUNK_BYTES = 262144
+ROUTES: list[RouteEdges] = [
+    (0.5, 2, [(0, 2), (1, 2)], [(2, 0), (2, 1)]),
+    (0.3, 0, [(1, 2), (2, 0)], [(0, 1)]),
+    (0.2, 1, [(0, 1)], [(1, 2), (2, 0)]),
+]
+"""Ranks 0 and 1 hold numbers; 2 helps: as a root, upwards only, downwards only."""
+COUNT, HOLDERS = 3, 2
+SLACK_BYTES = 32 * MIB
+
+
+def memory_bytes(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def pool_bytes(rank: int) -> int:
+    """Two chunks for each edge that arrives, three for each way that sends."""
+    chunks = 0
+    for place in places(ROUTES, rank):
+        chunks += 2 * len(place["up_children"]) + 2 * (place["down_parent"] is not None) + 3
+    return chunks * (CHUNK_BYTES + 64)
+
+
+def rank_process(rank: int, line: Connection, nbytes: int) -> None:
+    """One rank: connects, sums once, and tells by how much its memory grew, and whether the sum is right."""
+    import torch
+
+    from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+    from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+    from skyctl.worker.stage_io import Neighbour
+    from skyctl.worker.sum_helper import SumHelper
+    from skyctl.worker.sum_layout import make_layout
+    from skyctl.worker.sum_messages import GRADIENTS
+
+    torch.set_num_threads(1)
+    peers = {}
+    for low in range(COUNT):
+        for high in range(low + 1, COUNT):
+            if rank not in (low, high):
+                continue
+            other = low + high - rank
+            peer = PeerConnection(f"rank {other}", 60.0, secret=f"{low} {high}", peer_rank=other)
+            if rank == low:
+                line.send(peer.listen("127.0.0.1"))
+                peer.accept(60.0)
+            else:
+                peer.connect("127.0.0.1", line.recv(), timeout_s=60.0)
+            peers[other] = peer
+    numels = [nbytes // 16] * 4
+    given = [torch.full((numel,), float(rank + 1)) for numel in numels] if rank < HOLDERS else []
+    routes = places(ROUTES, rank)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory_bytes("VmRSS")
+    if given:
+        sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers, FIRST_TAG)
+        layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
+        round_ = SumRound(layout, 0, kind=GRADIENTS, dtype=torch.float32)
+        sums.begin(round_, 5)
+        for tensor in given:
+            round_.add_bucket([tensor])
+        sums.agree(bytes(5))
+        round_.wait()
+    else:
+        group = {"number": 0, "routes": routes, "agreement": routes[0]}
+        sync = {"format": "float32", "chunk_bytes": CHUNK_BYTES, "groups": [group]}
+        sizes = {"layers": numels, "parameters": 4, "figures": 0}
+        helper = SumHelper(sync, sizes, {other: Neighbour(peer) for other, peer in peers.items()})
+        assert not helper.sum_gradients(0)
+    grown = memory_bytes("VmHWM") - before
+    line.send((grown, all(bool((tensor == 3.0).all()) for tensor in given)))
+    line.recv()
+    for peer in peers.values():
+        peer.close()
+
+
+@pytest.mark.slow
+def test_memory_grows_by_a_pool_of_chunks_only() -> None:
+    nbytes = int(os.environ.get("SKYCTL_SUM_MIB", "256")) * MIB
+    start = multiprocessing.get_context("spawn")
+    lines: list[Any] = [start.Pipe() for _ in range(COUNT)]
+    ranks = [
+        start.Process(target=rank_process, args=(rank, lines[rank][1], nbytes), daemon=True)
+        for rank in range(COUNT)
+    ]
+    for rank in ranks:
+        rank.start()
+    try:
+        for low in range(COUNT):
+            for high in range(low + 1, COUNT):
+                lines[high][0].send(lines[low][0].recv())
+        told = [line.recv() for line, _ in lines]
+        for line, _ in lines:
+            line.send("end")
+        for number, (grown, is_right) in enumerate(told):
+            print(f"rank {number}: {grown / MIB:.1f} MiB more, a pool of {pool_bytes(number) / MIB:.1f}")
+            assert is_right
+            assert grown <= pool_bytes(number) + SLACK_BYTES, number
+    finally:
+        for rank in ranks:
+            rank.join(20)
+            rank.kill()
