@@ -20,13 +20,13 @@ class SumLab:
         text: the lab.yaml; a ring goes around in the order of its nodes.
         cut: pairs of nodes that can't reach each other.
         processors: whether processors bind there, and not links.
-        least_mbit: the optimum of the links as they are set; None: not known in a closed form.
+        optimum_mbit: of gradients, on the links as they are set; None: not known in a closed form.
     """
 
     text: str
     cut: tuple[tuple[str, str], ...] = ()
     processors: bool = False
-    least_mbit: float | None = None
+    optimum_mbit: float | None = None
 
 
 def _nodes(nodes: Mapping[str, str], cpus: float) -> list[str]:
@@ -60,21 +60,27 @@ def _lines(rates: Sequence[float], cpus: float = 0.5, sites: str = "") -> str:
 
 def _two_sites() -> SumLab:
     near = {pair: LAN_MBIT for site in SITES for pair in combinations(site, 2)}
-    far = {pair: WAN_MBIT for pair in zip(*SITES, strict=True)}
+    far = dict.fromkeys(zip(*SITES, strict=True), WAN_MBIT)
     cut = tuple((a, b) for a in SITES[0] for b in SITES[1] if (a, b) not in far)
     nodes = dict.fromkeys([*SITES[0], *SITES[1]], "")
-    return SumLab(_text(_nodes(nodes, 0.33), _links({**near, **far})), cut, least_mbit=30.0)
+    return SumLab(_text(_nodes(nodes, 0.33), _links({**near, **far})), cut, optimum_mbit=30.0)
 
 
 _MESH_ORDER = dict.fromkeys(("a", "b", "d", "c"), "")  # in which the best ring goes around
 
 LABS = {
-    "mesh": SumLab(_text(_nodes(_MESH_ORDER, 0.5), _links(MESH_MBIT)), least_mbit=55.0),
+    "mesh": SumLab(_text(_nodes(_MESH_ORDER, 0.5), _links(MESH_MBIT)), optimum_mbit=55.0),
     "two sites": _two_sites(),
-    "equal lines": SumLab(_lines([50, 50, 50, 50]), least_mbit=50 * 4 / 6),
+    "equal lines": SumLab(_lines([50, 50, 50, 50]), optimum_mbit=50 * 4 / 6),
     "unequal lines": SumLab(_lines([100, 50, 50, 20])),
     "fat line": SumLab(_lines([200, 40, 40, 40])),
     "uplink": SumLab(_lines([200, 200, 100, 100], sites="{latency_ms: 5, uplink_mbit: {b: 50}}")),
     "far mesh": SumLab(_text(_nodes(_MESH_ORDER, 0.5), _links(MESH_MBIT, latency_ms=10))),
     "slow processors": SumLab(_lines([1000, 1000, 1000, 1000], cpus=0.2), processors=True),
 }
+
+HELPER = SumLab(
+    _text(_nodes({**{f"n{i}": ", rate_mbit: 50" for i in range(1, 5)}, "h": ", rate_mbit: 250"}, 0.4)),
+    optimum_mbit=50.0,
+)
+"""Four equal lines, and a node with a fat one that holds nothing; without it a ring of 33.3 is best."""

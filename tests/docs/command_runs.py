@@ -93,6 +93,10 @@ ELSEWHERE = {
         "tests/cli/test_compare_command.py",
         '"--measure", "--trace"',
     ),
+    "skyctl bench-sync --bytes 40MB --sync ring,star,trees": (
+        "tests/cli/test_bench_sync_command.py",
+        '"--sync", "ring,star"',
+    ),
     "skyctl compare --paper": PAPER,
     "skyctl compare --paper -o paper": PAPER,
     "skyctl compare gpt:layers=12,hidden=256,heads=8,context=128 --measure": MAIN_JOB,

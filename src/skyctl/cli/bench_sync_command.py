@@ -14,7 +14,9 @@ from skyctl.cli.option_values import (
     SYNC_FORMATS,
     SYNC_ROUTES,
     complete_choices,
+    complete_nodes,
     parse_bytes,
+    parse_helpers,
     parse_sync_format,
     parse_sync_list,
 )
@@ -42,6 +44,15 @@ class SumOptions:
             help="auto, ring, star, trees, or several, one after the other.",
         ),
     ] = "auto"
+    helper: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--helper",
+            metavar="NODE",
+            autocompletion=complete_nodes,
+            help="This one holds nothing, and only helps to sum. Repeatable.",
+        ),
+    ] = None
     sync_format: Annotated[
         str | None,
         typer.Option(
@@ -69,8 +80,8 @@ def bench_sync(
 ) -> int | None:
     """Time of a sum of gradients over a cluster's routes, predicted and measured, without a model.
 
-    All nodes sum parameters of so many bytes, as a data-parallel run does. Links that no probe has measured
-    yet are probed first.
+    All nodes but helpers sum parameters of so many bytes, as a data-parallel run does. Links that no probe
+    has measured yet are probed first.
     """
     from skyctl.cli.run_display import measure_with_progress
     from skyctl.control.comparison_job import ComparisonJob
@@ -83,9 +94,13 @@ def bench_sync(
     nbytes = parse_bytes("--bytes", options.nbytes)
     source = gradients_source(nbytes)
     target = nodes.load()
-    names = [node.name for node in target.cluster.nodes]
+    helpers = parse_helpers(options.helper, target.cluster)
+    names = [node.name for node in target.cluster.nodes if node.name not in (helpers or ())]
     if len(names) < 2:
-        raise InputError(f"a sum needs two nodes; there is {' and '.join(names)}", hint="see --limit")
+        raise InputError(
+            f"a sum needs two nodes that hold what is summed; there is {names[0] if names else 'none'}",
+            hint="see --limit and --helper",
+        )
     with out.progress("bench-sync") as progress:
         progress("loading the workload")
         training = WorkloadOptions(batch_size=len(names), encrypt=options.encrypt)
@@ -96,13 +111,15 @@ def bench_sync(
             require_all(sessions.failures)
             profile = job.profile(sessions, None, progress, out.note, fresh=options.refresh)
             progress("planning")
-            planned = plan_sums(profile, request.ref(loaded.digest), names, syncs, sync_format)
+            planned = plan_sums(profile, request.ref(loaded.digest), names, syncs, sync_format, helpers)
             run = RunOptions(steps=options.repeat + 1, weights=False)
             done = measure_with_progress(out, progress, job, planned, sessions, run, yes=options.yes)
     figures = sum_figures(done)
     _show(out, figures)
     rows = [{**asdict(one), "rate_mbit": one.rate_mbit} for one in figures]
-    out.json({"bytes": nbytes, "nodes": names, "repeat": options.repeat, "rows": rows})
+    out.json(
+        {"bytes": nbytes, "nodes": names, "helpers": helpers or [], "repeat": options.repeat, "rows": rows}
+    )
     return 1 if any(one.error for one in figures) else None
 
 

@@ -124,7 +124,7 @@ def parse_sync(name: str | None) -> SyncRoutes | None:
 
 
 def parse_sync_list(text: str) -> tuple[SyncRoutes, ...]:
-    """``ring,trees`` → their names, each once (InputError where there are no routes of one of these names)."""
+    """``ring,trees`` → their names, each once (InputError where one names no routes)."""
     names = [require_choice("--sync", name.strip(), SYNC_ROUTES) for name in text.split(",")]
     return tuple(cast("SyncRoutes", name) for name in dict.fromkeys(names))
 

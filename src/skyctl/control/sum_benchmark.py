@@ -46,8 +46,12 @@ def plan_sums(
     nodes: Sequence[str],
     syncs: Sequence[SyncRoutes],
     sync_format: SyncFormat | None = None,
+    helpers: Sequence[str] | None = None,
 ) -> list[StrategyOutcome]:
-    """A plan for each way to sum, under its name: a microbatch on the first device of each node."""
+    """A plan for each way to sum, under its name: a microbatch on the first device of each node.
+
+    ``helpers``: further nodes, which only help to sum.
+    """
     first: dict[str, str] = {}
     for device in profile.devices:
         first.setdefault(split_device_id(device.id)[0], device.id)
@@ -60,7 +64,8 @@ def plan_sums(
             sync_format=sync_format,
             microbatches=len(shares),
             assign_shares=shares,
-            only_nodes=nodes,
+            only_nodes=[*nodes, *(helpers or ())],
+            helpers=helpers,
             learn=False,
         )
         try:

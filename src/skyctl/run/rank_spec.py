@@ -17,7 +17,7 @@ from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.schedule.actions import check_in_flight
 
-TIE_CHUNK_BYTES = 262_144
+TIE_CHUNK_BYTES = 65_536
 """Of the gradients of shared parameters, in a message."""
 
 

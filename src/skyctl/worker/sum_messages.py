@@ -21,6 +21,9 @@ UP, DOWN = range(2)
 """Towards the root, and from it."""
 HEADER = struct.Struct("=8q")
 """A ``SumStamp``, and a zero."""
+AHEAD_BYTES = 512 << 10
+"""Of one edge's messages are received ahead, two at least. The word that a further one may come waits behind
+what this end sends over the same line; with 512 KiB in messages of 64 KiB both directions are kept full."""
 _UNDER_WAY = 2
 _KIND_NAMES = ("gradients", "running figures", "agreement")
 _DIRECTION_NAMES = ("up", "down")
@@ -90,7 +93,7 @@ class SumMessage:
 
 
 class IncomingMessages:
-    """The messages of one tag from one peer, in their order, received two ahead.
+    """The messages of one tag from one peer, in their order, received ``AHEAD_BYTES`` ahead.
 
     Args:
         stamps: what each must say of itself.
@@ -108,7 +111,8 @@ class IncomingMessages:
         self._posted: deque[tuple[SumMessage, Work]] = deque()
         self._free: list[SumMessage] = []
         self._posted_count = self._taken_count = 0
-        for _ in range(_UNDER_WAY):
+        largest = max((stamp.nbytes for stamp in stamps), default=0)
+        for _ in range(max(_UNDER_WAY, AHEAD_BYTES // max(1, largest))):
             self._post()
 
     def take(self) -> SumMessage:

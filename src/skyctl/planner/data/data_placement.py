@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel, HolderCost, buffer_bytes
+from skyctl.planner.data.holder_costs import DataModel, HolderCost, buffer_bytes, chunk_bytes_at
 from skyctl.planner.data.route_fill import fill_s
 from skyctl.planner.data.route_layouts import (
     DeviceRoute,
@@ -41,6 +41,7 @@ class HolderGroup:
         byte_s: seconds that a byte of gradient takes on the busiest link, shared resource or helper.
         microbatch_s: by holder, t.
         extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e.
+        chunk_bytes: of a message, at most.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
     """
 
@@ -51,6 +52,7 @@ class HolderGroup:
     byte_s: float
     microbatch_s: tuple[float, ...]
     extra_s: tuple[float, ...]
+    chunk_bytes: int
     fill_s: float = 0.0
 
     @property
@@ -131,9 +133,12 @@ def make_group(
     costs: Sequence[HolderCost],
     routes: Sequence[DeviceRoute],
     layout: Layout | None = None,
-    chunk_bytes: float = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> HolderGroup:
-    """Holders of given costs that sum over these routes, whether they have the memory or not."""
+    """Holders of given costs that sum over these routes, whether they have the memory or not.
+
+    ``chunk_bytes``: of a message; None: as suits the busiest line.
+    """
     use = use_of(routes, model.latency_s)
     helping_s = [processor_byte_s(model, use, d) for d in helpers_on(use, holders)]
     byte_s = max(busiest_byte_s(use, model.byte_s, model.shared), *helping_s, 0.0)
@@ -144,8 +149,9 @@ def make_group(
     )
     times = tuple(cost.microbatch_s for cost in costs)
     simple = layout is not None and not layout.trees  # a ring and a star fill no tree
+    chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s)
     filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
-    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s, filled_s)
+    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s, chunk_bytes, filled_s)
 
 
 def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:

@@ -14,7 +14,7 @@ from skyctl.planner.data.data_placement import (
     least_gain,
     make_group,
 )
-from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel
+from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.holder_shortage import (
     raise_if_short,
     raise_no_holder,
@@ -210,7 +210,13 @@ def _record(
         unused=explain_unused(model, strategy, placed, proof),
         predicted=_prediction(model, placed),
         certificate=proof,
-        sync=make_sync(layout, model.ids, layers, format=model.problem.sync_format),
+        sync=make_sync(
+            layout,
+            model.ids,
+            layers,
+            format=model.problem.sync_format,
+            chunk_bytes=placed.group.chunk_bytes,
+        ),
     )
 
 
@@ -273,5 +279,5 @@ def read_data_placement(model: DataModel, plan: Plan) -> DataPlacement:
             f"the plan's pipelines take {sum(shares)} microbatches, the problem has {model.microbatches}"
         )
     routes = read_routes(plan.sync, index, layers)
-    chunk_bytes = CHUNK_BYTES if plan.sync is None else plan.sync.chunk_bytes
+    chunk_bytes = None if plan.sync is None else plan.sync.chunk_bytes
     return make_group(model, tuple(holders), costs, routes, chunk_bytes=chunk_bytes).with_shares(shares)

@@ -20,9 +20,13 @@ from skyctl.records.problem import Device, Problem
 from skyctl.records.sync import Sync
 
 CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
-"""Gradients are sent in pieces of so many bytes."""
-CHUNKS_A_CHILD = 2
-"""Chunks that a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
+"""Gradients are sent in pieces of so many bytes, the fewest for a processor to handle."""
+SHORT_CHUNK_BYTES = 65536
+"""Of pieces on slow lines, which a long one would hold up; a byte in them takes a processor twice as long."""
+SLOW_BYTE_S = 4e-8
+"""A line is slow from so many seconds a byte on: 200 Mbit/s."""
+EDGE_BYTES = 2 * CHUNK_BYTES
+"""What a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
 FORMAT_SHARE = {"float32": 1.0, "fixed32": 1.0, "bfloat16": 0.5, "int8": 33 / 128}
 """Bytes sent for a byte of a float32 gradient; of int8 with a scale of 4 bytes for 128 numbers."""
 MOST_HELPERS = 4
@@ -250,4 +254,9 @@ class DataModel:
 
 def buffer_bytes(children: int) -> float:
     """Bytes of the chunks that a holder with that many arriving edges keeps room for."""
-    return float(children * CHUNKS_A_CHILD * CHUNK_BYTES)
+    return float(children * EDGE_BYTES)
+
+
+def chunk_bytes_at(byte_s: float) -> int:
+    """In pieces of how many bytes gradients are sent, where a byte takes so long on the busiest line."""
+    return SHORT_CHUNK_BYTES if byte_s >= SLOW_BYTE_S else CHUNK_BYTES

@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from skyctl.errors import InputError
-from skyctl.planner.data.holder_costs import CHUNK_BYTES, DataModel
+from skyctl.planner.data.holder_costs import DataModel, chunk_bytes_at
 from skyctl.planner.data.line_rates import line_byte_s
 from skyctl.planner.data.route_layouts import DeviceRoute, Layout, Pair, busiest_byte_s, use_of
 from skyctl.planner.routes.quick_trees import quickest_trees
@@ -52,8 +52,8 @@ def pack_set(model: DataModel, holders: tuple[int, ...], deadline: float) -> Pac
 
     def edge_s(pair: Pair) -> float:
         a, b = there[pair[0]], there[pair[1]]
-        message_bytes = min(CHUNK_BYTES, model.total_bytes)
-        return model.latency_s.get((a, b), 0.0) + message_bytes * line_byte_s(model, a, b)
+        byte_s = line_byte_s(model, a, b)
+        return model.latency_s.get((a, b), 0.0) + min(chunk_bytes_at(byte_s), model.total_bytes) * byte_s
 
     helpers = model.helpers_of(holders)
     there = (*holders, *helpers)

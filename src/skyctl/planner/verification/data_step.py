@@ -16,6 +16,8 @@ from skyctl.records.problem import Device, Problem, SyncRoutes
 from skyctl.records.sync import Route, Sync
 
 DEFAULT_CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
+LEAST_EDGE_BYTES = 524288.0
+"""Of an edge's messages, whatever their size, so much is kept room for."""
 MEMORY_ROUNDING = 1e-12
 SENT_BYTES = {"float32": 4.0, "fixed32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 128}
 """By format, for each number of a gradient."""
@@ -98,7 +100,7 @@ class DataStep:
             kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
         held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
         held += self._integers
-        return math.fsum(held) + 2.0 * chunk_bytes * children
+        return math.fsum(held) + max(LEAST_EDGE_BYTES, 2.0 * chunk_bytes) * children
 
     def fits(self, device: str, need_bytes: float) -> bool:
         """Whether a device has that many bytes."""
@@ -107,7 +109,7 @@ class DataStep:
 
     def helper_bytes(self, device: str, children: int, chunk_bytes: int) -> float:
         """What a device needs that only adds and passes on."""
-        return self.devices[device].reserved_bytes + 2.0 * chunk_bytes * children
+        return self.devices[device].reserved_bytes + max(LEAST_EDGE_BYTES, 2.0 * chunk_bytes) * children
 
     def byte_s(self, trees: Sequence[CheckedRoute], holders: Collection[str]) -> float:
         """Seconds of one byte of gradient on what is busiest, over all trees.

@@ -1,0 +1,99 @@
+"""``skyctl bench-sync``: real sums between local nodes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyctl.cli.option_values import parse_bytes, parse_sync_list
+from skyctl.errors import InputError
+
+NODES = (
+    "name: three\nnodes:\n"
+    "  - {name: a, transport: local, threads: 1}\n"
+    "  - {name: b, transport: local, threads: 1}\n"
+    "  - {name: c, transport: local, threads: 1}\n"
+)
+
+
+def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "cluster.yaml").write_text(NODES)
+    return subprocess.run(
+        [sys.executable, "-m", "skyctl", "bench-sync", *words],
+        cwd=folder,
+        env={**os.environ, "SKYCTL_HOME": str(folder / "state")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_sums_are_predicted_and_measured(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--bytes", "400kB", "--sync", "ring,star", "--repeat", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["bytes"], said["nodes"], said["helpers"], said["repeat"]) == (
+        400_000,
+        ["a", "b", "c"],
+        [],
+        2,
+    )
+    ring, star = said["rows"]
+    assert (ring["sync"], ring["kind"], ring["routes"]) == ("ring", "ring", 3)
+    assert (star["sync"], star["kind"], star["routes"]) == ("star", "star", 1)
+    for row in (ring, star):
+        assert row["nbytes"] == 400_000
+        assert row["predicted_s"] > 0
+        assert row["measured_s"] > 0
+        assert row["rate_mbit"] == pytest.approx(3.2 / row["measured_s"])
+        assert row["error"] is None
+    assert ring["measured_s"] != star["measured_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--bytes", "10 apples"), "no size"),
+        (("--bytes", "10"), "4 each"),
+        (("--sync", "ring,tree"), "--sync"),
+        (("--limit", "a"), "two nodes"),
+        (("--helper", "a", "--helper", "b"), "two nodes"),
+    ],
+)
+def test_what_can_not_be_summed_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = bench(tmp_path, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("40000000", 40_000_000),
+        ("10MB", 10_000_000),
+        ("1.5 kB", 1500),
+        ("64MiB", 64 << 20),
+        ("2G", 2 * 10**9),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes("--bytes", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "1e6", "10TB", "10 i", "1 M B"])
+def test_what_is_no_size_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="--bytes"):
+        parse_bytes("--bytes", text)
+
+
+def test_ways_to_sum() -> None:
+    assert parse_sync_list("ring, trees,ring") == ("ring", "trees")
+    with pytest.raises(InputError, match="--sync"):
+        parse_sync_list("ring,")
