@@ -252,6 +252,17 @@ def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[floa
 
 
 @pytest.mark.slow
+def test_a_run_with_a_helper_is_taken_over_and_stopped(nodes: Any, losses: list[float]) -> None:
+    run = launch(nodes, "three").wait_for(9)
+    run.child.kill()
+    [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+    assert stopped["status"] == "stopped"
+    run.is_stopped()
+    run.loses(run.steps, losses)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any, losses: list[float]) -> None:
     """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
     run = nodes.launch("four.json", "--steps", str(STEPS), "--checkpoint-every", "0", "--detach")
