@@ -55,6 +55,8 @@ def lie():
             return sent[stamp.route, stamp.direction]
         elif LIE == "nan":
             message.payload.view(torch.float32).fill_(float("nan"))
+        elif LIE == "scale":
+            message.payload[:4].view(torch.float32).fill_(-1.0)
         elif LIE == "silence":
             time.sleep(10_000)
         return message
@@ -125,6 +127,18 @@ def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str
     assert f"node {LIAR} sent rank " in err
     assert words in err
     went_on_without_it(run, err, losses)
+    nothing_is_left(three)
+
+
+def test_a_scale_of_int8_that_no_honest_holder_sends(three: Skyctl) -> None:
+    form = ("--parallel", "data", "--assign", "a=2,b=1,c=1", "--sync-format", "int8")
+    three.run("plan", "train.py", *SIZES, *form, "-o", "int8.json")
+    write_cluster(three.folder, "scale")
+    run = runs.launch(three, "int8.json", "--steps", str(STEPS), "--checkpoint-every", "3", "--json")
+    err = run.end().stderr
+    assert f"node {LIAR} sent rank " in err
+    assert "with a scale of -1" in err
+    assert run.state["untrusted"] == [LIAR]
     nothing_is_left(three)
 
 
