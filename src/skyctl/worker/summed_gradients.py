@@ -226,7 +226,8 @@ class IntegerGradients:
 
     def _set_gradient(self, place: int, *, is_finite: bool) -> None:
         master, integers = self._masters[place], self._integers[place]
-        assert integers is not None and self.exponents.exponents is not None, "finish() after take()"
+        assert integers is not None, "finish() after take()"
+        assert self.exponents.exponents is not None, "a sum has exponents"
         floats = integers.view(torch.float32)
         scale = 2.0 ** self.exponents.exponents[place]
         for part, out in zip(
