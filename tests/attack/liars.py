@@ -48,10 +48,10 @@ def honest_losses(three: Skyctl) -> list[float]:
     return runs.losses_of(three.run("launch", "plan.json", *calm))
 
 
-def launch(three: Skyctl, lie: str) -> runs.Run:
+def launch(three: Skyctl, lie: str, plan: str = "plan.json") -> runs.Run:
     """A run with checkpoints in which the liar tells that lie."""
     write_cluster(three.folder, lie)
-    return runs.launch(three, "plan.json", "--steps", str(STEPS), "--checkpoint-every", "3", "--json")
+    return runs.launch(three, plan, "--steps", str(STEPS), "--checkpoint-every", "3", "--json")
 
 
 def went_on_without_it(run: runs.Run, err: str, losses: list[float]) -> None:

@@ -10,6 +10,7 @@ from ..helpers import runs
 from ..helpers.commands import Skyctl
 from .liars import (
     LIAR,
+    SIZES,
     STEPS,
     honest_losses,
     launch,
@@ -20,6 +21,7 @@ from .liars import (
 )
 
 pytestmark = pytest.mark.attack
+FORM = ("--parallel", "data", "--assign", "a=2,b=1,c=1")
 
 TRAIN = """\
 import os
@@ -55,6 +57,8 @@ def lie():
             return sent[stamp.route, stamp.direction]
         elif LIE == "nan":
             message.payload.view(torch.float32).fill_(float("nan"))
+        elif LIE == "scale":
+            message.payload[:4].view(torch.float32).fill_(-1.0)
         elif LIE == "silence":
             time.sleep(10_000)
         return message
@@ -100,7 +104,7 @@ def data(batch_size, seed):
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
     """Three nodes that each hold the whole model, in a ring; one of them will lie."""
-    yield from three_nodes(tmp_path_factory, TRAIN, ("--parallel", "data", "--assign", "a=2,b=1,c=1"))
+    yield from three_nodes(tmp_path_factory, TRAIN, FORM)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +129,16 @@ def test_the_run_goes_on_without_it(three: Skyctl, losses: list[float], lie: str
     assert f"node {LIAR} sent rank " in err
     assert words in err
     went_on_without_it(run, err, losses)
+    nothing_is_left(three)
+
+
+def test_a_scale_of_int8_that_no_honest_holder_sends(three: Skyctl) -> None:
+    three.run("plan", "train.py", *SIZES, *FORM, "--sync-format", "int8", "-o", "int8.json")
+    run = launch(three, "scale", "int8.json")
+    err = run.end().stderr
+    assert f"node {LIAR} sent rank " in err
+    assert "with a scale of -1" in err
+    assert run.state["untrusted"] == [LIAR]
     nothing_is_left(three)
 
 

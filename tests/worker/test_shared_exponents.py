@@ -60,6 +60,15 @@ def test_they_widen_at_once_and_narrow_after_a_while() -> None:
         assert found.exponents == [-4 + HEADROOM_BITS - found.bits], "steps without a gradient say nothing"
 
 
+def test_a_model_of_which_nothing_is_trained_has_exponents_too() -> None:
+    found = SharedExponents(0, 4)
+    assert found.overflows([])
+    found.widen([])
+    assert not found.overflows([])
+    found.follow([])
+    assert found.exponents == []
+
+
 def test_beside_what_is_no_number_everything_fits() -> None:
     found = SharedExponents(1, 16)
     found.widen([NOT_FINITE])

@@ -44,7 +44,7 @@ class SharedExponents:
 
     Attributes:
         bits: integers of one microbatch are at most 2^bits.
-        exponents: by parameter; empty before the first step's gradients are known.
+        exponents: by parameter; None before the first step's gradients are known.
 
     Args:
         count: parameters.
@@ -53,12 +53,12 @@ class SharedExponents:
 
     def __init__(self, count: int, microbatches: int) -> None:
         self.bits = ((2**31 - 1) // microbatches).bit_length() - 1
-        self.exponents: list[int] = []
+        self.exponents: list[int] | None = None
         self._seen: list[deque[int]] = [deque(maxlen=REMEMBERED) for _ in range(count)]
 
     def overflows(self, codes: Sequence[int]) -> bool:
         """Whether gradients of these codes do not fit; always before the first are known."""
-        if not self.exponents:
+        if self.exponents is None:
             return True
         pairs = zip(codes, self.exponents, strict=True)
         return any(_is_number(code) and code - _BIAS > exponent + self.bits for code, exponent in pairs)
@@ -71,7 +71,7 @@ class SharedExponents:
         Raises:
             RunError: they fitted already, so no honest rank has asked for that.
         """
-        known = self.exponents or [LEAST_EXPONENT] * len(self._seen)
+        known = [LEAST_EXPONENT] * len(self._seen) if self.exponents is None else self.exponents
         wider = [max(e, self._fitting(code)) for e, code in zip(known, codes, strict=True)]
         if wider == self.exponents:
             raise RunError("a rank wants a step to be made again whose gradients all fit their exponents")

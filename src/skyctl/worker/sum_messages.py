@@ -56,11 +56,13 @@ class SumMessage:
 
     Attributes:
         tensor: all of it, bytes in host memory.
+        payload: the payload, bytes in the same memory.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._memory = bytearray(HEADER.size + nbytes)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.payload = self.tensor[HEADER.size :]
 
     @property
     def nbytes(self) -> int:
@@ -71,11 +73,6 @@ class SumMessage:
     def payload_bytes(self) -> bytes:
         """A copy of the payload."""
         return bytes(self._memory[HEADER.size :])
-
-    @property
-    def payload(self) -> torch.Tensor:
-        """The payload, bytes over the same memory."""
-        return self.tensor[HEADER.size :]
 
     def fill(self, payload: bytes) -> None:
         """Sets the payload, of just that size."""

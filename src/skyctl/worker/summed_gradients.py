@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from skyctl.errors import WorkloadError
+from skyctl.errors import RunError, WorkloadError
 from skyctl.worker.shared_exponents import NONE, NOT_FINITE, SharedExponents, magnitude_code
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import weight_name
@@ -65,7 +65,7 @@ class SummedGradients(Protocol):
         """Whether the step must be made again, once all are taken."""
 
     def repeat(self, codes: bytes) -> None:
-        """The step is made again; ``codes``: what all ranks have agreed on."""
+        """The step is made again; ``codes``: what all ranks have agreed on. RunError: there is no need to."""
 
     def finish(self, codes: bytes) -> None:
         """All is summed: puts the sums where optimizers look for them."""
@@ -108,9 +108,9 @@ class FloatGradients:
         """Never."""
         return False
 
-    def repeat(self, codes: bytes) -> None:
-        """Is never asked for."""
-        raise AssertionError(f"sums of floats don't overflow ({len(codes)} codes)")
+    def repeat(self, codes: bytes) -> None:  # noqa: ARG002
+        """Raises RunError: no honest rank asks for that."""
+        raise RunError("a rank wants a step to be made again, and sums of floats never need that")
 
     def finish(self, codes: bytes) -> None:
         """Where a gradient was summed in place it is there already."""
@@ -146,7 +146,7 @@ class IntegerGradients:
     @property
     def is_summable(self) -> bool:
         """Whether there are exponents."""
-        return bool(self.exponents.exponents)
+        return self.exponents.exponents is not None
 
     def restart(self) -> None:
         """Drops what gradients there are."""
@@ -208,7 +208,7 @@ class IntegerGradients:
         magnitude = torch.stack(torch.aminmax(flat)).abs().amax() if flat.numel() else flat.new_zeros(())
         before = self._magnitudes[place]
         self._magnitudes[place] = magnitude if before is None else torch.maximum(before, magnitude)
-        if not self.is_summable:
+        if self.exponents.exponents is None:
             return
         integers = self._integers[place]
         is_first = integers is None
@@ -227,6 +227,7 @@ class IntegerGradients:
     def _set_gradient(self, place: int, *, is_finite: bool) -> None:
         master, integers = self._masters[place], self._integers[place]
         assert integers is not None, "finish() after take()"
+        assert self.exponents.exponents is not None, "a sum has exponents"
         floats = integers.view(torch.float32)
         scale = 2.0 ** self.exponents.exponents[place]
         for part, out in zip(
