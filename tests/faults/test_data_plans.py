@@ -165,7 +165,7 @@ def test_connections_are_cut_as_sums_go_over_them(nodes: Any, losses: list[float
     """Of a ring's four routes; tests/lab/test_cut_sums.py cuts trees' over links that take a while."""
     run = launch(nodes)
     for attempts, (one, other) in enumerate([("b", "c"), ("a", "d")], start=1):
-        run.keeps_more()
+        run.more(EVERY + 1)
         assert cut_connections(run.rank(one), run.rank(other))
         run.begins(attempts + 1)
     err = run.end().stderr
@@ -255,18 +255,19 @@ def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[floa
 def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any, losses: list[float]) -> None:
     """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
     run = nodes.launch("four.json", "--steps", str(STEPS), "--checkpoint-every", "0", "--detach")
+    kept = [0]
     for plan in ("pipeline", "four"):
         run.more(7)
         [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
         assert stopped["status"] == "stopped"
         run.is_stopped()
-        at = run.state["checkpoint"]
+        kept.append(run.state["checkpoint"])
         words = ("--resume", run.id, "--ignore-changes", "--detach")
         nodes.run("launch", f"{plan}.json", *words, code=0)
-        assert run.state["attempts"][-1]["from_step"] == at
     run.attach()
     run.end()
     run.is_as(losses, 3)
+    assert [attempt["from_step"] for attempt in run.state["attempts"]] == kept
     assert left_of_state(nodes.state) == []
 
 
