@@ -21,6 +21,7 @@ STEPS, EVERY = 42, 5
 LAYERS = 7
 PLANS = {
     "four": ("--parallel", "data", "--assign", "a=1,b=1,c=1,d=1"),
+    "ring": ("--parallel", "data", "--sync", "ring", "--assign", "a=1,b=1,c=1,d=1"),
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
     "three": ("--parallel", "data", "--assign", "a=2,b=1,c=1", "--helper", "d"),
     "two": ("--parallel", "data", "--assign", "c=3,d=1"),
@@ -163,7 +164,7 @@ def test_a_holder_is_killed_in_the_sum(nodes: Any, losses: list[float]) -> None:
 @pytest.mark.slow
 def test_connections_are_cut_as_sums_go_over_them(nodes: Any, losses: list[float]) -> None:
     """Of a ring's four routes; tests/lab/test_cut_sums.py cuts trees' over links that take a while."""
-    run = launch(nodes)
+    run = launch(nodes, "ring")
     for attempts, (one, other) in enumerate([("b", "c"), ("a", "d")], start=1):
         run.more(EVERY + 1)
         assert cut_connections(run.rank(one), run.rank(other))
