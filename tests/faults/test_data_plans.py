@@ -253,9 +253,11 @@ def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[floa
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any, losses: list[float]) -> None:
+def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any) -> None:
     """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
-    run = nodes.launch("four.json", "--steps", str(STEPS), "--checkpoint-every", "0", "--detach")
+    long = ("--steps", "200", "--checkpoint-every", "0")  # a stop takes a while, in which steps go on
+    losses = losses_of(nodes.run("launch", "four.json", *long, "--json", code=0))
+    run = nodes.launch("four.json", *long, "--detach")
     kept = [0]
     for plan in ("pipeline", "four"):
         run.more(7)
