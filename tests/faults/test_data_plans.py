@@ -255,7 +255,7 @@ def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[floa
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any) -> None:
     """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
-    long = ("--steps", "200", "--checkpoint-every", "0")  # a stop takes a while, in which steps go on
+    long = ("--steps", "200", "--checkpoint-every", "1000")  # a stop takes a while, in which steps go on
     losses = losses_of(nodes.run("launch", "four.json", *long, "--json", code=0))
     run = nodes.launch("four.json", *long, "--detach")
     kept = [0]
