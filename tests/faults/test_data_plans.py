@@ -21,6 +21,7 @@ STEPS, EVERY = 42, 5
 LAYERS = 7
 PLANS = {
     "four": ("--parallel", "data", "--assign", "a=1,b=1,c=1,d=1"),
+    "ring": ("--parallel", "data", "--sync", "ring", "--assign", "a=1,b=1,c=1,d=1"),
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
     "three": ("--parallel", "data", "--assign", "a=2,b=1,c=1", "--helper", "d"),
     "two": ("--parallel", "data", "--assign", "c=3,d=1"),
@@ -163,9 +164,9 @@ def test_a_holder_is_killed_in_the_sum(nodes: Any, losses: list[float]) -> None:
 @pytest.mark.slow
 def test_connections_are_cut_as_sums_go_over_them(nodes: Any, losses: list[float]) -> None:
     """Of a ring's four routes; tests/lab/test_cut_sums.py cuts trees' over links that take a while."""
-    run = launch(nodes)
+    run = launch(nodes, "ring")
     for attempts, (one, other) in enumerate([("b", "c"), ("a", "d")], start=1):
-        run.keeps_more()
+        run.more(EVERY + 1)
         assert cut_connections(run.rank(one), run.rank(other))
         run.begins(attempts + 1)
     err = run.end().stderr
@@ -263,21 +264,24 @@ def test_a_run_with_a_helper_is_taken_over_and_stopped(nodes: Any, losses: list[
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any, losses: list[float]) -> None:
+def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any) -> None:
     """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
-    run = nodes.launch("four.json", "--steps", str(STEPS), "--checkpoint-every", "0", "--detach")
+    long = ("--steps", "200", "--checkpoint-every", "1000")  # a stop takes a while, in which steps go on
+    losses = losses_of(nodes.run("launch", "four.json", *long, "--json", code=0))
+    run = nodes.launch("four.json", *long, "--detach")
+    kept = [0]
     for plan in ("pipeline", "four"):
         run.more(7)
         [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
         assert stopped["status"] == "stopped"
         run.is_stopped()
-        at = run.state["checkpoint"]
+        kept.append(run.state["checkpoint"])
         words = ("--resume", run.id, "--ignore-changes", "--detach")
         nodes.run("launch", f"{plan}.json", *words, code=0)
-        assert run.state["attempts"][-1]["from_step"] == at
     run.attach()
     run.end()
     run.is_as(losses, 3)
+    assert [attempt["from_step"] for attempt in run.state["attempts"]] == kept
     assert left_of_state(nodes.state) == []
 
 

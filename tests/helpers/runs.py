@@ -74,11 +74,6 @@ class Run:
         self.until(lambda: len(self.state["attempts"]) >= attempts)
         return self
 
-    def keeps_more(self) -> Run:
-        """Until its attempt has written a checkpoint beyond the one that it began from."""
-        self.until(lambda: (self.state["checkpoint"] or 0) > self.state["attempts"][-1]["from_step"])
-        return self
-
     def attach(self) -> None:
         """Another command takes it over."""
         self.child = self.skyctl.start("attach", self.id, "--json")
