@@ -300,7 +300,7 @@ def test_verify_rejects_what_was_changed():
         (("predicted", "replicas", 0, "compute_s"), 1.0, {"prediction"}),
         (("certificate", "value_s"), value * 0.99, {"value", "certificate"}),
         (("sync", "format"), "bfloat16", {"pipelines"}),
-        (("sync", "chunk_bytes"), 1024, {"prediction"}),
+        (("sync", "chunk_bytes"), 1 << 20, {"prediction"}),
         (("problem", "links", 0, "bandwidth_bytes_per_s"), 5.0, {"value", "prediction"}),
         (("pipelines", 0, "stages", 0, "in_flight"), 2, {"pipelines"}),
         (("pipelines", 0, "stages", 0, "recompute"), True, {"recompute", "value", "prediction"}),
