@@ -74,7 +74,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     if given:
         sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers, FIRST_TAG)
         layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
-        round_ = SumRound(layout, 0, kind=GRADIENTS, dtype=torch.float32)
+        round_ = SumRound(layout, 0, kind=GRADIENTS)
         sums.begin(round_, 5)
         for tensor in given:
             round_.add_bucket([tensor])
