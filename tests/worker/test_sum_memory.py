@@ -51,6 +51,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     from skyctl.worker.sum_helper import SumHelper
     from skyctl.worker.sum_layout import make_layout
     from skyctl.worker.sum_messages import GRADIENTS
+    from skyctl.worker.summed_gradients import AGREED_FLAGS
 
     torch.set_num_threads(1)
     peers = {}
@@ -74,11 +75,11 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     if given:
         sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers, FIRST_TAG)
         layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
-        round_ = SumRound(layout, 0, kind=GRADIENTS, dtype=torch.float32)
-        sums.begin(round_, 5)
+        round_ = SumRound(layout, 0, kind=GRADIENTS)
+        sums.begin(round_, AGREED_FLAGS + 4)
         for tensor in given:
             round_.add_bucket([tensor])
-        sums.agree(bytes(5))
+        sums.agree(bytes(AGREED_FLAGS + 4))
         round_.wait()
     else:
         group = {"number": 0, "routes": routes, "agreement": routes[0]}
