@@ -22,6 +22,7 @@ from skyctl.checkpoint import safetensors
 from skyctl.errors import RunError
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
 from skyctl.worker.summed_gradients import IntegerGradients, TrainedParameter
@@ -282,3 +283,46 @@ def test_several_groups_can_not_make_a_step_again_together() -> None:
     group = {"number": 0, "start": 0, "stop": 1, "routes": places(star(1), 0)}
     with pytest.raises(RunError, match="fixed32 sums one group of layers, and this rank is in 2"):
         GradientSync([nn.Linear(1, 1)], 0, [group, group], {}, format="fixed32", share=1.0)
+
+
+def test_a_helper_repeats_a_sum_as_holders_do() -> None:
+    """Rank 2 is the root, and has nothing of its own; the second of three steps overflows."""
+    routes: list[RouteEdges] = [(1.0, 2, [(0, 2), (1, 2)], [(2, 0), (2, 1)])]
+    with connected(routes, 3) as ends:
+
+        def payload(rank: int) -> dict[str, Any]:
+            made = places(routes, rank)
+            return {"number": 0, "start": 0, "stop": 1, "routes": made, "agreement": made[0]}
+
+        def help_to_sum() -> list[bool]:
+            sync = {"groups": [payload(2)], "format": "fixed32", "chunk_bytes": 16}
+            helper = SumHelper(sync, {"layers": [12], "parameters": 2}, ends[2])
+            found = [helper.sum_gradients(step) for step in range(3)]
+            helper.close()
+            return found
+
+        def hold(rank: int) -> list[Any]:
+            layer = nn.Linear(3, 3)
+            sync = GradientSync(
+                [layer], 0, [payload(rank)], ends[rank],
+                format="fixed32", chunk_bytes=16, share=0.5, microbatches=2,
+            )  # fmt: skip
+            found = []
+            for step in range(3):
+                sync.start_step()
+                passes, repeats = 0, True
+                while repeats:
+                    sync.begin(step)
+                    layer.weight.grad = torch.full((3, 3), (rank + 1.0) * (1000.0 if step == 1 else 1.0))
+                    layer.bias.grad = torch.ones(3)
+                    report, passes = sync.finish(is_last=step == 2), passes + 1
+                    repeats = report.repeats
+                found.append((passes, report.is_last, layer.weight.grad))
+            sync.close()
+            return found
+
+        *holders, helped = together(3, lambda rank: help_to_sum() if rank == 2 else hold(rank))
+    assert helped == [False, False, True]
+    for found in holders:
+        assert [(passes, is_last) for passes, is_last, _ in found] == [(2, False), (2, False), (1, True)]
+        assert [gradient.unique().tolist() for *_, gradient in found] == [[3.0], [3000.0], [3.0]]
