@@ -350,7 +350,7 @@ class PlacementOptions:
             metavar="ROUTES",
             autocompletion=complete_choices(*SYNC_ROUTES),
             help="With --parallel data: gradients over a ring, a star, a server (a star at a helper, too), "
-            "packed trees, or auto (default: the fastest; trees where they save a tenth of a step).",
+            "packed trees, or auto (default: the fastest; trees where they save a twentieth of a step).",
         ),
     ] = None
     helper: Annotated[

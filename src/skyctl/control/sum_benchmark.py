@@ -24,6 +24,8 @@ from skyctl.records.profile import Profile
 from skyctl.workload import gradients_only
 
 NUMBER_BYTES = 4
+HELPED: tuple[SyncRoutes, ...] = ("auto", "server", "trees")
+"""Ways to sum that may go over helpers; a ring and a star are of those that hold what is summed."""
 PACKING_S = 10.0
 """For the bound, at most."""
 
@@ -65,7 +67,7 @@ def plan_sums(
             microbatches=len(shares),
             assign_shares=shares,
             only_nodes=[*nodes, *(helpers or ())],
-            helpers=helpers,
+            helpers=helpers if sync in HELPED else None,
             learn=False,
         )
         try:

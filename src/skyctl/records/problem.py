@@ -126,7 +126,7 @@ class Problem(FileRecord):
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
     and their gradients are summed in ``sync_format``. ``ties``: layers that share parameters, in their order.
     ``sync``: over which routes they are summed; ``auto``: the fastest of a ring, a star and, where
-    they save a tenth of a step, packed trees. ``server``: a star whose root may be a helper.
+    they save a twentieth of a step, packed trees. ``server``: a star whose root may be a helper.
     ``helpers``: devices that hold nothing, and that routes may go over with ``auto``, ``server`` and
     ``trees``; None: any that holds nothing may help.
     """
