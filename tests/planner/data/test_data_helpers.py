@@ -70,8 +70,8 @@ def test_a_fat_line_adds_for_four_equal_ones():
     assert plan(with_lines(rates, sync="star")).helpers == ()
 
 
-def test_it_is_used_where_it_was_named_or_saves_a_tenth():
-    rates = [50, 50, 50, 60, 60]  # as good as a fifth of a fat one
+def test_it_is_used_where_it_was_named_or_saves_a_twentieth():
+    rates = [50, 50, 50, 60, 30]
     free, named = with_lines(rates), with_lines(rates, helpers=(HELPER,))
     assert checked(free).helpers == ()
     assert checked(named).helpers == (HELPER,)
