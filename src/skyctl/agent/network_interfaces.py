@@ -30,11 +30,16 @@ def _read_address(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+class NoRouteError(RunError):
+    """This machine has no route to a peer."""
+
+
 def local_address_towards(host: str, interface: str | None = None) -> str:
     """This machine's own IPv4 address on the route to ``host``, or that of ``interface`` where one is named.
 
     Raises:
-        RunError: no such interface, it has no IPv4 address, or there is no route.
+        NoRouteError: there is no route.
+        RunError: no such interface, or it has no IPv4 address.
     """
     if interface is not None:
         return _interface_address(interface)
@@ -44,7 +49,7 @@ def local_address_towards(host: str, interface: str | None = None) -> str:
             probe.connect(found)  # sends nothing: it only makes the kernel choose a route
             return str(probe.getsockname()[0])
     except OSError as exc:
-        raise RunError(
+        raise NoRouteError(
             f"no route from this machine to its peer {host!r}: {exc.strerror or exc}",
             hint="name the network interface to use with 'interface:' in cluster.yaml (a VPN's, say)",
         ) from exc

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from skyctl.agent.network_interfaces import local_address_towards
+from skyctl.agent.network_interfaces import NoRouteError, local_address_towards
 from skyctl.errors import RunError
 from skyctl.transport.handshake import (
     AuthenticatedSocket,
@@ -105,6 +105,18 @@ class PeerConnection:
         self._address = ""
         self._rank = 0
 
+    def own_address(self, towards: str, interface: str | None = None) -> str:
+        """This machine's address on the route to the peer's host ``towards``, or of the interface named.
+
+        Raises:
+            PeerUnreachableError: there is no route.
+            RunError: no such interface, or it has no address.
+        """
+        try:
+            return local_address_towards(towards, interface)
+        except NoRouteError as exc:
+            raise PeerUnreachableError(exc.message, peer_rank=self._peer_rank, hint=exc.hint) from exc
+
     def listen(self, address: str) -> int:
         """Binds a free port of ``address`` and returns it.
 
@@ -146,7 +158,7 @@ class PeerConnection:
         Raises:
             RunError: no connection within ``timeout_s``, or what answers there is not the peer.
         """
-        self._address = address or local_address_towards(host)
+        self._address = address or self.own_address(host)
         try:
             admitted = connect_authenticated(
                 host, port, self._secret, purpose=HANDSHAKE_PURPOSE, timeout_s=timeout_s

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.transport import clock_offset
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
@@ -81,18 +80,21 @@ class NeighbourConnections:
             next_address: waits for the host and port of the rank before it.
 
         Raises:
-            RunError: a neighbour can't be reached, or did not come in time.
+            PeerUnreachableError: a neighbour can't be reached, or did not come in time.
+            RunError: the interface named has no address.
         """
         accepted: Future[None] | None = None
+        interface = self._payload.get("interface")
         if self.following is not None:
-            address = self._local_address(self._payload["next"]["host"])
-            port = self.following.connection.listen(address)
+            connection = self.following.connection
+            address = connection.own_address(self._payload["next"]["host"], interface)
+            port = connection.listen(address)
             announce(port, address)
             accepted = run_in_thread(self._accept)
         if self.previous is not None:
             host, port = next_address()
             connection = self.previous.connection
-            connection.connect(host, port, self._local_address(host), CONNECT_TIMEOUT_S)
+            connection.connect(host, port, connection.own_address(host, interface), CONNECT_TIMEOUT_S)
             self.previous.latency_s = connection.measure_round_trip_s() / 2
             self._record_clock_offset("start", connection)
         if accepted is not None:
@@ -188,9 +190,6 @@ class NeighbourConnections:
                 identity=TlsIdentity.from_credentials(self._payload.get("tls")),
             )
         )
-
-    def _local_address(self, host: str) -> str:
-        return local_address_towards(host, self._payload.get("interface"))
 
     def _accept(self) -> None:
         assert self.following is not None

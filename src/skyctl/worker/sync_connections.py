@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.transport import clock_offset
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
@@ -66,19 +65,20 @@ class SyncConnections:
             address_of: waits for the host and port of a lower rank.
 
         Raises:
-            RunError: a peer can't be reached, or did not come in time.
+            PeerUnreachableError: a peer can't be reached, or did not come in time.
+            RunError: the interface named has no address.
         """
         accepted: list[Future[None]] = []
         for rank, peer in self.peers.items():
             if rank > self._rank:
-                address = local_address_towards(self._hosts[rank], self._interface)
+                address = peer.connection.own_address(self._hosts[rank], self._interface)
                 port = peer.connection.listen(address)
                 announce(port, address, rank)
                 accepted.append(run_in_thread(partial(_accept, peer)))
         for rank, peer in self.peers.items():
             if rank < self._rank:
                 host, port = address_of(rank)
-                own = local_address_towards(host, self._interface)
+                own = peer.connection.own_address(host, self._interface)
                 peer.connection.connect(host, port, own, CONNECT_TIMEOUT_S)
                 peer.latency_s = peer.connection.measure_round_trip_s() / 2
         for future in accepted:
