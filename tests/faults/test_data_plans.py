@@ -169,9 +169,8 @@ def test_connections_are_cut_as_sums_go_over_them(nodes: Any, losses: list[float
         run.more(EVERY + 1)
         assert cut_connections(run.rank(one), run.rank(other))
         run.begins(attempts + 1)
-    err = run.end().stderr
+    run.end()
     run.is_as(losses, 3)
-    assert err.count("the connection to rank") >= 2
     assert left_of_state(nodes.state) == []
 
 
@@ -254,7 +253,8 @@ def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[floa
 
 @pytest.mark.slow
 def test_a_run_with_a_helper_is_taken_over_and_stopped(nodes: Any, losses: list[float]) -> None:
-    run = launch(nodes, "three").wait_for(9)
+    long = ("--steps", "1000", "--checkpoint-every", "1000")  # it would end by itself before it is stopped
+    run = nodes.launch("three.json", *long).wait_for(9)
     run.child.kill()
     [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
     assert stopped["status"] == "stopped"

@@ -138,6 +138,8 @@ class RunJournal:
             with self._lock:
                 self.state = self.state.model_copy(update={"written": timestamp_ms()})
                 text, self._dirty = self.state.to_json(), False
+            with suppress(SkyctlError):  # the next flush says it; the state may still find room
+                self._log.flush()  # else it could count a step whose line is not there, were this the end
             self._written_at = time.monotonic()
             write_atomic(self.paths.state, text)
 
