@@ -161,7 +161,7 @@ def test_a_holder_is_killed_in_the_sum(nodes: Any, losses: list[float]) -> None:
     assert left_of_state(nodes.state) == []
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_connections_are_cut_as_sums_go_over_them(nodes: Any, losses: list[float]) -> None:
     """Of a ring's four routes; tests/lab/test_cut_sums.py cuts trees' over links that take a while."""
     run = launch(nodes, "ring")
