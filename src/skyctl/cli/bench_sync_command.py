@@ -41,7 +41,7 @@ class SumOptions:
             "--sync",
             metavar="ROUTES[,…]",
             autocompletion=complete_choices(*SYNC_ROUTES),
-            help="auto, ring, star, trees, or several, one after the other.",
+            help="auto, ring, star, server, trees, or several, one after the other.",
         ),
     ] = "auto"
     helper: Annotated[
