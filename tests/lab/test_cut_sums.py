@@ -10,6 +10,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from skyctl.lab.lab_state import LabState
 from skyctl.records.cluster import node_of
 
 from ..helpers.cut_connections import cut_connections
+from . import fault_injection
 from .clusters import SIZES, Cluster
 
 pytestmark = pytest.mark.matrix
@@ -63,7 +65,7 @@ def losses(cluster: Cluster) -> list[float]:
 
 @pytest.mark.slow
 def test_ten_connections_are_cut_at_random_moments(cluster: Cluster, losses: list[float]) -> None:
-    draw, pairs = random.Random(SEED), joined(cluster)
+    draw, pairs = random.Random(SEED), joined(cluster.folder / "plan.json")
     run = cluster.launch("--steps", str(STEPS), "--json", "--checkpoint-every", str(EVERY))
     for attempt in range(1, CUTS + 1):
         run.more(EVERY + 1)
@@ -78,9 +80,32 @@ def test_ten_connections_are_cut_at_random_moments(cluster: Cluster, losses: lis
     assert cluster.settled() == {}
 
 
-def joined(cluster: Cluster) -> list[tuple[str, str]]:
-    """The pairs of nodes that the plan's routes, which must be several, have a connection between."""
-    (group,) = json.loads((cluster.folder / "plan.json").read_text())["sync"]["groups"]
-    assert len(group["routes"]) > 1
+@pytest.mark.slow
+def test_a_link_that_stays_dead_is_planned_around(cluster: Cluster, losses: list[float]) -> None:
+    """The same plan is tried once more, but two ranks can't connect; then the same nodes sum another way."""
+    one, other = next(pair for pair in joined(cluster.folder / "plan.json") if "a" not in pair)
+    run = cluster.launch("--steps", str(STEPS), "--json", "--checkpoint-every", str(EVERY)).more(EVERY + 1)
+    make_unreachable(cluster, one, other)
+    assert cut_connections(run.rank(one), run.rank(other))
+    run.end()
+    run.is_as(losses, 3)
+    first, second, third = run.state["attempts"]
+    assert first["devices"] == second["devices"]
+    assert (one, other) not in joined(run.folder / "attempts" / "3" / "plan.json")
+    assert {f"{one}/cpu:0", f"{other}/cpu:0"} <= set(third["devices"])
+    assert cluster.settled() == {}
+
+
+def make_unreachable(cluster: Cluster, one: str, other: str) -> None:
+    """Neither of the two nodes has a way to the other any more."""
+    for here, there in ((one, other), (other, one)):
+        gone = ["ip", "route", "replace", "unreachable", f"{cluster.lab.node(there).address}/32"]
+        done = fault_injection.run_in_node(cluster.lab, here, gone)
+        assert done.returncode == 0, done.stderr
+
+
+def joined(plan: Path) -> list[tuple[str, str]]:
+    """The pairs of nodes that the plan's routes have a connection between."""
+    (group,) = json.loads(plan.read_text())["sync"]["groups"]
     edges = [edge for route in group["routes"] for way in ("up", "down") for edge in route[way]]
     return sorted({(min(map(node_of, edge)), max(map(node_of, edge))) for edge in edges})

@@ -23,3 +23,10 @@ def test_the_users_own_errors_stay_as_they_are() -> None:
     theirs = WorkloadError("train.py: data() raised")
     assert with_phase(theirs, "step 3", "cpu:0") is theirs
     assert str(with_phase(ValueError("odd"), "step 3", "cpu:0")) == "step 3: ValueError: odd"
+
+
+def test_an_error_that_is_its_own_cause_is_told_all_the_same() -> None:
+    gone = RunError("the connection to rank 1 is gone")
+    other = ValueError("raised of it")
+    gone.__cause__, other.__cause__ = other, gone
+    assert str(with_phase(gone, "step 3", "cpu:0")) == "step 3: the connection to rank 1 is gone"

@@ -17,7 +17,9 @@ _CPU_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")
 def find_dead_worker(exc: BaseException) -> BaseException | None:
     """What torch raises, wherever this process just is, when a DataLoader's worker dies; None: not that."""
     error: BaseException | None = exc
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # who raises one again may have closed a circle
+        seen.add(id(error))
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_globals.get("__name__") == "torch.utils.data._utils.signal_handling":
                 return error

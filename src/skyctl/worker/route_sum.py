@@ -229,8 +229,11 @@ class RouteSum:
         assert self._round is not None, "begin() first"
         try:
             return self._agree(own, largest)
-        except RunError as exc:
-            raise (self._round.error or exc) from exc
+        except RunError:
+            error = self._round.error
+            if error is None:
+                raise
+        raise error  # not in the handler: where it is the same one, it would be its own cause
 
     def close(self) -> None:
         """Ends the threads, once their connections are closed."""
