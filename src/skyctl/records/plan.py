@@ -9,7 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from skyctl.errors import InputError
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
-from skyctl.records.problem import Problem
+from skyctl.records.problem import Parallel, Problem
 from skyctl.records.sync import RoutePrices, Sync
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
@@ -176,6 +176,25 @@ class Certificate(Record):
     whole_blocks: WholeBlocksProof | None = since(6, None)
 
 
+class FormOutcome(Record):
+    """What one form of plans came to, where several were looked at for the same batch.
+
+    Attributes:
+        fits: False: proved that no plan of the form fits the devices.
+        iteration_s: the predicted step of the best plan found; None: none was found.
+        lower_bound_s: no plan of the form is faster; None: nothing is claimed.
+        witness: prices that prove the bound of ``hybrid``, or None.
+        reason: why there is no plan of the form, for people; None where there is one.
+    """
+
+    parallel: Parallel
+    fits: bool
+    iteration_s: Seconds | None
+    lower_bound_s: Seconds | None
+    witness: Witness | None = None
+    reason: str | None = None
+
+
 class Contradiction(Record):
     """A run that saw a device, or the link to ``target``, much slower than is known: not planned with.
 
@@ -199,10 +218,11 @@ class Plan(FileRecord):
     and nothing has settled yet; the next launch or comparison of the workload measures those nodes again.
     ``pipeline_iteration_s``: the predicted step of a pipeline for the same batch, beside which a plan whose
     devices hold all layers each was looked at; None: it was not, or none was found.
+    ``forms``: what each form came to, where the plan was chosen among several.
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[9] = 9
+    version: Literal[10] = 10
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem
@@ -216,6 +236,7 @@ class Plan(FileRecord):
     contradictions: Seq[Contradiction] = since(7, ())
     sync: Sync | None = since(8, None)
     pipeline_iteration_s: Seconds | None = since(8, None)
+    forms: Seq[FormOutcome] = since(10, ())
 
     @property
     def stages(self) -> tuple[GridStage, ...]:

@@ -19,7 +19,7 @@ MOST_LISTED = 12
 Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
-Parallel = Literal["pipeline", "data"]
+Parallel = Literal["pipeline", "data", "hybrid"]
 SyncFormat = Literal["float32", "bfloat16", "fixed32", "int8"]
 ROUNDED_FORMATS: tuple[SyncFormat, ...] = ("bfloat16", "int8")
 """Those in which each hop of a sum rounds, and so changes what is trained."""
@@ -124,7 +124,8 @@ class Problem(FileRecord):
 
     ``recompute``: a stage may keep only its layers' inputs and compute the rest again in the backward.
     ``parallel``: one pipeline over the devices, or ``data``: every device that takes part holds all layers,
-    and their gradients are summed in ``sync_format``. ``ties``: layers that share parameters, in their order.
+    and their gradients are summed in ``sync_format``; ``hybrid``: several pipelines side by side, each with
+    cuts of its own. ``ties``: layers that share parameters, in their order.
     ``sync``: over which routes they are summed; ``auto``: the fastest of a ring, a star and, where
     they save a twentieth of a step, packed trees. ``server``: a star whose root may be a helper.
     ``helpers``: devices that hold nothing, and that routes may go over with ``auto``, ``server`` and
@@ -132,7 +133,7 @@ class Problem(FileRecord):
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[9] = 9
+    version: Literal[10] = 10
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)
@@ -152,7 +153,9 @@ class Problem(FileRecord):
     ties: Seq[Tie] = since(8, ())
 
     def version_of_values(self) -> int:
-        """9 for a sync format that older versions don't know."""
+        """10 for hybrids, 9 for a sync format that older versions don't know."""
+        if self.parallel == "hybrid":
+            return 10
         return 1 if self.sync_format in ("float32", "bfloat16") else 9
 
     @model_validator(mode="after")
@@ -258,7 +261,7 @@ def _computable(problem: Problem) -> None:
         seconds = sent_share * max(largest, 1.0) / bandwidth + latency_s
         if 2 * m * len(problem.layers) * seconds > LARGEST:
             raise ValueError(f"{name}: a message takes {seconds:.3g} s: too large")
-    if problem.parallel == "data":
+    if problem.parallel != "pipeline":
         _sums_computable(problem)
     each = (
         layer.state_bytes
