@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from tests.planner.data_problems import data_problem
+from tests.planner.hybrid_plans import hybrid_plan
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_plan
 from skyctl.control.assignment import parse_assigned_shares
-from skyctl.control.plan_creation import PlanOptions, plan_best, unlinked_pairs
+from skyctl.control.plan_creation import PlanOptions, plan_best
+from skyctl.control.plan_pairs import unlinked_pairs
 from skyctl.planner.api import plan
 from skyctl.records.plan import WorkloadRef
 
@@ -94,6 +96,54 @@ def test_shares_of_ones_own(run: Run) -> None:
         assert code == 2
         assert "--parallel data" in err
     assert parse_assigned_shares("n0=0:5") is None
+
+
+def test_auto_says_what_each_form_came_to(run: Run) -> None:
+    code, out, err = run("plan", "--problem", "problem.json", "--parallel", "auto", "-o", "plan.json")
+    assert code == 0, err
+    made = json.loads(Path("plan.json").read_text())
+    assert [one["parallel"] for one in made["forms"]] == ["pipeline", "data", "hybrid"]
+    assert made["problem"]["parallel"] == "data"
+    assert "step, predicted" in out
+    assert "data*" in out
+    assert "form: data parallelism, " in out
+    assert "beside it" not in out
+    code, out, err = run("plan", "--problem", "problem.json", "--parallel", "auto", "--schedule", "gpipe")
+    assert code == 0, err
+    text = " ".join(out.split())
+    assert "data parallelism: schedule gpipe goes with one pipeline only" in text
+    assert "form: one device alone; no other form has a plan" in text
+    for words in (("--sync", "ring", "--schedule", "gpipe"), ("--objective", "bottleneck", "--sync", "ring")):
+        code, _, err = run("plan", "--problem", "problem.json", "--parallel", "auto", *words)
+        assert (code, "no form of plans goes with these options" in err) == (2, True), err
+
+
+def test_what_does_not_go_with_several_pipelines(run: Run) -> None:
+    for words, said in (
+        (("--assign", "n0=5,n2=3"), "has no way to say both"),
+        (("--schedule", "gpipe"), "goes with one pipeline"),
+        (("--helper", "n1"), "only help to sum"),
+    ):
+        code, _, err = run("plan", "--problem", "problem.json", "--parallel", "hybrid", *words)
+        assert (code, said in err) == (2, True), err
+
+
+def test_several_pipelines_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = WorkloadRef(source="x", digest="0", batch_size=17, dtype="float32", seed=0)
+    show_plan(Output(), hybrid_plan(workload=workload))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:6] for line in lines[1:4]] == [
+        ["0", "6", "13", "0", "n0/cpu:0", "0:2"],
+        ["1", "n1/cpu:0", "2:4", "9.000", "██████████████████··", "90%"],
+        ["1", "2", "4", "0", "n2/cpu:0", "0:4"],
+    ]
+    text = " ".join(lines[4:])
+    assert (
+        "sync: 2 groups of layers: layers 0:2 (200 B) a star at n0, 0.08 Mbit/s; layers 2:4 (200 B)" in text
+    )
+    assert "400 B of gradients as float32 are summed 40.0 ms after the last backward" in text
+    assert "busy longest: n0/cpu:0, 9.00 s of a step (90.0 %)" in text
+    assert "step: 10.0000 s predicted (8 microbatches, 2 pipelines, 1f1b)" in text
 
 
 N0, N1, N2 = (f"n{i}/cpu:0" for i in range(3))

@@ -15,15 +15,16 @@ import typer
 from skyctl.errors import InputError, SkyctlError
 
 if TYPE_CHECKING:
+    from skyctl.control.form_choice import ParallelChoice
     from skyctl.control.link_dtypes import LinkChoice
     from skyctl.control.schedule_choice import ScheduleChoice
     from skyctl.records.cluster import Cluster
-    from skyctl.records.problem import Objective, Parallel, SyncFormat, SyncRoutes
+    from skyctl.records.problem import Objective, SyncFormat, SyncRoutes
 
 SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
 STRATEGIES = ("even", "alone", "heuristic", "optimal")
-PARALLEL = ("pipeline", "data")
+PARALLEL = ("auto", "pipeline", "data", "hybrid")
 SYNC_ROUTES = ("auto", "ring", "star", "server", "trees")
 DTYPES = ("float32", "bfloat16")
 SYNC_FORMATS = ("float32", "bfloat16", "fixed32", "int8")
@@ -108,9 +109,9 @@ def parse_schedule(name: str | None) -> ScheduleChoice | None:
     return None if name is None else cast("ScheduleChoice", require_choice("--schedule", name, SCHEDULES))
 
 
-def parse_parallel(name: str | None) -> Parallel | None:
+def parse_parallel(name: str | None) -> ParallelChoice | None:
     """The form that --parallel names (InputError where there is none of that name)."""
-    return None if name is None else cast("Parallel", require_choice("--parallel", name, PARALLEL))
+    return None if name is None else cast("ParallelChoice", require_choice("--parallel", name, PARALLEL))
 
 
 def parse_sync_format(name: str | None) -> SyncFormat | None:

@@ -330,7 +330,8 @@ class PlacementOptions:
             "--parallel",
             metavar="FORM",
             autocompletion=complete_choices(*PARALLEL),
-            help="pipeline (default: a part of the layers each) or data (all of them, shares of samples).",
+            help="pipeline (default: a part of the layers each), data (all of them, shares of samples), "
+            "hybrid (several pipelines), or auto (the simplest of these within 1% of the fastest).",
         ),
     ] = None
     sync_format: Annotated[
@@ -339,8 +340,9 @@ class PlacementOptions:
             "--sync-format",
             metavar="FORMAT",
             autocompletion=complete_choices(*SYNC_FORMATS),
-            help="With --parallel data: sums of gradients as float32 (default), fixed32 (integers: the same "
-            "bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes training).",
+            help="With --parallel data or hybrid: sums of gradients as float32 (default), fixed32 (integers: "
+            "the same bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes "
+            "training).",
         ),
     ] = None
     sync: Annotated[
@@ -349,8 +351,9 @@ class PlacementOptions:
             "--sync",
             metavar="ROUTES",
             autocompletion=complete_choices(*SYNC_ROUTES),
-            help="With --parallel data: gradients over a ring, a star, a server (a star at a helper, too), "
-            "packed trees, or auto (default: the fastest; trees where they save a twentieth of a step).",
+            help="With --parallel data or hybrid: gradients over a ring, a star, auto (default: the fastest; "
+            "trees where they save a twentieth of a step), or with data a server (a star at a helper, too), "
+            "packed trees.",
         ),
     ] = None
     helper: Annotated[

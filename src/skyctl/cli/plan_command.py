@@ -249,7 +249,7 @@ def _next_step(options: PlanCommandOptions) -> str:
 def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
     """The plan, which took so many seconds, and what would help most; with --json nobody waits for that."""
     from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan
-    from skyctl.control.plan_creation import unlinked_pairs
+    from skyctl.control.plan_pairs import unlinked_pairs
     from skyctl.planner.explanation.advice import advise
 
     show_plan(out, plan, time_limit_reached=took_s >= TIME_LIMIT_SHARE * limit_s)

@@ -28,7 +28,7 @@ def share_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
                 "pipeline": number,
                 "device": said.device,
                 "microbatches": pipeline.microbatches,
-                **({"samples": _samples(plan, number)} if plan.workload is not None else {}),
+                **({"samples": pipeline_samples(plan, number)} if plan.workload is not None else {}),
                 "busy s": f"{said.compute_s:.3f}",
                 "load": "█" * filled + "·" * (bar - filled),
                 "busy": f"{busy:.0%}",
@@ -41,7 +41,7 @@ def share_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
     return rows
 
 
-def _samples(plan: Plan, number: int) -> int:
+def pipeline_samples(plan: Plan, number: int) -> int:
     """A pipeline's samples: the step's first microbatches have one more where the batch does not divide."""
     assert plan.workload is not None
     each, more = divmod(plan.workload.batch_size, plan.problem.microbatches)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
+from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import format_estimate
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
@@ -26,12 +27,19 @@ MAX_NAMES = 4
 
 
 def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> None:
-    """A table of stages, or of shares; then what is unused, what binds, what is predicted and how sure."""
+    """A table of stages, or of shares; then what is unused, what binds, what is predicted and how sure.
+
+    Where the plan was chosen among forms, what each came to follows.
+    """
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
     if plan.problem.parallel == "data":
         from skyctl.cli.show_data_plan import describe_sums, share_rows
 
         rows, said = share_rows(plan, bar), describe_sums(plan)
+    elif plan.problem.parallel == "hybrid":
+        from skyctl.cli.show_hybrid_plan import describe_hybrid, pipeline_rows
+
+        rows, said = pipeline_rows(plan, bar), describe_hybrid(plan)
     else:
         rows, said = _stage_rows(plan, bar), _why(plan)
     columns = list(rows[0])
@@ -41,6 +49,11 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
         out.line(text, wrap=True)
     if time_limit_reached and plan.certificate.status != "optimal" and plan.strategy == "optimal":
         out.line("next: a longer --time-limit may close the gap")
+    if plan.forms:
+        out.line()
+        out.table(*form_table(plan))
+        for text in describe_forms(plan):
+            out.line(text, wrap=True)
 
 
 def _stage_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
@@ -84,7 +97,11 @@ def certainty_lines(plan: Plan) -> tuple[str, str]:
     step = _seconds(predicted.iteration_s)
     if predicted.interval is not None:
         step = format_estimate(predicted.iteration_s, predicted.interval)
-    how = "all layers on each device" if plan.problem.parallel == "data" else plan.problem.schedule
+    how: str = plan.problem.schedule
+    if plan.problem.parallel == "data":
+        how = "all layers on each device"
+    elif plan.problem.parallel == "hybrid":
+        how = f"{len(plan.pipelines)} pipelines, {how}"
     what = f"{plan.problem.microbatches} microbatches, {how}"
     if plan.problem.objective == "iteration":
         return f"step: {step} predicted ({what})", _proof(plan)

@@ -9,6 +9,7 @@ from skyctl.compare.number_format import UNKNOWN, format_estimate, format_second
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
 from skyctl.planner.data.data_plan import read_data_placement
 from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.route_layouts import busiest_byte_s, device_routes, use_of
 from skyctl.planner.data.tree_layouts import best_ring_byte_s
 from skyctl.planner.routes.route_names import RoutesKind, RoutesName, name_routes
 from skyctl.planner.stage_memory import human_bytes
@@ -16,11 +17,14 @@ from skyctl.records.base import Count, Record, Seconds
 from skyctl.records.interval import Interval
 from skyctl.records.plan import Plan
 from skyctl.records.problem import ROUNDED_FORMATS
+from skyctl.records.sync import Sync
 
 NOTABLY_LONGER = 1.05
 """A ring that takes less than that many times as long is not worth a word."""
 MAX_NAMES = 8
 """Devices of a ring, or roots, that are named at most."""
+MAX_GROUPS = 4
+"""Groups of layers whose routes are named, at most."""
 SyncChoice = Literal["ring", "star", "trees", "server"]
 SYNC_CHOICES: tuple[SyncChoice, ...] = ("ring", "star", "trees")
 """Those that every comparison has; ``server``, a star at a helper, where its own plan is one."""
@@ -66,6 +70,8 @@ def describe_sync(plan: Plan) -> str:
     """
     if plan.sync is None:
         return ""
+    if plan.problem.parallel == "hybrid":
+        return _describe_groups(plan, plan.sync)
     rates = sync_rates(plan)
     routes = plan.sync.groups[0].routes
     name = name_routes(routes)
@@ -83,9 +89,34 @@ def describe_sync(plan: Plan) -> str:
         text += f"; a one-way ring would take {rates.ring_byte_s / rates.byte_s:.2g} times as long"
     took = format_seconds(rates.byte_s * rates.total_bytes)
     seen = format_seconds(plan.predicted.sync_s)
-    rounds = " (rounded on each hop: changes training)" if plan.sync.format in ROUNDED_FORMATS else ""
-    what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}{rounds}"
+    what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}{_rounds(plan.sync)}"
     return f"{text}; {what} take {took}, and are summed {seen} after the last backward"
+
+
+def _describe_groups(plan: Plan, sync: Sync) -> str:
+    """The same of several pipelines: by group of layers, which are summed as soon as each is released."""
+    model = DataModel(plan.problem)
+    index = {name: number for number, name in enumerate(model.ids)}
+    labels = device_labels(plan.problem)
+    words = []
+    for group in sync.groups[:MAX_GROUPS]:
+        use = use_of(device_routes(group.routes, index), model.latency_s)
+        byte_s = busiest_byte_s(use, model.byte_s, model.shared)
+        rate = f", {_mbit(byte_s)} Mbit/s" if byte_s > 0 else ""
+        size = human_bytes(sum(model.layer_bytes[group.start : group.stop]))
+        name = _name_words(name_routes(group.routes), len(group.routes), labels)
+        words.append(f"layers {group.start}:{group.stop} ({size}) {name}{rate}")
+    more = f"; and {len(sync.groups) - MAX_GROUPS} more" if len(sync.groups) > MAX_GROUPS else ""
+    count = "one group" if len(sync.groups) == 1 else f"{len(sync.groups)} groups"
+    seen = format_seconds(plan.predicted.sync_s)
+    return (
+        f"sync: {count} of layers: {'; '.join(words)}{more}; {human_bytes(model.total_bytes)} of gradients "
+        f"as {sync.format}{_rounds(sync)} are summed {seen} after the last backward"
+    )
+
+
+def _rounds(sync: Sync) -> str:
+    return " (rounded on each hop: changes training)" if sync.format in ROUNDED_FORMATS else ""
 
 
 def _mbit(byte_s: float) -> str:

@@ -27,9 +27,15 @@ def plan_assigned(
         shares: (device or node, microbatches), where every device holds all layers; one of both is given.
 
     Raises:
-        InputError: the problem asks for the other form, or see ``api.assigned``.
+        InputError: the problem asks for another form, or see ``api.assigned``.
         InfeasibleError: see ``api.assigned``.
     """
+    if problem.parallel == "hybrid":
+        raise InputError(
+            "--assign gives one pipeline its layers, or devices that hold all layers their microbatches; "
+            "--parallel hybrid has no way to say both",
+            hint="--parallel pipeline, or --parallel data",
+        )
     is_data = problem.parallel == "data"
     if ranges is not None:
         if is_data:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from skyctl.control.assignment import plan_assigned
 from skyctl.control.cluster_changes import machines_of
 from skyctl.control.corrections import estimate_profile, learn_corrections
+from skyctl.control.form_choice import (
+    DATA,
+    HYBRID,
+    PIPELINE,
+    STAGE_ORDERS,
+    ParallelChoice,
+    choose_form,
+    form_contradictions,
+)
 from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
 from skyctl.control.observations import correct_from_run
+from skyctl.control.plan_pairs import refuse_broken_pairs
 from skyctl.control.problem_devices import in_form
-from skyctl.control.problem_from_profile import BROKEN_LATENCY_S, build_problem, measured_workload
+from skyctl.control.problem_from_profile import build_problem, measured_workload
 from skyctl.control.schedule_choice import (
     AUTO,
     ScheduleChoice,
@@ -34,9 +43,6 @@ from skyctl.records.profile import Profile
 
 DEFAULT_TIME_LIMIT_S = 30.0
 FLOAT32 = "float32"
-DATA: Parallel = "data"
-STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
-"""Schedules that order a pipeline's stages; where every device holds all layers there is nothing to order."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,10 @@ class PlanOptions:
 
     Attributes:
         schedule: the default for what was measured is ``auto`` (see ``schedule_choice.py``).
-        parallel: one pipeline, or ``data``: every device that takes part holds all layers.
-        sync_format: what gradients are summed in, with ``data``.
-        sync: over which routes they are, with ``data``.
+        parallel: one pipeline; ``data``: every device that takes part holds all layers; ``hybrid``: several
+            pipelines; ``auto``: whichever is the simplest of those that are hardly slower than the fastest.
+        sync_format: what gradients are summed in, where there are several pipelines.
+        sync: over which routes they are.
         helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
         assign_shares: the user's own shares with ``data``, (device or node, microbatches).
@@ -55,10 +62,11 @@ class PlanOptions:
         named: refuse layers whose names do not say what they are, before any search.
         learn: use what runs have observed since the probe.
         beside_pipeline: where every device holds all layers, look at a pipeline for the same batch, too.
+        left_out: forms that ``auto`` does not look at, and why.
     """
 
     strategy: str = "optimal"
-    parallel: Parallel | None = None
+    parallel: ParallelChoice | None = None
     sync_format: SyncFormat | None = None
     sync: SyncRoutes | None = None
     helpers: Sequence[str] | None = None
@@ -76,6 +84,7 @@ class PlanOptions:
     link_dtype: Sequence[LinkChoice] = ()
     learn: bool = True
     beside_pipeline: bool = False
+    left_out: Mapping[Parallel, str] = field(default_factory=dict)
 
     @property
     def assigned(self) -> bool:
@@ -88,6 +97,21 @@ class PlanOptions:
             return replace(self, schedule=AUTO)
         return self
 
+    def settled_form(self) -> PlanOptions:
+        """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
+        if self.parallel != AUTO:
+            return self
+        if self.assign_shares is not None:
+            return replace(self, parallel=DATA)
+        # even and alone are what needs no choice: one pipeline, and one device
+        one = self.assign is not None or self.strategy in ("even", "alone")
+        return replace(self, parallel=PIPELINE) if one else self
+
+    def sum_options(self) -> list[str]:
+        """The options given that say how gradients are summed."""
+        sums = {"--sync-format": self.sync_format, "--sync": self.sync}
+        return [name for name, value in sums.items() if value is not None]
+
 
 def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     """One problem for each measured number of microbatches, or the one asked for; stages may recompute."""
@@ -95,7 +119,9 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
     schedule = None if options.schedule == AUTO else options.schedule
-    form = _form(options, options.parallel or "pipeline")
+    form = _form(options, options.parallel or PIPELINE)
+    # plans of all forms are made from one with figures of sums
+    parallel = DATA if options.parallel == AUTO else options.parallel or PIPELINE
     made = [
         build_problem(
             profile,
@@ -105,7 +131,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
             first_stage=options.first_stage,
             last_stage=options.last_stage,
             only_nodes=options.only_nodes,
-            parallel=options.parallel or "pipeline",
+            parallel=parallel,
         )
         for microbatches in wanted
     ]
@@ -129,7 +155,7 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
         InfeasibleError: proved for every one of them.
         UndecidedError: for some nothing was found, and nothing proved.
     """
-    options = options.with_chosen_schedule()
+    options = options.settled_form().with_chosen_schedule()
     best = plan_best(problems_of(profile, options), options)
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
@@ -174,19 +200,45 @@ def plan_run(
 def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     """The best plan of problems that differ in their number of microbatches, with ``auto`` also in schedule.
 
-    Its predicted step has an interval where the problems say how sure their figures are. With
-    ``beside_pipeline`` a plan whose devices hold all layers each has a pipeline's step beside its own, where
-    one is found in what is left of the time.
+    With ``auto`` as its form it says what each form came to. Its predicted step has an interval where the
+    problems say how sure their figures are. With ``beside_pipeline`` a plan whose devices hold all layers
+    each has a pipeline's step beside its own, where one is found in what is left of the time.
 
     Raises: see ``plan_profile``.
     """
     deadline = time.perf_counter() + options.time_limit_s
+    options = options.settled_form()
+    if options.parallel == AUTO:
+        return with_interval(_plan_any_form(candidates, options))
     best = with_interval(_plan_best(candidates, options))
     if best.problem.parallel != DATA or not options.beside_pipeline:
         return best
     return best.model_copy(
         update={"pipeline_iteration_s": _pipeline_iteration_s(candidates, options, deadline)}
     )
+
+
+def _plan_any_form(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
+    """The simplest plan that is hardly slower than the fastest of all forms that the options leave."""
+
+    def search(form: Parallel, limit_s: float) -> Plan:
+        problems = [in_form(problem, form) for problem in candidates]
+        return _plan_best(problems, replace(options, parallel=form, time_limit_s=limit_s))
+
+    return choose_form(search, forms_left_out(candidates[0], options), options.time_limit_s)
+
+
+def forms_left_out(problem: Problem, options: PlanOptions) -> dict[Parallel, str]:
+    """The forms that ``auto`` does not look at for that problem, and why."""
+    contradictions = form_contradictions(
+        schedule=options.schedule,
+        objective=problem.objective,
+        sync=problem.sync,
+        sums=options.sum_options(),
+        helpers=bool(problem.helpers),
+        whole_blocks=options.whole_blocks,
+    )
+    return {**contradictions, **options.left_out}
 
 
 def _pipeline_iteration_s(
@@ -196,10 +248,10 @@ def _pipeline_iteration_s(
     left_s = deadline - time.perf_counter()
     if left_s <= 0:
         return None
-    pipelines = [in_form(problem, "pipeline") for problem in candidates]
+    pipelines = [in_form(problem, PIPELINE) for problem in candidates]
     quick = replace(
         options,
-        parallel="pipeline",
+        parallel=PIPELINE,
         helpers=None,
         strategy="heuristic",
         schedule=AUTO,
@@ -212,26 +264,37 @@ def _pipeline_iteration_s(
         return None
 
 
-def _form(options: PlanOptions, parallel: str) -> dict[str, str]:
+def _form(options: PlanOptions, parallel: ParallelChoice) -> dict[str, str]:
     """What the options say of a problem's form, as its fields; ``parallel``: the form that it comes to.
 
     Raises:
-        InputError: a schedule of stages where every device holds all layers; how to sum gradients elsewhere.
+        InputError: what does not go with that form (with ``auto`` forms are left out instead).
     """
-    sums = {"--sync-format": options.sync_format, "--sync": options.sync, "--helper": options.helpers}
-    if parallel != DATA and (asked := [name for name, value in sums.items() if value is not None]):
+    asked = [*options.sum_options(), *(["--helper"] if options.helpers is not None else [])]
+    if parallel == PIPELINE and asked:
         raise InputError(
             f"{asked[0]} says how gradients are summed where every device holds all layers; here they "
             "are cut into stages",
             hint="--parallel data; or --link-dtype for what passes between stages",
         )
-    given = {"parallel": options.parallel, "sync_format": options.sync_format, "sync": options.sync}
+    if parallel == HYBRID and options.helpers is not None:
+        raise InputError(
+            "--helper names devices that only help to sum gradients; with --parallel hybrid there are none",
+            hint="--parallel data; or leave the device out with --limit",
+        )
     if options.parallel == DATA and options.schedule in STAGE_ORDERS:
         raise InputError(
             f"--schedule {options.schedule} orders a pipeline's stages; with --parallel data every device "
             "holds all layers",
             hint="leave --schedule out",
         )
+    if options.parallel == HYBRID and options.schedule in STAGE_ORDERS:
+        raise InputError(
+            f"--schedule {options.schedule} goes with one pipeline; with --parallel hybrid each has 1f1b",
+            hint="leave --schedule out, or --parallel pipeline",
+        )
+    form = None if options.parallel == AUTO else options.parallel
+    given = {"parallel": form, "sync_format": options.sync_format, "sync": options.sync}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -242,7 +305,7 @@ def _plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     chooser = ScheduleChooser(
         lambda problem, limit_s: plan_problem(problem, quick, limit_s), options.time_limit_s
     )
-    if options.schedule == AUTO and candidates[0].parallel != DATA:
+    if options.schedule == AUTO and candidates[0].parallel == PIPELINE:
         chosen = chooser.choose(candidates)
         if chosen is None and searched:
             return _plan_least_memory(candidates, options, deadline)
@@ -309,6 +372,7 @@ def override_problem(
     Raises:
         InputError: a pin or a helper names no device of the problem.
     """
+    options = options.settled_form()
     given = {
         "schedule": None if options.schedule == AUTO else options.schedule,
         "objective": options.objective,
@@ -318,7 +382,7 @@ def override_problem(
         "helpers": _owned(problem, "--helper", options.helpers),
         **_form(options, options.parallel or problem.parallel),
     }
-    if options.parallel == DATA and problem.parallel != DATA:
+    if options.parallel in (DATA, HYBRID) and problem.parallel == PIPELINE:
         given["schedule"] = given["schedule"] or "1f1b"  # what the file's pipeline would have is no matter
     changed = {key: value for key, value in given.items() if value is not None}
     try:
@@ -359,52 +423,5 @@ def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | N
         made = plan_assigned(problem, options.assign, options.assign_shares)
     else:
         made = plan(problem, options.strategy, limit, whole_blocks=options.whole_blocks)
-    _refuse_broken_pairs(made)
+    refuse_broken_pairs(made)
     return made
-
-
-def _connected_pairs(made: Plan) -> list[tuple[str, str]]:
-    """The directed pairs that a plan sends over: between neighbouring stages, and along its routes."""
-    pairs = [
-        pair
-        for pipeline in made.pipelines
-        for a, b in pairwise(stage.device for stage in pipeline.stages)
-        for pair in ((a, b), (b, a))
-    ]
-    for group in made.sync.groups if made.sync is not None else ():
-        pairs += [(a, b) for route in group.routes for edges in (route.up, route.down) for a, b in edges]
-    return list(dict.fromkeys(pairs))
-
-
-def _refuse_broken_pairs(made: Plan) -> None:
-    """Raises where a plan sends over a pair that could not be connected."""
-    dead = {(k.source, k.target) for k in made.problem.links if k.latency_s >= BROKEN_LATENCY_S}
-    for here, there in _connected_pairs(made):
-        if (here, there) in dead or (there, here) in dead:
-            # Only a search that weighed links has shown that no order avoids the pair.
-            proved = made.strategy in ("even", "assigned") or (
-                made.problem.objective == "iteration" and made.certificate.status == "optimal"
-            )
-            raise (InfeasibleError if proved else UndecidedError)(
-                f"the {made.strategy} plan needs a connection {here} ↔ {there}, "
-                "and that pair could not be connected",
-                hint="see why: skyctl check; a VPN's interface is named with `interface:` in cluster.yaml",
-            )
-
-
-def unlinked_pairs(made: Plan) -> list[tuple[str, str]]:
-    """Pairs of devices the plan sends over without a given link or shared resource, where others have one.
-
-    Devices of one node count as linked.
-    """
-    problem = made.problem
-    given = {(link.source, link.target) for link in problem.links}
-    given |= {(pair[0], pair[1]) for resource in problem.shared for pair in resource.links}
-    if not given:
-        return []
-    return [(a, b) for a, b in _connected_pairs(made) if (a, b) not in given and not _same_node(a, b)]
-
-
-def _same_node(a: str, b: str) -> bool:
-    node, _ = split_device_id(a)
-    return node != "" and node == split_device_id(b)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from skyctl.control.form_choice import STAGE_ORDERS
 from skyctl.records.problem import Parallel, Problem, SharedResource
 
 
@@ -33,7 +34,14 @@ def shared_among(resources: Sequence[SharedResource], ids: Collection[str]) -> l
 
 
 def in_form(problem: Problem, parallel: Parallel) -> Problem:
-    """The same problem for plans of another form: a pipeline's has no devices that are to hold nothing."""
+    """The same problem for plans of another form.
+
+    A pipeline's has no devices that are to hold nothing; that of several pipelines has no schedule that only
+    one can have.
+    """
     if parallel == "pipeline" and problem.helpers:
         problem = with_devices(problem, {device.id for device in problem.devices} - {*problem.helpers})
-    return problem.model_copy(update={"parallel": parallel})
+    update: dict[str, Any] = {"parallel": parallel}
+    if parallel != "pipeline" and problem.schedule in STAGE_ORDERS:
+        update["schedule"] = "1f1b"
+    return problem.model_copy(update=update)

@@ -59,7 +59,7 @@ def build_problem(
         profile: must hold a workload that was measured at ``microbatches``.
         first_stage, last_stage: node names whose devices alone may hold that stage (``--pin-first``).
         only_nodes: leave out every other node's devices (``--limit``).
-        parallel: ``data``: with what summing gradients takes, which a pipeline's problem does not say.
+        parallel: all but ``pipeline``: with what summing gradients takes, which a pipeline's does not say.
 
     Raises:
         InputError: no workload in the profile, it was not measured at that number of microbatches, or its
@@ -117,7 +117,7 @@ def _build_problem(
                 output_bytes=layer.output_bytes,
                 workspace_bytes=layer.workspace_bytes,
                 deferred_bytes=layer.deferred_bytes * heap,
-                gradient_bytes=layer.gradient_bytes if parallel == "data" else None,
+                gradient_bytes=layer.gradient_bytes if parallel != "pipeline" else None,
             )
             for layer in shape.layers
         ),
@@ -135,7 +135,7 @@ def _build_problem(
                     _slice_uncertainty(profile, d, times[d.id], microbatches, len(devices)),
                 ),
                 overhead_uncertainty=OVERHEAD,
-                **(_sum_costs(profile, d, devices) if parallel == "data" else {}),
+                **(_sum_costs(profile, d, devices) if parallel != "pipeline" else {}),
             )
             for d in devices
         ),

@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any
 
 from skyctl.control.corrections import Corrections
-from skyctl.control.plan_creation import DATA, PlanOptions, plan_best, plan_problem
+from skyctl.control.form_choice import DATA
+from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
 from skyctl.control.problem_devices import in_form, shared_among, with_devices
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO

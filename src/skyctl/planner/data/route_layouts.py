@@ -177,6 +177,11 @@ def read_routes(sync: Sync | None, index: Mapping[str, int], layers: int) -> tup
         return ()
     if len(sync.groups) != 1 or (sync.groups[0].start, sync.groups[0].stop) != (0, layers):
         raise InputError("where every device holds all layers, they are one sync group")
+    return device_routes(sync.groups[0].routes, index)
+
+
+def device_routes(routes: Sequence[Route], index: Mapping[str, int]) -> tuple[DeviceRoute, ...]:
+    """A record's routes by device indices; InputError for a device that the problem lacks."""
 
     def pairs(edges: Sequence[Sequence[str]]) -> tuple[Pair, ...]:
         for edge in edges:
@@ -185,6 +190,5 @@ def read_routes(sync: Sync | None, index: Mapping[str, int], layers: int) -> tup
         return tuple((index[a], index[b]) for a, b in edges)
 
     return tuple(
-        DeviceRoute(route.share, index[route.root], pairs(route.up), pairs(route.down))
-        for route in sync.groups[0].routes
+        DeviceRoute(route.share, index[route.root], pairs(route.up), pairs(route.down)) for route in routes
     )

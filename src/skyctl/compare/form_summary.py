@@ -1,0 +1,84 @@
+"""What each form of plans came to, as a person reads it: a table, why some have no plan, and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyctl.compare.number_format import UNKNOWN, format_gap, format_ratio, format_seconds
+from skyctl.compare.outcome import PROVED_GAP
+from skyctl.records.plan import FormOutcome, Plan
+
+FORM_NAMES = {"pipeline": "a pipeline", "data": "data parallelism", "hybrid": "several pipelines"}
+
+
+def form_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """(headings, cells) of the forms that were looked at; ``*`` marks the plan's own."""
+    fastest_s = min((one.iteration_s for one in plan.forms if one.iteration_s is not None), default=0.0)
+    rows = [
+        [
+            one.parallel + ("*" if one.parallel == plan.problem.parallel else ""),
+            format_seconds(one.iteration_s),
+            _times_as_long(one, fastest_s),
+            format_seconds(one.lower_bound_s),
+        ]
+        for one in plan.forms
+    ]
+    return ["form", "step, predicted", "times as long", "none is faster than"], rows
+
+
+def _times_as_long(one: FormOutcome, fastest_s: float) -> str:
+    return UNKNOWN if one.iteration_s is None or fastest_s <= 0 else format_ratio(one.iteration_s / fastest_s)
+
+
+def describe_forms(plan: Plan) -> list[str]:
+    """In words: why forms have no plan, which was chosen and why, and the bound that holds for all of them.
+
+    Nothing where one form alone was looked at.
+    """
+    if not plan.forms:
+        return []
+    words = []
+    for one in plan.forms:
+        if one.iteration_s is None:
+            fits = "" if one.fits else "does not fit: "
+            words.append(f"{FORM_NAMES[one.parallel]}: {fits}{one.reason or 'no plan was found'}")
+    bound = least_bound_s(plan.forms)
+    return [*words, _choice(plan), *([] if bound is None else [_bound(plan, bound)])]
+
+
+def _choice(plan: Plan) -> str:
+    """Which form the plan has, and how far the others are from it."""
+    alone = len(plan.placed_stages) == 1
+    name = "one device alone" if alone else FORM_NAMES[plan.problem.parallel]
+    step_s = plan.predicted.iteration_s
+    others = [
+        (one.iteration_s, one.parallel)
+        for one in plan.forms
+        if one.iteration_s is not None and one.parallel != plan.problem.parallel
+    ]
+    if not others:
+        return f"form: {name}; no other form has a plan"
+    next_s, nearest = min(others)
+    if next_s < step_s * (1 - PROVED_GAP):
+        return (
+            f"form: {name}, the simplest that is hardly slower than the fastest "
+            f"({nearest}: {format_seconds(next_s)} a step)"
+        )
+    if next_s <= step_s * (1 + PROVED_GAP) or step_s <= 0:
+        return f"form: {name}, the simplest of those as fast"
+    return f"form: {name}, {format_ratio(next_s / step_s)} as fast as the next best ({nearest})"
+
+
+def _bound(plan: Plan, bound_s: float) -> str:
+    gap = plan.predicted.iteration_s / bound_s - 1
+    if gap <= PROVED_GAP:
+        return "no plan of any form is faster (proved)"
+    return f"no plan of any form can be faster than {format_seconds(bound_s)} ({format_gap(gap)} above it)"
+
+
+def least_bound_s(forms: Sequence[FormOutcome]) -> float | None:
+    """No plan of these forms takes less; None where one that may fit claims no bound, or none is there."""
+    bounds = [one.lower_bound_s for one in forms if one.fits]
+    if any(bound is None or bound <= 0 for bound in bounds):
+        return None
+    return min((bound for bound in bounds if bound is not None), default=None)

@@ -1,0 +1,191 @@
+"""Which form of plans: what each comes to for the same batch, and the simplest that is hardly slower.
+
+A plan is simpler the less can go wrong with it: one device needs no other; with data parallelism the devices
+meet once a step, and each has the whole model if the others are lost; in a pipeline every microbatch waits
+for every link; several pipelines have both kinds of traffic. The order goes by what a plan is, not by the
+form it was looked for in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from skyctl.control.schedule_choice import NEAR_BEST, predicted_step_s
+from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.records.plan import FormOutcome, Plan
+from skyctl.records.problem import Objective, Parallel, SyncRoutes
+
+ParallelChoice = Parallel | Literal["auto"]
+
+DATA: Parallel = "data"
+HYBRID: Parallel = "hybrid"
+PIPELINE: Parallel = "pipeline"
+FORMS: tuple[Parallel, ...] = get_args(Parallel)
+STAGE_ORDERS = ("eager-1f1b", "zero-bubble", "gpipe")
+"""Schedules that order a pipeline's stages: those that plans of several pipelines can't have."""
+HOLDERS_ONLY: tuple[SyncRoutes, ...] = ("server", "trees")
+"""Routes between devices that hold all layers each: those that hybrids don't have."""
+
+FormSearch = Callable[[Parallel, float], Plan]
+"""(form, time limit in seconds) → its best plan; raises InfeasibleError or UndecidedError."""
+
+
+@dataclass(frozen=True)
+class FormResult:
+    """What looking for plans of one form came to.
+
+    Attributes:
+        plan: the best that was found.
+        reason: why there is none.
+        fits: False: proved that none fits the devices.
+        looked: False: what was asked for does not go with the form.
+    """
+
+    parallel: Parallel
+    plan: Plan | None = None
+    reason: str | None = None
+    fits: bool = True
+    looked: bool = True
+
+
+def form_contradictions(
+    *,
+    schedule: str | None,
+    objective: Objective | None,
+    sync: SyncRoutes | None,
+    sums: Sequence[str],
+    helpers: bool,
+    whole_blocks: bool,
+) -> dict[Parallel, str]:
+    """By form that does not go with what was asked for, why not; forms that do are left out.
+
+    Args:
+        schedule: as asked for; None or ``auto``: any.
+        objective: of the problem.
+        sync: the routes that were asked for.
+        sums: the options given that say how gradients are summed (``--sync``, ``--sync-format``).
+        helpers: whether devices were named that hold nothing.
+        whole_blocks: whether cuts may lie between transformer blocks only.
+    """
+    found: dict[Parallel, str] = {}
+    if sums:
+        found[PIPELINE] = f"{sums[0]} says how gradients are summed, and one pipeline sums none"
+    several: str | None = None
+    if schedule in STAGE_ORDERS:
+        several = f"schedule {schedule} goes with one pipeline only"
+    elif objective == "bottleneck":
+        several = "objective bottleneck looks at the slowest stage of one pipeline"
+    elif whole_blocks:
+        several = "--whole-blocks says where one pipeline is cut"
+    if several is not None:
+        found |= {DATA: several, HYBRID: several}
+    elif sync in HOLDERS_ONLY:
+        found[HYBRID] = f"--sync {sync} goes with --parallel data only"
+    elif helpers:
+        found[HYBRID] = "devices that only help to sum go with --parallel data only"
+    return found
+
+
+def choose_form(search: FormSearch, left_out: Mapping[Parallel, str], limit_s: float) -> Plan:
+    """The simplest plan within ``NEAR_BEST`` of the fastest of all forms; it says what each form came to.
+
+    Args:
+        left_out: forms that are not looked at, and why.
+        limit_s: seconds for all forms together; each gets an equal part of what is left.
+
+    Raises:
+        InputError: no form is left.
+        InfeasibleError: proved for every form that is left.
+        UndecidedError: for some nothing was found, and nothing proved.
+    """
+    deadline = time.perf_counter() + limit_s
+    found = []
+    wanted = [form for form in FORMS if form not in left_out]
+    for form in FORMS:
+        if form in left_out:
+            found.append(FormResult(form, reason=left_out[form], looked=False))
+            continue
+        left_s = max(0.0, deadline - time.perf_counter())
+        found.append(look_for(form, search, left_s / (len(wanted) - wanted.index(form))))
+    chosen = choose_among(found)
+    if chosen is None:
+        raise _failure(found)
+    return chosen
+
+
+def look_for(form: Parallel, search: FormSearch, limit_s: float) -> FormResult:
+    """What looking for plans of one form comes to."""
+    try:
+        return FormResult(form, search(form, limit_s))
+    except (InfeasibleError, UndecidedError) as exc:
+        return FormResult(form, reason=exc.message, fits=not isinstance(exc, InfeasibleError))
+
+
+def choose_among(found: Sequence[FormResult]) -> Plan | None:
+    """The simplest plan within ``NEAR_BEST`` of the fastest, with what each form came to; None: no plan.
+
+    It is the fastest of those as simple.
+    """
+    made = [one.plan for one in found if one.plan is not None and one.looked]
+    if not made:
+        return None
+    limit_s = min(map(predicted_step_s, made)) * (1 + NEAR_BEST)
+    near = [plan for plan in made if predicted_step_s(plan) <= limit_s]
+    chosen = min(near, key=lambda plan: (_intricacy(plan), predicted_step_s(plan)))
+    return chosen.model_copy(update={"forms": tuple(_outcome(one, chosen) for one in found)})
+
+
+def _intricacy(plan: Plan) -> int:
+    """0: one device; 1: devices that hold all layers each; 2: one pipeline; 3: several."""
+    stages = len(plan.placed_stages)
+    if stages == 1:
+        return 0
+    if len(plan.pipelines) == 1:
+        return 2
+    return 1 if len(plan.pipelines) == stages else 3
+
+
+def _outcome(found: FormResult, chosen: Plan) -> FormOutcome:
+    """As the plan that was chosen records it.
+
+    A form's bound is kept where its problem has the chosen one's microbatches: only then can it be found
+    again from the plan.
+    """
+    plan = found.plan if found.looked else None
+    if plan is None:
+        return FormOutcome(
+            parallel=found.parallel,
+            fits=found.fits,
+            iteration_s=None,
+            lower_bound_s=None,
+            reason=found.reason,
+        )
+    sure = plan.certificate
+    comparable = plan.problem.microbatches == chosen.problem.microbatches
+    bound_s = sure.lower_bound_s if comparable and plan.problem.objective == "iteration" else None
+    return FormOutcome(
+        parallel=found.parallel,
+        fits=True,
+        iteration_s=plan.predicted.iteration_s,
+        lower_bound_s=bound_s,
+        witness=sure.witness if found.parallel == HYBRID and bound_s is not None else None,
+    )
+
+
+def _failure(found: Sequence[FormResult]) -> InfeasibleError | UndecidedError | InputError:
+    """The error to raise where no form has a plan."""
+    looked = [one for one in found if one.looked]
+    each = "".join(f"\n  {one.parallel}: {one.reason}" for one in found)
+    if not looked:
+        return InputError(f"no form of plans goes with these options:{each}", hint="leave one of them out")
+    if any(one.fits for one in looked):
+        return UndecidedError(
+            f"no plan was found in time:{each}", hint="a longer --time-limit, or one form (--parallel)"
+        )
+    return InfeasibleError(
+        f"no form gives a plan that fits:{each}",
+        hint="add memory or a machine, or use more microbatches (smaller ones)",
+    )
