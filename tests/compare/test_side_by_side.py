@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
+from tests.planner.hybrid_plans import hybrid_plan
 
 from skyctl.compare.charts.png import write_png
 from skyctl.compare.charts.step_charts import layer_times_s, share_charts
@@ -15,9 +16,11 @@ from skyctl.compare.conclusion import is_same_plan
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.report_page import render_report
 from skyctl.compare.sync_summary import SyncChoice, sync_choice, sync_rows, sync_table
-from skyctl.compare.timeline import IDLE, data_timeline
+from skyctl.compare.timeline import IDLE, plan_timeline
+from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.records.plan import (
     Certificate,
+    FormOutcome,
     Pipeline,
     PlacedStage,
     Plan,
@@ -93,7 +96,8 @@ def test_a_devices_layers_take_its_own_microbatches() -> None:
 
 
 def test_a_step_is_drawn_with_its_sum() -> None:
-    (step,) = data_timeline(data_plan()).steps
+    plan = data_plan()
+    (step,) = plan_timeline(plan, pipeline_simulations(plan)).steps
     assert step.seconds == 2.1
     numbers = [[s.microbatch for s in step.spans if (s.stage, s.kind) == (n, "B")] for n in (0, 1)]
     assert numbers == [[0, 1, 2, 3, 4], [5, 6, 7]]
@@ -105,9 +109,36 @@ def test_a_step_is_drawn_with_its_sum() -> None:
 
 
 def test_what_recomputes_takes_its_forward_again() -> None:
-    spans = data_timeline(data_plan(recompute=True)).steps[0].spans
+    plan = data_plan(recompute=True)
+    spans = plan_timeline(plan, pipeline_simulations(plan)).steps[0].spans
     assert spans[1].seconds == pytest.approx(0.2 + 0.1)
     assert spans[0].seconds == pytest.approx(0.1)
+
+
+def test_pipelines_with_cuts_of_their_own_are_drawn_and_reported(reports: ModuleType) -> None:
+    forms = (
+        FormOutcome(parallel="pipeline", fits=True, iteration_s=12.0, lower_bound_s=9.0),
+        FormOutcome(parallel="data", fits=False, iteration_s=None, lower_bound_s=None, reason="n2 is small"),
+        FormOutcome(parallel="hybrid", fits=True, iteration_s=10.0, lower_bound_s=8.0),
+    )
+    plan = hybrid_plan(forms=forms)
+    (step,) = plan_timeline(plan, pipeline_simulations(plan)).steps
+    assert {(s.stage, s.microbatch) for s in step.spans if s.kind == "F"} == {
+        *((stage, number) for stage in (0, 1) for number in range(6)),
+        (2, 6),
+        (2, 7),
+    }
+    assert {s.stage for s in step.spans if s.kind == "R"} == {0, 1, 2}
+    outcomes = [StrategyOutcome("optimal", plan)]
+    (row,) = summarize_outcomes(outcomes)
+    assert row.layers == "n0 0–2 · n1 2–4 (6) | n2 0–4 (2) of 8 microbatches"
+    read = reports.Reader(render_report(reports.made(outcomes, full=True)))
+    assert read.faults == []
+    words = read.words.replace("\u00a0", " ")
+    for text in ("Which form", "hybrid*", "1.20×", "data parallelism: does not fit: n2 is small",
+                 "form: several pipelines, 1.20× as fast as the next best (pipeline)",
+                 "no plan of any form can be faster than 8.00 s", "sync: 2 groups of layers"):  # fmt: skip
+        assert text in words, text
 
 
 def test_the_report_has_its_shares_and_its_sum(outcome, reports: ModuleType) -> None:

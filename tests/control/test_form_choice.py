@@ -126,7 +126,8 @@ def test_where_no_form_has_a_plan_the_error_says_why() -> None:
 )
 def test_forms_that_do_not_go_with_what_is_asked_are_left_out(options, left) -> None:
     asked = PlanOptions(parallel="auto", **options)
-    out = forms_left_out(override_problem(PROBLEM, asked), asked)
+    out = forms_left_out(asked, override_problem(PROBLEM, asked))
+    assert out == forms_left_out(asked)
     assert [form for form in ("pipeline", "data", "hybrid") if form not in out] == left
     assert all(out.values())
 

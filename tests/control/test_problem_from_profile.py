@@ -312,6 +312,42 @@ def test_a_comparison_has_a_row_of_the_other_form(form: str | None, other: str) 
     assert conclude(outcomes).over(other) is not None or conclude(outcomes).best == other
 
 
+def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
+    both = profile(device("slow", 4.0), device("fast", 1.0))
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    request: Any = SimpleNamespace(ref=lambda _digest: ref)
+    loaded: Any = SimpleNamespace(digest="w")
+    cluster: Any = None
+    outcomes = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="auto")).plans(both)
+    assert [one.strategy for one in outcomes] == [
+        "even", "alone", "heuristic", "pipeline", "data", "hybrid", "optimal",
+    ]  # fmt: skip
+    plans = {one.strategy: one.plan for one in outcomes}
+    taken = plans["optimal"]
+    assert taken is not None
+    assert [one.parallel for one in taken.forms] == ["pipeline", "data", "hybrid"]
+    own = plans[taken.problem.parallel]
+    assert own is not None
+    assert (taken.pipelines, own.forms) == (own.pipelines, ())
+    for name in ("even", "alone", "heuristic", "pipeline"):
+        made = plans[name]
+        assert made is None or made.problem.parallel == "pipeline"
+    asked = PlanOptions(parallel="auto", sync="trees")
+    outcomes = ComparisonJob(cluster, request, loaded, asked).plans(both)
+    assert [one.strategy for one in outcomes][3:] == ["pipeline", "data", "optimal"]
+    assert outcomes[-1].plan is not None
+    assert outcomes[-1].plan.problem.parallel == "data"
+
+
+def test_auto_plans_what_a_profile_says_in_every_form() -> None:
+    """Their problems are the same but for the form, so what is proved of each can be found again."""
+    both = profile(device("slow", 4.0), device("fast", 1.0))
+    plan = plan_profile(both, PlanOptions(parallel="auto"))
+    assert [one.parallel for one in plan.forms] == ["pipeline", "data", "hybrid"]
+    assert all(one.reduce_byte_s > 0 for one in plan.problem.devices)
+    assert plan.predicted.iteration_s <= min(one.iteration_s or 1e9 for one in plan.forms) * 1.01
+
+
 def ask(microbatches: int | None = None) -> tuple[TrainingRequest, str]:
     return TrainingRequest(make_spec("gpt:layers=3", batch_size=8), microbatches), "w"
 

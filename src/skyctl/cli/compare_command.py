@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -133,6 +133,8 @@ class CompareOptions(
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""
         from skyctl.control.comparison_job import ComparisonJob
+        from skyctl.control.form_choice import DATA, HYBRID, forms_left_out_by
+        from skyctl.control.schedule_choice import AUTO
         from skyctl.worker.summed_gradients import check_summable
 
         counts = self.microbatch_counts
@@ -153,9 +155,11 @@ class CompareOptions(
             only_nodes=[node.name for node in target.cluster.nodes],
         )
         # who asks for shares of samples wants to know whether they pay
-        beside = options.parallel == "data"
+        beside = options.parallel in (DATA, HYBRID)
         if beside:
             check_summable(loaded.model.layers)
+        elif options.parallel == AUTO:
+            options = replace(options, left_out=forms_left_out_by(loaded.model.layers))
         return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=beside)
 
 
@@ -189,7 +193,7 @@ def compare(
             profile = job.known_profile(options.profile)
             outcomes, sweeps, points = _planned(out, progress, job, profile, options)
             sweeps += _nodes_sweeps(points, outcomes)
-        if job.options.parallel == "data":
+        if job.options.parallel in ("data", "auto"):
             progress("planning each way to sum gradients")
         syncs = job.syncs(profile, outcomes)
         progress("writing the report")

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -186,7 +187,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         microbatches=options.microbatches,
         beside_pipeline=True,
     )
-    if options.parallel == "data":
+    if options.parallel in ("data", "hybrid"):
         load = partial(_load_summable, load)
     if options.dry_run:
         request, _ = _load(out, load)
@@ -203,8 +204,10 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         from skyctl.cli.show_plan import show_link_dtypes, show_plan
         from skyctl.cli.show_profile import show_learned, show_reused, warn_unmeasured
         from skyctl.control.contradiction_recheck import recheck_contradictions
+        from skyctl.control.form_choice import forms_left_out_by
         from skyctl.control.plan_creation import plan_profile
         from skyctl.control.profiles import probe_cluster
+        from skyctl.control.schedule_choice import AUTO
 
         asked = (target.cluster, sessions, request, loaded, progress, progress.node)
         profile, _ = probe_cluster(*asked, encrypt=request.encrypt, on_note=out.note)
@@ -213,7 +216,10 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         progress("planning")
         show_reused(out, profile)
         warn_unmeasured(out, profile, target.cluster)
-        plan = plan_profile(profile, choice, request.ref(loaded.digest))
+        asked_for = choice
+        if choice.parallel == AUTO:
+            asked_for = replace(choice, left_out=forms_left_out_by(loaded.model.layers))
+        plan = plan_profile(profile, asked_for, request.ref(loaded.digest))
         show_learned(out, profile, plan.problem.microbatches)
         show_plan(out, plan)
         show_link_dtypes(out, plan)

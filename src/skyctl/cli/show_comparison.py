@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import is_given
 from skyctl.compare.outcome import (
-    FORMS,
+    ALONE,
     ComparisonRow,
     StrategyOutcome,
     pipeline_problem,
@@ -116,7 +116,7 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
     others = ""
     for outcome in outcomes:
         own = problem if outcome.plan is None else outcome.plan.problem
-        differs = own.schedule != problem.schedule and outcome.strategy in FORMS
+        differs = own.schedule != problem.schedule and outcome.strategy != ALONE
         if own.microbatches != problem.microbatches or differs:
             schedule = f"{own.schedule}, " if differs else ""
             others += f"; {outcome.strategy}: {schedule}{own.microbatches} microbatches"

@@ -18,8 +18,8 @@ BASELINE = "even"
 """The strategy that speed-ups are over."""
 ALONE = "alone"
 """The strategy of the fastest device that holds the whole model."""
-FORMS = ("pipeline", "data")
-"""What a row is called that has the best plan of another form than all others have."""
+FORMS = ("pipeline", "data", "hybrid")
+"""What a row is called that has the best plan of a form, beside those that share one."""
 PROVED_GAP = 1e-9
 """A plan this close to its bound, value / bound − 1, is at the bound: what is left is rounding."""
 
@@ -203,11 +203,26 @@ def _row(
 
 
 def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
-    """Who has which layers; with several pipelines of one stage each, who has how many microbatches."""
+    """Who has which layers; with several pipelines, how many microbatches each takes.
+
+    Pipelines of one stage each are named by their devices alone.
+    """
     if len(plan.pipelines) == len(shares) > 1:
         each = " · ".join(f"{share.label} {share.microbatches}" for share in shares)
         return f"{each} of {plan.problem.microbatches} microbatches, all layers"
-    return " · ".join(f"{share.label} {share.start}–{share.stop}" for share in shares)
+    if len(plan.pipelines) > 1:
+        of_device = {share.device: share for share in shares}
+        rows = [
+            " · ".join(_range(of_device[stage.device]) for stage in pipeline.stages)
+            + f" ({pipeline.microbatches})"
+            for pipeline in plan.pipelines
+        ]
+        return f"{' | '.join(rows)} of {plan.problem.microbatches} microbatches"
+    return " · ".join(map(_range, shares))
+
+
+def _range(share: DeviceShare) -> str:
+    return f"{share.label} {share.start}–{share.stop}"
 
 
 def _samples_taken(plan: Plan) -> dict[str, dict[str, int]]:

@@ -24,6 +24,7 @@ from skyctl.compare.charts.step_charts import (
 from skyctl.compare.charts.timeline_charts import timeline_charts
 from skyctl.compare.conclusion import Gain, describe_conclusion
 from skyctl.compare.deviation import describe_deviation
+from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import (
     UNKNOWN,
     estimate_parts,
@@ -54,7 +55,11 @@ STRATEGY_TEXTS = {
     "optimal": "an exact search with bounds, which stops when nothing better is left or its time is over",
     "pipeline": "the best pipeline, beside devices that hold all layers each",
     "data": "the best shares of devices that hold all layers each, beside pipelines",
+    "hybrid": "the best of several pipelines with cuts of their own, side by side",
 }
+
+
+FORMS_TEXT = "the simplest of the best pipeline, data and hybrid plans that is within 1 % of the fastest"
 
 
 def render_report(report: ComparisonReport) -> str:
@@ -67,6 +72,8 @@ def render_report(report: ComparisonReport) -> str:
         lstrip_blocks=True,
         finalize=_printed,
     )
+    plans = [report.plan(row.strategy) for row in report.planned]
+    chosen = next((plan for plan in plans if plan.forms), None)
     environment.globals |= {"merged_paths": _merged_paths, "curve_path": _curve_path}
     environment.filters["seconds"] = format_seconds
     return environment.get_template("report.html").render(
@@ -85,6 +92,8 @@ def render_report(report: ComparisonReport) -> str:
             if _has_shares(row)
         ],
         sync_table=_Table(*sync_table(report.syncs), -1) if report.syncs else None,
+        form_table=_Table(*form_table(chosen), -1) if chosen is not None else None,
+        form_text="; ".join(describe_forms(chosen)) if chosen is not None else "",
         steps_table=_steps_table(report),
         prediction_chart=prediction_chart(report) if report.measured else None,
         deviations=_deviations(report),
@@ -343,7 +352,7 @@ def describe_certificate(report: ComparisonReport, row: ComparisonRow) -> Certif
     """What is claimed of the plan in that row, and how sure that is."""
     plan = report.plan(row.strategy)
     sure = plan.certificate
-    how = STRATEGY_TEXTS.get(row.strategy, "as assigned")
+    how = FORMS_TEXT if plan.forms else STRATEGY_TEXTS.get(row.strategy, "as assigned")
     return CertificateText(
         row.strategy,
         _status(row, plan),
@@ -377,6 +386,8 @@ def _claim(row: ComparisonRow, plan: Plan) -> str:
         choices = "choice of the devices, of their shares and of the routes to sum over"
         if problem.sync in ("ring", "star"):
             choices = f"choice of the devices, of their shares and of a {problem.sync} to sum over"
+    elif problem.parallel == "hybrid":
+        choices = "choice of pipelines, of their devices, cuts and shares and of the routes to sum over"
     if sure.status == "optimal":
         return (
             f"For {what}: no {choices} takes less than "

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from skyctl.records.measurement import median
-from skyctl.records.plan import PlacedStage, Plan
-from skyctl.records.problem import Problem
+from skyctl.records.plan import Plan
 from skyctl.schedule.simulation_input import SimulationInput, find_waits
 
 
@@ -191,53 +190,45 @@ def simulated_timeline(play: SimulationInput, devices: Sequence[str]) -> Timelin
     return Timeline(tuple(devices), (step,), (0.0,) * len(devices))
 
 
-def plan_timeline(plan: Plan, play: SimulationInput) -> Timeline:
-    """One step of a plan; ``play``: of its first pipeline."""
+def plan_timeline(plan: Plan, plays: Sequence[SimulationInput]) -> Timeline:
+    """One step of a plan; ``plays``: by pipeline, what the simulator plays."""
     if len(plan.pipelines) > 1:
-        return data_timeline(plan)
-    return simulated_timeline(play, [stage.device for stage in plan.placed_stages])
+        return side_by_side_timeline(plan, plays)
+    return simulated_timeline(plays[0], [stage.device for stage in plan.placed_stages])
 
 
-def data_timeline(plan: Plan) -> Timeline:
-    """One step of pipelines of one stage each, as predicted: each computes its microbatches, then all sum.
+def side_by_side_timeline(plan: Plan, plays: Sequence[SimulationInput]) -> Timeline:
+    """One step of several pipelines, as predicted: each plays its microbatches, then all sum.
 
     Of the sums only what no backward hides is drawn: from the last of all backwards to the sum.
     """
-    problem, stages = plan.problem, plan.placed_stages
     spans: list[TimelineSpan] = []
-    first, computed_s = 0, []
-    for number, (stage, pipeline) in enumerate(zip(stages, plan.pipelines, strict=True)):
-        forward_s, backward_s = _microbatch_s(problem, stage)
-        at_s = 0.0
-        for microbatch in range(first, first + pipeline.microbatches):
-            turned_s, end_s = at_s + forward_s, at_s + forward_s + backward_s
-            spans.append(TimelineSpan(number, "F", microbatch, at_s, turned_s))
-            spans.append(TimelineSpan(number, "B", microbatch, turned_s, end_s))
-            at_s = end_s
-        first += pipeline.microbatches
-        computed_s.append(at_s)
-    last_s, step_s = max(computed_s), plan.predicted.iteration_s
+    first = 0
+    ended_s: list[float] = []
+    optimizers_s: list[float] = []
+    for play in plays:
+        before, done = len(ended_s), play.simulate(trace=True)
+        played = [span for span in done.trace if span.kind != "O"]
+        spans += [
+            TimelineSpan(before + span.stage, span.kind, first + span.microbatch, span.start_s, span.end_s)
+            for span in played
+        ]
+        for wait in find_waits(done):
+            stage, microbatch = before + wait.stage, first + wait.microbatch
+            spans.append(TimelineSpan(stage, IDLE, microbatch, wait.start_s, wait.sent_s))
+            spans.append(TimelineSpan(stage, TRANSFER, microbatch, wait.sent_s, wait.end_s))
+        for number, times in enumerate(play.stages):
+            ended_s.append(max(span.end_s for span in played if span.stage == number))
+            optimizers_s.append(times.optimizer_s)
+        first += play.microbatches
+    last_s, step_s = max(ended_s), plan.predicted.iteration_s
     summed_s = last_s + plan.predicted.sync_s
-    for number, stage in enumerate(stages):
-        times = problem.times.get(stage.device)
-        updated_s = summed_s + (sum(times.optimizer_s) if times is not None else 0.0)
-        spans.append(TimelineSpan(number, IDLE, 0, computed_s[number], last_s))
-        spans.append(TimelineSpan(number, "R", 0, last_s, summed_s))
-        spans.append(TimelineSpan(number, "O", 0, summed_s, updated_s))
-        spans.append(TimelineSpan(number, IDLE, 0, updated_s, step_s))
+    for stage, (end_s, optimizer_s) in enumerate(zip(ended_s, optimizers_s, strict=True)):
+        updated_s = summed_s + optimizer_s
+        spans.append(TimelineSpan(stage, IDLE, 0, end_s, last_s))
+        spans.append(TimelineSpan(stage, "R", 0, last_s, summed_s))
+        spans.append(TimelineSpan(stage, "O", 0, summed_s, updated_s))
+        spans.append(TimelineSpan(stage, IDLE, 0, updated_s, step_s))
     step = TimelineStep(0, 0.0, step_s, tuple(span for span in spans if span.end_s > span.start_s))
-    return Timeline(tuple(stage.device for stage in stages), (step,), (0.0,) * len(stages))
-
-
-def _microbatch_s(problem: Problem, stage: PlacedStage) -> tuple[float, float]:
-    """Seconds of all layers' forward and backward on a device that has no neighbours."""
-    device = next(one for one in problem.devices if one.id == stage.device)
-    times = problem.times.get(stage.device)
-    if times is None:
-        whole_s = sum(layer.flops for layer in problem.layers) / device.flops_per_s
-        forward_s, backward_s = whole_s / 3, whole_s * 2 / 3
-    else:
-        forward_s, backward_s = sum(times.forward_s), sum(times.backward_s)
-    overhead_s = (device.handling_s + device.action_s) / 2
-    again_s = forward_s if stage.recompute else 0.0
-    return forward_s + overhead_s, backward_s + again_s + overhead_s
+    devices = tuple(stage.device for stage in plan.placed_stages)
+    return Timeline(devices, (step,), (0.0,) * len(devices))

@@ -9,8 +9,9 @@ from skyctl.compare.conclusion import is_same_plan
 from skyctl.compare.outcome import ALONE, BASELINE, StrategyOutcome, pipeline_problem
 from skyctl.compare.sweeps import ComparisonSweep, NodesPoint, sweep_point
 from skyctl.compare.sync_summary import SYNC_CHOICES, SyncRow, sync_choice, sync_rows
+from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choose_among
 from skyctl.control.node_sessions import NodeSessions
-from skyctl.control.plan_creation import PlanOptions, plan_profile
+from skyctl.control.plan_creation import PlanOptions, forms_left_out, plan_profile
 from skyctl.control.profiles import find_profile, probe_cluster
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest
@@ -37,7 +38,9 @@ LEAST_SEARCH_S = 1.0
 class ComparisonJob:
     """What is compared: one workload on one cluster, by some strategies.
 
-    ``other_form``: the best plan of the other form, a pipeline's or data parallelism's, has a row, too.
+    ``other_form``: the best plans of other forms, a pipeline's or data parallelism's, have rows, too. Where
+    the form is ``auto`` the strategies' rows are pipelines, every form has a row, and the last, the best
+    strategy's, is the plan that is taken of these.
     """
 
     cluster: Cluster
@@ -53,31 +56,71 @@ class ComparisonJob:
 
     def plans(self, profile: Profile) -> list[StrategyOutcome]:
         """Each strategy's outcome, planned and not run."""
-        ref = self.request.ref(self.workload.digest)
-        return self.with_other_form(profile, plan_strategies(profile, self.options, ref, self.strategies))
+        options = _of_strategies(self.options)
+        made = plan_strategies(profile, options, self._ref, self.strategies)
+        return self.with_other_forms(profile, self.options, made)
 
-    def with_other_form(self, profile: Profile, outcomes: Sequence[StrategyOutcome]) -> list[StrategyOutcome]:
-        """The same and, where asked for, before the last the other form's best plan, under the form's name.
+    @property
+    def _ref(self) -> WorkloadRef:
+        return self.request.ref(self.workload.digest)
 
-        It takes whichever measured number of microbatches and schedule are fastest there.
+    @property
+    def _best_strategy(self) -> str:
+        return "optimal" if "optimal" in self.strategies else "heuristic"
+
+    def with_other_forms(
+        self, profile: Profile, options: PlanOptions, outcomes: Sequence[StrategyOutcome]
+    ) -> list[StrategyOutcome]:
+        """The same and, where asked for, before the last other forms' best plans, under the forms' names.
+
+        They take whichever measured number of microbatches and schedule are fastest there, with ``auto`` of
+        those that ``options`` leave.
         """
+        if options.parallel == AUTO:
+            return self._with_all_forms(profile, options, outcomes)
         if not self.other_form:
             return list(outcomes)
-        form: Parallel = "pipeline" if self.options.parallel == "data" else "data"
-        best = "optimal" if "optimal" in self.strategies else "heuristic"
+        forms = {DATA: [PIPELINE], HYBRID: [PIPELINE, DATA]}.get(options.parallel or PIPELINE, [DATA])
         free = replace(
-            self.options,
-            parallel=form,
-            strategy=best,
+            options,
+            strategy=self._best_strategy,
             schedule=AUTO,
             microbatches=None,
             sync_format=None,
             sync=None,
             helpers=None,
         )
-        ref = self.request.ref(self.workload.digest)
         *before, last = outcomes
-        return [*before, replace(_outcome(profile, free, ref), strategy=form), last]
+        return [*before, *(_form_outcome(profile, free, self._ref, form) for form in forms), last]
+
+    def _with_all_forms(
+        self, profile: Profile, options: PlanOptions, outcomes: Sequence[StrategyOutcome]
+    ) -> list[StrategyOutcome]:
+        """The strategies' pipelines, each form's best plan, and which of these is the best strategy's own.
+
+        The best pipeline is what that strategy had. Forms that do not go with what is asked for have no row.
+        """
+        best = self._best_strategy
+        pipeline = next((one for one in outcomes if one.strategy == best), None)
+        if pipeline is None:
+            return list(outcomes)
+        left_out = forms_left_out(options)
+        options = replace(options, strategy=best)
+        rows = {PIPELINE: replace(pipeline, strategy=PIPELINE)}
+        rows |= {
+            form: _form_outcome(profile, options, self._ref, form)
+            for form in (DATA, HYBRID)
+            if form not in left_out
+        }
+        found = [FormResult(form, reason=reason, looked=False) for form, reason in left_out.items()]
+        found += [
+            FormResult(form, row.plan, row.error, fits=row.plan is not None or row.undecided)
+            for form, row in rows.items()
+            if form not in left_out
+        ]
+        taken = choose_among(found)
+        others = [one for one in outcomes if one is not pipeline]
+        return [*others, *rows.values(), pipeline if taken is None else StrategyOutcome(best, taken)]
 
     def syncs(self, profile: Profile, outcomes: Sequence[StrategyOutcome]) -> list[SyncRow]:
         """The best plan for each way to sum gradients, where the last outcome's pipelines sum them.
@@ -87,6 +130,8 @@ class ComparisonJob:
         *_, last = outcomes
         if last.plan is None or last.plan.strategy not in ("heuristic", "optimal"):
             return []
+        if last.plan.problem.parallel != DATA:
+            return []
         if (own := sync_choice(last.plan)) is None:
             return []
         found = {}
@@ -94,13 +139,13 @@ class ComparisonJob:
         for sync in choices:
             options = replace(
                 _within(self.options, len(choices)),
+                parallel=DATA,
                 strategy=last.plan.strategy,
                 microbatches=last.plan.problem.microbatches,
                 schedule=last.plan.problem.schedule,
                 sync=sync,
             )
-            ref = self.request.ref(self.workload.digest)
-            found[sync] = last if sync == own else _outcome(profile, options, ref)
+            found[sync] = last if sync == own else _outcome(profile, options, self._ref)
         return sync_rows(found, own)
 
     def profile(
@@ -185,6 +230,23 @@ def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Strate
         return StrategyOutcome(options.strategy, error=exc.message, undecided=isinstance(exc, UndecidedError))
 
 
+def _form_outcome(
+    profile: Profile, options: PlanOptions, ref: WorkloadRef, form: Parallel
+) -> StrategyOutcome:
+    """The best plan of one form, under its name."""
+    return replace(_outcome(profile, replace(options, parallel=form), ref), strategy=form)
+
+
+def _of_strategies(options: PlanOptions) -> PlanOptions:
+    """How the strategies' own rows are planned: with ``auto`` as pipelines, in which helpers have no part."""
+    if options.parallel != AUTO:
+        return options
+    nodes = options.only_nodes
+    if nodes is not None:
+        nodes = [node for node in nodes if node not in (options.helpers or ())]
+    return replace(options, parallel=PIPELINE, only_nodes=nodes, sync_format=None, sync=None, helpers=None)
+
+
 def measure_strategies(
     outcomes: Sequence[StrategyOutcome],
     run: RunOnePlan,
@@ -233,20 +295,21 @@ def sweep_microbatches(
     tried: list[tuple[int, list[StrategyOutcome]]] = []
     for value in values:
         on_progress(f"planning for {value} microbatches")
-        options = _within(replace(job.options, microbatches=value), len(values))
+        options = _within(replace(_of_strategies(job.options), microbatches=value), len(values))
         tried.append((value, plan_each(profile, options, ref, job.strategies)))
     chosen, outcomes = min(tried, key=lambda one: _best_s(one[1]))
     require_a_plan([outcome for _, found in tried for outcome in found])
     if not _all_proved(outcomes) and len(values) > 1:
         on_progress(f"planning for {chosen} microbatches, with all of the time")
-        options = replace(job.options, microbatches=chosen)
+        options = replace(_of_strategies(job.options), microbatches=chosen)
         again = plan_each(profile, options, ref, job.strategies)
         outcomes = min(outcomes, again, key=_best_s)
         tried = [(value, outcomes if value == chosen else found) for value, found in tried]
     points = tuple(sweep_point(value, found) for value, found in tried)
-    outcomes = _best_alone(profile, replace(job.options, microbatches=chosen), ref, outcomes)
+    options = replace(_of_strategies(job.options), microbatches=chosen)
+    outcomes = _best_alone(profile, options, ref, outcomes)
     sweep = ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
-    return job.with_other_form(profile, outcomes), sweep
+    return job.with_other_forms(profile, job.options, outcomes), sweep
 
 
 def plan_nodes(
@@ -280,7 +343,10 @@ def plan_nodes(
         on_progress(f"planning for {count} of {len(order)} nodes")
         options = replace(job.options, only_nodes=names, microbatches=_problem_of(outcomes).microbatches)
         options = _within(options, len(counts))
-        found = _best_alone(profile, options, ref, plan_each(profile, options, ref, job.strategies))
+        alike = _of_strategies(options)
+        found = _best_alone(profile, alike, ref, plan_each(profile, alike, ref, job.strategies))
+        if options.parallel == AUTO:
+            found = job.with_other_forms(profile, options, found)
         points.append(NodesPoint(names, found))
     return points
 

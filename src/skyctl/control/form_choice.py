@@ -11,12 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from skyctl.control.schedule_choice import NEAR_BEST, predicted_step_s
-from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.errors import InfeasibleError, InputError, UndecidedError, WorkloadError
 from skyctl.records.plan import FormOutcome, Plan
 from skyctl.records.problem import Objective, Parallel, SyncRoutes
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ParallelChoice = Parallel | Literal["auto"]
 
@@ -87,6 +90,17 @@ def form_contradictions(
     elif helpers:
         found[HYBRID] = "devices that only help to sum go with --parallel data only"
     return found
+
+
+def forms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
+    """The forms that can't train a model of these layers, as its gradients can't be summed, and why."""
+    from skyctl.worker.summed_gradients import check_summable
+
+    try:
+        check_summable(layers)
+    except WorkloadError as exc:
+        return {DATA: exc.message, HYBRID: exc.message}
+    return {}
 
 
 def choose_form(search: FormSearch, left_out: Mapping[Parallel, str], limit_s: float) -> Plan:

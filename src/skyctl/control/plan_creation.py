@@ -225,17 +225,17 @@ def _plan_any_form(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
         problems = [in_form(problem, form) for problem in candidates]
         return _plan_best(problems, replace(options, parallel=form, time_limit_s=limit_s))
 
-    return choose_form(search, forms_left_out(candidates[0], options), options.time_limit_s)
+    return choose_form(search, forms_left_out(options, candidates[0]), options.time_limit_s)
 
 
-def forms_left_out(problem: Problem, options: PlanOptions) -> dict[Parallel, str]:
-    """The forms that ``auto`` does not look at for that problem, and why."""
+def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict[Parallel, str]:
+    """The forms that ``auto`` does not look at, and why; ``problem``: says what the options leave open."""
     contradictions = form_contradictions(
         schedule=options.schedule,
-        objective=problem.objective,
-        sync=problem.sync,
+        objective=options.objective or (problem.objective if problem is not None else None),
+        sync=options.sync or (problem.sync if problem is not None else None),
         sums=options.sum_options(),
-        helpers=bool(problem.helpers),
+        helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
     return {**contradictions, **options.left_out}

@@ -14,7 +14,7 @@ from skyctl import __version__
 from skyctl.compare import chrome_trace, timeline
 from skyctl.compare.charts.chart import MatrixCell, MatrixChart
 from skyctl.compare.conclusion import conclude
-from skyctl.compare.outcome import FORMS, StrategyOutcome, device_labels, pipeline_problem, summarize_outcomes
+from skyctl.compare.outcome import ALONE, StrategyOutcome, device_labels, pipeline_problem, summarize_outcomes
 from skyctl.compare.report_data import (
     ComparisonReport,
     DeviceSpeed,
@@ -153,7 +153,7 @@ def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
     about[-1] += "".join(
         f" ({o.strategy}: {o.plan.problem.schedule})"
         for o in outcomes
-        if o.plan is not None and o.strategy in FORMS and o.plan.problem.schedule != problem.schedule
+        if o.plan is not None and o.strategy != ALONE and o.plan.problem.schedule != problem.schedule
     )
     steps = max((len(o.measurement.steps) for o in outcomes if o.measurement is not None), default=0)
     return [*about, f"{steps} training steps"] if steps else about
@@ -248,7 +248,7 @@ def _steps(outcome: StrategyOutcome) -> StepTimelines:
     if len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
         return StepTimelines()
     devices = [stage.device for stage in plan.placed_stages]
-    simulated = timeline.plan_timeline(plan, pipeline_simulations(plan)[0])
+    simulated = timeline.plan_timeline(plan, pipeline_simulations(plan))
     trace = outcome.measurement.trace if outcome.measurement is not None else None
     return StepTimelines(simulated, _read_trace(trace, devices) if trace is not None else None)
 

@@ -60,7 +60,8 @@ def export_plan(plan: Plan, to: str) -> TrainerExport:
         raise InputError(f"--export {to!r} is not one of {', '.join(FORMATS)}")
     if len(plan.pipelines) != 1:
         raise InputError(
-            f"the plan has {len(plan.pipelines)} pipelines; {to} is given the cuts of one",
+            f"the plan has {len(plan.pipelines)} pipelines; {to} takes the cuts of one, and gives all "
+            "replicas of it these cuts and as many samples",
             hint="plan one: --parallel pipeline",
         )
     return FORMATS[to](plan, tuple(stage.device for stage in plan.placed_stages))

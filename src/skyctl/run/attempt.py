@@ -202,7 +202,7 @@ class Attempt:
     def with_trace(self, done: Measurement) -> Measurement:
         """The measurement with the trace of this attempt."""
         assert self._ranks is not None
-        simulated = plan_timeline(self._plan, self._simulations[0])
+        simulated = plan_timeline(self._plan, self._simulations)
         trace = write_trace(self._ranks, self._context.sessions, simulated, self._context.callbacks)
         return done.model_copy(update={"trace": trace})
 

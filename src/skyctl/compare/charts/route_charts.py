@@ -79,6 +79,8 @@ class _Map:
 def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
     """The links, then the largest routes, each over the same map; no charts where nothing is summed.
 
+    Of several groups of layers the first one's are drawn.
+
     Args:
         sites: every device of a route once, with those that are near to it, in the order around the map.
     """
@@ -97,6 +99,11 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
     charts = [_link_chart(chart_map), *(_route_chart(chart_map, i, one) for i, one in enumerate(drawn))]
     rows = tuple(tuple(charts[i : i + ROW_CHARTS]) for i in range(0, len(charts), ROW_CHARTS))
     notes = [_left_out(rest)] if rest else []
+    first, *others = plan.sync.groups
+    if others:
+        notes.append(
+            f"Drawn: the routes of layers {first.start}:{first.stop}; the other layers have routes of their own."
+        )
     return ChartGroup(rows, tuple(legend), (*notes, *_notes(chart_map)))
 
 
