@@ -102,7 +102,7 @@ def route_charts(plan: Plan, sites: Sequence[Sequence[str]]) -> ChartGroup:
     first, *others = plan.sync.groups
     if others:
         notes.append(
-            f"Drawn: the routes of layers {first.start}:{first.stop}; the other layers have routes of their own."
+            f"Drawn: the routes of layers {first.start}:{first.stop}; other layers have routes of their own."
         )
     return ChartGroup(rows, tuple(legend), (*notes, *_notes(chart_map)))
 
