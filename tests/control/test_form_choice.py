@@ -64,6 +64,15 @@ def test_one_device_is_simpler_than_any_form() -> None:
     assert "one device alone" in " ".join(describe_forms(plan))
 
 
+def test_of_plans_as_simple_the_form_that_comes_first_is_taken() -> None:
+    data = made("data", 1.005)
+    alike = made("data", 1.0)
+    alike = alike.model_copy(update={"problem": in_form(PROBLEM, "hybrid")})
+    plan = choose_among([FormResult("hybrid", alike), FormResult("data", data)])
+    assert plan is not None
+    assert plan.problem.parallel == "data"
+
+
 def test_the_bound_of_all_forms_needs_one_of_each_that_may_fit() -> None:
     bounded = [FormResult("pipeline", made("pipeline", 1.0, 0.9)), FormResult("data", made("data", 2.0, 1.5))]
     small = FormResult("hybrid", reason="too large", fits=False)
@@ -72,7 +81,7 @@ def test_the_bound_of_all_forms_needs_one_of_each_that_may_fit() -> None:
     assert least_bound_s(plan.forms) == 0.9
     words = describe_forms(plan)
     assert "several pipelines: does not fit: too large" in words
-    assert "no plan of any form can be faster than 900 ms (+11.1 % above it)" in words
+    assert "no plan of any form can be faster than 900 ms; this one takes 11.1 % longer" in words
     plan = choose_among([*bounded, replace(small, fits=True)])
     assert plan is not None
     assert least_bound_s(plan.forms) is None

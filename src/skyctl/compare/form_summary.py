@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyctl.compare.number_format import UNKNOWN, format_gap, format_ratio, format_seconds
+from skyctl.compare.number_format import UNKNOWN, format_percent, format_ratio, format_seconds
 from skyctl.compare.outcome import PROVED_GAP
 from skyctl.records.plan import FormOutcome, Plan
 
+LEAST_SHOWN = 0.0005
+"""A gap below this would be written as none."""
 FORM_NAMES = {"pipeline": "a pipeline", "data": "data parallelism", "hybrid": "several pipelines"}
 
 
@@ -73,7 +75,8 @@ def _bound(plan: Plan, bound_s: float) -> str:
     gap = plan.predicted.iteration_s / bound_s - 1
     if gap <= PROVED_GAP:
         return "no plan of any form is faster (proved)"
-    return f"no plan of any form can be faster than {format_seconds(bound_s)} ({format_gap(gap)} above it)"
+    above = "less than 0.1 %" if gap < LEAST_SHOWN else format_percent(gap, sign=False)
+    return f"no plan of any form can be faster than {format_seconds(bound_s)}; this one takes {above} longer"
 
 
 def least_bound_s(forms: Sequence[FormOutcome]) -> float | None:

@@ -141,14 +141,14 @@ def look_for(form: Parallel, search: FormSearch, limit_s: float) -> FormResult:
 def choose_among(found: Sequence[FormResult]) -> Plan | None:
     """The simplest plan within ``NEAR_BEST`` of the fastest, with what each form came to; None: no plan.
 
-    It is the fastest of those as simple.
+    Of plans as simple it is the one of the form that comes first.
     """
     made = [one.plan for one in found if one.plan is not None and one.looked]
     if not made:
         return None
     limit_s = min(map(predicted_step_s, made)) * (1 + NEAR_BEST)
     near = [plan for plan in made if predicted_step_s(plan) <= limit_s]
-    chosen = min(near, key=lambda plan: (_intricacy(plan), predicted_step_s(plan)))
+    chosen = min(near, key=lambda plan: (_intricacy(plan), FORMS.index(plan.problem.parallel)))
     return chosen.model_copy(update={"forms": tuple(_outcome(one, chosen) for one in found)})
 
 
