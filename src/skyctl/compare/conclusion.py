@@ -9,6 +9,7 @@ from skyctl.compare.number_format import format_ratio, format_ratio_interval, fo
 from skyctl.compare.outcome import (
     ALONE,
     BASELINE,
+    FORMS,
     PROVED_GAP,
     ComparisonRow,
     StrategyOutcome,
@@ -88,7 +89,7 @@ def conclude(outcomes: Sequence[StrategyOutcome]) -> Conclusion:
 
 
 def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
-    """The strategy with the shortest step, and of those as short a proved one.
+    """The strategy with the shortest step, and of those as short a proved one; forms' own rows come last.
 
     By the measured step where any was measured, and then within ``MEASUREMENT_NOISE``. None: no plan.
     """
@@ -101,8 +102,12 @@ def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
     limit_s = min(row.shown_s or 0.0 for row in rows) * (1 + noise)
     near = [row for row in rows if (row.shown_s or 0.0) <= limit_s]
     order = {"optimal": 0, "bounded": 1, "feasible": 2}
-    best = min(near, key=lambda row: (order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0))
-    return best.strategy
+
+    def rank(row: ComparisonRow) -> tuple[bool, int, bool, float]:
+        is_form = row.strategy in FORMS
+        return is_form, order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0
+
+    return min(near, key=rank).strategy
 
 
 def compare_plans(one: StrategyOutcome, other: StrategyOutcome) -> Gain | None:
