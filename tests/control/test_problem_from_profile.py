@@ -332,6 +332,8 @@ def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
     for name in ("even", "alone", "heuristic", "pipeline"):
         made = plans[name]
         assert made is None or made.problem.parallel == "pipeline"
+    forms = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="hybrid"), other_form=True)
+    assert [one.strategy for one in forms.plans(both)][3:] == ["pipeline", "data", "optimal"]
     asked = PlanOptions(parallel="auto", sync="trees")
     outcomes = ComparisonJob(cluster, request, loaded, asked).plans(both)
     assert [one.strategy for one in outcomes][3:] == ["pipeline", "data", "optimal"]

@@ -51,6 +51,7 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     """
     from skyctl.compare.comparison import Comparison, comparison_lines, comparison_table
     from skyctl.compare.conclusion import describe_conclusion
+    from skyctl.compare.form_summary import describe_forms
     from skyctl.compare.report_page import render_report
     from skyctl.compare.sync_summary import sync_table
 
@@ -75,6 +76,10 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     out.show(comparison_table(compared, report.conclusion.best), comparison_lines(compared))
     for text in [*_choice(outcomes), *_shared_runs(compared)]:
         out.line(text)
+    for outcome in outcomes:
+        if outcome.plan is not None and outcome.plan.forms:
+            for text in describe_forms(outcome.plan):
+                out.line(text, wrap=True)
     if report.syncs:
         out.line()
         out.table(*sync_table(report.syncs))

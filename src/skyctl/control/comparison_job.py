@@ -224,6 +224,9 @@ def require_a_plan(outcomes: list[StrategyOutcome]) -> list[StrategyOutcome]:
 def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> StrategyOutcome:
     if options.strategy == ALONE:
         options = replace(options, schedule="1f1b")  # of one stage the simplest schedule is as good as any
+    if options.parallel == HYBRID and options.strategy in (BASELINE, ALONE):
+        # what needs no search is one pipeline
+        options = replace(options, parallel=PIPELINE, sync_format=None, sync=None)
     try:
         return StrategyOutcome(options.strategy, plan_profile(profile, options, ref))
     except (InfeasibleError, UndecidedError) as exc:
