@@ -248,8 +248,9 @@ def _next_step(options: PlanCommandOptions) -> str:
 
 def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
     """The plan, which took so many seconds, and what would help most; with --json nobody waits for that."""
-    from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan
+    from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan, show_training_changes
     from skyctl.control.plan_pairs import unlinked_pairs
+    from skyctl.control.training_changes import find_training_changes
     from skyctl.planner.explanation.advice import advise
 
     show_plan(out, plan, time_limit_reached=took_s >= TIME_LIMIT_SHARE * limit_s)
@@ -258,11 +259,15 @@ def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
         some = ", ".join(f"{source} → {target}" for source, target in missing[:MAX_PAIRS])
         more = f" and {len(missing) - MAX_PAIRS} more" if len(missing) > MAX_PAIRS else ""
         out.note(f"no link is given for {some}{more}: taken as free")
-    if not out.as_json and plan.problem.parallel == "pipeline":
-        with out.progress("advice", plain=False) as progress:
-            progress("what would help most")
-            advice = advise(plan, max(1 / 3, ADVICE_SHARE * limit_s, limit_s - took_s))
-        show_advice(out, advice)
+    if out.as_json:
+        return
+    left_s = max(1 / 3, ADVICE_SHARE * limit_s, limit_s - took_s)
+    with out.progress("advice", plain=False) as progress:
+        progress("what would help most")
+        advice = advise(plan, left_s) if plan.problem.parallel == "pipeline" else ()
+        changes = find_training_changes(plan, left_s)
+    show_advice(out, advice)
+    show_training_changes(out, plan, changes)
 
 
 def _refuse(source: str, given: dict[str, object]) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
 from skyctl.compare.form_summary import describe_forms, form_table
-from skyctl.compare.number_format import format_estimate
+from skyctl.compare.number_format import format_estimate, format_ratio, format_seconds
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
 from skyctl.planner.trainer_export import TrainerExport
 from skyctl.records.plan import Plan
 
 if TYPE_CHECKING:
-    from skyctl.records.plan import Plan
+    from skyctl.control.training_changes import TrainingChange
 
 
 BAR_WIDTH = 20
@@ -158,6 +158,21 @@ def show_advice(out: Output, advice: Sequence[Advice]) -> None:
     if dispensable:
         each = ", each by itself" if len(dispensable) > 1 else ""
         out.line(f"hardly needed{each}: {', '.join(dispensable)}", wrap=True)
+
+
+def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingChange]) -> None:
+    """What would be faster and changes what is trained, a line each."""
+    for one in changes:
+        step = f"{format_seconds(one.iteration_s)} a step predicted, --parallel {one.parallel}"
+        if one.kind == "sync format":
+            text = f"--sync-format {one.name} would be {format_ratio(one.gain)} as fast ({step})"
+        else:
+            batch = "" if plan.workload is None else f" of {int(one.name) * plan.workload.batch_size}"
+            text = (
+                f"a batch{batch} in {one.microbatches} microbatches would give {format_ratio(one.gain)} as "
+                f"many samples a second ({step})"
+            )
+        out.line(f"changes training: {text}", wrap=True)
 
 
 def _show_unused(out: Output, plan: Plan) -> None:

@@ -1,0 +1,92 @@
+"""What would train faster, but changes what is trained: never done unasked, said with its figure.
+
+Every change is a claim of existence, from a quick plan of the changed problem: more may be gained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from skyctl.control.form_choice import PIPELINE
+from skyctl.control.problem_devices import in_form
+from skyctl.errors import InfeasibleError, InvalidRecordError, UndecidedError
+from skyctl.planner.api import plan as plan_problem
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Parallel, Problem
+
+WORTH = 1.05
+"""Changes that gain less, as a factor of samples a second, are not worth a line."""
+SAME = 1e-9
+"""Gains that differ by less, relative, are equal: the form that comes first is named."""
+MOST_S = 3.0
+"""Seconds in which most of what can be found is."""
+LARGER = 2
+"""How many times as large a batch is looked at."""
+
+
+@dataclass(frozen=True)
+class TrainingChange:
+    """A change, and the plan that was found with it.
+
+    Attributes:
+        kind: sums of gradients in fewer bytes, or a larger batch in microbatches of the same size.
+        name: the format; or how many times as large the batch is.
+        parallel: the form of the plan.
+        microbatches: of its step.
+        iteration_s: its predicted step.
+        gain: samples a second, as a multiple of those of the fastest plan without the change.
+    """
+
+    kind: Literal["sync format", "batch"]
+    name: str
+    parallel: Parallel
+    microbatches: int
+    iteration_s: float
+    gain: float
+
+
+def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[TrainingChange]:
+    """The best plan for each change that gains enough, in the forms that have plans.
+
+    None for a plan that was not searched for, and for one pipeline that was not chosen among forms.
+
+    Args:
+        budget_s: seconds for all of it, ``MOST_S`` at most.
+    """
+    searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
+    if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
+        return []
+    known_s = [one.iteration_s for one in plan.forms if one.iteration_s is not None]
+    fastest_s = min([plan.predicted.iteration_s, *known_s])
+    deadline = time.perf_counter() + min(budget_s, MOST_S)
+    tries = list(_changed(plan))
+    best: dict[str, TrainingChange] = {}
+    for number, (kind, name, problem) in enumerate(tries):
+        left_s = max(0.0, deadline - time.perf_counter())
+        try:
+            found = plan_problem(problem, "heuristic", left_s / (len(tries) - number))
+        except (InfeasibleError, UndecidedError):
+            continue
+        step_s = found.predicted.iteration_s
+        factor = problem.microbatches / plan.problem.microbatches
+        gain = factor * fastest_s / step_s if step_s > 0 else 0.0
+        if gain >= WORTH and (kind not in best or gain > best[kind].gain * (1 + SAME)):
+            best[kind] = TrainingChange(kind, name, problem.parallel, problem.microbatches, step_s, gain)
+    return list(best.values())
+
+
+def _changed(plan: Plan) -> Iterator[tuple[Literal["sync format", "batch"], str, Problem]]:
+    """The changed problems: kind, name, problem."""
+    forms = [one.parallel for one in plan.forms if one.iteration_s is not None] or [plan.problem.parallel]
+    for form in forms:
+        problem = in_form(plan.problem, form)
+        if form != PIPELINE and problem.sync_format in ("float32", "fixed32"):
+            yield "sync format", "bfloat16", problem.model_copy(update={"sync_format": "bfloat16"})
+        try:
+            larger = {**dict(problem), "microbatches": LARGER * problem.microbatches}
+            yield "batch", str(LARGER), Problem.model_validate(larger)
+        except InvalidRecordError:
+            continue  # more microbatches than can be computed with
