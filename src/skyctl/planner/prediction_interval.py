@@ -67,12 +67,7 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _drawn_ratios(plan: Plan) -> list[float] | None:
-    """By draw, the plan's step ÷ the one without uncertainties; None where its problem has none.
-
-    Of several pipelines nothing is drawn yet: None.
-    """
-    if plan.problem.parallel == "hybrid":
-        return None
+    """By draw, the plan's step ÷ the one without uncertainties; None where its problem has none."""
     known = {device.id: device for device in plan.problem.devices}
     devices = [known[stage.device] for stage in plan.placed_stages]
     if plan.predicted.iteration_s <= 0 or all(device.time_uncertainty is None for device in devices):
