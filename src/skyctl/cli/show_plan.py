@@ -167,7 +167,9 @@ def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingCha
         if one.kind == "sync format":
             text = f"--sync-format {one.name} would be {format_ratio(one.gain)} as fast ({step})"
         else:
-            batch = "" if plan.workload is None else f" of {int(one.name) * plan.workload.batch_size}"
+            batch = f" {one.name} times as large"
+            if plan.workload is not None:
+                batch = f" of {int(one.name) * plan.workload.batch_size}"
             text = (
                 f"a batch{batch} in {one.microbatches} microbatches would give {format_ratio(one.gain)} as "
                 f"many samples a second ({step})"
