@@ -380,6 +380,14 @@ def test_planning_again_from_a_run_changes_that_plans_own_figures() -> None:
     assert again.workload == REF
     with pytest.raises(InputError, match="4 microbatches"):
         plan_run(made, ran(made, {A: 1, B: 1}), PlanOptions(microbatches=2))
+    again, _ = plan_run(
+        made, ran(made, {A: 1.3, B: 2.0}), replace(OPTIONS, parallel="auto", strategy="heuristic")
+    )
+    assert [(one.parallel, one.reason is None) for one in again.forms] == [
+        ("pipeline", True),
+        ("data", False),
+        ("hybrid", False),
+    ]
     with pytest.raises(InputError, match="2 steps after its warm-up"):
         correct_from_run(made, ran(made, {A: 1, B: 1}, steps=3))
 

@@ -189,7 +189,10 @@ def plan_run(
         )
     if options.parallel is None:
         options = replace(options, parallel=plan.problem.parallel)
-    options = options.with_chosen_schedule()
+    if options.parallel == AUTO and plan.problem.parallel == PIPELINE and not plan.forms:
+        unknown = f"run {done.run_id} was planned without what sums take (a plan from the profile has that)"
+        options = replace(options, left_out={DATA: unknown, HYBRID: unknown})
+    options = options.settled_form().with_chosen_schedule()
     problem, words = correct_from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
     best = plan_best([override_problem(problem, options, pin_first, pin_last, dtype)], options)
