@@ -14,8 +14,9 @@ from skyctl.compare.outcome import pipeline_problem, summarize_outcomes
 from skyctl.control.assignment import parse_assign
 from skyctl.control.comparison_job import ComparisonJob, plan_strategies
 from skyctl.control.figure_uncertainty import slice_uncertainty
-from skyctl.control.plan_creation import PlanOptions, override_problem, plan_profile
+from skyctl.control.plan_creation import PlanOptions, plan_profile
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
+from skyctl.control.problem_overrides import override_problem
 from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InfeasibleError, InputError, MismatchError

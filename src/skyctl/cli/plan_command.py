@@ -279,7 +279,8 @@ def _refuse(source: str, given: dict[str, object]) -> None:
 
 def _plan_problem(workload: str | None, path: Path, options: PlanCommandOptions, search: PlanOptions) -> Plan:
     """From a problem file; what is given on the command line wins over what it says."""
-    from skyctl.control.plan_creation import override_problem, plan_best
+    from skyctl.control.plan_creation import plan_best
+    from skyctl.control.problem_overrides import override_problem
     from skyctl.files import read_record
     from skyctl.records.problem import Problem
 

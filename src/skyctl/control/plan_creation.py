@@ -13,7 +13,6 @@ from skyctl.control.form_choice import (
     DATA,
     HYBRID,
     PIPELINE,
-    STAGE_ORDERS,
     ParallelChoice,
     choose_form,
     form_contradictions,
@@ -23,6 +22,7 @@ from skyctl.control.observations import correct_from_run
 from skyctl.control.plan_pairs import refuse_broken_pairs
 from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem, measured_workload
+from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
 from skyctl.control.schedule_choice import (
     AUTO,
     ScheduleChoice,
@@ -30,12 +30,10 @@ from skyctl.control.schedule_choice import (
     promising_first,
     with_schedule,
 )
-from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
+from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import plan
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.transformer_blocks import model_parts
-from skyctl.records.base import describe
-from skyctl.records.cluster import split_device_id
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat, SyncRoutes
@@ -119,7 +117,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     measured = [shape.microbatches for shape in workload.shapes]
     wanted = measured if options.microbatches is None else [options.microbatches]
     schedule = None if options.schedule == AUTO else options.schedule
-    form = _form(options, options.parallel or PIPELINE)
+    form = form_fields(options, options.parallel or PIPELINE)
     # plans of all forms are made from one with figures of sums
     parallel = DATA if options.parallel == AUTO else options.parallel or PIPELINE
     made = [
@@ -142,7 +140,9 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
     nodes = options.only_nodes
     names = options.helpers and [name for name in options.helpers if nodes is None or name in nodes]
     made = [
-        problem.model_copy(update={"recompute": True, **form, "helpers": _owned(problem, "--helper", names)})
+        problem.model_copy(
+            update={"recompute": True, **form, "helpers": owned_devices(problem, "--helper", names)}
+        )
         for problem in made
     ]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
@@ -267,40 +267,6 @@ def _pipeline_iteration_s(
         return None
 
 
-def _form(options: PlanOptions, parallel: ParallelChoice) -> dict[str, str]:
-    """What the options say of a problem's form, as its fields; ``parallel``: the form that it comes to.
-
-    Raises:
-        InputError: what does not go with that form (with ``auto`` forms are left out instead).
-    """
-    asked = [*options.sum_options(), *(["--helper"] if options.helpers is not None else [])]
-    if parallel == PIPELINE and asked:
-        raise InputError(
-            f"{asked[0]} says how gradients are summed where every device holds all layers; here they "
-            "are cut into stages",
-            hint="--parallel data; or --link-dtype for what passes between stages",
-        )
-    if parallel == HYBRID and options.helpers is not None:
-        raise InputError(
-            "--helper names devices that only help to sum gradients; with --parallel hybrid there are none",
-            hint="--parallel data; or leave the device out with --limit",
-        )
-    if options.parallel == DATA and options.schedule in STAGE_ORDERS:
-        raise InputError(
-            f"--schedule {options.schedule} orders a pipeline's stages; with --parallel data every device "
-            "holds all layers",
-            hint="leave --schedule out",
-        )
-    if options.parallel == HYBRID and options.schedule in STAGE_ORDERS:
-        raise InputError(
-            f"--schedule {options.schedule} goes with one pipeline; with --parallel hybrid each has 1f1b",
-            hint="leave --schedule out, or --parallel pipeline",
-        )
-    form = None if options.parallel == AUTO else options.parallel
-    given = {"parallel": form, "sync_format": options.sync_format, "sync": options.sync}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     deadline = time.perf_counter() + options.time_limit_s
     searched = options.strategy == "optimal" and not options.assigned
@@ -356,65 +322,6 @@ def _failure(failures: Sequence[InfeasibleError | UndecidedError]) -> Infeasible
     """The error to raise for several problems: infeasible only where all are proved to be."""
     undecided = [exc for exc in failures if not isinstance(exc, InfeasibleError)]
     return undecided[-1] if undecided else failures[-1]
-
-
-def override_problem(
-    problem: Problem,
-    options: PlanOptions,
-    pin_first: str | None = None,
-    pin_last: str | None = None,
-    activations: str = FLOAT32,
-) -> Problem:
-    """The problem with what the command line gives in place of what its file says.
-
-    Args:
-        options: ``helpers`` are device ids or node names.
-        pin_first, pin_last: the same, comma-separated.
-        activations: the dtype of what its layers give.
-
-    Raises:
-        InputError: a pin or a helper names no device of the problem.
-    """
-    options = options.settled_form()
-    given = {
-        "schedule": None if options.schedule == AUTO else options.schedule,
-        "objective": options.objective,
-        "microbatches": options.microbatches,
-        "first_stage": _pins(problem, "--pin-first", pin_first),
-        "last_stage": _pins(problem, "--pin-last", pin_last),
-        "helpers": _owned(problem, "--helper", options.helpers),
-        **_form(options, options.parallel or problem.parallel),
-    }
-    if options.parallel in (DATA, HYBRID) and problem.parallel == PIPELINE:
-        given["schedule"] = given["schedule"] or "1f1b"  # what the file's pipeline would have is no matter
-    changed = {key: value for key, value in given.items() if value is not None}
-    try:
-        made = Problem.model_validate({**dict(problem), **changed})
-    except InvalidRecordError as exc:
-        raise InputError(describe(exc, Problem)) from exc
-    return with_link_dtypes(made, options.link_dtype, activations)
-
-
-def _pins(problem: Problem, flag: str, text: str | None) -> tuple[str, ...] | None:
-    return _owned(problem, flag, None if text is None else text.split(","))
-
-
-def _owned(problem: Problem, flag: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The problem's devices that have these names, or are on nodes that have them; None where none are given.
-
-    Raises:
-        InputError: a name is that of no device and of no node.
-    """
-    if names is None:
-        return None
-    pinned: list[str] = []
-    for name in map(str.strip, names):
-        owned = [d.id for d in problem.devices if name in (d.id, split_device_id(d.id)[0])]
-        if not owned:
-            known = ", ".join(device.id for device in problem.devices)
-            raise InputError(f"{flag} {name!r} is no device and no node of the problem; it has {known}")
-        pinned += owned
-    return tuple(dict.fromkeys(pinned))
 
 
 def plan_problem(problem: Problem, options: PlanOptions, time_limit_s: float | None = None) -> Plan:
