@@ -15,7 +15,9 @@ from skyctl.cli.show_plan import show_plan
 from skyctl.control.assignment import parse_assigned_shares
 from skyctl.control.plan_creation import PlanOptions, plan_best
 from skyctl.control.plan_pairs import unlinked_pairs
+from skyctl.errors import InputError
 from skyctl.planner.api import plan
+from skyctl.planner.trainer_export import export_plan
 from skyctl.records.plan import WorkloadRef
 
 Run = Callable[..., tuple[int, str, str]]
@@ -116,6 +118,26 @@ def test_auto_says_what_each_form_came_to(run: Run) -> None:
     for words in (("--sync", "ring", "--schedule", "gpipe"), ("--objective", "bottleneck", "--sync", "ring")):
         code, _, err = run("plan", "--problem", "problem.json", "--parallel", "auto", *words)
         assert (code, "no form of plans goes with these options" in err) == (2, True), err
+
+
+def test_auto_says_which_device_is_too_small_for_a_form(run: Run) -> None:
+    small = data_problem(speeds=(2.0, 1.0), layers=4, gradient=1e6, memory=[9e6, 9e6], parallel="pipeline")
+    Path("problem.json").write_text(small.to_json())
+    code, out, err = run("plan", "--problem", "problem.json", "--parallel", "auto", "-o", "plan.json")
+    assert code == 0, err
+    text = " ".join(out.split())
+    assert "data parallelism: does not fit: no device can hold the whole model: n0/cpu:0 needs 15." in text
+    made = json.loads(Path("plan.json").read_text())
+    assert "parallel" not in made["problem"]  # left out: a pipeline's
+    outcome = made["forms"][1]
+    assert (outcome["parallel"], outcome["fits"], outcome["iteration_s"]) == ("data", False, None)
+
+
+def test_other_trainers_take_one_pipeline() -> None:
+    for trainer in ("torchtitan", "megatron"):
+        with pytest.raises(InputError, match=f"2 pipelines; {trainer} takes the cuts of one") as caught:
+            export_plan(hybrid_plan(), trainer)
+        assert caught.value.hint == "plan one: --parallel pipeline"
 
 
 def test_what_does_not_go_with_several_pipelines(run: Run) -> None:
