@@ -89,7 +89,7 @@ def main() -> None:
     )
     layer = Parameters(numbers)
     peers = connect_ring(rank, count)
-    group = {"number": 0, "start": 0, "stop": 1, "routes": ring_routes(rank, count)}
+    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": ring_routes(rank, count)}
     sync = GradientSync([layer], 0, [group], peers, format=name, share=1.0 / count, microbatches=count)
     expected = float(sum(range(1, count + 1)))
     values, step = torch.zeros(numbers), 0

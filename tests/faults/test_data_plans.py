@@ -1,4 +1,4 @@
-"""Data-parallel runs that survive on a small cluster of this machine's processes: holders that are killed,
+"""Runs of several pipelines that survive on a small cluster of this machine's processes: ranks that are killed,
 stop or drift, a launcher that is killed, and checkpoints that plans of any form go on from."""
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from skyctl.compare.chrome_trace import MEASURED_PID, SIMULATED_PID
+
 from ..helpers.cut_connections import cut_connections
+from ..helpers.hybrid_plans import Stages, hybrid_plan
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
 
@@ -25,6 +28,10 @@ PLANS = {
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
     "three": ("--parallel", "data", "--assign", "a=2,b=1,c=1", "--helper", "d"),
     "two": ("--parallel", "data", "--assign", "c=3,d=1"),
+}
+HYBRIDS: dict[str, list[tuple[Stages, int]]] = {
+    "hybrid": [([("a/cpu:0", 0, 3), ("b/cpu:0", 3, 7)], 3), ([("c/cpu:0", 0, 5), ("d/cpu:0", 5, 7)], 1)],
+    "mixed": [([("a/cpu:0", 0, 7)], 1), ([("c/cpu:0", 0, 2), ("b/cpu:0", 2, 7)], 3)],
 }
 TRAIN = """\
 import os
@@ -96,7 +103,7 @@ def data(batch_size, seed):
 
 @pytest.fixture(scope="module")
 def nodes(another: Callable[..., Any]) -> Any:
-    """Four nodes, and plans for all, for three as a pipeline, and for two."""
+    """Four nodes, and plans of every form for two to four of them."""
     made = another("a", "b", "c", "d")
     node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2, env: {{NODE: {name}}}}}\n"
     lines = "".join(node.format(name=name) for name in "abcd")
@@ -105,6 +112,9 @@ def nodes(another: Callable[..., Any]) -> Any:
     made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
     for name, form in PLANS.items():
         made.run("plan", "train.py", *SIZES, *form, "-o", f"{name}.json", code=0)
+    for name, pipelines in HYBRIDS.items():
+        hybrid = hybrid_plan(json.loads((made.folder / "four.json").read_text()), pipelines, name == "mixed")
+        (made.folder / f"{name}.json").write_text(json.dumps(hybrid))
     helped = json.loads((made.folder / "three.json").read_text())
     at_d = [f"{name}/cpu:0" for name in "abc"], "d/cpu:0"
     star = {"share": 1.0, "root": at_d[1], "up": [[x, at_d[1]] for x in at_d[0]],
@@ -205,6 +215,44 @@ def test_a_node_is_lost_also_the_one_that_writes(nodes: Any, losses: list[float]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("node", ["d", pytest.param("a", marks=pytest.mark.matrix)])
+def test_a_rank_of_a_hybrid_is_killed(nodes: Any, losses: list[float], node: str) -> None:
+    """Its pipeline's other stage and those that it sums with have lost it; all go on, and are traced."""
+    run = launch(nodes, "hybrid", "--trace", "--ignore-changes", "--json").wait_for(2 * EVERY + 1)
+    os.kill(run.rank(node), signal.SIGKILL)
+    done = run.end()
+    run.is_as(losses, 2)
+    assert f"rank {'abcd'.index(node)} on {node}/cpu:0 (node {node}, 127.0.0.1) failed" in done.stderr
+    first, second = run.state["attempts"]
+    assert second["devices"] == first["devices"] == [f"{name}/cpu:0" for name in "abcd"]
+    assert second["from_step"] >= 2 * EVERY
+    trace = json.loads((run.folder / "trace.json").read_text())
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    for pid in (MEASURED_PID, SIMULATED_PID):
+        own = [event for event in slices if event["pid"] == pid]
+        forwards = {(e["tid"], e["args"]["microbatch"]) for e in own if e["name"].startswith("forward")}
+        assert forwards == {(tid, m) for tid in (1, 2) for m in (0, 1, 2)} | {(3, 3), (4, 3)}
+        assert {e["tid"] for e in own if e["name"] == "summing gradients"} == ({1, 2, 3, 4} if pid == MEASURED_PID else set())
+    assert max(trace["otherData"]["clock_error_s"].values()) < 0.1
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("node", ["a", "d"])
+def test_a_node_of_a_hybrid_is_lost(nodes: Any, losses: list[float], node: str) -> None:
+    """Those that are left go on, in any form; with the first pipeline's node some layers' only writer is gone."""
+    run = launch(nodes, "hybrid", "--ignore-changes")
+    wait_for_copies(run)
+    os.kill(run.agent(node), signal.SIGKILL)
+    assert f"node {node} was lost" in run.end().stderr
+    run.is_as(losses, 2)
+    second = run.state["attempts"][1]
+    assert f"{node}/cpu:0" not in second["devices"]
+    assert second["from_step"] >= EVERY
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
 def test_a_helper_is_killed_and_then_its_node_is_lost(nodes: Any, losses: list[float]) -> None:
     """It holds no layers, so nothing is lost with it: it is started again, then left out."""
     run = launch(nodes, "three").wait_for(2 * EVERY + 1)
@@ -287,14 +335,14 @@ def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any) 
 
 @pytest.mark.slow
 def test_any_form_goes_on_from_any_others_checkpoint(nodes: Any, losses: list[float]) -> None:
-    """Four holders, a pipeline of three nodes, two holders: each a third of the steps of one run."""
-    part = STEPS // 3
+    """Four holders, a pipeline of three nodes, two hybrids, two holders: each some steps of one run."""
+    part = STEPS // 5
     words = ("--checkpoint-every", str(EVERY), "--ignore-changes", "--json")
     done = nodes.run("launch", "four.json", "--steps", str(part), *words, code=0)
     run_id = Path(json.loads(done.stdout)["weights"]).parent.name
-    for plan in ("pipeline", "two"):
+    for plan in ("pipeline", "hybrid", "mixed", "two"):
         done = nodes.run("launch", f"{plan}.json", "--resume", run_id, "--steps", str(part), *words, code=0)
-    assert losses_of(done) == pytest.approx(losses, rel=1e-5)
+    assert losses_of(done) == pytest.approx(losses[: 5 * part], rel=1e-5)
     assert left_of_state(nodes.state) == []
 
 

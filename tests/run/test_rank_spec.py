@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from tests.helpers.hybrid_plans import hybrid_plan
 from tests.plan_changes import with_stage
 
 from skyctl.errors import InputError, MismatchError
@@ -16,7 +19,7 @@ from skyctl.records.plan import (
     Prediction,
     ReplicaPrediction,
 )
-from skyctl.records.problem import Device, Layer, Link, Problem
+from skyctl.records.problem import Device, Layer, Link, Problem, Tie
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.run.rank_spec import (
     check_plan_fits,
@@ -274,21 +277,69 @@ def test_a_helper_comes_last_and_is_told_no_workload() -> None:
     assert clock_references(specs) == [None, 0, 0]
 
 
+def make_hybrid(*, star: bool = False) -> Plan:
+    """Pipelines of layers 0–1 on b and 1–4 on a, and of 0–3 on idle and 3–4 on d: three groups of layers."""
+    base = json.loads(make_plan("b/cpu:0", "a/cpu:0", "idle/cpu:0", "d/cpu:0").to_json())
+    rows = [
+        ([("b/cpu:0", 0, 1), ("a/cpu:0", 1, 4)], 3),
+        ([("idle/cpu:0", 0, 3), ("d/cpu:0", 3, 4)], 1),
+    ]
+    return Plan.model_validate(hybrid_plan(base, rows, star=star))
+
+
+WIDE = Cluster(
+    name="c", nodes=tuple(Node(name=name, host="192.0.2.1") for name in ("a", "b", "idle", "d"))
+)
+
+
+def test_both_ends_of_a_connection_give_a_group_the_same_tags() -> None:
+    """Though one of them is in other groups than the other."""
+    plan = make_hybrid()
+    check_plan_fits(plan, WIDE)
+    told = dict.fromkeys(("a", "b", "idle", "d"), {})
+    specs = rank_specs(
+        plan, WIDE, run_id="r", steps=7, workload=told, addresses=dict.fromkeys(told, "192.0.2.1")
+    )
+    groups = [spec.payload["sync"]["groups"] for spec in specs]
+    assert [[group["number"] for group in own] for own in groups] == [[0], [1, 2], [0, 1], [2]]
+    tags = {(group["number"], group["first_tag"]) for own in groups for group in own}
+    assert tags == {(0, 0), (1, 6), (2, 12)}, "two and two for each of a ring's two routes"
+    ends = [(spec.payload["previous"], spec.payload["next"]) for spec in specs]
+    assert [[end and end["rank"] for end in pair] for pair in ends] == [[None, 1], [0, None], [None, 3], [2, None]]
+    assert sync_pairs(specs) == [(0, 2), (1, 2), (1, 3)]
+    assert last_ranks(specs) == (1, 3)
+    assert clock_references(specs) == [None, 0, 0, 2]
+    compared = [(spec.payload["sync"]["clock_of"], spec.payload["sync"]["clock_for"]) for spec in specs]
+    assert compared == [(None, [2]), (None, []), (0, []), (None, [])], "stages that follow compare along the row"
+    assert [spec.payload["microbatch_range"] for spec in specs] == [[0, 3], [0, 3], [3, 4], [3, 4]]
+    assert [spec.payload["weights"] for spec in specs] == [True, True, False, False]
+
+
+def changed_problem(plan: Plan, **values: object) -> Plan:
+    return plan.model_copy(update={"problem": plan.problem.model_copy(update=values)})
+
+
 def test_what_this_version_does_not_launch_is_refused() -> None:
     elsewhere = Cluster(name="c", nodes=(Node(name="a"), Node(name="b")))
     with pytest.raises(MismatchError, match=r"device 'idle/cpu:0', but cluster 'c' has no node 'idle'"):
         check_plan_fits(make_plan_side_by_side(root="idle/cpu:0"), elsewhere)
     plan = make_plan_side_by_side()
-    stages = (
-        PlacedStage(start=0, stop=1, device="b/cpu:0", in_flight=1),
-        PlacedStage(start=1, stop=3, device="idle/cpu:0", in_flight=1),
-    )
-    hybrid = (Pipeline(stages=stages, microbatches=1), plan.pipelines[1])
-    with pytest.raises(
-        InputError, match="pipeline 0 has 2 stages; this skyctl launches several pipelines of"
-    ):
-        check_plan_fits(plan.model_copy(update={"pipelines": hybrid}), CLUSTER)
     deep = plan.pipelines[1].stages[0].model_copy(update={"in_flight": 2})
     odd = (plan.pipelines[0], plan.pipelines[1].model_copy(update={"stages": (deep,)}))
     with pytest.raises(InputError, match="pipeline 1: stage 0 keeps 2 in flight"):
         check_plan_fits(plan.model_copy(update={"pipelines": odd}), CLUSTER)
+    plan = make_hybrid()
+    assert plan.sync is not None
+    fixed = plan.model_copy(update={"sync": plan.sync.model_copy(update={"format": "fixed32"})})
+    with pytest.raises(InputError, match="the plan sums 3 groups of layers as fixed32"):
+        check_plan_fits(fixed, WIDE)
+    with pytest.raises(InputError, match="pipelines side by side do not run under zero-bubble"):
+        check_plan_fits(changed_problem(plan, schedule="zero-bubble"), WIDE)
+    with pytest.raises(InputError, match="pipeline 0 cuts between layers 0, 3, which share parameters"):
+        check_plan_fits(changed_problem(plan, ties=(Tie(layers=(0, 3), bytes=1.0),)), WIDE)
+    route = make_hybrid(star=True).sync.groups[0].routes[0]
+    over = route.model_copy(update={"up": (*route.up, ("d/cpu:0", "b/cpu:0"))})
+    first = plan.sync.groups[0].model_copy(update={"routes": (over,)})
+    helped = plan.sync.model_copy(update={"groups": (first, *plan.sync.groups[1:])})
+    with pytest.raises(InputError, match="a route of layers 0–1 goes over d/cpu:0, which does not hold them"):
+        check_plan_fits(plan.model_copy(update={"sync": helped}), WIDE)

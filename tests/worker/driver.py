@@ -232,7 +232,7 @@ def side_by_side(
         first = sum(shares[:rank])
         pairs = {edge for _, _, up, down in routes for edge in (*up, *down) if rank in edge}
         peers = sorted({end for edge in pairs for end in edge} - {rank})
-        group = {"number": 0, "start": 0, "stop": layers, "routes": places(routes, rank)}
+        group = {"number": 0, "first_tag": 0, "start": 0, "stop": layers, "routes": places(routes, rank)}
         made.append(
             {
                 **payload,

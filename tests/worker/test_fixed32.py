@@ -246,7 +246,7 @@ def test_what_is_none_zero_or_no_number() -> None:
             layers = [nn.Linear(4, 1, bias=False) for _ in range(5)]
             layers[0].weight = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
             layers.append(nn.ParameterList([torch.zeros(0)]))
-            group = {"number": 0, "start": 0, "stop": 6, "routes": places(ring(2), rank)}
+            group = {"number": 0, "first_tag": 0, "start": 0, "stop": 6, "routes": places(ring(2), rank)}
             sync = GradientSync(
                 layers, 0, [group], ends[rank], format="fixed32", chunk_bytes=8, share=0.5, microbatches=2
             )
@@ -280,7 +280,7 @@ def test_what_is_none_zero_or_no_number() -> None:
 
 
 def test_several_groups_can_not_make_a_step_again_together() -> None:
-    group = {"number": 0, "start": 0, "stop": 1, "routes": places(star(1), 0)}
+    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": places(star(1), 0)}
     with pytest.raises(RunError, match="fixed32 sums one group of layers, and this rank is in 2"):
         GradientSync([nn.Linear(1, 1)], 0, [group, group], {}, format="fixed32", share=1.0)
 
@@ -292,7 +292,7 @@ def test_a_helper_repeats_a_sum_as_holders_do() -> None:
 
         def payload(rank: int) -> dict[str, Any]:
             made = places(routes, rank)
-            return {"number": 0, "start": 0, "stop": 1, "routes": made, "agreement": made[0]}
+            return {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": made, "agreement": made[0]}
 
         def help_to_sum() -> list[bool]:
             sync = {"groups": [payload(2)], "format": "fixed32", "chunk_bytes": 16}

@@ -116,7 +116,7 @@ def test_gradients_that_are_none_unused_or_transposed() -> None:
         def act(rank: int) -> list[Any]:
             torch.manual_seed(0)
             layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
-            group = {"number": 0, "start": 5, "stop": 9, "routes": places(ring(2), rank)}
+            group = {"number": 0, "first_tag": 0, "start": 5, "stop": 9, "routes": places(ring(2), rank)}
             sync = GradientSync(layers, 5, [group], ends[rank], chunk_bytes=8, share=0.5)
             found: list[Any] = []
             for step in range(2):
@@ -150,7 +150,7 @@ def test_masters_gradients_are_summed() -> None:
         def act(rank: int) -> Any:
             layer = nn.Linear(2, 1, bias=False)
             layer.weight = to_low_precision(layer.weight, torch.ones(1, 2), torch.bfloat16)  # type: ignore[assignment]
-            group = {"number": 0, "start": 0, "stop": 1, "routes": places(star(2), rank)}
+            group = {"number": 0, "first_tag": 0, "start": 0, "stop": 1, "routes": places(star(2), rank)}
             sync = GradientSync([layer], 0, [group], ends[rank], share=0.5)
             sync.begin(0)
             layer(torch.full((1, 2), rank + 1.0, dtype=torch.bfloat16)).sum().backward()

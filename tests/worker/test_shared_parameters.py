@@ -64,7 +64,7 @@ def holding(payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "format": "float32",
             "chunk_bytes": 64,
             "peers": [{"rank": peer, "host": "127.0.0.1", "device": "cpu:0"} for peer in peers],
-            "groups": [{"number": 0, "tie": list(LAYERS), "routes": [route]}],
+            "groups": [{"number": 0, "first_tag": 0, "tie": list(LAYERS), "routes": [route]}],
         }
     return payloads
 

@@ -82,7 +82,7 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
         sums.agree(bytes(AGREED_FLAGS + 4))
         round_.wait()
     else:
-        group = {"number": 0, "routes": routes, "agreement": routes[0]}
+        group = {"number": 0, "first_tag": 0, "routes": routes, "agreement": routes[0]}
         sync = {"format": "float32", "chunk_bytes": CHUNK_BYTES, "groups": [group]}
         sizes = {"layers": numels, "parameters": 4, "figures": 0}
         helper = SumHelper(sync, sizes, {other: Neighbour(peer) for other, peer in peers.items()})

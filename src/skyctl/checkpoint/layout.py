@@ -359,17 +359,19 @@ def prune_steps(folder: Path, keep: int) -> list[int]:
     own = [s for s in current if any(path.name.startswith("part-") for path, _ in there[s])]
     counted = (own or current)[-max(2, keep) :]
     first = counted[0] if len(counted) == max(2, keep) else 0
-    return retain_steps(
-        folder, {step for step in there if step >= first and step not in stale} | pinned_steps(folder)
-    )
+    kept = {step for step in there if step >= first and step not in stale} | pinned_steps(folder)
+    return _remove_steps(folder, [step for step in there if step not in kept])  # a newer one may come meanwhile
 
 
 def retain_steps(folder: Path, kept: Collection[int]) -> list[int]:
     """Removes all steps but these; returns the removed ones."""
-    gone = [step for step in list_steps(folder) if step not in kept]
-    for step in gone:
+    return _remove_steps(folder, [step for step in list_steps(folder) if step not in kept])
+
+
+def _remove_steps(folder: Path, steps: list[int]) -> list[int]:
+    for step in steps:
         _remove(step_folder(folder, step))
-    return gone
+    return steps
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """A trace for https://ui.perfetto.dev or chrome://tracing: the Trace Event Format, JSON object form.
 
 Two processes: what was measured, and the simulated step, moved to the start of a typical measured one. A
-thread is a stage, of plans of several pipelines a pipeline; an arrow (flow event) is a message. Times are
+thread is a stage, those of several pipelines one after the other; an arrow (flow event) is a message. Times are
 microseconds on the first stage's clock.
 """
 

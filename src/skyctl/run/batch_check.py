@@ -41,11 +41,16 @@ def step_fault(
         step: counted from 0.
         events: of this step, by rank.
     """
-    first = events[0]
-    for rank, other in enumerate(events[1:], 1):
-        where = f"rank 0 (node {specs[0].node})", f"rank {rank} (node {specs[rank].node})"
-        beside = bool(specs[rank].payload.get("pipeline"))
-        fault = _fault_of_batches(step, first.batch, other.batch, where, _BESIDE if beside else _ALONG)
+    first_ranks: dict[int, int] = {}
+    for rank, other in enumerate(events):
+        pipeline = specs[rank].payload.get("pipeline") or 0
+        reference = first_ranks.setdefault(pipeline, rank)
+        beside = reference == rank  # with the first pipeline, and within each one with its first rank
+        if beside:
+            reference = 0
+        first = events[reference]
+        where = f"rank {reference} (node {specs[reference].node})", f"rank {rank} (node {specs[rank].node})"
+        fault = _fault_of_batches(step, first.batch, other.batch, where, beside=beside)
         if fault is None:
             what = _different_sides(first.validation_batch, other.validation_batch)
             fault = f"validation() gives other {what} on {where[1]} than on {where[0]}" if what else None
@@ -65,15 +70,16 @@ def _whose_loss(events: Sequence[StepEvent], specs: Sequence[RankSpec]) -> str:
 
 
 def _fault_of_batches(
-    step: int, first: BatchSketch | None, last: BatchSketch | None, where: tuple[str, str], so: str
+    step: int, first: BatchSketch | None, last: BatchSketch | None, where: tuple[str, str], *, beside: bool
 ) -> str | None:
     """What is different of the batches of two ranks, in words; None where they are the same.
 
     Args:
-        so: what would come of it.
+        beside: they are in two pipelines, and not at the ends of one.
     """
     if first is None or last is None:
         return None
+    so = _BESIDE if beside else _ALONG
     if first.length is not None and last.length is not None and first.length != last.length:
         return (
             f"data() gives {first.length} batches an epoch on {where[0]} and {last.length} on {where[1]}: "
@@ -85,7 +91,7 @@ def _fault_of_batches(
             f"{_place(first)} on {where[0]}, {_place(last)} on {where[1]}"
         )
     what = _different_sides(first, last)
-    if not what:
+    if not what or (beside and first.is_part):  # the samples of each are others
         return None
     return (
         f"data() gives other batches on {where[1]} than on {where[0]}: in step {step + 1} the {what} differ, "

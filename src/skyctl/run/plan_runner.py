@@ -357,7 +357,10 @@ class PlanRunner:
         had, hint = self._now.plan, resume_hint(self._sink.state)
         made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint, apart)
         if made.problem.parallel != had.problem.parallel:
-            self._callbacks.note("no node that is left holds the whole model: going on with a pipeline")
+            why = "no node that is left holds the whole model"
+            if had.problem.parallel != "data":
+                why = "the nodes that are left do not make several pipelines"
+            self._callbacks.note(f"{why}: going on with a pipeline")
         return made
 
     def _change_plan(self, change: PlanChange) -> None:

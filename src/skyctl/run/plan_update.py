@@ -1,8 +1,8 @@
 """Another plan for a run under way: without lost nodes, with one that came, by what was observed.
 
 The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
-pins. The schedule stays, too, unless nothing fits with it, and so does the form: where no device that is left
-holds the whole model, data parallelism gives way to a pipeline.
+pins. The schedule stays, too, unless nothing fits with it, and so does the form: where nothing fits in several
+pipelines, or no device that is left holds the whole model, one pipeline goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from skyctl.control.corrections import Corrections
-from skyctl.control.form_choice import DATA
+from skyctl.control.form_choice import PIPELINE
 from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
 from skyctl.control.problem_devices import in_form, shared_among, with_devices
 from skyctl.control.problem_from_profile import build_problem
@@ -107,9 +107,9 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
         try:
             found = plan_best([roomy], options)
         except (InfeasibleError, UndecidedError):
-            if problem.parallel != DATA:
+            if problem.parallel == PIPELINE:
                 raise
-            found = plan_best([in_form(roomy, "pipeline")], options)
+            found = plan_best([in_form(roomy, PIPELINE)], options)
     ids = {device.id for device in problem.devices}
     known = {one.device: one for one in (*had.machines, *machines) if one.device in ids}
     kept = {"workload": had.workload, "machines": tuple(known.values()), "encrypted": had.encrypted}

@@ -14,12 +14,8 @@ from typing import Any
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
-from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, tie_sums
 from skyctl.schedule.actions import check_in_flight
-
-TIE_CHUNK_BYTES = 65_536
-"""Of the gradients of shared parameters, in a message."""
-
 
 @dataclass(frozen=True)
 class RankSpec:
@@ -78,7 +74,8 @@ def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
     """Refuses a plan that its schedule or the cluster's devices do not allow.
 
     Raises:
-        InputError: the numbers in flight are not the schedule's, or its form is not launched by this version.
+        InputError: the numbers in flight are not the schedule's, or its pipelines' sums are not launched by
+            this version (``sum_spec.check_sums``).
         MismatchError: names the first device that is not, and the nodes there are.
     """
     for number, (pipeline, microbatches) in enumerate(zip(plan.pipelines, _microbatches(plan), strict=True)):
@@ -90,7 +87,7 @@ def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
             raise InputError(
                 f"the plan can't be played: {where}{fault}", hint="see what else: skyctl verify PLAN.json"
             )
-    _check_routes(plan)
+    check_sums(plan)
     names = [node.name for node in cluster.nodes]
     for device in (*(stage.device for stage in plan.placed_stages), *plan.helpers):
         node, local = split_device_id(device)
@@ -183,8 +180,9 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     ``microbatch_range``: the numbers, within the step, of the microbatches that its pipeline computes.
     ``sync``: with whom it sums which layers' gradients, or those of the parameters that layers share
     (``tie``), over which routes (``worker.route_sum.RoutePlace``);
-    its ``peers`` are ranks here, and with their addresses in a payload; for a trace it compares its clock
-    with that of ``clock_of`` (None: the first rank), and those of ``clock_for`` theirs with its own.
+    its ``peers`` are ranks here, and with their addresses in a payload; for a trace a rank that no stage of
+    its pipeline comes before compares its clock with that of ``clock_of`` (None: the first rank), and those
+    of ``clock_for`` theirs with its own.
     ``helps``: it holds no layers, and only helps to sum.
     """
     found: list[dict[str, Any]] = []
@@ -217,11 +215,11 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
             for number in range(len(plan.helpers))
         ]
         for rank, structure in enumerate(found):
-            structure["sync"] = _sync(plan, plan.sync, rank)
-        _add_clocks([structure["sync"] for structure in found])
+            structure["sync"] = group_sums(plan, plan.sync, rank)
+        add_clocks(found)
     elif len(plan.pipelines) == 1:
         for rank, structure in enumerate(found):
-            structure["sync"] = _tie_sync(plan, rank)
+            structure["sync"] = tie_sums(plan, rank)
     return found
 
 
@@ -232,124 +230,13 @@ def _microbatches(plan: Plan) -> list[int]:
     return [pipeline.microbatches for pipeline in plan.pipelines]
 
 
-def _sync(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
-    """What a rank is told of the sums of gradients; see ``rank_structures``."""
-    devices = [*(stage.device for stage in plan.placed_stages), *plan.helpers]
-    ranks = {device: number for number, device in enumerate(devices)}
-    groups: list[dict[str, Any]] = []
-    peers: set[int] = set()
-    for number, group in enumerate(sync.groups):
-        if rank < len(plan.placed_stages):
-            here = plan.placed_stages[rank]
-            if not (here.start < group.stop and group.start < here.stop):
-                continue
-        routes = [_route_place(route, route.down, devices[rank], ranks) for route in group.routes]
-        for place in routes:
-            ends = (place["up_parent"], place["down_parent"], *place["up_children"], *place["down_children"])
-            peers.update(end for end in ends if end is not None)
-        told = {"number": number, "start": group.start, "stop": group.stop, "routes": routes}
-        if plan.helpers:
-            down = _agreement_edges(group, plan.helpers)
-            told["agreement"] = _route_place(group.routes[0], down, devices[rank], ranks)
-        groups.append(told)
-    return {
-        "format": sync.format,
-        "chunk_bytes": sync.chunk_bytes,
-        "groups": groups,
-        "peers": sorted(peers),
-    }
-
-
-def _route_place(
-    route: Route, down: Sequence[Sequence[str]], device: str, ranks: Mapping[str, int]
-) -> dict[str, Any]:
-    """A device's place on a route, as a ``worker.route_sum.RoutePlace``; ``down``: the edges of that way."""
-    up_parent = [ranks[parent] for child, parent in route.up if child == device]
-    down_parent = [ranks[parent] for parent, child in down if child == device]
-    return {
-        "share": route.share,
-        "up_children": [ranks[child] for child, parent in route.up if parent == device],
-        "up_parent": up_parent[0] if up_parent else None,
-        "down_parent": down_parent[0] if down_parent else None,
-        "down_children": [ranks[child] for parent, child in down if parent == device],
-    }
-
-
-def _agreement_edges(group: SyncGroup, helpers: Sequence[str]) -> list[tuple[str, str]]:
-    """How what ranks agree on comes down the first route, and on to helpers that are not on that way."""
-    first = group.routes[0]
-    down = [(parent, child) for parent, child in first.down]
-    reached = {first.root, *(child for _, child in down)}
-    joined = [(a, b) for route in group.routes for edges in (route.up, route.down) for a, b in edges]
-    joined += [(b, a) for a, b in joined]
-    while left := [(a, b) for a, b in joined if a in reached and b in helpers and b not in reached]:
-        down.append(left[0])
-        reached.add(left[0][1])
-    return down
-
-
-def _add_clocks(syncs: Sequence[dict[str, Any]]) -> None:
-    """Adds ``clock_of`` and ``clock_for`` (``rank_structures``): the fewest comparisons to the first rank."""
-    for sync in syncs:
-        sync |= {"clock_of": None, "clock_for": []}
-    reached = [0]
-    for rank in reached:  # grows
-        for peer in syncs[rank]["peers"]:
-            if peer not in reached:
-                reached.append(peer)
-                syncs[rank]["clock_for"].append(peer)
-                syncs[peer]["clock_of"] = rank
-
-
 def clock_references(specs: Sequence[RankSpec]) -> list[int | None]:
     """By rank, the one with whose clock it compares its own in a trace; None: the first rank."""
     found: list[int | None] = []
     for spec in specs:
-        previous, sync = spec.payload["previous"], spec.payload["sync"] or {}
-        found.append(sync.get("clock_of") if previous is None else int(previous["rank"]))
+        sync = spec.payload["sync"] or {}
+        found.append(spec.rank - 1 if spec.payload.get("stage") else sync.get("clock_of"))
     return found
-
-
-def _tie_sync(plan: Plan, rank: int) -> dict[str, Any] | None:
-    """What a rank is told of parameters of which it and other stages hold copies; None: it has none.
-
-    A star: the first holder adds up all holders' gradients, in the order of their stages, and sends the sum.
-    """
-    groups: list[dict[str, Any]] = []
-    peers: set[int] = set()
-    for number, tie in enumerate(plan.problem.ties):
-        holders = [
-            holder
-            for holder, stage in enumerate(plan.placed_stages)
-            if any(stage.start <= layer < stage.stop for layer in tie.layers)
-        ]
-        if len(holders) < 2 or rank not in holders:
-            continue
-        root, *others = holders
-        children, parent = (others, None) if rank == root else ([], root)
-        peers.update(children if parent is None else [parent])
-        route = {
-            "share": 1.0,
-            "up_children": children,
-            "up_parent": parent,
-            "down_parent": parent,
-            "down_children": children,
-        }
-        groups.append({"number": number, "tie": list(tie.layers), "routes": [route]})
-    if not groups:
-        return None
-    return {"format": "float32", "chunk_bytes": TIE_CHUNK_BYTES, "groups": groups, "peers": sorted(peers)}
-
-
-def _check_routes(plan: Plan) -> None:
-    """Raises InputError where a plan of several pipelines asks for what this version does not run."""
-    if len(plan.pipelines) == 1:
-        return
-    if long := [number for number, pipeline in enumerate(plan.pipelines) if len(pipeline.stages) > 1]:
-        raise InputError(
-            f"pipeline {long[0]} has {len(plan.pipelines[long[0]].stages)} stages; this skyctl launches "
-            "several pipelines of one stage each, or one of several"
-        )
 
 
 def _peer(rank: int, placed: list[tuple[str, str]], addresses: Mapping[str, str]) -> dict[str, Any]:

@@ -147,12 +147,13 @@ class StepCollector:
         return sum(float("nan") if loss is None else loss for loss in losses)
 
     def sync_s(self, steps: Sequence[int]) -> float | None:
-        """The median over steps of the last pipeline's wait for the sum; None where there is one pipeline."""
-        waits = [
-            min(waited)
-            for step in steps
-            if (waited := [e.sync_s for e in self.events_of(step) if e.sync_s is not None])
-        ]
+        """The median over steps of the last pipeline's wait for the sum; None where there is one pipeline.
+
+        A pipeline's first stage ends its backwards last, so it is the first stages that are looked at.
+        """
+        first_ranks = (0, *(rank + 1 for rank in self.last_ranks[:-1]))
+        told = [[self.by_rank[rank][step].sync_s for rank in first_ranks] for step in steps]
+        waits = [min(known) for waited in told if (known := [s for s in waited if s is not None])]
         return median(waits) if waits else None
 
 

@@ -37,6 +37,7 @@ class BatchSketcher:
         position: where in data()'s epochs the batch last given comes from, where its source says.
         values: whether contents are sketched, too, and not only places and lengths.
         cut: the samples to hand on of each batch, [start, stop); None: all of them.
+        is_part: what comes from the source are some of a batch's samples already.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class BatchSketcher:
         first_step: int,
         values: bool,
         cut: tuple[int, int] | None = None,
+        is_part: bool = False,
     ) -> None:
-        self._cut = cut
+        self._cut, self._is_part = cut, is_part
         self._batches, self._position, self._seed, self._values = batches, position, seed, values
         self._first_step, self._next_step = first_step, first_step
         self._sketches: dict[int, BatchSketch] = {}
@@ -86,6 +88,7 @@ class BatchSketcher:
             finite_inputs=_is_finite(inputs),
             finite_targets=_is_finite(targets),
             repeats=known and place.index == 0 and self._repeats(batch),
+            is_part=self._is_part,
             inputs=sketch_value(inputs, self._seed, key) if shown else (),
             targets=sketch_value(targets, self._seed, key) if shown else (),
         )

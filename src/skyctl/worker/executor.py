@@ -125,7 +125,7 @@ class Executor:
         if self.recorder is not None:
             self.recorder.begin(step)
         for receiver in self.stage_io.receivers:
-            receiver.begin(step)
+            receiver.begin(step, len(self.microbatch_sizes))
         batch = self._fetch(next_batch)
         self._while_waiting = while_waiting
         if self.sync is not None:

@@ -179,8 +179,14 @@ def make_clipper(
     neighbours: NeighbourConnections,
     layers: str,
     counted_elsewhere: Sequence[nn.Parameter] = (),
+    *,
+    microbatches: int,
 ) -> GradientClipper | None:
-    """The stage's clipper, called by the executor before each update; None where nothing is clipped."""
+    """The stage's clipper, called by the executor before each update; None where nothing is clipped.
+
+    Args:
+        microbatches: that the streams between stages were made for.
+    """
     if recipe.clip_norm is None:
         return None
     clipper = GradientClipper(
@@ -188,7 +194,7 @@ def make_clipper(
         recipe.clip_norm,
         previous=neighbours.previous,
         following=neighbours.following,
-        tag=FIRST_TAG + 2 * len(executor.microbatch_sizes),  # the first after those of a step's messages
+        tag=FIRST_TAG + 2 * microbatches,  # the first after those of the streams
         timer=executor.timer,
         layers=layers,
         recorder=executor.recorder,

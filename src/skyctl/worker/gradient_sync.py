@@ -8,6 +8,10 @@ are accumulated in the order of the layers, so once an earlier layer's is, no la
 Stages of one pipeline that hold copies of a parameter which several layers share (tied embeddings) sum its
 gradients in the same way, after their last backwards: a group with ``tie``, of those parameters alone.
 
+Pipelines that are cut at different layers sum in groups, the largest ranges of layers that the same ranks hold.
+A rank is in the groups of its layers, and one of every pipeline is in each group. So all groups come to the
+same verdict on whether a step is the last: a pipeline's ranks know of it from their forwards.
+
 A gradient that is None stays None only where every holder has none. Batch norms train with the figures of
 their own microbatches; their running figures are averaged before they are saved or validated with.
 
@@ -119,18 +123,17 @@ class GradientSync:
         self._watching, self._reached, self._layers = False, 0, len(layers)
         connections = {rank: peer.connection for rank, peer in peers.items()}
         self._groups: list[_GroupSync] = []
-        tag = FIRST_TAG
         for values in groups:
             number, routes = int(values["number"]), [RoutePlace.from_payload(x) for x in values["routes"]]
-            if "tie" in values:  # ranks have different ones of them, so their tags follow from their numbers
-                first, sums = 0, RouteSum(number, routes, connections, FIRST_TAG + 4 * number)
+            tag = FIRST_TAG + int(values["first_tag"])
+            if "tie" in values:
+                first, sums = 0, RouteSum(number, routes, connections, tag)
                 by_layer = [[TrainedParameter(0, master_of(p)) for p in (tied or {})[tuple(values["tie"])]]]
                 figures = []
             else:
                 first, stop = int(values["start"]) - start, int(values["stop"]) - start
                 agreement = RoutePlace.from_payload(values["agreement"]) if "agreement" in values else None
                 sums = RouteSum(number, routes, connections, tag, agreement)
-                tag += 2 + 2 * len(routes)
                 by_layer = [[p for p in trained if p.layer == layer] for layer in range(first, stop)]
                 figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
             self._groups.append(
@@ -185,7 +188,8 @@ class GradientSync:
         self._watching = False
         for group in self._groups:
             group.add_ready(0)
-        agreed = [group.agree(is_last) for group in self._groups]
+        # all ranks in one order, or they would wait for each other; last layers' holders are done first
+        agreed = [group.agree(is_last) for group in reversed(self._groups)]
         announced = time.perf_counter()
         for group in self._groups:
             group.finish()

@@ -133,7 +133,7 @@ class _MessageStream:
         microbatches: int,
         link_dtype: str | None,
     ) -> None:
-        self._connection, self._backward, self._microbatches = connection, backward, microbatches
+        self._connection, self._backward = connection, backward
         self._kinds = [
             [(tuple(spec.shape), parse_dtype(spec.dtype)) for spec in specs(m)] for m in range(microbatches)
         ]
@@ -189,13 +189,17 @@ class MessageReceiver(_MessageStream):
         )
         self._window, self._device, self._latency_s = window, device, latency_s
         self._posted: deque[_PostedReceive] = deque()
-        self._step = 0
-        self._next = 0
+        self._step = self._next = self._count = 0
 
-    def begin(self, step: int) -> None:
-        """Posts the step's first receives; every message of the step before must have been received."""
+    def begin(self, step: int, count: int | None = None) -> None:
+        """Posts the step's first receives; every message of the step before must have been received.
+
+        Args:
+            count: how many messages it has; None: one for each microbatch that the stream was made for.
+        """
         assert not self._posted, "messages of the step before were left"
         self._step, self._next = step, 0
+        self._count = len(self._kinds) if count is None else count
         self.refill()
 
     def receive(self, microbatch: int) -> ReceivedMessage:
@@ -230,10 +234,10 @@ class MessageReceiver(_MessageStream):
 
     def refill(self) -> None:
         """Posts receives up to the window again: best after the action that was waited for has run."""
-        if len(self._posted) >= self._window or self._next >= self._microbatches:
+        if len(self._posted) >= self._window or self._next >= self._count:
             return
         with self._connection.together():
-            while len(self._posted) < self._window and self._next < self._microbatches:
+            while len(self._posted) < self._window and self._next < self._count:
                 self._post()
 
     def _post(self) -> None:

@@ -119,7 +119,7 @@ class BatchSketch:
     ``epoch``, ``index``: where in the epochs of data() it comes from, counted from 0; None for built-in data.
     ``length``: batches of an epoch, where data() says so. ``finite_inputs``, ``finite_targets``: nothing in
     them is NaN or infinite. ``repeats``: the second epoch begins as the first did. ``inputs``, ``targets``:
-    by tensor; () where they are not compared.
+    by tensor; () where they are not compared. ``is_part``: of its pipeline's samples alone.
     """
 
     epoch: Index | None = None
@@ -128,6 +128,7 @@ class BatchSketch:
     finite_inputs: bool = True
     finite_targets: bool = True
     repeats: bool = False
+    is_part: bool = False
     inputs: Annotated[tuple[TensorSketch, ...], MaxLength(1000)] = ()
     targets: Annotated[tuple[TensorSketch, ...], MaxLength(1000)] = ()
 

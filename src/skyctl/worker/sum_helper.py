@@ -47,7 +47,8 @@ class SumHelper:
         shares = [route.share for route in routes]
         connections = {rank: peer.connection for rank, peer in peers.items()}
         agreement = RoutePlace.from_payload(group["agreement"])
-        self._sums = RouteSum(int(group["number"]), routes, connections, FIRST_TAG, agreement)
+        tag = FIRST_TAG + int(group["first_tag"])
+        self._sums = RouteSum(int(group["number"]), routes, connections, tag, agreement)
         self._format, chunk_bytes = str(sync["format"]), int(sync["chunk_bytes"])
         numels = [[int(numel)] for numel in sizes["layers"]]
         self._layout = make_layout(numels, shares, chunk_numel(self._format, chunk_bytes))

@@ -95,6 +95,8 @@ class Trainer:
         self._all_sizes = microbatch_sizes(self._spec.batch_size, payload["microbatches"])
         first, stop = payload.get("microbatch_range") or (0, len(self._all_sizes))
         self._sizes = self._all_sizes[first:stop]
+        # what passes between stages: the first pipeline, whose samples come first, validates with all of them
+        self._streamed_sizes = self._sizes if payload.get("pipeline") else self._all_sizes
         self._samples = sum(self._all_sizes[:first]), sum(self._all_sizes[:stop])
         self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, first)
         stage = self._build_stage()
@@ -161,8 +163,8 @@ class Trainer:
 
     def _boundary(self, index: int) -> MessageSpecs:
         """The tensors before layer ``index``, by microbatch; there are at most two sizes of microbatch."""
-        by_size = {size: tuple(self._workload.boundary(index, size)) for size in set(self._sizes)}
-        return lambda microbatch: by_size[self._sizes[microbatch]]
+        by_size = {size: tuple(self._workload.boundary(index, size)) for size in set(self._streamed_sizes)}
+        return lambda microbatch: by_size[self._streamed_sizes[microbatch]]
 
     def _make_scheduler(
         self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer | None
@@ -256,7 +258,7 @@ class Trainer:
         outputs = inputs if is_last else self._boundary(self._stop)
         return Executor(
             stage=stage,
-            stage_io=neighbours.make_stage_io(inputs, outputs, len(self._sizes)),
+            stage_io=neighbours.make_stage_io(inputs, outputs, len(self._streamed_sizes)),
             timer=DeviceTimer(
                 float(payload.get("slowdown") or 1.0),
                 single_thread=torch.get_num_threads() == 1,
@@ -284,7 +286,10 @@ class Trainer:
     ) -> int:
         """Every step of the run; returns how many are done."""
         layers = f"layers {self._start}–{self._stop}"
-        clipper = make_clipper(self._recipe, executor, neighbours, layers, self._counted_elsewhere)
+        clipper = make_clipper(
+            self._recipe, executor, neighbours, layers, self._counted_elsewhere,
+            microbatches=len(self._streamed_sizes),
+        )
         validator = None
         if not self._payload.get("pipeline"):  # the first pipeline validates, with all samples
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
@@ -325,8 +330,9 @@ class Trainer:
             position,
             seed=self._spec.seed,
             first_step=first_step,
-            values=compared if not self._is_single else self._compares_ends,
+            values=compared if cuts else self._compares_ends,
             cut=self._samples if cuts else None,
+            is_part=not (self._is_single or cuts),
         )
 
     @property
@@ -337,7 +343,8 @@ class Trainer:
 
     def _sketch_validation(self) -> BatchSketch | None:
         """The sketch of the first held-out batch; None where it is not compared."""
-        if self._recipe.validate_every is None or not self._compares_ends:
+        validates = self._recipe.validate_every is not None and not self._payload.get("pipeline")
+        if not (validates and self._compares_ends):
             return None
         self._phase = "the first batch of validation()"
         batch = next(self._workload.validation(), None)

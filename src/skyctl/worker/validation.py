@@ -114,7 +114,7 @@ class Validator:
         inputs = split_inputs(batch[0], sizes, executor.device) if self._inputs is None else None
         targets = split_targets(batch[1], sizes, executor.device) if self._outputs is None else None
         if self._inputs is not None:
-            self._inputs.begin(mark)
+            self._inputs.begin(mark, len(sizes))
         self._seeder.step = mark
         total = 0.0
         for microbatch, size in enumerate(sizes):

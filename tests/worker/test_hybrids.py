@@ -1,0 +1,187 @@
+"""Pipelines with cuts of their own, side by side, train as one device does, and any form goes on from any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.hybrid_plans import Stages, hybrid_plan
+from tests.run.test_rank_spec import make_plan
+from tests.worker import reference
+from tests.worker.test_holders import RANGED, SCHEDULER
+from tests.worker.test_resume import BATCH_NORM
+from tests.worker.workloads import DROPOUT, RAISING, VALIDATION, edit_workload
+
+from skyctl.checkpoint import safetensors
+from skyctl.records.cluster import Cluster, Node
+from skyctl.records.plan import Plan
+from skyctl.remote.credentials import make_credentials
+from skyctl.run.rank_spec import check_plan_fits, rank_specs, sync_pairs
+from skyctl.workload.recipe import Recipe
+
+Workloads = Callable[..., dict[str, Any]]
+Pipelines = Sequence[tuple[Stages, int]]
+LAYERS, MICROBATCHES = 7, 6
+NAMES = ("a", "b", "c", "d")
+A, B, C, D = (f"{name}/cpu:0" for name in NAMES)
+CLUSTER = Cluster(name="c", nodes=tuple(Node(name=name, transport="local", threads=1) for name in NAMES))
+CROSSED: Pipelines = [([(A, 0, 3), (B, 3, 7)], 4), ([(C, 0, 5), (D, 5, 7)], 2)]
+"""Three groups: of layers 0–3, 3–5 and 5–7."""
+FORMS: dict[str, Pipelines] = {
+    "one device": [([(A, 0, 7)], 6)],
+    "pipeline": [([(A, 0, 2), (B, 2, 5), (C, 5, 7)], 6)],
+    "data": [([(A, 0, 7)], 2), ([(B, 0, 7)], 3), ([(C, 0, 7)], 1)],
+    "hybrid": CROSSED,
+}
+HYBRIDS: dict[str, Pipelines] = {
+    "crossed": CROSSED,
+    "the shorter one first": [([(A, 0, 6), (B, 6, 7)], 1), ([(C, 0, 2), (D, 2, 7)], 5)],
+    "beside one device": [([(A, 0, 3), (B, 3, 7)], 4), ([(C, 0, 7)], 2)],
+    "one device first": [([(A, 0, 7)], 1), ([(B, 0, 2), (C, 2, 3), (D, 3, 7)], 5)],
+    "the same cuts": [([(A, 0, 3), (B, 3, 7)], 3), ([(C, 0, 3), (D, 3, 7)], 3)],
+    "three": [([(A, 0, 7)], 2), ([(B, 0, 4), (C, 4, 7)], 3), ([(D, 0, 7)], 1)],
+}
+
+
+def make_hybrid(pipelines: Pipelines, star: bool = False) -> Plan:
+    """The plan, of layers about which it says nothing."""
+    base = json.loads(make_plan(*(f"{name}/cpu:0" for name in NAMES)).to_json())
+    base["problem"]["layers"] = [base["problem"]["layers"][0]] * LAYERS
+    base["problem"]["layers"] = [{**one, "name": f"l{i}"} for i, one in enumerate(base["problem"]["layers"])]
+    base["problem"]["microbatches"] = MICROBATCHES
+    return Plan.model_validate(hybrid_plan(base, pipelines, star))
+
+
+def told(pipelines: Pipelines, spec: Any, steps: int, star: bool = False, **options: Any) -> list[Any]:
+    """What the launcher would tell the ranks; one pipeline has nothing to sum."""
+    plan = make_hybrid(pipelines, star)
+    check_plan_fits(plan, CLUSTER)
+    recipe = {"total_steps": steps, **options.pop("recipe", {})}
+    encrypt, checkpoint = options.pop("encrypt", False), options.pop("checkpoint", None)
+    made = rank_specs(
+        plan, CLUSTER, run_id="test", steps=steps, workload=dict.fromkeys(NAMES, spec),
+        addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, trace=options.pop("trace", False),
+        weights=options.pop("weights", False),
+    )  # fmt: skip
+    secrets = make_credentials(len(made), encrypt=encrypt, pairs=sync_pairs(made))
+    payloads = [
+        {**one.payload, **secret, **options, "facts": False}
+        for one, secret in zip(made, secrets, strict=True)
+    ]
+    if checkpoint is not None:
+        for payload in payloads:
+            payload["checkpoint"] = {**checkpoint, "writes": payload["pipeline"] == 0}
+    return payloads
+
+
+def train(pool: Any, pipelines: Pipelines, spec: Any, steps: int, **options: Any) -> Any:
+    done = pool.run(told(pipelines, spec, steps, **options))
+    assert not done.errors, (pipelines, done.errors)
+    return done
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_losses_are_one_devices(workload: Workloads, pool: Any, name: str) -> None:
+    """With the norm clipped, validations by the first pipeline, and eight samples in microbatches of 2 and 1."""
+    spec = edit_workload(workload(batch_size=8), text=VALIDATION)
+    recipe = Recipe(clip_norm=0.5, total_steps=12, validate_every=5, validate_batches=2)
+    expected = reference.train(spec, MICROBATCHES, recipe)
+    for star in (False, True):
+        done = train(pool, HYBRIDS[name], spec, 12, star=star, recipe=recipe.to_dict())
+        assert done.losses == pytest.approx(expected.losses, rel=1e-5)
+        assert done.validation == pytest.approx(expected.validation, rel=1e-5)
+        norms = [event["grad_norm"] for event in done.steps[0]]
+        assert norms == pytest.approx(expected.norms, rel=1e-5)
+        again = train(pool, HYBRIDS[name], spec, 12, star=star, recipe=recipe.to_dict(), encrypt=star)
+        assert again.losses == done.losses, "to the last bit"
+
+
+@pytest.mark.parametrize(
+    ("edits", "text", "more"),
+    [([DROPOUT, *RANGED], SCHEDULER, {}), ([DROPOUT], SCHEDULER, {"dtype": "bfloat16"})],
+    ids=["dropout, a scheduler, data by range", "in bfloat16"],
+)
+def test_whatever_a_workload_has(
+    workload: Workloads, pool: Any, edits: list[tuple[str, str]], text: str, more: dict[str, str]
+) -> None:
+    spec = edit_workload(workload(batch_size=8), *edits, text=text) | more
+    alone = train(pool, FORMS["one device"], spec, 8)
+    done = train(pool, CROSSED, spec, 8)
+    assert done.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+def test_running_figures_are_averaged_group_by_group(workload: Workloads, pool: Any) -> None:
+    """Where a layer of a norm lies in the middle group, held by the first one's second stage."""
+    norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
+    spec = edit_workload(workload(batch_size=8), norm)
+    found = []
+    for pipelines in (CROSSED, [([(A, 0, 7)], 4), ([(B, 0, 7)], 2)]):
+        done = train(pool, pipelines, spec, 1, weights=True)
+        weights: dict[str, torch.Tensor] = {}
+        for result in done.results.values():
+            if result["weights"]:
+                weights |= safetensors.load(Path(result["weights"]))
+        found.append(weights)
+    crossed, beside = found
+    assert crossed.keys() == beside.keys()
+    assert int(crossed["4.num_batches_tracked"]) == MICROBATCHES
+    for name in crossed:
+        torch.testing.assert_close(crossed[name], beside[name], rtol=1e-5, atol=1e-7)
+
+
+def test_all_ranks_end_with_the_step_that_the_first_one_is_told_to(workload: Workloads, pool: Any) -> None:
+    def stop(pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if rank == 0 and event["event"] == "step" and event["step"] == 3:
+            pool.processes[0].send({"op": "stop"})
+
+    outcome = pool.run(told(CROSSED, workload(batch_size=8), 500), on_event=stop)
+    assert not outcome.errors, outcome.errors
+    ended = {result["steps"] for result in outcome.results.values()}
+    assert len(ended) == 1
+    assert 4 <= ended.pop() < 500
+
+
+def test_a_rank_that_fails_is_the_cause(workload: Workloads, pool: Any) -> None:
+    """Those that sum with it, or are its neighbours, have lost it; all end."""
+    outcome = pool.run(told(CROSSED, workload(batch_size=8, replace=RAISING), 9))
+    assert sorted(outcome.errors) == [0, 1, 2, 3]
+    messages = {rank: error["message"] for rank, error in outcome.errors.items()}
+    assert messages.pop(1) == "step 1, forward of microbatch 2: ValueError: bad sample"
+    assert {outcome.errors[rank]["type"] for rank in messages} == {"PeerLostError"}, messages
+
+
+PAIRS = [(one, other) for one in FORMS for other in FORMS if one != other]
+OFTEN = [("one device", "hybrid"), ("hybrid", "pipeline")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(*p, marks=() if p in OFTEN else pytest.mark.matrix) for p in PAIRS],
+    ids=[f"{one} → {other}" for one, other in PAIRS],
+)
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
+def test_any_form_goes_on_from_any_others_checkpoint(
+    workload: Workloads, pool: Any, tmp_path: Path, before: str, after: str, encrypt: bool
+) -> None:
+    spec = edit_workload(workload(batch_size=8), DROPOUT, text=SCHEDULER)
+    recipe = Recipe(total_steps=9)
+    whole = train(pool, FORMS["one device"], spec, 9).losses
+    folder = tmp_path / "kept"
+    kept = {"every": 5, "folder": str(folder), "keep": 2, "at_end": False, "attempt": 1}
+    words = {"recipe": recipe.to_dict(), "encrypt": encrypt}
+    first = train(pool, FORMS[before], spec, 9, checkpoint=kept, **words)
+    assert first.losses == pytest.approx(whole, rel=1e-5)
+    files = {
+        str(layer): shard["sha256"]
+        for events in first.checkpoints.values()
+        for layer, shard in events[0]["layers"].items()
+    }
+    assert sorted(map(int, files)) == list(range(LAYERS))
+    resume = {"step": 5, "folder": str(folder), "layers": files}
+    second = train(pool, FORMS[after], spec, 9, resume=resume, **words)
+    assert second.losses == pytest.approx(whole[5:], rel=1e-5)
