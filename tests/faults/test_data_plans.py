@@ -1,5 +1,5 @@
-"""Runs of several pipelines that survive on a small cluster of this machine's processes: ranks that are killed,
-stop or drift, a launcher that is killed, and checkpoints that plans of any form go on from."""
+"""Runs of several pipelines that survive on a small cluster of this machine's processes: ranks that are
+killed, stop or drift, a launcher that is killed, and checkpoints that plans of any form go on from."""
 
 from __future__ import annotations
 
@@ -232,7 +232,9 @@ def test_a_rank_of_a_hybrid_is_killed(nodes: Any, losses: list[float], node: str
         own = [event for event in slices if event["pid"] == pid]
         forwards = {(e["tid"], e["args"]["microbatch"]) for e in own if e["name"].startswith("forward")}
         assert forwards == {(tid, m) for tid in (1, 2) for m in (0, 1, 2)} | {(3, 3), (4, 3)}
-        assert {e["tid"] for e in own if e["name"] == "summing gradients"} == ({1, 2, 3, 4} if pid == MEASURED_PID else set())
+        assert {e["tid"] for e in own if e["name"] == "summing gradients"} == (
+            {1, 2, 3, 4} if pid == MEASURED_PID else set()
+        )
     assert max(trace["otherData"]["clock_error_s"].values()) < 0.1
     assert left_of_state(nodes.state) == []
 
@@ -240,7 +242,7 @@ def test_a_rank_of_a_hybrid_is_killed(nodes: Any, losses: list[float], node: str
 @pytest.mark.matrix
 @pytest.mark.parametrize("node", ["a", "d"])
 def test_a_node_of_a_hybrid_is_lost(nodes: Any, losses: list[float], node: str) -> None:
-    """Those that are left go on, in any form; with the first pipeline's node some layers' only writer is gone."""
+    """Those that are left go on, in any form; a is the only one that writes its layers."""
     run = launch(nodes, "hybrid", "--ignore-changes")
     wait_for_copies(run)
     os.kill(run.agent(node), signal.SIGKILL)

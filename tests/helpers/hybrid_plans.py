@@ -16,7 +16,7 @@ def hybrid_plan(
     """The plan file with these (stages, microbatches) in place of what it had.
 
     Every largest range of layers that the same devices hold is a group, summed over a ring, or with ``star``
-    at one of its holders: the first one's group at the first holder, the second one's at the second, and so on.
+    at one of its holders, each group at the next.
     """
     stages = [stage for row, _ in pipelines for stage in row]
     cuts = sorted({0} | {stop for _, _, stop in stages})

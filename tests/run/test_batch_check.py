@@ -53,6 +53,27 @@ def test_ends_that_differ_are_named_with_the_usual_causes(last: BatchSketch, wor
         assert cause in str(found.hint)
 
 
+def test_each_pipelines_ends_are_compared_and_the_pipelines_with_the_first() -> None:
+    """Of whole batches all contents; of parts, which are other samples, those of a pipeline's ends alone."""
+    rows = [RankSpec(i, f"n{i}", f"n{i}/cpu:0", {"pipeline": i // 2, "stage": i % 2}) for i in range(4)]
+
+    def found(*sketches: BatchSketch) -> str:
+        error = step_fault(2, 1.0, [step_event(2, batch=sketch) for sketch in sketches], rows)
+        return "" if error is None else str(error)
+
+    assert found(SKETCH, SKETCH, SKETCH, SKETCH) == ""
+    said = found(SKETCH, SKETCH, OTHER, OTHER)
+    assert "other batches on rank 2 (node n2) than on rank 0" in said
+    assert "parts of one batch" in said
+    said = found(SKETCH, SKETCH, SKETCH, OTHER)
+    assert "other batches on rank 3 (node n3) than on rank 2" in said
+    assert "targets that are not theirs" in said
+    part, rest = replace(SKETCH, is_part=True), replace(OTHER, is_part=True)
+    assert found(part, part, rest, rest) == ""
+    assert "other batches on rank 3 (node n3) than on rank 2" in found(part, part, rest, part)
+    assert "6 on rank 2 (node n2)" in found(part, part, replace(rest, length=6), replace(rest, length=6))
+
+
 def test_ends_that_agree_or_do_not_say_are_left_alone() -> None:
     assert fault(SKETCH, SKETCH) is None
     assert fault(SKETCH, replace(SKETCH, length=None)) is None

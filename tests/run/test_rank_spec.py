@@ -287,16 +287,14 @@ def make_hybrid(*, star: bool = False) -> Plan:
     return Plan.model_validate(hybrid_plan(base, rows, star=star))
 
 
-WIDE = Cluster(
-    name="c", nodes=tuple(Node(name=name, host="192.0.2.1") for name in ("a", "b", "idle", "d"))
-)
+WIDE = Cluster(name="c", nodes=tuple(Node(name=name, host="192.0.2.1") for name in ("a", "b", "idle", "d")))
 
 
 def test_both_ends_of_a_connection_give_a_group_the_same_tags() -> None:
     """Though one of them is in other groups than the other."""
     plan = make_hybrid()
     check_plan_fits(plan, WIDE)
-    told = dict.fromkeys(("a", "b", "idle", "d"), {})
+    told = {name: {} for name in ("a", "b", "idle", "d")}
     specs = rank_specs(
         plan, WIDE, run_id="r", steps=7, workload=told, addresses=dict.fromkeys(told, "192.0.2.1")
     )
@@ -305,12 +303,19 @@ def test_both_ends_of_a_connection_give_a_group_the_same_tags() -> None:
     tags = {(group["number"], group["first_tag"]) for own in groups for group in own}
     assert tags == {(0, 0), (1, 6), (2, 12)}, "two and two for each of a ring's two routes"
     ends = [(spec.payload["previous"], spec.payload["next"]) for spec in specs]
-    assert [[end and end["rank"] for end in pair] for pair in ends] == [[None, 1], [0, None], [None, 3], [2, None]]
+    assert [[end and end["rank"] for end in pair] for pair in ends] == [
+        [None, 1],
+        [0, None],
+        [None, 3],
+        [2, None],
+    ]
     assert sync_pairs(specs) == [(0, 2), (1, 2), (1, 3)]
     assert last_ranks(specs) == (1, 3)
     assert clock_references(specs) == [None, 0, 0, 2]
     compared = [(spec.payload["sync"]["clock_of"], spec.payload["sync"]["clock_for"]) for spec in specs]
-    assert compared == [(None, [2]), (None, []), (0, []), (None, [])], "stages that follow compare along the row"
+    assert compared == [(None, [2]), (None, []), (0, []), (None, [])], (
+        "stages that follow compare along the row"
+    )
     assert [spec.payload["microbatch_range"] for spec in specs] == [[0, 3], [0, 3], [3, 4], [3, 4]]
     assert [spec.payload["weights"] for spec in specs] == [True, True, False, False]
 

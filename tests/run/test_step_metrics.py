@@ -78,3 +78,12 @@ def test_pipelines_side_by_side_have_one_loss_and_one_sum() -> None:
     assert (first.loss, second.loss) == (1.5, 1.5)
     assert second.samples_per_s == pytest.approx(6 / 0.1)
     assert collected.sync_s([0, 1]) == 0.1, "whoever came last has only the sum itself to wait for"
+
+
+def test_of_several_stages_the_first_one_of_each_pipeline_says_what_the_sum_took() -> None:
+    """The last stages end their backwards first, and their sum may be over before anybody else's begins."""
+    collected = StepCollector(ranks=4, steps=1, last_ranks=(1, 3))
+    for rank, sync_s in enumerate((0.3, 0.01, 0.2, 0.02)):
+        collected.add(rank, step_event(0, loss=0.5 if rank % 2 else None, sync_s=sync_s))
+    assert collected.sync_s([0]) == 0.2
+    assert collected.loss(0) == 1.0

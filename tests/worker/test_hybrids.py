@@ -1,11 +1,10 @@
-"""Pipelines with cuts of their own, side by side, train as one device does, and any form goes on from any other."""
+"""Pipelines with cuts of their own train as one device does, and any form goes on from any other's files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -87,7 +86,7 @@ def train(pool: Any, pipelines: Pipelines, spec: Any, steps: int, **options: Any
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_losses_are_one_devices(workload: Workloads, pool: Any, name: str) -> None:
-    """With the norm clipped, validations by the first pipeline, and eight samples in microbatches of 2 and 1."""
+    """With the norm clipped, the first pipeline validating, and eight samples in microbatches of 2 and 1."""
     spec = edit_workload(workload(batch_size=8), text=VALIDATION)
     recipe = Recipe(clip_norm=0.5, total_steps=12, validate_every=5, validate_batches=2)
     expected = reference.train(spec, MICROBATCHES, recipe)

@@ -360,7 +360,9 @@ def prune_steps(folder: Path, keep: int) -> list[int]:
     counted = (own or current)[-max(2, keep) :]
     first = counted[0] if len(counted) == max(2, keep) else 0
     kept = {step for step in there if step >= first and step not in stale} | pinned_steps(folder)
-    return _remove_steps(folder, [step for step in there if step not in kept])  # a newer one may come meanwhile
+    return _remove_steps(
+        folder, [step for step in there if step not in kept]
+    )  # a newer one may come meanwhile
 
 
 def retain_steps(folder: Path, kept: Collection[int]) -> list[int]:

@@ -1,8 +1,8 @@
 """A trace for https://ui.perfetto.dev or chrome://tracing: the Trace Event Format, JSON object form.
 
 Two processes: what was measured, and the simulated step, moved to the start of a typical measured one. A
-thread is a stage, those of several pipelines one after the other; an arrow (flow event) is a message. Times are
-microseconds on the first stage's clock.
+thread is a stage, pipeline by pipeline; an arrow (flow event) is a message. Times are microseconds on the
+first stage's clock.
 """
 
 from __future__ import annotations

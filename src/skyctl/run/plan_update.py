@@ -1,8 +1,8 @@
 """Another plan for a run under way: without lost nodes, with one that came, by what was observed.
 
 The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
-pins. The schedule stays, too, unless nothing fits with it, and so does the form: where nothing fits in several
-pipelines, or no device that is left holds the whole model, one pipeline goes on.
+pins. The schedule stays, too, unless nothing fits with it, and so does the form: where no device that is left
+holds the whole model, or those that are left make no several pipelines, one pipeline goes on.
 """
 
 from __future__ import annotations

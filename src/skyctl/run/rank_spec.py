@@ -17,6 +17,7 @@ from skyctl.records.plan import Plan
 from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, tie_sums
 from skyctl.schedule.actions import check_in_flight
 
+
 @dataclass(frozen=True)
 class RankSpec:
     """One process: its rank, where it runs, and the payload its task gets (``worker/rank.py``).

@@ -1,4 +1,4 @@
-"""What ranks are told of the sums they make with each other: which layers' gradients, and over which routes. Pure.
+"""What ranks are told of the sums they make: of which layers' gradients, and over which routes. Pure.
 
 Pipelines side by side sum group by group (``records.sync``). Two ranks may be in different sets of groups, so
 the tags of a group's messages follow from its place in the plan.
@@ -25,8 +25,8 @@ def check_sums(plan: Plan) -> None:
     groups, schedule = plan.sync.groups, plan.problem.schedule
     if len(groups) > 1 and plan.sync.format == "fixed32":
         raise InputError(
-            f"the plan sums {len(groups)} groups of layers as fixed32, and groups that are summed apart can't make "
-            "a step again together",
+            f"the plan sums {len(groups)} groups of layers as fixed32, and groups that are summed apart "
+            "can't make a step again together",
             hint="plan with --sync-format float32, or with --parallel data",
         )
     if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines) and schedule == ZERO_BUBBLE:
@@ -50,8 +50,8 @@ def check_sums(plan: Plan) -> None:
             there = {route.root, *(device for edge in (*route.up, *route.down) for device in edge)}
             if others := sorted(there - holders):
                 raise InputError(
-                    f"a route of layers {group.start}–{group.stop} goes over {others[0]}, which does not hold "
-                    "them; where there are several groups of layers, only those that hold a group's sum it",
+                    f"a route of layers {group.start}–{group.stop} goes over {others[0]}, which does not "
+                    "hold them; of several groups of layers each is summed by those that hold it alone",
                     hint="plan again without helpers",
                 )
 
@@ -161,11 +161,7 @@ def tie_sums(plan: Plan, rank: int) -> dict[str, Any] | None:
             "down_parent": parent,
             "down_children": children,
         }
-        groups.append(
-            {"number": number, "tie": list(tie.layers), "routes": [route], "first_tag": 4 * number}
-        )
+        groups.append({"number": number, "tie": list(tie.layers), "routes": [route], "first_tag": 4 * number})
     if not groups:
         return None
     return {"format": "float32", "chunk_bytes": TIE_CHUNK_BYTES, "groups": groups, "peers": sorted(peers)}
-
-

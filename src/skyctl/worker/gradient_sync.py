@@ -8,9 +8,9 @@ are accumulated in the order of the layers, so once an earlier layer's is, no la
 Stages of one pipeline that hold copies of a parameter which several layers share (tied embeddings) sum its
 gradients in the same way, after their last backwards: a group with ``tie``, of those parameters alone.
 
-Pipelines that are cut at different layers sum in groups, the largest ranges of layers that the same ranks hold.
-A rank is in the groups of its layers, and one of every pipeline is in each group. So all groups come to the
-same verdict on whether a step is the last: a pipeline's ranks know of it from their forwards.
+Pipelines with cuts of their own sum in groups, the largest ranges of layers that the same ranks hold. A rank
+is in the groups of its layers, and one of every pipeline is in each group. So all groups come to the same
+verdict on whether a step is the last: a pipeline's ranks know of it from their forwards.
 
 A gradient that is None stays None only where every holder has none. Batch norms train with the figures of
 their own microbatches; their running figures are averaged before they are saved or validated with.

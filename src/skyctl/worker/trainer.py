@@ -287,7 +287,11 @@ class Trainer:
         """Every step of the run; returns how many are done."""
         layers = f"layers {self._start}–{self._stop}"
         clipper = make_clipper(
-            self._recipe, executor, neighbours, layers, self._counted_elsewhere,
+            self._recipe,
+            executor,
+            neighbours,
+            layers,
+            self._counted_elsewhere,
             microbatches=len(self._streamed_sizes),
         )
         validator = None
