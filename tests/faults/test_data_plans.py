@@ -292,8 +292,9 @@ def test_where_no_node_left_holds_the_model_a_pipeline_goes_on(nodes: Any, losse
 
 
 @pytest.mark.matrix
-def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[float]) -> None:
-    run = launch(nodes).wait_for(9)
+@pytest.mark.parametrize("plan", ["four", "hybrid"])
+def test_the_launcher_is_killed_and_attach_goes_on(nodes: Any, losses: list[float], plan: str) -> None:
+    run = launch(nodes, plan, "--ignore-changes").wait_for(9)
     run.child.kill()
     run.attach()
     run.end()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,8 +29,8 @@ from skyctl.workload.recipe import Recipe
 Workloads = Callable[..., dict[str, Any]]
 Pipelines = Sequence[tuple[Stages, int]]
 LAYERS, MICROBATCHES = 7, 6
-NAMES = ("a", "b", "c", "d")
-A, B, C, D = (f"{name}/cpu:0" for name in NAMES)
+NAMES = tuple("abcdefgh")
+A, B, C, D, *_ = DEVICES = [f"{name}/cpu:0" for name in NAMES]
 CLUSTER = Cluster(name="c", nodes=tuple(Node(name=name, transport="local", threads=1) for name in NAMES))
 CROSSED: Pipelines = [([(A, 0, 3), (B, 3, 7)], 4), ([(C, 0, 5), (D, 5, 7)], 2)]
 """Three groups: of layers 0–3, 3–5 and 5–7."""
@@ -49,10 +52,10 @@ HYBRIDS: dict[str, Pipelines] = {
 
 def make_hybrid(pipelines: Pipelines, star: bool = False) -> Plan:
     """The plan, of layers about which it says nothing."""
-    base = json.loads(make_plan(*(f"{name}/cpu:0" for name in NAMES)).to_json())
-    base["problem"]["layers"] = [base["problem"]["layers"][0]] * LAYERS
-    base["problem"]["layers"] = [{**one, "name": f"l{i}"} for i, one in enumerate(base["problem"]["layers"])]
-    base["problem"]["microbatches"] = MICROBATCHES
+    base = json.loads(make_plan(*DEVICES).to_json())
+    layer = base["problem"]["layers"][0]
+    base["problem"]["layers"] = [{**layer, "name": f"l{i}"} for i in range(pipelines[0][0][-1][2])]
+    base["problem"]["microbatches"] = sum(microbatches for _, microbatches in pipelines)
     return Plan.model_validate(hybrid_plan(base, pipelines, star))
 
 
@@ -184,3 +187,53 @@ def test_any_form_goes_on_from_any_others_checkpoint(
     resume = {"step": 5, "folder": str(folder), "layers": files}
     second = train(pool, FORMS[after], spec, 9, resume=resume, **words)
     assert second.losses == pytest.approx(whole[5:], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def eight(driver: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Eight processes."""
+    pool = driver.Pool(8, tmp_path_factory.mktemp("eight"))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _random_pipelines(chance: random.Random) -> Pipelines:
+    """Two to eight devices in one pipeline or more, each with one to seven microbatches."""
+    devices = chance.sample(DEVICES, chance.randint(2, len(DEVICES)))
+    pipelines = []
+    while devices:
+        stages = chance.randint(1, min(len(devices), LAYERS))
+        cuts = [0, *sorted(chance.sample(range(1, LAYERS), stages - 1)), LAYERS]
+        row = [(devices.pop(), start, stop) for start, stop in itertools.pairwise(cuts)]
+        pipelines.append((row, chance.randint(1, 7)))
+    return pipelines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combinations", [25, pytest.param(150, marks=pytest.mark.matrix)])
+def test_no_combination_hangs(workload: Workloads, eight: Any, combinations: int) -> None:
+    """Random pipelines, whose losses are one device's; a third of them are told to end early."""
+    source = workload(batch_size=1)
+    chance = random.Random(combinations)
+    expected: dict[int, list[float]] = {}
+    for number in range(combinations):
+        pipelines = _random_pipelines(chance)
+        microbatches = sum(count for _, count in pipelines)
+        spec = {**source, "batch_size": microbatches}
+        losses = expected.setdefault(microbatches, [])
+        if not losses:
+            losses += reference.train(spec, microbatches, Recipe(clip_norm=0.5, total_steps=4)).losses
+        stops, star = chance.random() < 0.3, chance.random() < 0.5
+
+        def end_early(pool: Any, rank: int, event: dict[str, Any], stops: bool = stops) -> None:
+            if stops and rank == 0 and event["event"] == "step" and event["step"] == 0:
+                pool.processes[0].send({"op": "stop"})
+
+        payloads = told(pipelines, spec, 4, star, recipe={"clip_norm": 0.5})
+        outcome = eight.run(payloads, on_event=end_early)
+        assert not outcome.errors, (number, pipelines, outcome.errors)
+        assert len({result["steps"] for result in outcome.results.values()}) == 1
+        assert outcome.losses == pytest.approx(losses[: len(outcome.losses)], rel=1e-5), (number, pipelines)
+        assert stops or len(outcome.losses) == 4
