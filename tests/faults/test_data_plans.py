@@ -239,6 +239,17 @@ def test_a_rank_of_a_hybrid_is_killed(nodes: Any, losses: list[float], node: str
     assert left_of_state(nodes.state) == []
 
 
+@pytest.mark.slow
+def test_a_dry_run_of_a_hybrid_says_who_takes_what(nodes: Any) -> None:
+    told = nodes.run("launch", "hybrid.json", "--dry-run", "--steps", "9", code=0).stdout
+    assert (
+        "rank 1 on b/cpu:0: pipeline 0, layers 3–7, 3 of 4 microbatches (1f1b, 1 in flight), 9 steps" in told
+    )
+    assert (
+        "rank 2 on c/cpu:0: pipeline 1, layers 0–5, 1 of 4 microbatches (1f1b, 1 in flight), 9 steps" in told
+    )
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("node", ["a", "d"])
 def test_a_node_of_a_hybrid_is_lost(nodes: Any, losses: list[float], node: str) -> None:

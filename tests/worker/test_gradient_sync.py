@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -142,6 +143,55 @@ def test_gradients_that_are_none_unused_or_transposed() -> None:
         assert all(torch.equal(mine[i], theirs[i]) for i in (0, 1, 3))
         assert mine[1].abs().sum() > 0
         torch.testing.assert_close(mine[3], own + other)
+
+
+def test_the_last_layers_group_is_summed_while_the_first_ones_backward_still_runs() -> None:
+    """Rank 0 holds all four layers, rank 1 the first two and rank 2 the last two."""
+    held = [range(4), range(2), range(2, 4)]
+    routes = [star(2, root=1), [(1.0, 2, [(0, 2)], [(2, 0)])]]
+    last = [nn.Linear(2, 2, bias=False) for _ in range(2)]
+
+    def is_summed() -> bool:
+        return all(bool(torch.all(layer.weight.grad == 3.0)) for layer in last)
+
+    with connected([*routes[0], *routes[1]], 3) as ends:
+
+        def act(rank: int) -> list[float]:
+            layers = last if rank == 2 else [nn.Linear(2, 2, bias=False) for _ in held[rank]]
+            start = held[rank].start
+            groups = [
+                {
+                    "number": n,
+                    "first_tag": 4 * n,
+                    "start": 2 * n,
+                    "stop": 2 * n + 2,
+                    "routes": places(route, rank),
+                }
+                for n, route in enumerate(routes)
+                if 2 * n in held[rank]
+            ]
+            sync = GradientSync(layers, start, groups, ends[rank], chunk_bytes=8, share=0.5)
+            sync.begin(0)
+            seen = []
+            for number in reversed(range(len(layers))):
+                if rank == 0 and number == 0:
+                    seen.append(_comes_true(is_summed))
+                layers[number](torch.full((1, 2), max(1.0, float(rank)))).sum().backward()
+            sync.finish(is_last=False)
+            sync.close()
+            assert all(seen)
+            return [layer.weight.grad.mean().item() for layer in layers]
+
+        found = together(3, act)
+    assert found == [[2.0, 2.0, 3.0, 3.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def _comes_true(happened: Callable[[], bool]) -> bool:
+    """Waits for that for up to 20 s."""
+    until = time.monotonic() + 20.0
+    while not (found := happened()) and time.monotonic() < until:
+        time.sleep(0.002)
+    return found
 
 
 def test_masters_gradients_are_summed() -> None:

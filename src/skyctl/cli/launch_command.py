@@ -329,9 +329,13 @@ def _show_ranks(
             out.line(f"rank {spec.rank} on {spec.device}: no layers, helps to sum gradients, {steps} steps")
             continue
         start, stop = spec.payload["layers"]
+        first, last = spec.payload["microbatch_range"]
+        share, row = f"{spec.payload['microbatches']} microbatches", ""
+        if len(plan.pipelines) > 1:
+            row, share = f"pipeline {spec.payload['pipeline']}, ", f"{last - first} of {share}"
         out.line(
-            f"rank {spec.rank} on {spec.device}: layers {start}–{stop}, {spec.payload['microbatches']} "
-            f"microbatches ({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} steps"
+            f"rank {spec.rank} on {spec.device}: {row}layers {start}–{stop}, {share} "
+            f"({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} steps"
         )
     out.note("the whole of what each rank is told: --json")
     out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})
