@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -10,6 +11,7 @@ from skyctl.errors import InfeasibleError
 from skyctl.planner.api import plan
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import node_of
+from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.run.checkpoints import policy
 from skyctl.run.plan_update import (
@@ -29,6 +31,7 @@ from skyctl.run.plan_update import (
 from skyctl.worker.rank_events import StepEvent
 
 from ..helpers.events import step_event
+from ..helpers.hybrid_plans import hybrid_plan
 
 NODES = ("a", "b", "c")
 
@@ -105,6 +108,24 @@ def test_a_dead_link_is_planned_around_for_good() -> None:
             assert all({"a/cpu:0", "c/cpu:0"} != set(edge) for edge in (*route.up, *route.down))
     down = with_link_down(base, ("a", "c"))
     assert set(with_link_down(down, ("c", "a")).links) == set(down.links)
+
+
+def test_of_pipelines_with_cuts_of_their_own_each_stage_is_seen_and_one_pipeline_is_left() -> None:
+    base = json.loads(plan(problem(*"abc", objective="iteration"), "heuristic", 1.0).to_json())
+    rows = [([("a/cpu:0", 0, 2), ("b/cpu:0", 2, 6)], 1), ([("c/cpu:0", 0, 6)], 3)]
+    had = Plan.model_validate(hybrid_plan(base, rows))
+    took_s = {"a": 0.04, "b": 0.16, "c": 0.36}  # planned: two, four and three times six layers, of 0.02 s
+    events = [
+        [
+            step_event(step, forward_s=seconds / 2, backward_s=seconds / 2, optimizer_s=0.0)
+            for step in range(5)
+        ]
+        for seconds in took_s.values()
+    ]
+    assert observed_slowdowns(had, events) == pytest.approx({"a/cpu:0": 1.0, "b/cpu:0": 2.0, "c/cpu:0": 1.0})
+    assert replan_without(had, set("abc"), {}, {}, None) is had
+    made = replan_without(had, {"b"}, {"a": "gone", "c": "gone"}, {}, None)
+    assert [stage.device for stage in made.placed_stages] == ["b/cpu:0"]
 
 
 def test_what_does_not_fit_any_more_says_what_is_short() -> None:

@@ -117,6 +117,32 @@ def test_whatever_a_workload_has(
     assert done.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
+@pytest.mark.parametrize(("name", "close"), [("bfloat16", 5e-3), ("int8", 2e-2)])
+def test_sums_may_be_rounded(workload: Workloads, pool: Any, name: str, close: float) -> None:
+    spec = workload(batch_size=8)
+    alone = train(pool, FORMS["one device"], spec, 8)
+    payloads = told(CROSSED, spec, 8)
+    for payload in payloads:
+        payload["sync"]["format"] = name
+    done = pool.run(payloads)
+    assert not done.errors, done.errors
+    assert done.losses != alone.losses
+    assert done.losses == pytest.approx(alone.losses, rel=close)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "gpipe"])
+def test_under_other_schedules(workload: Workloads, pool: Any, schedule: str) -> None:
+    spec = workload(batch_size=8)
+    alone = train(pool, FORMS["one device"], spec, 8)
+    payloads = told(CROSSED, spec, 8)
+    for payload in payloads:
+        first, stop = payload["microbatch_range"]
+        payload |= {"schedule": schedule, "in_flight": 1 if schedule == "sequential" else stop - first}
+    done = pool.run(payloads)
+    assert not done.errors, done.errors
+    assert done.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
 def test_running_figures_are_averaged_group_by_group(workload: Workloads, pool: Any) -> None:
     """Where a layer of a norm lies in the middle group, held by the first one's second stage."""
     norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
