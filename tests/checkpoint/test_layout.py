@@ -184,3 +184,18 @@ def test_what_others_are_writing_is_left(tmp_path: Path) -> None:
     (tmp_path / f".x.{os.getppid()}-0.part").write_text("half")
     layout.remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".x.{os.getppid()}-0.part", "x"]
+
+
+def test_a_step_that_another_rank_begins_meanwhile_is_not_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of several pipelines may share a node's folder, and only some of them write."""
+    pinned = layout.pinned_steps
+
+    def while_another_begins(folder: Path) -> set[int]:
+        layout.make_step_folder(folder, 5)
+        return pinned(folder)
+
+    monkeypatch.setattr(layout, "pinned_steps", while_another_begins)
+    assert layout.prune_steps(tmp_path, 2) == []
+    assert layout.list_steps(tmp_path) == [5]
