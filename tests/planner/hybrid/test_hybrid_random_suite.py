@@ -1,4 +1,4 @@
-"""Random problems of hybrids: optimal equals brute force over all of them, and predict finds the same step."""
+"""Random problems of hybrids: optimal equals brute force over all of them, predict finds the same step."""
 
 import pytest
 from tests.planner.hybrid_problems import brute_force, random_hybrid_problem

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from skyctl.planner.cost_model import Placement
 from skyctl.planner.data.holder_costs import DataModel, DevicePair
-from skyctl.planner.data.route_layouts import DeviceRoute, RouteUse, busiest_byte_s, layouts_of, use_of
+from skyctl.planner.data.route_layouts import (
+    DeviceRoute,
+    Layout,
+    RouteUse,
+    busiest_byte_s,
+    layouts_of,
+    use_of,
+)
+
+Floats = npt.NDArray[np.float64]
 
 
 class GroupRoutes(NamedTuple):
@@ -56,7 +69,18 @@ class SumRoutes:
 
     def __init__(self, lines: DataModel) -> None:
         self.lines = lines
-        self._known: dict[tuple[int, ...], list[GroupRoutes]] = {}
+        count = len(lines.ids)
+        self._byte_s, self._latency_s = np.zeros((count, count)), np.zeros((count, count))
+        for pair, byte_s in lines.byte_s.items():
+            self._byte_s[pair] = byte_s
+        for pair, latency_s in lines.latency_s.items():
+            self._latency_s[pair] = latency_s
+        self._shared = [np.zeros((count, count)) for _ in lines.problem.shared]
+        for pair, used in lines.shared.items():
+            for number, byte_s in used:
+                self._shared[number][pair] = byte_s
+        self._terms: dict[tuple[int, ...], tuple[tuple[Layout, ...], Floats, Floats]] = {}
+        self._known: dict[Layout, GroupRoutes] = {}
 
     def of(self, routes: Sequence[DeviceRoute]) -> GroupRoutes:
         """Routes with what a byte of gradient takes on them."""
@@ -66,11 +90,38 @@ class SumRoutes:
 
     def fastest(self, holders: tuple[int, ...], size_bytes: float) -> GroupRoutes:
         """A ring or a star, whichever sums so many bytes in the least time by itself; ties: the first one."""
-        known = self._known.get(holders)
-        if known is None:
-            layouts = layouts_of(holders, self.lines.problem.sync)
-            known = self._known[holders] = [self.of(layout.routes()) for layout in layouts]
-        return min(known, key=lambda routed: size_bytes * routed.byte_s + routed.use.latency_s)
+        if holders not in self._terms:
+            self._terms[holders] = self._terms_of(holders)
+        layouts, byte_s, latency_s = self._terms[holders]
+        layout = layouts[int(np.argmin(size_bytes * byte_s + latency_s))]
+        if layout not in self._known:
+            self._known[layout] = self.of(layout.routes())
+        return self._known[layout]
+
+    def _terms_of(self, holders: tuple[int, ...]) -> tuple[tuple[Layout, ...], Floats, Floats]:
+        """The layouts that ``sync`` leaves, and by layout seconds a byte takes and seconds of latency."""
+        layouts = layouts_of(holders, self.lines.problem.sync)
+        at = np.ix_(holders, holders)
+        byte_s, latency_s = self._byte_s[at], self._latency_s[at]
+        shared = [resource[at] for resource in self._shared]
+        star_s = np.maximum(byte_s.max(axis=0), byte_s.max(axis=1))
+        for resource in shared:
+            star_s = np.maximum(star_s, resource.sum(axis=0) + resource.sum(axis=1))
+        star_latency_s = latency_s.max(axis=0) + latency_s.max(axis=1)
+        if layouts[0].root is not None:
+            return layouts, star_s, star_latency_s
+        count = len(holders)
+        here, after = np.arange(count), (np.arange(count) + 1) % count
+        ring_s = byte_s[here, after].max(initial=0.0)
+        for resource in shared:
+            ring_s = max(ring_s, resource[here, after].sum())
+        ring_s *= 2 * (count - 1) / count
+        hops_s = latency_s[here, after]
+        # up to a root all hops but the one after it, down again all but the one before it
+        ring_latency_s = 2 * hops_s.sum() - (hops_s + np.roll(hops_s, 1)).min(initial=math.inf)
+        if len(layouts) == 1:
+            return layouts, np.array([ring_s]), np.array([ring_latency_s])
+        return layouts, np.append(ring_s, star_s), np.append(ring_latency_s, star_latency_s)
 
 
 def loads_of(
