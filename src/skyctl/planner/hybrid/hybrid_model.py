@@ -6,7 +6,7 @@ The model is the contract's (``docs/contract.md``, Hybrids). Devices are indices
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from skyctl.planner.hybrid.joint_sum import (
     SumRoutes,
     last_sum_s,
     layer_groups,
+    loads_of,
     released_s,
 )
 from skyctl.records.problem import Problem
@@ -57,6 +58,13 @@ class Candidate(NamedTuple):
 
     placements: tuple[Placement, ...]
     shares: tuple[int, ...]
+
+
+class TimeScale(NamedTuple):
+    """What times are multiplied by: of a device's layers and its work on gradients, of a link's seconds."""
+
+    device: Callable[[int], float]
+    link: Callable[[tuple[int, int]], float]
 
 
 class PipelinePlay(NamedTuple):
@@ -230,25 +238,37 @@ class HybridModel:
         return step if step.iteration_s < below_s else None
 
     def step_of(
-        self, candidate: Candidate, plays: Sequence[PipelinePlay], groups: Sequence[SumGroup]
+        self,
+        candidate: Candidate,
+        plays: Sequence[PipelinePlay],
+        groups: Sequence[SumGroup],
+        scale: TimeScale | None = None,
     ) -> HybridStep:
-        """What a step takes with these plays and routes, whether it fits or not."""
-        before = self.base.backward_s
-        released = released_s(
-            candidate.placements,
-            [play.ends_s for play in plays],
-            [[before[stage.device] for stage in placement] for placement in candidate.placements],
-        )
-        loads = [group.routed.loads for group in groups]
+        """What a step takes with these plays and routes, whether it fits or not.
+
+        ``scale``: plays' times are scaled already, those of the sums are to be.
+        """
+        before = [[self._backward_s(stage.device, scale) for stage in x] for x in candidate.placements]
+        released = released_s(candidate.placements, [play.ends_s for play in plays], before)
+        loads = [
+            group.routed.loads if scale is None else loads_of(self.lines, group.routed.use, scale.link)
+            for group in groups
+        ]
         summed_s = last_sum_s(groups, loads, self.lines.layer_bytes, released)
         busy_s = self.processor_s(groups)
         last_s = max(play.end_s for play in plays)
         for placement, play in zip(candidate.placements, plays, strict=True):
             for stage, end_s in zip(placement, play.ends_s, strict=True):
-                summed_s = max(summed_s, end_s + busy_s.get(stage.device, 0.0))
+                factor = 1.0 if scale is None else scale.device(stage.device)
+                summed_s = max(summed_s, end_s + factor * busy_s.get(stage.device, 0.0))
         after_s = max(last_s, summed_s) + max(group.routed.use.latency_s for group in groups)
         iteration_s = after_s + max(play.optimizer_s for play in plays)
         return HybridStep(candidate, tuple(plays), tuple(groups), iteration_s, after_s - last_s)
+
+    def _backward_s(self, device: int, scale: TimeScale | None) -> list[float]:
+        """Prefix sums of one backward on the device."""
+        sums = self.base.backward_s[device]
+        return sums if scale is None else [scale.device(device) * x for x in sums]
 
     def processor_s(self, groups: Sequence[SumGroup]) -> dict[int, float]:
         """By device, its processor's seconds for the sums of a step: adding, sending and receiving."""
