@@ -3,7 +3,7 @@
 import pytest
 from tests.planner.hybrid_problems import brute_force, random_hybrid_problem
 
-from skyctl import InfeasibleError, plan, predict
+from skyctl import InfeasibleError, plan, predict, verify
 
 PROBLEMS = 200
 SEED = 24_000
@@ -23,7 +23,9 @@ def check(numbers):
         assert made.certificate.lower_bound_s == made.certificate.value_s, i
         assert len(made.pipelines) > 1, i
         assert predict(problem, made) == made.predicted, i
+        assert verify(problem, made).ok, (i, verify(problem, made))
         quick = plan(problem, "heuristic")
+        assert verify(problem, quick).ok, i
         assert quick.certificate.status == "feasible", i
         assert quick.certificate.value_s >= best * (1 - 1e-9), i
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import NoReturn
 
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.cost_model import Placement, StageAssignment
@@ -11,12 +12,15 @@ from skyctl.planner.data.holder_costs import buffer_bytes, chunk_bytes_at
 from skyctl.planner.data.route_layouts import DeviceRoute
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulation_input
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch, is_small, search_exactly
+from skyctl.planner.hybrid.hybrid_bound import HybridBound, hybrid_bound
 from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep, arriving_edges
 from skyctl.planner.hybrid.hybrid_search import search_hybrids
 from skyctl.planner.hybrid.joint_sum import SumGroup, layer_groups
 from skyctl.planner.hybrid.unused_devices import explain_unused
 from skyctl.planner.plan_record import make_certificate
 from skyctl.planner.stage_memory import human_bytes
+from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
+from skyctl.planner.verification.hybrid_step import HybridStep as CheckedStep
 from skyctl.records.plan import (
     Certificate,
     Pipeline,
@@ -25,12 +29,14 @@ from skyctl.records.plan import (
     Prediction,
     ReplicaPrediction,
     Strategy,
+    Witness,
 )
 from skyctl.records.problem import Problem
 from skyctl.records.sync import Route, Sync, SyncGroup
 
-EXACT_SHARE = 0.25
-"""Of the time, for the improvement search where every hybrid is looked at after it."""
+START_SHARE, SEARCH_SHARE = 0.2, 0.75
+"""Of the time, until when a start is looked for where every hybrid is looked at after it, and until when any
+search goes on; what is left is for the bound."""
 
 
 def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
@@ -51,17 +57,11 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     model = HybridModel(problem)
     raise_if_hopeless(model)
     found = _search(model, strategy, began, time_limit_s)
-    if found.best is None and found.complete:
-        raise InfeasibleError(
-            "no two pipelines fit: every way to cut the layers over two sets of devices lacks memory, or "
-            "pins and ties forbid it",
-            hint="--parallel pipeline holds the layers once",
-        )
+    bound = None
+    if strategy == "optimal" and not found.complete:
+        bound = hybrid_bound(problem, began + time_limit_s)
     if found.best is None:
-        raise UndecidedError(
-            "no two pipelines that fit in memory were found, and it is not proved that there are none",
-            hint="--parallel pipeline holds the layers once; or more time (--time-limit)",
-        )
+        _raise_none(proved=found.complete or (bound is not None and math.isinf(bound.bound_s)))
     proof = make_certificate(
         found.best.iteration_s,
         None,
@@ -69,14 +69,45 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
         method=found.method,
         wall_s=time.perf_counter() - began,
     )
+    if bound is not None:
+        proof = _bounded(problem, proof, bound)
     return _record(model, strategy, found.best, proof)
 
 
+def _raise_none(*, proved: bool) -> NoReturn:
+    """Raises InfeasibleError, or UndecidedError where it is not proved that no two pipelines fit."""
+    if proved:
+        raise InfeasibleError(
+            "no two pipelines fit: every way to cut the layers over two sets of devices lacks memory, or "
+            "pins and ties forbid it",
+            hint="--parallel pipeline holds the layers once",
+        )
+    raise UndecidedError(
+        "no two pipelines that fit in memory were found, and it is not proved that there are none",
+        hint="--parallel pipeline holds the layers once; or more time (--time-limit)",
+    )
+
+
+def _bounded(problem: Problem, proof: Certificate, bound: HybridBound) -> Certificate:
+    """The certificate with a bound by prices of layers, where these prove it to ``verify``; else as it is."""
+    if not 0 < bound.bound_s <= proof.value_s:
+        return proof
+    witness = Witness(layer_prices=bound.layer_prices)
+    if not are_prices_enough(CheckedStep(problem), bound.bound_s, witness):
+        return proof
+    method = f"{proof.method}; bound by prices of layers"
+    made = make_certificate(proof.value_s, bound.bound_s, proved=False, method=method, wall_s=proof.wall_s)
+    return made.model_copy(update={"witness": witness})
+
+
 def _search(model: HybridModel, strategy: Strategy, began: float, time_limit_s: float) -> HybridSearch:
-    deadline = began + time_limit_s
-    small = strategy == "optimal" and is_small(model)
-    start = search_hybrids(model, began + EXACT_SHARE * time_limit_s if small else deadline, quick=small)
-    return search_exactly(model, start.best, deadline) if small else start
+    if strategy == "heuristic":
+        return search_hybrids(model, began + time_limit_s)
+    deadline = began + SEARCH_SHARE * time_limit_s
+    if not is_small(model):
+        return search_hybrids(model, deadline)
+    start = search_hybrids(model, began + START_SHARE * time_limit_s, quick=True)
+    return search_exactly(model, start.best, deadline)
 
 
 def raise_if_hopeless(model: HybridModel) -> None:
