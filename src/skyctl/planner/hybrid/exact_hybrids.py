@@ -18,8 +18,8 @@ from skyctl.planner.cost_model import Placement, consecutive
 from skyctl.planner.evaluation import step_lower_bound_s
 from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep
 
-MOST_PLAYS = 60_000
-"""Pipelines, each with a number of microbatches, up to which all are played: some 10 s."""
+MOST_PLAYS = 300_000
+"""Pipelines, each with a number of microbatches, up to which all are looked at: some 20 s."""
 MOST_CHOICES = 500_000
 """Choices of sets with their shares that are ranked, at most."""
 MARGIN = 1e-12
@@ -50,6 +50,11 @@ def pipelines_of(devices: tuple[int, ...], layers: int) -> Iterator[Placement]:
         sizes = [edges[i + 1] - edges[i] for i in range(count)]
         for order in permutations(devices):
             yield consecutive(zip(order, sizes, strict=True))
+
+
+def number_of_pipelines(devices: int, layers: int) -> int:
+    """How many ``pipelines_of`` so many devices there are."""
+    return math.factorial(devices) * math.comb(layers - 1, devices - 1)
 
 
 def is_small(model: HybridModel) -> bool:

@@ -18,11 +18,11 @@ from skyctl.planner.data.route_search import search_routes
 from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.set_search import search_greedy
 from skyctl.planner.data.shares import level_shares
+from skyctl.planner.hybrid.candidate_changes import changed_candidates
 from skyctl.planner.hybrid.device_partitions import Sets, normal, speed_of, starting_sets
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch
 from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep
 from skyctl.planner.hybrid.pipeline_choice import PipelineChoice
-from skyctl.planner.local_search import neighbours
 
 SEED = 24
 BETTER = 1e-9
@@ -30,11 +30,12 @@ STARTS_IMPROVED = 4
 """Best starts of which each is improved."""
 MOST_MOVES, MOST_QUICK_MOVES = 4_000, 200
 """Moves of devices that are looked at, from each start; the second before a search of everything."""
-MOST_POLISHED, MOST_QUICK_POLISHED = 20_000, 1_000
+MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
 """Changes of cuts and shares that are looked at."""
 DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.1, 0.35, 0.8
 """Of the time, until when the holders of all layers, starts, and moves of devices are looked at."""
-SHARE_STEPS = (1, 2, 4, 8)
+STEPS_POLISHED = 8
+"""Best steps with different sets whose cuts and shares are changed."""
 
 
 def search_hybrids(model: HybridModel, deadline: float, *, quick: bool = False) -> HybridSearch:
@@ -64,6 +65,7 @@ class _ImprovementSearch:
         self.pipelines = PipelineChoice(model)
         self.best: HybridStep | None = None
         self.seen: dict[Sets, float] = {}
+        self.steps: dict[Sets, HybridStep] = {}
         self.polished = 0
         self._random = random.Random(SEED)  # noqa: S311 - a search, no secrets
 
@@ -73,6 +75,9 @@ class _ImprovementSearch:
     def _keep(self, step: HybridStep | None) -> float:
         if step is None:
             return math.inf
+        sets = normal([stage.device for stage in placement] for placement in step.candidate.placements)
+        if sets not in self.steps or step.iteration_s < self.steps[sets].iteration_s:
+            self.steps[sets] = step
         if self.best is None or step.iteration_s < self.best.iteration_s * (1 - BETTER):
             self.best = step
         return step.iteration_s
@@ -199,37 +204,24 @@ class _ImprovementSearch:
         return normal(changed[:-1])
 
     def polish(self, most: int) -> None:
-        """The best step's cuts, orders and shares, changed one at a time while the step gets shorter."""
-        improved = self.best is not None
-        while improved and self.best is not None:
+        """The best steps' cuts, orders and shares, changed one at a time while the step gets shorter."""
+        ranked = sorted(self.steps.values(), key=lambda step: step.iteration_s)
+        for number, start in enumerate(ranked[:STEPS_POLISHED], start=1):
+            share = MOVES_SHARE + (1 - MOVES_SHARE) * (number + 1) / (min(len(ranked), STEPS_POLISHED) + 1)
+            self._polish(start, most * number // STEPS_POLISHED, share)
+
+    def _polish(self, step: HybridStep, most: int, share: float) -> None:
+        improved = True
+        while improved:
             improved = False
-            for candidate in self._changes(self.best.candidate):
-                if self.polished >= most or self._over():
+            changes = list(changed_candidates(self.model, step.candidate, self._random))
+            self._random.shuffle(changes)
+            for candidate in changes:
+                if self.polished >= most or self._over(share):
                     return
                 self.polished += 1
-                found = self.model.step(candidate, self.best.iteration_s * (1 - BETTER))
+                found = self.model.step(candidate, step.iteration_s * (1 - BETTER))
                 if found is not None:
-                    self.best, improved = found, True
+                    step, improved = found, True
+                    self._keep(step)
                     break
-
-    def _changes(self, candidate: Candidate) -> Iterator[Candidate]:
-        placements, shares = candidate
-        for i in range(len(shares)):
-            for j in range(len(shares)):
-                for step in SHARE_STEPS:
-                    if i != j and shares[i] > step:
-                        changed = list(shares)
-                        changed[i] -= step
-                        changed[j] += step
-                        yield Candidate(placements, tuple(changed))
-        for i, placement in enumerate(placements):
-            for other in neighbours(placement):
-                yield Candidate((*placements[:i], other, *placements[i + 1 :]), shares)
-        for i, j in combinations(range(len(placements)), 2):
-            for s, a in enumerate(placements[i]):
-                for t, b in enumerate(placements[j]):
-                    mine, theirs = list(placements[i]), list(placements[j])
-                    mine[s], theirs[t] = a._replace(device=b.device), b._replace(device=a.device)
-                    swapped = list(placements)
-                    swapped[i], swapped[j] = tuple(mine), tuple(theirs)
-                    yield Candidate(tuple(swapped), shares)

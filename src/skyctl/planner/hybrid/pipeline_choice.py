@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from skyctl.planner.cost_model import CostModel, Placement
+from skyctl.planner.evaluation import step_lower_bound_s
 from skyctl.planner.heuristic.balance import balance_layers
+from skyctl.planner.hybrid.exact_hybrids import number_of_pipelines, pipelines_of
 from skyctl.planner.hybrid.hybrid_model import HybridModel
 
-MOST_PERMUTED = 3
-"""Devices up to which every order is tried."""
+MOST_PERMUTED = 4
+"""Devices up to which every order is tried, with balanced cuts."""
+MOST_LOOKED_AT = 500
+"""Orders and cuts of a set of devices up to which all are looked at."""
 
 
 class PipelineChoice:
@@ -38,14 +42,22 @@ class PipelineChoice:
     def _solve(self, devices: tuple[int, ...], share: int) -> Placement | None:
         costs = self.model.costs(share)
         best_s, best = None, None
+        for placement in self._candidates(costs, devices):
+            if best_s is not None and step_lower_bound_s(costs, placement) >= best_s:
+                continue
+            play = self.model.play(placement, share)
+            if play is not None and (best_s is None or play.floor_s < best_s):
+                best_s, best = play.floor_s, placement
+        return best
+
+    def _candidates(self, costs: CostModel, devices: tuple[int, ...]) -> Iterator[Placement]:
+        """Balanced cuts in some orders, then all of few orders and cuts."""
         for order in dict.fromkeys(_orders(costs, devices)):
             balanced = balance_layers(costs, order)
-            if balanced is None:
-                continue
-            play = self.model.play(balanced[1], share)
-            if play is not None and (best_s is None or play.floor_s < best_s):
-                best_s, best = play.floor_s, balanced[1]
-        return best
+            if balanced is not None:
+                yield balanced[1]
+        if number_of_pipelines(len(devices), costs.layers) <= MOST_LOOKED_AT:
+            yield from (x for x in pipelines_of(devices, costs.layers) if costs.is_allowed(x))
 
 
 def _orders(costs: CostModel, devices: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
