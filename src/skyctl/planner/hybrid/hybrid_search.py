@@ -26,15 +26,15 @@ from skyctl.planner.hybrid.pipeline_choice import PipelineChoice
 
 SEED = 24
 BETTER = 1e-9
-STARTS_IMPROVED = 4
+STARTS_IMPROVED = 8
 """Best starts of which each is improved."""
 MOST_MOVES, MOST_QUICK_MOVES = 4_000, 200
 """Moves of devices that are looked at, from each start; the second before a search of everything."""
 MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
 """Changes of cuts and shares that are looked at."""
-DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.1, 0.35, 0.8
+DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.1, 0.35, 0.65
 """Of the time, until when the holders of all layers, starts, and moves of devices are looked at."""
-STEPS_POLISHED = 8
+STEPS_POLISHED = 12
 """Best steps with different sets whose cuts and shares are changed."""
 
 
@@ -89,6 +89,25 @@ class _ImprovementSearch:
             if self._over(STARTS_SHARE) and self.best is not None:
                 return
             self.step_s(sets)
+        if self.best is None:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Two pipelines, one of them with as few microbatches in flight and on as few devices as may be."""
+        base, m = self.model.base, self.model.microbatches
+        ranked = sorted(
+            range(self.model.devices), key=lambda d: (base.available_bytes[d], -speed_of(base, d))
+        )
+        share = 1
+        while share < m and self.best is None:
+            count = 1
+            while count < len(ranked) and self.best is None and not self._over(STARTS_SHARE):
+                sets = (tuple(sorted(ranked[:-count])), tuple(sorted(ranked[-count:])))
+                found = self.pipelines.best(sets[1], share), self.pipelines.best(sets[0], m - share)
+                if found[0] is not None and found[1] is not None:
+                    self._keep(self.model.step(Candidate((found[1], found[0]), (m - share, share))))
+                count += max(1, count // 4)
+            share *= 2
 
     def _look_at_holders(self) -> None:
         lines = self.model.lines
@@ -207,8 +226,8 @@ class _ImprovementSearch:
         """The best steps' cuts, orders and shares, changed one at a time while the step gets shorter."""
         ranked = sorted(self.steps.values(), key=lambda step: step.iteration_s)
         for number, start in enumerate(ranked[:STEPS_POLISHED], start=1):
-            share = MOVES_SHARE + (1 - MOVES_SHARE) * (number + 1) / (min(len(ranked), STEPS_POLISHED) + 1)
-            self._polish(start, most * number // STEPS_POLISHED, share)
+            done = 1 - 0.5**number  # each may take a half of what is left
+            self._polish(start, int(most * done), MOVES_SHARE + (1 - MOVES_SHARE) * done)
 
     def _polish(self, step: HybridStep, most: int, share: float) -> None:
         improved = True

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.evaluation import step_lower_bound_s
 from skyctl.planner.heuristic.balance import balance_layers
+from skyctl.planner.heuristic.quick_beam import QuickBeam
 from skyctl.planner.hybrid.exact_hybrids import number_of_pipelines, pipelines_of
 from skyctl.planner.hybrid.hybrid_model import HybridModel
+from skyctl.records.problem import Problem
 
 MOST_PERMUTED = 4
 """Devices up to which every order is tried, with balanced cuts."""
 MOST_LOOKED_AT = 500
 """Orders and cuts of a set of devices up to which all are looked at."""
+BEAM_WIDTH, BEAM_PROBES, BEAM_TOLERANCE = 16, 8, 0.01
 
 
 class PipelineChoice:
@@ -48,7 +51,19 @@ class PipelineChoice:
             play = self.model.play(placement, share)
             if play is not None and (best_s is None or play.floor_s < best_s):
                 best_s, best = play.floor_s, placement
-        return best
+        return best or self._roomiest(devices, share)
+
+    def _roomiest(self, devices: tuple[int, ...], share: int) -> Placement | None:
+        """A pipeline where memory is what counts, over some of the devices: by beam search."""
+        costs = self.model.costs(share)
+        if costs.unlimited or len(devices) <= MOST_PERMUTED:
+            return None
+        beam = QuickBeam(CostModel(_only(costs.problem, devices)))
+        found = beam.best(BEAM_WIDTH, BEAM_PROBES, BEAM_TOLERANCE)
+        if found is None:
+            return None
+        placement = tuple(stage._replace(device=devices[stage.device]) for stage in found)
+        return placement if self.model.play(placement, share) is not None else None
 
     def _candidates(self, costs: CostModel, devices: tuple[int, ...]) -> Iterator[Placement]:
         """Balanced cuts in some orders, then all of few orders and cuts."""
@@ -58,6 +73,26 @@ class PipelineChoice:
                 yield balanced[1]
         if number_of_pipelines(len(devices), costs.layers) <= MOST_LOOKED_AT:
             yield from (x for x in pipelines_of(devices, costs.layers) if costs.is_allowed(x))
+
+
+def _only(problem: Problem, devices: tuple[int, ...]) -> Problem:
+    """The problem with these devices alone."""
+    kept = [problem.devices[d] for d in devices]
+    names = {device.id for device in kept}
+
+    def those(allowed: Sequence[str] | None) -> tuple[str, ...] | None:
+        return None if allowed is None else tuple(name for name in allowed if name in names)
+
+    return problem.model_copy(
+        update={
+            "devices": tuple(kept),
+            "times": {name: times for name, times in problem.times.items() if name in names},
+            "links": (),
+            "shared": (),
+            "first_stage": those(problem.first_stage),
+            "last_stage": those(problem.last_stage),
+        }
+    )
 
 
 def _orders(costs: CostModel, devices: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
