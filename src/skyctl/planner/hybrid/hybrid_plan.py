@@ -102,7 +102,10 @@ def _bounded(problem: Problem, proof: Certificate, bound: HybridBound) -> Certif
 
 def _search(model: HybridModel, strategy: Strategy, began: float, time_limit_s: float) -> HybridSearch:
     if strategy == "heuristic":
-        return search_hybrids(model, began + time_limit_s)
+        found = search_hybrids(model, began + time_limit_s)
+        if found.best is not None or not is_small(model):
+            return found
+        return search_exactly(model, None, began + time_limit_s)
     deadline = began + SEARCH_SHARE * time_limit_s
     if not is_small(model):
         return search_hybrids(model, deadline)
