@@ -26,6 +26,8 @@ __all__ = ["Check", "Verdict", "assigned", "plan", "predict", "verify"]
 
 DATA = "data"
 """A problem's ``parallel`` that asks for devices which hold all layers each."""
+HYBRID = "hybrid"
+"""One that asks for several pipelines, each with cuts of its own."""
 NO_SLOWDOWN = 1e-12
 STRATEGIES = tuple(name for name in get_args(Strategy) if name != "assigned")
 
@@ -38,7 +40,8 @@ def plan(
     assign: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]] | None = None,
     whole_blocks: bool = False,
 ) -> Plan:
-    """A plan for ``problem``: one pipeline, or by its ``parallel`` devices that hold all layers each.
+    """A plan for ``problem``: one pipeline, or by its ``parallel`` devices that hold all layers each, or
+    several pipelines (``hybrid``: ``heuristic`` and ``optimal`` only).
 
     Args:
         strategy: ``even``, ``alone`` (the fastest device that holds it all), ``heuristic`` or ``optimal``.
@@ -60,6 +63,8 @@ def plan(
         raise InputError(
             "whole_blocks says where to cut, and where every device holds all layers nothing is cut"
         )
+    if problem.parallel == HYBRID and whole_blocks:
+        raise InputError("whole_blocks is for one pipeline", hint="--parallel pipeline")
     if assign is not None:
         return assigned(problem, assign)
     if whole_blocks:
@@ -77,6 +82,10 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
         from skyctl.planner.data.data_plan import plan_data
 
         return plan_data(problem, cast("Strategy", strategy), time_limit_s)
+    if problem.parallel == HYBRID:
+        from skyctl.planner.hybrid.hybrid_plan import plan_hybrid
+
+        return plan_hybrid(problem, cast("Strategy", strategy), time_limit_s)
     began = time.perf_counter()
     require_ties_at_home(problem)
     model = CostModel(problem)
@@ -110,13 +119,20 @@ def assigned(
     Where every device holds all layers (``parallel`` "data") it is (device, microbatches).
 
     Raises:
-        InputError: unknown or repeated device, an empty range, a gap, an overlap, layers left over.
+        InputError: ``parallel`` is "hybrid"; unknown or repeated device, an empty range, a gap, an overlap,
+            layers left over.
         InfeasibleError: a device's memory or a pin does not allow it.
     """
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import assigned_data
 
         return assigned_data(problem, cast("Sequence[tuple[str, int]]", assignment))
+    if problem.parallel == HYBRID:
+        raise InputError(
+            "an assignment is of one pipeline, or of devices that hold all layers each; the problem asks for "
+            "several pipelines",
+            hint="--parallel pipeline or data goes with --assign",
+        )
     began = time.perf_counter()
     for item in assignment:
         if not (isinstance(item, tuple | list) and [type(part) for part in item] == [str, int, int]):
@@ -163,6 +179,10 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
         from skyctl.planner.data.data_plan import predict_data
 
         return predict_data(problem, plan)
+    if problem.parallel == HYBRID:
+        from skyctl.planner.hybrid.hybrid_plan import predict_hybrid
+
+        return predict_hybrid(problem, plan)
     model = CostModel(problem)
     return make_prediction(model, *read_placement(model, plan))
 

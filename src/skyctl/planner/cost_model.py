@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -176,6 +177,13 @@ class CostModel:
         self.may_be_first = self._pinned(problem.first_stage)
         self.may_be_last = self._pinned(problem.last_stage)
         self.max_stages = min(self.layers, self.devices)
+
+    def with_microbatches(self, microbatches: int) -> CostModel:
+        """The same problem with another number of microbatches a step; tables are shared with this one."""
+        other = copy(self)
+        other.problem = self.problem.model_copy(update={"microbatches": microbatches})
+        other.microbatches = microbatches
+        return other
 
     def _add_times(self) -> None:
         times = [self.problem.times.get(device.id) for device in self.problem.devices]

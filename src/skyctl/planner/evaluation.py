@@ -144,12 +144,19 @@ def simulate_step(
 
 def step_s(model: CostModel, placement: Placement, execution: StageExecution) -> float:
     """Seconds of one step; by the simulator's fast path where no resource is shared."""
+    optimizer = model.optimizer_s
+    done = stage_ends_s(model, placement, execution)
+    return max(at + optimizer[d][q] - optimizer[d][p] for at, (d, p, q) in zip(done, placement, strict=True))
+
+
+def stage_ends_s(model: CostModel, placement: Placement, execution: StageExecution) -> list[float]:
+    """By stage, when its last action but the optimizer ends, in seconds from the step's beginning."""
     links = [
         (a.stop, model.link_cost(a.device, b.device), model.link_cost(b.device, a.device))
         for a, b in pairwise(placement)
     ]
     if any(ahead.shared or back.shared for _, ahead, back in links):
-        return simulate_step(model, placement, execution).iteration_s
+        return list(simulate_step(model, placement, execution).ended_s)
     size = model.output_bytes
     forward = model.forward_s.of(placement)
     backward = model.backward_s.of(placement)
@@ -163,7 +170,7 @@ def step_s(model: CostModel, placement: Placement, execution: StageExecution) ->
     if model.defers_weights:
         weights = zip(model.weight_s.of(placement), backward, execution.recompute, strict=True)
         weight = [0.0 if r else min(b, w) for w, b, r in weights]
-    done = last_backward_ends(
+    return last_backward_ends(
         model.microbatches,
         execution.in_flight,
         forward,
@@ -173,9 +180,6 @@ def step_s(model: CostModel, placement: Placement, execution: StageExecution) ->
         weight_s=weight,
         deferred_weights=execution.deferred if model.defers_weights else None,
     )
-    optimizer = model.optimizer_s
-    ends = (at + optimizer[d][q] - optimizer[d][p] for at, (d, p, q) in zip(done, placement, strict=True))
-    return max(ends)
 
 
 def objective_s(model: CostModel, placement: Placement, execution: StageExecution) -> float:

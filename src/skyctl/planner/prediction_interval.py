@@ -20,14 +20,19 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.records.interval import INTERVAL_SHARE, Interval
 from skyctl.records.measurement import quantile
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Device, Link
+from skyctl.records.problem import Device, Link, Problem
 from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
 from skyctl.schedule.simulation_input import SimulationInput
+
+if TYPE_CHECKING:
+    from skyctl.planner.data.scaled_steps import TimeFactors
 
 DRAWS = 100
 COMMON_UNCERTAINTY = 0.04
@@ -74,18 +79,47 @@ def _drawn_ratios(plan: Plan) -> list[float] | None:
         return None
     if plan.problem.parallel == "data":
         return _data_ratios(plan)
-    links = {(link.source, link.target): link for link in plan.problem.links}
+    if plan.problem.parallel == "hybrid":
+        return _hybrid_ratios(plan)
+    play = _shortened(simulation_input_of(plan))
+    expected_s = play.simulate().iteration_s
+    return [one.simulate().iteration_s / expected_s for one in _draws_of(plan.problem, play, devices)]
+
+
+def _draws_of(
+    problem: Problem, play: SimulationInput, devices: Sequence[Device]
+) -> Iterator[SimulationInput]:
+    """The simulation of a pipeline over these devices with each draw's times."""
+    links = {(link.source, link.target): link for link in problem.links}
     pairs = list(pairwise(devices))
     ahead = [links.get((a.id, b.id)) for a, b in pairs]
     back = [links.get((b.id, a.id)) for a, b in pairs]
-    play = _shortened(simulation_input_of(plan))
-    expected_s = play.simulate().iteration_s
-    return [one.simulate().iteration_s / expected_s for one in _draws(play, devices, ahead, back)]
+    return _draws(play, devices, ahead, back)
 
 
 def _data_ratios(plan: Plan) -> list[float]:
     """The same of a plan whose devices hold all layers each: its shares with each draw's times."""
-    from skyctl.planner.data.scaled_steps import TimeFactors, scaled_steps_s
+    from skyctl.planner.data.scaled_steps import scaled_steps_s
+
+    expected_s = plan.predicted.iteration_s
+    return [step_s / expected_s for step_s in scaled_steps_s(plan, _time_factors(), DRAWS)]
+
+
+def _hybrid_ratios(plan: Plan) -> list[float]:
+    """The same of a plan of several pipelines: each with each draw's times, and the sums of all."""
+    from skyctl.planner.hybrid.scaled_hybrids import scaled_steps_s
+
+    known = {device.id: device for device in plan.problem.devices}
+    pipelines = [
+        _draws_of(plan.problem, play, [known[stage.device] for stage in pipeline.stages])
+        for play, pipeline in zip(pipeline_simulations(plan), plan.pipelines, strict=True)
+    ]
+    expected_s = plan.predicted.iteration_s
+    return [step_s / expected_s for step_s in scaled_steps_s(plan, pipelines, _time_factors())]
+
+
+def _time_factors() -> TimeFactors:
+    from skyctl.planner.data.scaled_steps import TimeFactors
 
     common = _factors("all computing", COMMON_UNCERTAINTY)
 
@@ -93,13 +127,11 @@ def _data_ratios(plan: Plan) -> list[float]:
         own = _factors(name, uncertainty)
         return tuple(a * b for a, b in zip(common, own, strict=True))
 
-    factors = TimeFactors(
+    return TimeFactors(
         layers=lambda device: with_common(f"layers of {device.id}", device.time_uncertainty),
         overhead=lambda device: with_common(f"overhead of {device.id}", device.overhead_uncertainty),
         link=_link_factors,
     )
-    expected_s = plan.predicted.iteration_s
-    return [step_s / expected_s for step_s in scaled_steps_s(plan, factors, DRAWS)]
 
 
 def _shortened(play: SimulationInput) -> SimulationInput:

@@ -94,12 +94,14 @@ class ActionSpan(NamedTuple):
 @dataclass(frozen=True)
 class SimulatedStep:
     """One simulated step. ``compute_s``: busy seconds by stage, optimizer included; ``idle_s``: the rest of
-    the step; ``trace``: every action by start, if asked for."""
+    the step; ``trace``: every action by start, if asked for; ``ended_s``: by stage, when its last action but
+    the optimizer ends."""
 
     iteration_s: float
     compute_s: tuple[float, ...]
     idle_s: tuple[float, ...]
     trace: tuple[ActionSpan, ...] = ()
+    ended_s: tuple[float, ...] = ()
 
 
 def simulate(
@@ -152,7 +154,7 @@ def simulate(
         spans.sort(key=itemgetter(3, 4, 0))  # by start, end, stage
     compute = tuple(microbatches * (s.forward_s + s.backward_s) + s.optimizer_s for s in stages)
     idle = tuple(max(0.0, iteration_s - busy) for busy in compute)
-    return SimulatedStep(iteration_s, compute, idle, tuple(spans))
+    return SimulatedStep(iteration_s, compute, idle, tuple(spans), tuple(done))
 
 
 def last_backward_ends(

@@ -14,6 +14,7 @@ from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification import lower_bound
 from skyctl.planner.verification.data_verification import check_data_plan
+from skyctl.planner.verification.hybrid_verification import check_hybrid_plan
 from skyctl.planner.verification.problem_data import ProblemData
 from skyctl.planner.verification.verdict import (
     TOLERANCE,
@@ -92,6 +93,9 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     checks += check_claims(problem, plan)
     if problem.parallel == "data":
         checks += check_data_plan(problem, plan)
+        return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
+    if problem.parallel == "hybrid":
+        checks += check_hybrid_plan(problem, plan)
         return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
     try:
         held = read_stages(problem, plan)

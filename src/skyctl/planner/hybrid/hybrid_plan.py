@@ -1,0 +1,281 @@
+"""Plans of several pipelines side by side, and what a plan's record would take on a problem."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NoReturn
+
+from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.planner.cost_model import Placement, StageAssignment
+from skyctl.planner.data.holder_costs import buffer_bytes, chunk_bytes_at
+from skyctl.planner.data.route_layouts import DeviceRoute
+from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulation_input
+from skyctl.planner.hybrid.exact_hybrids import HybridSearch, is_small, search_exactly
+from skyctl.planner.hybrid.hybrid_bound import HybridBound, hybrid_bound
+from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep, arriving_edges
+from skyctl.planner.hybrid.hybrid_search import search_hybrids
+from skyctl.planner.hybrid.joint_sum import SumGroup, layer_groups
+from skyctl.planner.hybrid.unused_devices import explain_unused
+from skyctl.planner.plan_record import make_certificate
+from skyctl.planner.stage_memory import human_bytes
+from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
+from skyctl.planner.verification.hybrid_step import HybridStep as CheckedStep
+from skyctl.records.plan import (
+    Certificate,
+    Pipeline,
+    PlacedStage,
+    Plan,
+    Prediction,
+    ReplicaPrediction,
+    Strategy,
+    Witness,
+)
+from skyctl.records.problem import Problem
+from skyctl.records.sync import Route, Sync, SyncGroup
+
+START_SHARE, SEARCH_SHARE = 0.2, 0.75
+"""Of the time, until when a start is looked for where every hybrid is looked at after it, and until when any
+search goes on; what is left is for the bound."""
+
+
+def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
+    """A plan of two pipelines or more, ``heuristic`` or ``optimal``.
+
+    Raises:
+        InputError: another strategy; or the problem asks for what hybrids do not have.
+        InfeasibleError: proved that no two pipelines fit.
+        UndecidedError: none was found, and it is not proved that there is none.
+    """
+    if strategy not in ("heuristic", "optimal"):
+        raise InputError(
+            f"strategy {strategy!r} is of one pipeline or of devices that hold all layers each; a hybrid is "
+            "searched for",
+            hint="--strategy heuristic or optimal; or --parallel pipeline",
+        )
+    began = time.perf_counter()
+    model = HybridModel(problem)
+    raise_if_hopeless(model)
+    found = _search(model, strategy, began, time_limit_s)
+    bound = None
+    if strategy == "optimal" and not found.complete:
+        bound = hybrid_bound(problem, began + time_limit_s)
+    if found.best is None:
+        _raise_none(proved=found.complete or (bound is not None and math.isinf(bound.bound_s)))
+    proof = make_certificate(
+        found.best.iteration_s,
+        None,
+        proved=strategy == "optimal" and found.complete,
+        method=found.method,
+        wall_s=time.perf_counter() - began,
+    )
+    if bound is not None:
+        proof = _bounded(problem, proof, bound)
+    return _record(model, strategy, found.best, proof)
+
+
+def _raise_none(*, proved: bool) -> NoReturn:
+    """Raises InfeasibleError, or UndecidedError where it is not proved that no two pipelines fit."""
+    if proved:
+        raise InfeasibleError(
+            "no two pipelines fit: every way to cut the layers over two sets of devices lacks memory, or "
+            "pins and ties forbid it",
+            hint="--parallel pipeline holds the layers once",
+        )
+    raise UndecidedError(
+        "no two pipelines that fit in memory were found, and it is not proved that there are none",
+        hint="--parallel pipeline holds the layers once; or more time (--time-limit)",
+    )
+
+
+def _bounded(problem: Problem, proof: Certificate, bound: HybridBound) -> Certificate:
+    """The certificate with a bound by prices of layers, where these prove it to ``verify``; else as it is."""
+    if not 0 < bound.bound_s <= proof.value_s:
+        return proof
+    witness = Witness(layer_prices=bound.layer_prices)
+    if not are_prices_enough(CheckedStep(problem), bound.bound_s, witness):
+        return proof
+    method = f"{proof.method}; bound by prices of layers"
+    made = make_certificate(proof.value_s, bound.bound_s, proved=False, method=method, wall_s=proof.wall_s)
+    return made.model_copy(update={"witness": witness})
+
+
+def _search(model: HybridModel, strategy: Strategy, began: float, time_limit_s: float) -> HybridSearch:
+    if strategy == "heuristic":
+        found = search_hybrids(model, began + time_limit_s)
+        if found.best is not None or not is_small(model):
+            return found
+        return search_exactly(model, None, began + time_limit_s)
+    deadline = began + SEARCH_SHARE * time_limit_s
+    if not is_small(model):
+        return search_hybrids(model, deadline)
+    start = search_hybrids(model, began + START_SHARE * time_limit_s, quick=True)
+    return search_exactly(model, start.best, deadline)
+
+
+def raise_if_hopeless(model: HybridModel) -> None:
+    """Raises InfeasibleError where two pipelines can't be: devices, microbatches, pins, memory in all."""
+    if model.microbatches < 2:
+        raise InfeasibleError(
+            "two pipelines need two microbatches a step, it has 1",
+            hint="--microbatches 2 or more; or --parallel pipeline",
+        )
+    if model.devices < 2:
+        raise InfeasibleError("two pipelines need two devices, the problem has 1", hint="--parallel pipeline")
+    for allowed, end in ((model.base.may_be_first, "first"), (model.base.may_be_last, "last")):
+        if len(allowed) < 2:
+            names = ", ".join(model.ids[d] for d in sorted(allowed)) or "none"
+            raise InfeasibleError(
+                f"two pipelines need two devices that may hold the {end} layer; the pins allow {names}",
+                hint=f"allow more devices there (--pin-{end}); or --parallel pipeline",
+            )
+    need, room = 2 * model.base.state_bytes[-1], sum(model.base.available_bytes)
+    if need > room:
+        raise InfeasibleError(
+            f"two pipelines hold every layer twice, which needs {human_bytes(need)}; all devices have "
+            f"{human_bytes(max(0.0, room))} together",
+            hint="--parallel pipeline holds the layers once",
+        )
+
+
+def _record(model: HybridModel, strategy: Strategy, step: HybridStep, proof: Certificate) -> Plan:
+    return Plan(
+        form="pipelines",
+        strategy=strategy,
+        problem=model.problem,
+        pipelines=tuple(
+            Pipeline(
+                stages=tuple(
+                    PlacedStage(start=p, stop=q, device=model.ids[d], in_flight=k)
+                    for (d, p, q), k in zip(placement, play.execution.in_flight, strict=True)
+                ),
+                microbatches=share,
+            )
+            for placement, share, play in zip(*step.candidate, step.plays, strict=True)
+        ),
+        unused=explain_unused(model, step, proof),
+        predicted=_prediction(model, step),
+        certificate=proof,
+        sync=Sync(
+            format=model.problem.sync_format,
+            chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in step.groups)),
+            groups=tuple(_group_record(model, group) for group in step.groups),
+        ),
+    )
+
+
+def _group_record(model: HybridModel, group: SumGroup) -> SyncGroup:
+    def named(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[str, ...], ...]:
+        return tuple((model.ids[a], model.ids[b]) for a, b in pairs)
+
+    routes = tuple(
+        Route(share=share, root=model.ids[root], up=named(up), down=named(down))
+        for share, root, up, down in group.routed.routes
+    )
+    return SyncGroup(start=group.start, stop=group.stop, routes=routes)
+
+
+def _prediction(model: HybridModel, step: HybridStep) -> Prediction:
+    children = arriving_edges(group.routed for group in step.groups)
+    replicas = []
+    slowest_s = 0.0
+    for placement, share, play in zip(*step.candidate, step.plays, strict=True):
+        costs = model.costs(share)
+        times = simulation_input(costs, placement, play.execution).stages
+        slowest_s = max(slowest_s, bottleneck_s(costs, placement))
+        for stage, each, need in zip(placement, times, play.need_bytes, strict=True):
+            busy_s = share * (each.forward_s + each.backward_s) + each.optimizer_s
+            reserved = model.problem.devices[stage.device].reserved_bytes
+            replicas.append(
+                ReplicaPrediction(
+                    device=model.ids[stage.device],
+                    compute_s=busy_s,
+                    idle_s=max(0.0, step.iteration_s - busy_s),
+                    memory_bytes=need + reserved + buffer_bytes(children.get(stage.device, 0)),
+                )
+            )
+    return Prediction(
+        iteration_s=step.iteration_s,
+        bottleneck_s=slowest_s,
+        sync_s=max(0.0, step.sync_s),
+        replicas=tuple(replicas),
+    )
+
+
+def predict_hybrid(problem: Problem, plan: Plan) -> Prediction:
+    """What a plan of several pipelines would take on ``problem``, over the routes that its record has.
+
+    Raises:
+        InputError: see ``api.predict``; or a stage recomputes, which those of several pipelines do not.
+    """
+    model = HybridModel(problem)
+    return _prediction(model, read_step(model, plan))
+
+
+def read_step(model: HybridModel, plan: Plan) -> HybridStep:
+    """The step that a plan's record takes, whether it fits or not.
+
+    Raises:
+        InputError: it names devices that the problem lacks, has another number of microbatches or layers, one
+            pipeline only, a stage that recomputes, or sums other layers than its pipelines hold together.
+    """
+    if len(plan.pipelines) < 2 or plan.sync is None:
+        raise InputError(
+            "the plan has one pipeline; the problem asks for several", hint="plan it with --parallel pipeline"
+        )
+    candidate = Candidate(
+        tuple(_read_placement(model, pipeline, number) for number, pipeline in enumerate(plan.pipelines)),
+        tuple(pipeline.microbatches for pipeline in plan.pipelines),
+    )
+    if sum(candidate.shares) != model.microbatches:
+        raise InputError(
+            f"the plan's pipelines take {sum(candidate.shares)} microbatches, the problem has "
+            f"{model.microbatches}"
+        )
+    plays = [
+        model.play_as(placement, StageExecution.plain([s.in_flight for s in pipeline.stages]), share)
+        for placement, share, pipeline in zip(*candidate, plan.pipelines, strict=True)
+    ]
+    return model.step_of(candidate, plays, _read_groups(model, candidate, plan.sync))
+
+
+def _read_placement(model: HybridModel, pipeline: Pipeline, number: int) -> Placement:
+    stages = []
+    for stage in pipeline.stages:
+        if stage.device not in model.ids:
+            raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
+        if stage.recompute:
+            raise InputError(
+                f"pipeline {number} recomputes on {stage.device}; stages of several pipelines do not"
+            )
+        stages.append(StageAssignment(model.base.index(stage.device), stage.start, stage.stop))
+    if stages[-1].stop != model.layers:
+        raise InputError(f"the plan covers {stages[-1].stop} layers, the problem has {model.layers}")
+    return tuple(stages)
+
+
+def _read_groups(model: HybridModel, candidate: Candidate, sync: Sync) -> list[SumGroup]:
+    held = layer_groups(candidate.placements)
+    if [(start, stop) for start, stop, _ in held] != [(group.start, group.stop) for group in sync.groups]:
+        raise InputError("the plan's sync groups are not the ranges of layers that the same devices hold")
+    groups = []
+    for (start, stop, holders), group in zip(held, sync.groups, strict=True):
+        routes = [
+            DeviceRoute(
+                route.share, _index(model, route.root), _pairs(model, route.up), _pairs(model, route.down)
+            )
+            for route in group.routes
+        ]
+        size = math.fsum(model.lines.layer_bytes[start:stop])
+        groups.append(SumGroup(start, stop, holders, size, model.sums.of(routes)))
+    return groups
+
+
+def _index(model: HybridModel, name: str) -> int:
+    if name not in model.ids:
+        raise InputError(f"a route names device {name!r}, which is not in the problem")
+    return model.base.index(name)
+
+
+def _pairs(model: HybridModel, edges: tuple[tuple[str, ...], ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((_index(model, a), _index(model, b)) for a, b in edges)

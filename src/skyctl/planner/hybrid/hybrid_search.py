@@ -1,0 +1,246 @@
+"""Good hybrids of many devices: sets of devices for pipelines, improved device by device, then cut by cut.
+
+A choice of sets gets shares by water-filling, and a good pipeline for each set (``PipelineChoice``); what
+counts is the whole step, sums included. Moves are counted and drawn from a fixed seed, so that the same
+problem has the same plan where the time suffices.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from itertools import combinations
+
+from skyctl.planner.cost_model import Placement, StageAssignment
+from skyctl.planner.data.route_search import search_routes
+from skyctl.planner.data.set_bounds import ONE_LINE
+from skyctl.planner.data.set_search import search_greedy
+from skyctl.planner.data.shares import level_shares
+from skyctl.planner.hybrid.candidate_changes import changed_candidates
+from skyctl.planner.hybrid.device_partitions import Sets, normal, speed_of, starting_sets
+from skyctl.planner.hybrid.exact_hybrids import HybridSearch
+from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep
+from skyctl.planner.hybrid.pipeline_choice import PipelineChoice
+
+SEED = 24
+BETTER = 1e-9
+STARTS_IMPROVED = 8
+"""Best starts of which each is improved."""
+MOST_MOVES, MOST_QUICK_MOVES = 4_000, 200
+"""Moves of devices that are looked at, from each start; the second before a search of everything."""
+MOST_POLISHED, MOST_QUICK_POLISHED = 40_000, 2_000
+"""Changes of cuts and shares that are looked at."""
+DATA_SHARE, STARTS_SHARE, MOVES_SHARE = 0.1, 0.35, 0.65
+"""Of the time, until when the holders of all layers, starts, and moves of devices are looked at."""
+STEPS_POLISHED = 12
+"""Best steps with different sets whose cuts and shares are changed."""
+
+
+def search_hybrids(model: HybridModel, deadline: float, *, quick: bool = False) -> HybridSearch:
+    """A good hybrid; none where nothing that fits was found.
+
+    Args:
+        deadline: when to take the best so far, in seconds of ``time.perf_counter``.
+        quick: with few moves only, as a start.
+    """
+    search = _ImprovementSearch(model, deadline)
+    search.look_at_starts()
+    search.improve(MOST_QUICK_MOVES if quick else MOST_MOVES)
+    search.polish(MOST_QUICK_POLISHED if quick else MOST_POLISHED)
+    words = (
+        f"clusters and equal parts of the devices, improved: {len(search.seen)} choices of sets, "
+        f"{model.plays} pipelines, {search.polished} changes of cuts and shares"
+    )
+    return HybridSearch(search.best, False, words)
+
+
+class _ImprovementSearch:
+    """The best step so far, and the choices of sets that were looked at, with the step of each."""
+
+    def __init__(self, model: HybridModel, deadline: float) -> None:
+        self.model, self.deadline = model, deadline
+        self.began = time.perf_counter()
+        self.pipelines = PipelineChoice(model)
+        self.best: HybridStep | None = None
+        self.seen: dict[Sets, float] = {}
+        self.steps: dict[Sets, HybridStep] = {}
+        self.polished = 0
+        self._random = random.Random(SEED)  # noqa: S311 - a search, no secrets
+
+    def _over(self, share: float = 1.0) -> bool:
+        return time.perf_counter() > self.began + share * (self.deadline - self.began)
+
+    def _keep(self, step: HybridStep | None) -> float:
+        if step is None:
+            return math.inf
+        sets = normal([stage.device for stage in placement] for placement in step.candidate.placements)
+        if sets not in self.steps or step.iteration_s < self.steps[sets].iteration_s:
+            self.steps[sets] = step
+        if self.best is None or step.iteration_s < self.best.iteration_s * (1 - BETTER):
+            self.best = step
+        return step.iteration_s
+
+    def look_at_starts(self) -> None:
+        """Clusters, equal parts, and data parallelism's best holders."""
+        self._look_at_holders()
+        for sets in starting_sets(self.model.base, self.model.microbatches):
+            if self._over(STARTS_SHARE) and self.best is not None:
+                return
+            self.step_s(sets)
+        if self.best is None:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Two pipelines, one of them with as few microbatches in flight and on as few devices as may be."""
+        base, m = self.model.base, self.model.microbatches
+        ranked = sorted(
+            range(self.model.devices), key=lambda d: (base.available_bytes[d], -speed_of(base, d))
+        )
+        share = 1
+        while share < m and self.best is None:
+            count = 1
+            while count < len(ranked) and self.best is None and not self._over(STARTS_SHARE):
+                sets = (tuple(sorted(ranked[:-count])), tuple(sorted(ranked[-count:])))
+                found = self.pipelines.best(sets[1], share), self.pipelines.best(sets[0], m - share)
+                if found[0] is not None and found[1] is not None:
+                    self._keep(self.model.step(Candidate((found[1], found[0]), (m - share, share))))
+                count += max(1, count // 4)
+            share *= 2
+
+    def _look_at_holders(self) -> None:
+        lines = self.model.lines
+        until = self.began + DATA_SHARE * (self.deadline - self.began)
+        if lines.problem.sync in ONE_LINE:
+            found = search_greedy(lines, until).best
+        else:
+            found = search_routes(lines, until, prove=False).best
+        if found is not None and len(found.holders) > 1:
+            whole = tuple((StageAssignment(d, 0, self.model.layers),) for d in found.holders)
+            self._keep(self.model.step(Candidate(whole, found.shares)))
+            self.step_s(normal((d,) for d in found.holders))
+
+    def step_s(self, sets: Sets) -> float:
+        """Seconds of a good step with these sets; infinite where none that fits was found."""
+        if sets not in self.seen:
+            self.seen[sets] = self._looked_at(sets)
+        return self.seen[sets]
+
+    def _looked_at(self, sets: Sets) -> float:
+        """With shares by the devices' speeds, then by what the pipelines so chosen take."""
+        model, m = self.model, self.model.microbatches
+        if len(sets) > m or any(len(one) > model.layers for one in sets):
+            return math.inf
+        about_s = [1 / sum(speed_of(model.base, d) for d in one) for one in sets]
+        shares = level_shares(about_s, [0.0] * len(sets), m)
+        assert shares is not None
+        best_s = math.inf
+        for _ in range(2):
+            placed = [self.pipelines.best(one, share) for one, share in zip(sets, shares, strict=True)]
+            found = tuple(one for one in placed if one is not None)
+            if len(found) < len(sets):
+                return best_s
+            best_s = min(best_s, self._keep(model.step(Candidate(found, shares))))
+            again = self._shares_of(found, shares)
+            if again is None or again == shares:
+                return best_s
+            best_s = min(best_s, self._keep(model.step(Candidate(found, again))))
+            shares = again
+        return best_s
+
+    def _shares_of(
+        self, placements: tuple[Placement, ...], shares: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """Shares that level the pipelines' floors, as straight lines through two of their plays."""
+        slopes, extras = [], []
+        for placement, share in zip(placements, shares, strict=True):
+            other = share // 2 if share > 1 else 2
+            plays = self.model.play(placement, share), self.model.play(placement, other)
+            if plays[0] is None or plays[1] is None:
+                return None
+            slope = max(0.0, (plays[0].floor_s - plays[1].floor_s) / (share - other))
+            slopes.append(slope)
+            extras.append(plays[0].floor_s - share * slope)
+        return level_shares(slopes, extras, self.model.microbatches)
+
+    def improve(self, most: int) -> None:
+        """From each of the best starts to better sets, one move of devices at a time."""
+        ranked = sorted((step_s, sets) for sets, step_s in self.seen.items() if step_s < math.inf)
+        for step_s, start in ranked[:STARTS_IMPROVED]:
+            sets, at_s, looked = start, step_s, 0
+            improved = True
+            while improved and looked < most:
+                improved = False
+                for other in self._moves(sets):
+                    if self._over(MOVES_SHARE) or looked >= most:
+                        return
+                    if other in self.seen:
+                        continue
+                    looked += 1
+                    other_s = self.step_s(other)
+                    if other_s < at_s * (1 - BETTER):
+                        sets, at_s, improved = other, other_s, True
+                        break
+
+    def _moves(self, sets: Sets) -> Iterator[Sets]:
+        """Sets joined, divided or left out; a device moved to another set; two exchanged; in random order."""
+        count = len(sets)
+        unused = tuple(sorted(set(range(self.model.devices)) - {d for one in sets for d in one}))
+        places = (*sets, unused)
+        moves: list[Sets] = []
+        for i, j in combinations(range(count), 2):
+            if count > 2:
+                rest = [one for k, one in enumerate(sets) if k not in (i, j)]
+                moves.append(normal([*rest, (*sets[i], *sets[j])]))
+        for i in range(count):
+            rest = [one for k, one in enumerate(sets) if k != i]
+            if count > 2:
+                moves.append(normal(rest))
+            if len(sets[i]) > 1:
+                moves.append(normal([*rest, sets[i][::2], sets[i][1::2]]))
+        for i, one in enumerate(places):
+            for d in one:
+                for j in range(count + 1):
+                    if i != j and (j < count or i < count):
+                        moves.append(self._moved(places, ((d, i, j),)))
+                if i == count or len(one) > 1:
+                    moves.append(normal([*(tuple(x for x in s if x != d) for s in sets), (d,)]))
+        for i, j in combinations(range(count + 1), 2):
+            for a in places[i]:
+                moves += [self._moved(places, ((a, i, j), (b, j, i))) for b in places[j]]
+        moves = [one for one in dict.fromkeys(moves) if len(one) > 1]
+        self._random.shuffle(moves)
+        yield from moves
+
+    @staticmethod
+    def _moved(places: Sets, moves: tuple[tuple[int, int, int], ...]) -> Sets:
+        """With devices moved from one set to another; the last of the sets are the unused ones."""
+        changed = [set(one) for one in places]
+        for device, source, target in moves:
+            changed[source].discard(device)
+            changed[target].add(device)
+        return normal(changed[:-1])
+
+    def polish(self, most: int) -> None:
+        """The best steps' cuts, orders and shares, changed one at a time while the step gets shorter."""
+        ranked = sorted(self.steps.values(), key=lambda step: step.iteration_s)
+        for number, start in enumerate(ranked[:STEPS_POLISHED], start=1):
+            done = 1 - 0.5**number  # each may take a half of what is left
+            self._polish(start, int(most * done), MOVES_SHARE + (1 - MOVES_SHARE) * done)
+
+    def _polish(self, step: HybridStep, most: int, share: float) -> None:
+        improved = True
+        while improved:
+            improved = False
+            changes = list(changed_candidates(self.model, step.candidate, self._random))
+            self._random.shuffle(changes)
+            for candidate in changes:
+                if self.polished >= most or self._over(share):
+                    return
+                self.polished += 1
+                found = self.model.step(candidate, step.iteration_s * (1 - BETTER))
+                if found is not None:
+                    step, improved = found, True
+                    self._keep(step)
+                    break

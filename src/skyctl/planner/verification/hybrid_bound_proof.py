@@ -1,0 +1,40 @@
+"""Whether a bound on plans of several pipelines holds, proved for ``verify``: by prices, else one by one."""
+
+from __future__ import annotations
+
+import math
+
+from skyctl.planner.verification.hybrid_enumeration import prove_by_enumeration
+from skyctl.planner.verification.hybrid_prices import prove_by_prices
+from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.planner.verification.problem_data import Proof
+from skyctl.records.plan import Witness
+
+TOLERANCE = 1e-9
+"""Relative: a bound holds where no plan is further below it than that."""
+
+
+def prove_hybrid(step: HybridStep, bound_s: float, witness: Witness | None = None) -> Proof:
+    """Whether no two pipelines or more, with rings and stars, have a step below ``bound_s``.
+
+    Args:
+        bound_s: infinite: whether none fit at all.
+        witness: prices of layers, evaluated before anything is gone through.
+    """
+    below_s = bound_s * (1 - TOLERANCE)
+    if below_s <= 0:
+        return Proof(True, "nothing is below zero")
+    prices = witness.layer_prices if witness is not None else ()
+    by_prices = prove_by_prices(step, below_s, prices) if prices else None
+    if by_prices is not None and by_prices.holds:
+        return by_prices
+    one_by_one = prove_by_enumeration(step, below_s)
+    if one_by_one.holds is not None or by_prices is None:
+        return one_by_one
+    return Proof(None, f"{by_prices.detail}; {one_by_one.detail}")
+
+
+def are_prices_enough(step: HybridStep, bound_s: float, witness: Witness) -> bool:
+    """Whether the witness alone proves a bound."""
+    below_s = bound_s * (1 - TOLERANCE)
+    return math.isfinite(below_s) and prove_by_prices(step, below_s, witness.layer_prices).holds is True

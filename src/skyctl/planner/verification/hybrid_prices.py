@@ -1,0 +1,157 @@
+"""Evaluates the layers' prices that a hybrid's certificate brings along; nothing is searched or trusted.
+
+Every layer has a price, none negative. Let u of a device be the most that m · (the prices of layers [i, j))
+can be, over all i, j and m with which it could be part of a step below the limit: a microbatch's way to it
+and on from it to the end, its own computing, its gradients' way out and in, and its optimizer, each no longer
+than it takes at least. A plan of two pipelines or more takes M · Σ prices in all, on devices that are used
+once. Where Σ u is less, no such plan is below the limit, whatever the prices are. Sums go over rings or stars.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.planner.verification.problem_data import Array, Ints, Proof, sums
+from skyctl.planner.verification.route_bound import Edge
+from skyctl.schedule.actions import least_in_flight
+
+ROUNDING = 1e-11
+"""Relative to all prices: how far Σ u must stay below, and to the limit: how far above it still counts."""
+
+
+def prove_by_prices(step: HybridStep, below_s: float, prices: Sequence[float]) -> Proof:
+    """Whether the prices prove that no two pipelines or more have a step below ``below_s`` seconds."""
+    worth = np.array(prices, dtype=float)
+    if len(worth) != step.facts.layers:
+        return Proof(None, f"the witness prices {len(worth)} layers, the problem has {step.facts.layers}")
+    total = float(worth.sum())
+    if worth.min() < 0 or not 0 < total < math.inf:
+        return Proof(None, "a hybrid's layers have prices of 0 at least, some above it")
+    if len(step.ids) < 2 or step.problem.microbatches < 2:
+        return Proof(True, "one device, or one microbatch, makes no two pipelines")
+    limit = _StageLimit(step, below_s)
+    worth = sums(worth / total)
+    taken = math.fsum(limit.most(device, worth) for device in range(len(step.ids)))
+    wanted = step.problem.microbatches
+    if taken < wanted * (1 - ROUNDING):
+        return Proof(True, f"below it, all devices take at most {taken / wanted:.6%} of the work, by prices")
+    return Proof(None, f"by its prices the devices may take {taken / wanted:.4%} of the work below it")
+
+
+class _StageLimit:
+    """What a device can take of a step below a limit, as a part of one of several pipelines."""
+
+    def __init__(self, step: HybridStep, below_s: float) -> None:
+        self.step = step
+        self.below_s = below_s * (1 + ROUNDING) if below_s < math.inf else math.inf
+        self.count = step.facts.layers
+        self.sent = sums(np.array(step.data.sizes))
+        self.columns = [step.facts.columns(d) for d in range(len(step.ids))]
+        self._optimizer_s = float(np.stack([x[2] for x in self.columns]).min(axis=0).max())
+
+    def most(self, device: int, worth: Array) -> float:
+        """The most that it can take, in prices; ``worth``: prefix sums of the prices."""
+        forward, backward, optimizer = (sums(x) for x in self.columns[device])
+        ahead_s, back_s = self._passage_s(device)
+        entry = self.step.problem.devices[device]
+        wait_s = self._latency_s(device)
+        lines = [self._lines_byte_s(device, out) for out in (True, False)]
+        best = 0.0
+        for i in range(self.count):
+            stops: Ints = np.arange(i + 1, self.count + 1, dtype=np.int64)
+            exposed_s = np.zeros(len(stops))
+            for byte_s in lines:
+                spent_s = np.maximum(
+                    (self.sent[stops] - self.sent[i]) * byte_s[: len(stops)],
+                    (self.sent[stops] - self.sent[stops - 1]) * byte_s[0],
+                )
+                left_s = spent_s - (backward[stops - 1] - backward[i])
+                exposed_s = np.maximum(exposed_s, np.maximum.accumulate(left_s))
+            passed_s = 2 * entry.message_byte_s * (self.sent[stops] - self.sent[i])
+            after_s = np.maximum(np.maximum(exposed_s, passed_s), back_s[i])
+            last_s = np.maximum(optimizer[stops] - optimizer[i], self._optimizer_s)
+            each_s = forward[stops] - forward[i] + backward[stops] - backward[i]
+            each_s = each_s + 2 * self.step.facts.overhead_table(device)[i, stops]
+            left_s = self.below_s - (ahead_s[i] + after_s + wait_s + last_s)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                counts = np.where(each_s > 0, np.floor(left_s / each_s), np.inf)
+            counts = np.where(left_s < 0, 0.0, np.minimum(counts, self._allowed(device, i, stops)))
+            best = max(best, float((counts * (worth[stops] - worth[i])).max()))
+        return best
+
+    def _passage_s(self, device: int) -> tuple[list[float], list[float]]:
+        """By first layer, what a microbatch takes at least to the device, and on from there to the end."""
+        step, others = self.step, [d for d in range(len(self.step.ids)) if d != device]
+        beside_s = min(
+            (step.problem.devices[d].handling_s + step.problem.devices[d].action_s) / 2
+            + step.problem.devices[d].neighbour_s / 2
+            for d in others
+        )
+        out = []
+        for column, ends in ((0, [(d, device) for d in others]), (1, [(device, d) for d in others])):
+            least = np.stack([self.columns[d][column] for d in others]).min(axis=0)
+            passed_s = [0.0]
+            for i in range(1, self.count):
+                size = step.problem.layers[i - 1].output_bytes
+                hops = (step.hop(a, b, size) for a, b in ends)
+                message_s = min(max(x.link_s, *(s for _, s in x.shared), 0.0) + x.latency_s for x in hops)
+                passed_s.append(float(least[:i].sum()) + beside_s + message_s)
+            out.append(passed_s)
+        return out[0], out[1]
+
+    def _edges(self, device: int, out: bool) -> list[Edge]:
+        name = self.step.ids[device]
+        others = [other for other in self.step.ids if other != name]
+        return [(name, other) if out else (other, name) for other in others]
+
+    def _latency_s(self, device: int) -> float:
+        """Of its nearest way to another device, and of the nearest way from one."""
+        latency_s = self.step.data.wires.latency_s
+        return sum(
+            min(latency_s.get(edge, 0.0) for edge in self._edges(device, out)) for out in (True, False)
+        )
+
+    def _lines_byte_s(self, device: int, out: bool) -> Array:
+        """Seconds of a byte that is cut among its 1, 2, … fastest lines, no further than resources allow."""
+        wires, edges = self.step.data.wires, self._edges(device, out)
+        fastest = sorted(edges, key=wires.line_s)
+        byte_s: list[float] = []
+        for many in range(1, self.count + 1):
+            if many > len(edges):
+                byte_s.append(byte_s[-1])
+                continue
+            rates = [1 / s if (s := wires.line_s(edge)) > 0 else math.inf for edge in fastest[:many]]
+            caps = [math.fsum(rates)]
+            for number in {k for edge in edges for k in wires.over.get(edge, ())}:
+                apart = [edge for edge in fastest if number not in wires.over.get(edge, ())][:many]
+                rates = [1 / s if (s := wires.line_s(edge)) > 0 else math.inf for edge in apart]
+                caps.append(1 / wires.shared_s[number] + math.fsum(rates))
+            byte_s.append(1 / min(caps))
+        return np.array(byte_s)
+
+    def _allowed(self, device: int, start: int, stops: Ints) -> Array:
+        """By stop, the most microbatches that memory, pins and ties let it have there."""
+        facts, most = self.step.facts, self.step.problem.microbatches - 1
+        out = np.full(len(stops), float(most))
+        room = facts.room[device]
+        if room < math.inf:
+            peak = np.maximum.accumulate(facts.workspace[start:])
+            alone = least_in_flight(self.step.problem.schedule, 0, 1, most)
+            before = least_in_flight(self.step.problem.schedule, 0, 2, most)
+            for in_flight, count in ((before, 1.0), (alone, 0.0)):
+                need = facts.fixed_bytes(start, stops, in_flight) + peak
+                out[need > room] = count
+                if count:  # the last stage has one microbatch in flight, however many there are
+                    out[-1] = most
+        if start == 0 and not facts.may_be_first(device):
+            out[:] = 0
+        if not facts.may_be_last(device):
+            out[-1] = 0
+        for k, stop in enumerate(stops.tolist()):
+            if self.step.splits_tie(start, stop):
+                out[k] = 0
+        return out

@@ -1,0 +1,181 @@
+"""Plans of several pipelines: known steps, what is refused, and searches of more devices."""
+
+import pytest
+from tests.planner.data_problems import data_problem
+from tests.planner.hybrid_problems import random_hybrid_problem
+
+from skyctl import InfeasibleError, plan, predict, verify
+from skyctl.errors import InputError
+from skyctl.planner.cost_model import StageAssignment
+from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel
+from skyctl.planner.prediction_interval import COMMON_UNCERTAINTY, ratio_interval, with_interval
+from skyctl.records.problem import Link, SharedResource
+
+
+def hybrid_problem(speeds=(1.0,) * 4, **more):
+    return data_problem(speeds, parallel="hybrid", **more)
+
+
+def sites(count, each, *, near=1e4, far=50.0, **more):
+    """Sites of equal devices: fast links within, slow ones between them."""
+    problem = hybrid_problem((1.0,) * (count * each), rate=near, **more)
+    ids = [device.id for device in problem.devices]
+    rate = {(a, b): near if i // each == j // each else far
+            for i, a in enumerate(ids) for j, b in enumerate(ids)}  # fmt: skip
+    links = [
+        Link(source=a, target=b, latency_s=0.0, bandwidth_bytes_per_s=rate[a, b])
+        for a in ids
+        for b in ids
+        if a != b
+    ]
+    return problem.model_copy(update={"links": tuple(links)})
+
+
+def test_the_joint_sum_by_hand():
+    """Two layers of 100 bytes on one device, and one each on two others; links of 50 bytes a second."""
+    model = HybridModel(hybrid_problem((1.0,) * 3, rate=50.0, microbatches=2))
+    whole = (StageAssignment(0, 0, 2),)
+    cut = (StageAssignment(1, 0, 1), StageAssignment(2, 1, 2))
+    step = model.step(Candidate((whole, cut), (1, 1)))
+    # alone: 2 s forward, 4 s backward, layer 1 there at 4 s; cut: forward to 2 s, backward 4 s and 6 s
+    assert [play.ends_s for play in step.plays] == [(6.0,), (6.0, 4.0)]
+    assert [(group.start, group.stop, group.holders) for group in step.groups] == [
+        (0, 1, (0, 1)),
+        (1, 2, (0, 2)),
+    ]
+    assert step.iteration_s == pytest.approx(8.0)  # layer 1: 4 s to 6 s, layer 0: 6 s to 8 s, on other links
+    assert step.sync_s == pytest.approx(2.0)
+
+
+def test_sums_of_two_groups_queue_on_a_shared_resource():
+    problem = hybrid_problem((1.0,) * 3, rate=50.0, microbatches=2)
+    both = [("n0/cpu:0", "n1/cpu:0"), ("n0/cpu:0", "n2/cpu:0")]
+    shared = SharedResource(name="out", bandwidth_bytes_per_s=25.0, links=both)
+    model = HybridModel(problem.model_copy(update={"shared": (shared,)}))
+    cut = (StageAssignment(1, 0, 1), StageAssignment(2, 1, 2))
+    step = model.step(Candidate(((StageAssignment(0, 0, 2),), cut), (1, 1)))
+    assert step.iteration_s == pytest.approx(12.0)  # layer 1 until 8 s, then layer 0 for 4 s
+
+
+@pytest.mark.parametrize("sync", ["ring", "star"])
+def test_one_stage_a_pipeline_is_data_parallelism(sync):
+    problem = data_problem((3.0, 2.0, 1.0), rate=40.0, latency=0.1, sync=sync, microbatches=12)
+    data = plan(problem)
+    model = HybridModel(problem.model_copy(update={"parallel": "hybrid"}))
+    whole = tuple(
+        (StageAssignment(model.base.index(stage.device), 0, model.layers),) for stage in data.placed_stages
+    )
+    step = model.step(Candidate(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
+    assert step.iteration_s == pytest.approx(data.predicted.iteration_s, rel=1e-12)
+    assert step.sync_s == pytest.approx(data.predicted.sync_s, rel=1e-12)
+
+
+def test_pipelines_stay_within_sites_where_links_between_them_are_slow():
+    """No device holds the whole model, and activations are as large as gradients, times microbatches."""
+    problem = sites(2, 2, gradient=1e8, layers=4, memory=[1.2e9] * 4, near=1e10, far=1e8)
+    layers = tuple(layer.model_copy(update={"output_bytes": 1e8}) for layer in problem.layers)
+    made = plan(problem.model_copy(update={"layers": layers}))
+    assert made.certificate.status == "optimal"
+    names = [{stage.device for stage in pipeline.stages} for pipeline in made.pipelines]
+    assert names == [{"n0/cpu:0", "n1/cpu:0"}, {"n2/cpu:0", "n3/cpu:0"}]
+    assert len(made.sync.groups) == 2
+    assert verify(made.problem, made).ok
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"schedule": "gpipe"}, "gpipe"),
+        ({"objective": "bottleneck"}, "bottleneck"),
+        ({"sync": "trees"}, "trees"),
+        ({"sync": "server"}, "server"),
+        ({"helpers": ["n0/cpu:0"]}, "n0/cpu:0"),
+    ],
+)
+def test_what_hybrids_do_not_have_is_refused(options, said):
+    with pytest.raises(InputError, match=said) as refused:
+        plan(hybrid_problem(rate=50.0, **options))
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "even"},
+        {"strategy": "alone"},
+        {"assign": [("n0/cpu:0", 0, 2)]},
+        {"whole_blocks": True},
+    ],
+)
+def test_options_of_other_forms_are_refused(options):
+    with pytest.raises(InputError):
+        plan(hybrid_problem(rate=50.0), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"microbatches": 1}, "microbatches"),
+        ({"speeds": (1.0,)}, "two devices"),
+        ({"first_stage": ["n1/cpu:0"]}, "first layer; the pins allow n1/cpu:0"),
+        ({"memory": [500.0] * 3 + [10.0]}, "hold every layer twice"),
+        ({"memory": [1e7, 100.0, 100.0, 100.0]}, "no two pipelines fit"),
+    ],
+)
+def test_what_does_not_fit_is_said(options, said):
+    with pytest.raises(InfeasibleError, match=said):
+        plan(hybrid_problem(**options))
+
+
+def test_a_plan_of_one_pipeline_is_no_hybrid():
+    problem = hybrid_problem(rate=50.0)
+    made = plan(problem.model_copy(update={"parallel": "pipeline"}))
+    with pytest.raises(InputError, match="one pipeline"):
+        predict(problem, made)
+
+
+def test_more_devices_are_searched_for_as_long_as_is_said():
+    problem = random_hybrid_problem(1, devices=(14, 14), layers=(24, 24), microbatches=(24, 24))
+    made = plan(problem, time_limit_s=4.0)
+    assert made.certificate.status in ("bounded", "feasible")
+    assert predict(problem, made) == made.predicted
+    assert verify(problem, made).ok
+    try:
+        data = plan(problem.model_copy(update={"parallel": "data"}))
+    except InfeasibleError:
+        return
+    model = HybridModel(problem)
+    whole = tuple(
+        (StageAssignment(model.base.index(stage.device), 0, model.layers),) for stage in data.placed_stages
+    )
+    step = model.step(Candidate(whole, tuple(pipeline.microbatches for pipeline in data.pipelines)))
+    assert step is None or made.predicted.iteration_s <= step.iteration_s * (1 + 1e-9)
+
+
+def test_the_same_problem_has_the_same_plan():
+    problem = random_hybrid_problem(2, devices=(5, 5), layers=(6, 6))
+    first, second = (plan(problem, "heuristic", time_limit_s=60) for _ in range(2))
+    assert first.pipelines == second.pipelines
+
+
+def uncertain(problem, uncertainty):
+    devices = (d.model_copy(update={"time_uncertainty": uncertainty}) for d in problem.devices)
+    return problem.model_copy(update={"devices": tuple(devices)})
+
+
+def test_the_predicted_step_has_an_interval():
+    made = with_interval(plan(uncertain(hybrid_problem(rate=50.0), 0.1)))
+    interval = made.predicted.interval
+    assert interval.low_s <= made.predicted.iteration_s < interval.high_s
+    sure = with_interval(plan(uncertain(hybrid_problem(rate=50.0), 0.01))).predicted.interval
+    assert sure.high_s - sure.low_s < interval.high_s - interval.low_s
+    low, high = ratio_interval(made, made)
+    assert low == pytest.approx(1.0)
+    assert high == pytest.approx(1.0)
+
+
+def test_where_only_computing_counts_the_interval_is_that_of_all_computing():
+    made = with_interval(plan(uncertain(hybrid_problem((1.0, 3.0)), 1e-6)))
+    interval = made.predicted.interval
+    width = (interval.high_s - interval.low_s) / made.predicted.iteration_s
+    assert width == pytest.approx(2 * 1.2816 * COMMON_UNCERTAINTY, rel=0.1)  # from p10 to p90
