@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from skyctl.planner.bottleneck.reach_table import Floats, Ints, ReachTable
     from skyctl.planner.bottleneck.repeated_layers import StageEdges
 
+MOST_S = 1e6
+"""Of a program that has no deadline."""
 ClassEdge = tuple[int, int]
 """(class of devices, edge)."""
 
@@ -288,6 +290,46 @@ class CuttingPlanes:
         return self._top.solution_value(), np.array([x.solution_value() for x in self._point])
 
 
+class TakenPrices:
+    """The prices of layers, 1 in all, for which classes of devices take least together, as cuts tell it.
+
+    Args:
+        sizes: by class, how many devices it has.
+        starts: by range of layers, its first; ``stops``: the one after its last.
+        layers: how many there are.
+    """
+
+    def __init__(self, sizes: Ints, starts: Ints, stops: Ints, layers: int) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._starts, self._stops = starts, stops
+        self._lp: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._prefix = [self._lp.NumVar(0.0, 1.0, "") for _ in range(layers + 1)]
+        self._lp.Add(self._prefix[0] == 0)
+        self._lp.Add(self._prefix[-1] == 1)
+        for i in range(layers):
+            self._lp.Add(self._prefix[i + 1] - self._prefix[i] >= 0)
+        self._most = [self._lp.NumVar(0.0, self._lp.infinity(), "") for _ in sizes]
+        goal = self._lp.Objective()
+        goal.SetMinimization()
+        for most, size in zip(self._most, sizes.tolist(), strict=True):
+            goal.SetCoefficient(most, float(size))
+
+    def add(self, cut: tuple[int, int, float]) -> None:
+        """Of ``cut``, (class, range, times): the class takes at least that range's prices, so many times."""
+        row, number, count = cut
+        at = self._lp.Constraint(0.0, self._lp.infinity())
+        at.SetCoefficient(self._most[row], 1.0)
+        at.SetCoefficient(self._prefix[int(self._stops[number])], -count)
+        at.SetCoefficient(self._prefix[int(self._starts[number])], count)
+
+    def solve(self, deadline: float) -> tuple[float, Floats] | None:
+        """(what all take, the prices); None: out of time."""
+        if not _solved(self._lp, deadline):
+            return None
+        return self._lp.Objective().Value(), np.diff([x.solution_value() for x in self._prefix])
+
+
 def fractional_prices(reach: ReachTable, deadline: float) -> Floats | None:
     """Prices of layers from the linear program that cuts layers anywhere: the least T with every device's
     time within T and its memory kept. Layers that are alike are one. None: out of time."""
@@ -350,7 +392,7 @@ def range_prices(reach: ReachTable, far: Ints, deadline: float) -> Floats | None
 
 
 def _solved(lp: Any, deadline: float) -> bool:
-    left = deadline - time.perf_counter()
+    left = min(deadline - time.perf_counter(), MOST_S)
     if left <= 0:
         return False
     lp.SetTimeLimit(max(1, int(left * 1000)))

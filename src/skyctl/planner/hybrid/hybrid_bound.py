@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from skyctl.planner.hybrid.stage_costs import Floats, Ints, StageCosts
+from skyctl.planner.solver import TakenPrices
 from skyctl.records.problem import Problem
 
 CLOSE = 1e-4
@@ -98,7 +99,9 @@ class _Search:
         """Prices that refute a limit, near some that refute a smaller one; None: none do, or out of time."""
         counts = self.costs.within(limit_s)
         kept = [cut for cut in self._cuts if counts[cut[0], cut[1]] >= cut[2]]
-        program = _Program(self.costs, kept)
+        program = TakenPrices(self.costs.sizes, self.costs.starts, self.costs.stops, self.costs.layers)
+        for cut in kept:
+            program.add(cut)
         tried, most = best, math.inf
         for _ in range(MOST_ROUNDS):
             taken, ranges, takes = self._takes(counts, tried)
@@ -114,49 +117,8 @@ class _Search:
             if solved is None or not self._is_refuted(solved[0]):
                 return None
             # half-way to the best so far: the program's own prices swing
-            tried = (solved[1] + best) / 2
+            tried = (_sums(solved[1]) + best) / 2
         return None
-
-
-class _Program:
-    """The prices for which all devices take least together, as far as the cuts so far say."""
-
-    def __init__(self, costs: StageCosts, cuts: list[tuple[int, int, float]]) -> None:
-        from ortools.linear_solver import pywraplp
-
-        self.costs = costs
-        lp: Any = pywraplp.Solver.CreateSolver("GLOP")
-        self._lp = lp
-        self._prefix = [lp.NumVar(0.0, 1.0, "") for _ in range(costs.layers + 1)]
-        lp.Add(self._prefix[0] == 0)
-        lp.Add(self._prefix[-1] == 1)
-        for i in range(costs.layers):
-            lp.Add(self._prefix[i + 1] - self._prefix[i] >= 0)
-        self._most = [lp.NumVar(0.0, lp.infinity(), "") for _ in costs.sizes]
-        goal = lp.Objective()
-        goal.SetMinimization()
-        for most, size in zip(self._most, costs.sizes.tolist(), strict=True):
-            goal.SetCoefficient(most, float(size))
-        for cut in cuts:
-            self.add(cut)
-
-    def add(self, cut: tuple[int, int, float]) -> None:
-        """A row takes at least what it takes of one range, with that many microbatches."""
-        row, number, count = cut
-        at = self._lp.Constraint(0.0, self._lp.infinity())
-        at.SetCoefficient(self._most[row], 1.0)
-        at.SetCoefficient(self._prefix[int(self.costs.stops[number])], -count)
-        at.SetCoefficient(self._prefix[int(self.costs.starts[number])], count)
-
-    def solve(self, deadline: float) -> tuple[float, Floats] | None:
-        """(what all take, the prices' sums); None: out of time."""
-        left_s = min(deadline - time.perf_counter(), 1e6)
-        if left_s <= 0:
-            return None
-        self._lp.SetTimeLimit(max(1, int(left_s * 1000)))
-        if self._lp.Solve() != self._lp.OPTIMAL:
-            return None
-        return self._lp.Objective().Value(), _sums(np.diff([x.solution_value() for x in self._prefix]))
 
 
 def _sums(prices: Floats) -> Floats:

@@ -4,7 +4,7 @@ Every layer has a price, none negative. Let u of a device be the most that m · 
 can be, over all i, j and m with which it could be part of a step below the limit: a microbatch's way to it
 and on from it to the end, its own computing, its gradients' way out and in, and its optimizer, each no longer
 than it takes at least. A plan of two pipelines or more takes M · Σ prices in all, on devices that are used
-once. Where Σ u is less, no such plan is below the limit, whatever the prices are. Sums go over rings or stars.
+once. Where Σ u is less, no such plan is below the limit, whatever the prices. Sums go over rings or stars.
 """
 
 from __future__ import annotations
