@@ -185,7 +185,8 @@ def _outcome(found: FormResult, chosen: Plan) -> FormOutcome:
         fits=True,
         iteration_s=plan.predicted.iteration_s,
         lower_bound_s=bound_s,
-        witness=sure.witness if found.parallel == HYBRID and bound_s is not None else None,
+        schedule=plan.problem.schedule,
+        witness=sure.witness if bound_s is not None else None,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from skyctl.errors import InputError
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
-from skyctl.records.problem import Parallel, Problem
+from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.sync import RoutePrices, Sync
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
@@ -183,7 +183,8 @@ class FormOutcome(Record):
         fits: False: proved that no plan of the form fits the devices.
         iteration_s: the predicted step of the best plan found; None: none was found.
         lower_bound_s: no plan of the form is faster; None: nothing is claimed.
-        witness: prices that prove the bound of ``hybrid``, or None.
+        schedule: of the plans that the bound speaks of; None: that of the plan's problem.
+        witness: prices that prove the bound, as in a certificate, or None.
         reason: why there is no plan of the form, for people; None where there is one.
     """
 
@@ -191,6 +192,7 @@ class FormOutcome(Record):
     fits: bool
     iteration_s: Seconds | None
     lower_bound_s: Seconds | None
+    schedule: Schedule | None = None
     witness: Witness | None = None
     reason: str | None = None
 

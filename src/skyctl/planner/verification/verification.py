@@ -14,6 +14,7 @@ from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification import lower_bound
 from skyctl.planner.verification.data_verification import check_data_plan
+from skyctl.planner.verification.form_bounds import check_forms
 from skyctl.planner.verification.hybrid_verification import check_hybrid_plan
 from skyctl.planner.verification.problem_data import ProblemData
 from skyctl.planner.verification.verdict import (
@@ -91,6 +92,7 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     same = problem == plan.problem
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
     checks += check_claims(problem, plan)
+    checks += check_forms(problem, plan) if same else []
     if problem.parallel == "data":
         checks += check_data_plan(problem, plan)
         return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
