@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from skyctl.errors import RecordError, SkyctlError
 from skyctl.files import RunPaths, read_record
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import StepProgress
+from skyctl.supervision.background_supervisor import BACKGROUND_MODULE
 from skyctl.supervision.commit_log import CommitLog
 from skyctl.supervision.run_journal import RunJournal, timestamp_ms
 
@@ -280,3 +283,32 @@ def test_threads_may_share_it() -> None:
     again = RunJournal.open(paths.run_id, lambda _: None)
     assert again.upto("one") == 800
     again.close()
+
+
+def test_ctrl_c_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CommitLog.open(tmp_path, lambda *_: None)
+    sync = os.fdatasync
+
+    def interrupted(fd: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)  # the waiting thread is interrupted before the write is over
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", interrupted)
+    for number in range(3):
+        log.take("one", number + 1, "lines", f"{number}\n".encode())
+        with pytest.raises(KeyboardInterrupt):
+            log.flush()
+    monkeypatch.undo()
+    log.flush()
+    assert (tmp_path / "lines").read_text() == "0\n1\n2\n"
+    assert CommitLog.open(tmp_path, lambda *_: None).upto("one") == 3
+
+
+def test_a_background_process_leaves_a_run_that_ended_before_it_came() -> None:
+    paths = RunPaths.new()
+    RunJournal.create(paths, state(paths, status="stopped"), lambda _: None).close()
+    before = paths.state.read_text()
+    subprocess.run([sys.executable, "-m", BACKGROUND_MODULE, paths.run_id], check=True)
+    assert paths.state.read_text() == before
+    assert "ended before" in paths.supervisor_log.read_text()

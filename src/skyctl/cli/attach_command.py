@@ -54,7 +54,9 @@ def attach(out: Output, run: RunArgument = None, yes: YesOption = False) -> int:
                     raise
                 # Another process was quicker; that one can be watched.
             else:
-                return _take_over(out, lock, yes=yes)
+                if not lock.run_ended:
+                    return _take_over(out, lock, yes=yes)
+                lock.release()
         observed = inspect_run(name)
     return _show_ended(out, observed)
 

@@ -134,6 +134,9 @@ def supervise_in_background(run_id: str) -> int:
             acquire_run_lock(paths, attached=False, wait_s=LOCK_WAIT_S) as lock,
             leaving.on((signal.SIGTERM,)),
         ):
+            if lock.run_ended:
+                log_supervisor(paths.supervisor_log, "note", "it ended before this process took it over")
+                return 0
             over = take_over(lock, leaving.beside(supervisor_log_callbacks(paths)), RunHandle.leave)
         if over is None:
             log_supervisor(

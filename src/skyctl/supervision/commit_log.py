@@ -3,6 +3,9 @@
 ``position.json`` says how long each file is and which events are in them. It is replaced after the files
 were written, and before any event is acknowledged. So whoever opens the log after its writer was killed cuts
 the files to those lengths, asks for all later events, and has each exactly once.
+
+All of it is written by one thread of the log's own: Ctrl-C, which may interrupt whoever waits for that
+thread, never leaves a write half done.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ class CommitLog:
         self.notes: dict[str, Any] = {}
         self._on_saved = on_saved
         self._lock = threading.Lock()  # what is in memory; held for moments
-        self._io = threading.Lock()  # the files; held while they are written
+        self._writer = ThreadPoolExecutor(1, "commit log")  # of the files and what is known of them
         self._sizes: dict[str, int] = {}
         self._numbers: dict[str, SequenceSet] = {}
         self._parts: dict[str, list[bytes]] = {}
@@ -119,13 +123,7 @@ class CommitLog:
 
     def replace(self, name: str, data: bytes) -> None:
         """Gives the file another content. Raises SkyctlError where the system refuses."""
-        self.flush()
-        with self._io:
-            write_atomic(self.folder / name, data)
-            with self._lock:
-                self._sizes[name] = len(data)
-                self._changed = True
-        self.flush()
+        self._writer.submit(self._replace, name, data).result()
 
     def flush(self) -> None:
         """Writes all that was taken, commits it in ``position.json``, then tells ``on_saved``.
@@ -133,25 +131,37 @@ class CommitLog:
         Raises:
             SkyctlError: the disk is full, or the folder is gone. What was taken is kept for the next time.
         """
-        with self._io:
-            with self._lock:
-                if not self._changed:
-                    return
-                parts, self._parts = self._parts, {}
-                unsaved, self._unsaved = self._unsaved, {}
-                sources = {n: {"upto": s.upto, "beyond": s.beyond} for n, s in self._numbers.items()}
-                notes = dict(self.notes)
-                self._changed = False
-            try:
-                self._write(parts)
-                self._save({"files": dict(self._sizes), "sources": sources, "notes": notes})
-            except (SkyctlError, OSError) as exc:
-                self._put_back(parts, unsaved)
-                if isinstance(exc, SkyctlError):
-                    raise
-                raise SkyctlError(
-                    f"cannot write to {exc.filename or self.folder}: {exc.strerror or exc}", hint=DISK_HINT
-                ) from exc
+        self._writer.submit(self._commit).result()
+
+    # --- in the writer's thread
+
+    def _replace(self, name: str, data: bytes) -> None:
+        self._commit()
+        write_atomic(self.folder / name, data)
+        with self._lock:
+            self._sizes[name] = len(data)
+            self._changed = True
+        self._commit()
+
+    def _commit(self) -> None:
+        with self._lock:
+            if not self._changed:
+                return
+            parts, self._parts = self._parts, {}
+            unsaved, self._unsaved = self._unsaved, {}
+            sources = {n: {"upto": s.upto, "beyond": s.beyond} for n, s in self._numbers.items()}
+            notes = dict(self.notes)
+            self._changed = False
+        try:
+            self._write(parts)
+            self._save({"files": dict(self._sizes), "sources": sources, "notes": notes})
+        except (SkyctlError, OSError) as exc:
+            self._put_back(parts, unsaved)
+            if isinstance(exc, SkyctlError):
+                raise
+            raise SkyctlError(
+                f"cannot write to {exc.filename or self.folder}: {exc.strerror or exc}", hint=DISK_HINT
+            ) from exc
         for source, numbers in unsaved.items():
             self._on_saved(source, numbers)
 

@@ -42,6 +42,9 @@ def take_over(
 ) -> tuple[Measurement, RunPaths] | None:
     """Supervises the run to its end; None where it was detached from.
 
+    Args:
+        lock: of a run that has not ended. It may have while the lock was waited for (``RunLock.run_ended``).
+
     Raises:
         InputError: its files can't be read.
         SkyctlError: as ``Supervisor.run``.

@@ -17,8 +17,8 @@ from typing import Literal
 
 from skyctl.agent.process_tree import process_start_ticks
 from skyctl.errors import InputError, RecordError, SkyctlError
-from skyctl.files import RunPaths
-from skyctl.records.run_state import Supervisor
+from skyctl.files import RunPaths, read_record
+from skyctl.records.run_state import ENDED, RunState, Supervisor
 
 SupervisorStatus = Literal["alive", "gone", "elsewhere"]
 
@@ -68,6 +68,11 @@ class RunLock:
         self.paths = paths
         self.supervisor = supervisor
         self._fd: int | None = fd
+
+    @property
+    def run_ended(self) -> bool:
+        """Whether the run has ended: whoever had the lock before may have ended it."""
+        return read_record(RunState, self.paths.state).status in ENDED
 
     def release(self) -> None:
         """Releases the lock. Idempotent."""
