@@ -16,15 +16,23 @@ if TYPE_CHECKING:
 class _LinkQueues:
     """When links and shared resources are free again; link 2 · boundary + 1 is the one for gradients."""
 
-    def __init__(self, boundaries: Sequence[BoundaryTimes]) -> None:
-        messages = [message for boundary in boundaries for message in (boundary.forward, boundary.backward)]
+    def __init__(self, boundaries: Sequence[BoundaryTimes | None]) -> None:
+        messages = [
+            message
+            for boundary in boundaries
+            for message in ((None, None) if boundary is None else (boundary.forward, boundary.backward))
+        ]
+        found = [message for message in messages if message is not None]
         numbers: dict[Hashable, int] = {}
-        for message in messages:
+        for message in found:
             for name, _ in message.shared:
                 numbers.setdefault(name, len(messages) + len(numbers))
-        self.link_s = [message.link_s for message in messages]
-        self.latency_s = [message.latency_s for message in messages]
-        self.shared = [[(numbers[name], seconds) for name, seconds in message.shared] for message in messages]
+        self.link_s = [0.0 if message is None else message.link_s for message in messages]
+        self.latency_s = [0.0 if message is None else message.latency_s for message in messages]
+        self.shared = [
+            [] if message is None else [(numbers[name], seconds) for name, seconds in message.shared]
+            for message in messages
+        ]
         self.busy_until = [0.0] * (len(messages) + len(numbers))
 
     def send(self, ready_s: float, link: int) -> float:
@@ -46,27 +54,28 @@ class _LinkQueues:
 def play_events(
     orders: Sequence[Sequence[Action]],
     stages: Sequence[StageTimes],
-    boundaries: Sequence[BoundaryTimes],
+    boundaries: Sequence[BoundaryTimes | None],
 ) -> PlayedStep:
     """One step; the heap holds the ends of running actions, at most one per stage.
 
     Args:
         orders: each stage's actions, in its order.
+        boundaries: between each two stages; None: one pipeline ends there, and another begins.
 
     Raises:
         ValueError: orders that wait for each other for ever.
     """
-    count = len(stages)
-    last = count - 1
+    has_next = [boundary is not None for boundary in (*boundaries, None)]
+    has_previous = [False, *has_next[:-1]]
     links = _LinkQueues(boundaries)
     seconds = [(stage.forward_s, stage.backward_s - stage.weight_s) for stage in stages]
-    at = [0] * count
-    free = [0.0] * count
-    running = [False] * count
+    at = [0] * len(stages)
+    free = [0.0] * len(stages)
+    running = [False] * len(stages)
     inputs: list[list[float]] = [[] for _ in stages]
     gradients: list[list[float]] = [[] for _ in stages]
     heap: list[tuple[float, int, int]] = []  # end, 2 · stage + 1 for a backward, microbatch
-    waiting = list(range(count))
+    waiting = list(range(len(stages)))
     while True:
         for s in waiting:
             if running[s]:
@@ -80,7 +89,7 @@ def play_events(
             kind, m = order[at[s]]
             backward = kind == BACKWARD
             begin = free[s]
-            if s < last if backward else s > 0:
+            if has_next[s] if backward else has_previous[s]:
                 arrivals = gradients[s] if backward else inputs[s]
                 if m >= len(arrivals):
                     continue
@@ -97,10 +106,10 @@ def play_events(
         running[s] = False
         waiting = [s]
         if key & 1:
-            if s > 0:
+            if has_previous[s]:
                 gradients[s - 1].append(links.send(end, key - 2))
                 waiting.append(s - 1)
-        elif s < last:
+        elif has_next[s]:
             inputs[s + 1].append(links.send(end, key))
             waiting.append(s + 1)
     if any(position < len(order) for position, order in zip(at, orders, strict=True)):

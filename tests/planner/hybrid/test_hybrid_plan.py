@@ -57,6 +57,25 @@ def test_sums_of_two_groups_queue_on_a_shared_resource():
     assert step.iteration_s == pytest.approx(12.0)  # layer 1 until 8 s, then layer 0 for 4 s
 
 
+def test_messages_of_two_pipelines_queue_on_a_shared_resource():
+    """Two pipelines of two stages; both ways from the first to the second take 3 s for a message."""
+    problem = hybrid_problem((1.0,) * 4, rate=1e9, microbatches=2)
+    there = [("n0/cpu:0", "n1/cpu:0"), ("n2/cpu:0", "n3/cpu:0")]
+    shared = SharedResource(name="up", bandwidth_bytes_per_s=1.0, links=there)
+    layers = [layer.model_copy(update={"output_bytes": 3.0}) for layer in problem.layers]
+    model = HybridModel(problem.model_copy(update={"shared": (shared,), "layers": tuple(layers)}))
+    first, second = ((StageAssignment(d, 0, 1), StageAssignment(d + 1, 1, 2)) for d in (0, 2))
+    candidate = Candidate((first, second), (1, 1))
+    alone = [model.play(placement, 1).ends_s for placement in candidate.placements]
+    # forward 1 s, message 3 s, forward 1 s, backward 2 s, at once back, backward 2 s
+    assert alone == [pytest.approx((9.0, 7.0))] * 2
+    step = model.step(candidate)
+    assert [play.ends_s for play in step.plays] == [pytest.approx((9.0, 7.0)), pytest.approx((12.0, 10.0))]
+    made = plan(model.problem, "optimal")
+    assert verify(model.problem, made).ok
+    assert made.certificate.value_s <= step.iteration_s
+
+
 @pytest.mark.parametrize("sync", ["ring", "star"])
 def test_one_stage_a_pipeline_is_data_parallelism(sync):
     problem = data_problem((3.0, 2.0, 1.0), rate=40.0, latency=0.1, sync=sync, microbatches=12)

@@ -14,7 +14,7 @@ from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import SCHEDULES, DataModel, buffer_bytes
-from skyctl.planner.evaluation import StageExecution, least_execution, stage_ends_s
+from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
     GroupRoutes,
     SumGroup,
@@ -25,6 +25,8 @@ from skyctl.planner.hybrid.joint_sum import (
     released_s,
 )
 from skyctl.records.problem import Problem
+from skyctl.schedule.joint_simulation import ends_together
+from skyctl.schedule.simulation_input import SimulationInput
 
 
 def require_hybrid_problem(problem: Problem) -> None:
@@ -68,7 +70,7 @@ class TimeScale(NamedTuple):
 
 
 class PipelinePlay(NamedTuple):
-    """A pipeline played alone with its share of the microbatches.
+    """A pipeline with its share of the microbatches, played alone or beside others (``together``).
 
     Attributes:
         ends_s: by stage, when its last backward ends.
@@ -133,6 +135,7 @@ class HybridModel:
             self._integer_bytes.append(self._integer_bytes[-1] + size)
         self._costs: dict[int, CostModel] = {self.microbatches: self.base}
         self._plays: dict[tuple[Placement, int], PipelinePlay | None] = {}
+        self._inputs: dict[tuple[Placement, int, StageExecution], SimulationInput] = {}
         self._line_s = [self._lines_s(d) for d in range(self.devices)]
 
     @property
@@ -195,6 +198,23 @@ class HybridModel:
         floor_s = max(map(self._last_byte_s, placement, ends))
         return PipelinePlay(execution, ends, needs, optimizer_s, floor_s + optimizer_s)
 
+    def together(self, candidate: Candidate, plays: Sequence[PipelinePlay]) -> list[PipelinePlay]:
+        """Played alone before, now side by side: their messages wait for each other on shared resources."""
+        if not self.problem.shared:
+            return list(plays)
+        inputs = [
+            self._input(placement, play.execution, share)
+            for placement, share, play in zip(*candidate, plays, strict=True)
+        ]
+        found = ends_together(inputs, [play.ends_s for play in plays])
+        return [play._replace(ends_s=ends) for play, ends in zip(plays, found, strict=True)]
+
+    def _input(self, placement: Placement, execution: StageExecution, microbatches: int) -> SimulationInput:
+        key = (placement, microbatches, execution)
+        if key not in self._inputs:
+            self._inputs[key] = simulation_input(self.costs(microbatches), placement, execution)
+        return self._inputs[key]
+
     def _last_byte_s(self, stage: StageAssignment, end_s: float) -> float:
         """When the stage's gradients are summed at the earliest: n layers' bytes go over n lines at most."""
         line_s, sizes = self._line_s[stage.device], self.lines.layer_bytes
@@ -234,7 +254,9 @@ class HybridModel:
         fits = map(self._fits, candidate.placements, plays, [children] * len(plays))
         if not all(fits):
             return None
-        step = self.step_of(candidate, plays, groups)
+        if self.problem.shared and self.step_of(candidate, plays, groups).iteration_s >= below_s:
+            return None  # side by side they take no less
+        step = self.step_of(candidate, self.together(candidate, plays), groups)
         return step if step.iteration_s < below_s else None
 
     def step_of(

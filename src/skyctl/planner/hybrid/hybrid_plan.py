@@ -236,7 +236,8 @@ def read_step(model: HybridModel, plan: Plan) -> HybridStep:
         model.play_as(placement, StageExecution.plain([s.in_flight for s in pipeline.stages]), share)
         for placement, share, pipeline in zip(*candidate, plan.pipelines, strict=True)
     ]
-    return model.step_of(candidate, plays, _read_groups(model, candidate, plan.sync))
+    groups = _read_groups(model, candidate, plan.sync)
+    return model.step_of(candidate, model.together(candidate, plays), groups)
 
 
 def _read_placement(model: HybridModel, pipeline: Pipeline, number: int) -> Placement:

@@ -8,6 +8,7 @@ from skyctl.planner.data.scaled_steps import TimeFactors
 from skyctl.planner.hybrid.hybrid_model import HybridModel, TimeScale
 from skyctl.planner.hybrid.hybrid_plan import read_step
 from skyctl.records.plan import Plan
+from skyctl.schedule.joint_simulation import ends_together
 from skyctl.schedule.simulation_input import SimulationInput
 
 
@@ -30,12 +31,10 @@ def scaled_steps_s(
     of_link = {(a, b): factors.link(links.get((ids[a], ids[b]))) for a, b in pairs}
     of_device = [factors.layers(device) for device in plan.problem.devices]
     for draw, drawn in enumerate(zip(*pipelines, strict=True)):
+        found = ends_together(drawn, [scaled.simulate().ended_s for scaled in drawn])
         plays = [
-            play._replace(
-                ends_s=scaled.simulate().ended_s,
-                optimizer_s=max(stage.optimizer_s for stage in scaled.stages),
-            )
-            for play, scaled in zip(step.plays, drawn, strict=True)
+            play._replace(ends_s=ends, optimizer_s=max(stage.optimizer_s for stage in scaled.stages))
+            for play, scaled, ends in zip(step.plays, drawn, found, strict=True)
         ]
         scale = TimeScale(
             device=lambda d, draw=draw: of_device[d][draw],  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """A step of several pipelines side by side, played anew from records for ``verify``.
 
-Nothing is shared with ``planner/hybrid``. Pipelines are simulated one by one, and what their devices sum is
+Nothing is shared with ``planner/hybrid``. Pipelines are simulated side by side, and what their devices sum is
 served link by link and resource by resource, in the order in which layers are released.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from skyctl.planner.verification.data_step import (
@@ -21,7 +21,9 @@ from skyctl.planner.verification.data_step import (
 from skyctl.planner.verification.problem_data import ProblemData
 from skyctl.records.problem import Problem
 from skyctl.schedule.actions import BACKWARD
-from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, last_backward_ends, simulate
+from skyctl.schedule.joint_simulation import ends_together
+from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes, last_backward_ends
+from skyctl.schedule.simulation_input import SimulationInput
 
 Trees = tuple[CheckedRoute, ...]
 
@@ -123,25 +125,32 @@ class HybridStep:
 
     def ends(self, row: Sequence[HeldRange]) -> list[float]:
         """By stage of a pipeline that runs alone, when its last backward ends."""
-        stages = [self.stage_times(held) for held in row]
-        boundaries = [self._boundary(a, b) for a, b in pairwise(row)]
-        in_flight = tuple(held.in_flight for held in row)
-        count = row[0].microbatches
+        given = self._simulation(row)
+        boundaries = given.boundaries
         if not any(x.shared for pair in boundaries for x in (pair.forward, pair.backward)):
             return last_backward_ends(
-                count,
-                in_flight,
-                [stage.forward_s for stage in stages],
-                [stage.backward_s for stage in stages],
+                given.microbatches,
+                given.in_flight,
+                [stage.forward_s for stage in given.stages],
+                [stage.backward_s for stage in given.stages],
                 ahead=[(x.forward.link_s, x.forward.latency_s) for x in boundaries],
                 back=[(x.backward.link_s, x.backward.latency_s) for x in boundaries],
             )
-        played = simulate(self.problem.schedule, count, in_flight, stages, boundaries, trace=True)
         done = [0.0] * len(row)
-        for span in played.trace:
+        for span in given.simulate(trace=True).trace:
             if span.kind == BACKWARD:
                 done[span.stage] = max(done[span.stage], span.end_s)
         return done
+
+    def _simulation(self, row: Sequence[HeldRange]) -> SimulationInput:
+        return SimulationInput(
+            schedule=self.problem.schedule,
+            microbatches=row[0].microbatches,
+            in_flight=tuple(held.in_flight for held in row),
+            deferred_weights=(0,) * len(row),
+            stages=tuple(self.stage_times(held) for held in row),
+            boundaries=tuple(self._boundary(a, b) for a, b in pairwise(row)),
+        )
 
     def _boundary(self, a: HeldRange, b: HeldRange) -> BoundaryTimes:
         size = self.problem.layers[a.stop - 1].output_bytes
@@ -174,7 +183,8 @@ class HybridStep:
 
     def play(self, rows: Rows, groups: Sequence[SummedRange]) -> HybridTimes:
         """The step: pipelines run side by side, layers are summed as they are released, all optimize."""
-        ends = {held: end for row in rows for held, end in zip(row, self.ends(row), strict=True)}
+        found = ends_together([self._simulation(row) for row in rows], [self.ends(row) for row in rows])
+        ends = dict(zip(chain.from_iterable(rows), chain.from_iterable(found), strict=True))
         done_s = max([*ends.values(), *self._line_ends(ends, groups), *self._processor_ends(ends, groups)])
         done_s += max((self.data.latency_s(group.trees) for group in groups), default=0.0)
         optimizers = [self.optimizer_s(held) for held in ends]
