@@ -132,7 +132,7 @@ def _plan(bench: Bench, form: str, text: str) -> Path:
     source.write_text(MODEL + "\n\n" + text)
     path = folder / "plan.json"
     bench.skyctl("probe", source, *SIZES)
-    bench.skyctl("plan", source, *SIZES, "--no-learn", "-o", path)
+    bench.skyctl("plan", source, *SIZES, "--parallel", "pipeline", "--no-learn", "-o", path)
     return path
 
 

@@ -14,14 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from runs.data import LARGE_PICTURES
-from runs.form_cases import CLUSTERS, SIZES, WORKLOADS, undivided
+from runs.form_cases import CLUSTERS, SIZES, WORKLOADS, source_in
 from runs.labs import Bench, lab
-from runs.prediction import source_of
 
 FORMS = ("pipeline", "data", "hybrid")
 TURNS, STEPS = 2, 4
@@ -41,7 +39,7 @@ def cases(wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _case(bench: Bench, name: str) -> dict[str, Any]:
-    source = _source(bench.folder, name)
+    source = source_in(bench.folder, name, LARGE_PICTURES)
     sizes = SIZES[name]
     bench.skyctl("probe", source, *sizes)
     made = {form: plan for form in FORMS if (plan := _plan(bench, source, sizes, form)) is not None}
@@ -95,14 +93,6 @@ def _shape(plan: dict[str, Any]) -> list[Any]:
         [one["microbatches"], [[s["device"], s["start"], s["stop"]] for s in one["stages"]]]
         for one in plan["pipelines"]
     ]
-
-
-def _source(folder: Path, name: str) -> str:
-    if name == "undivided":
-        path = folder / "undivided.py"
-        path.write_text(undivided())
-        return str(path)
-    return source_of(folder, name, LARGE_PICTURES)
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ NICE = (0, 5)
 """Of the loops that work beside the node's own process: with them its layers took 3.9–5.2 times as long."""
 WORKLOAD = "gpt:layers=8,hidden=192,heads=6,context=64"
 SIZES = ("--batch-size", 16, "--microbatches", 8)
+PIPELINE = ("--parallel", "pipeline")
 STEPS, TURNS = 12, 2
 RUNS = 10
 LOOP = """import os, sys, threading
@@ -54,7 +55,8 @@ def plan(bench: Bench, name: str, *more: object) -> tuple[Path, list[str]]:
     """A plan's file, and what the command said of runs."""
     path = bench.folder / f"{name}.json"
     sizes = () if "--from-run" in more else SIZES
-    _, lines = bench.timed("plan", WORKLOAD, *sizes, *more, "-o", path)
+    form = () if "--from-run" in more else PIPELINE
+    _, lines = bench.timed("plan", WORKLOAD, *sizes, *form, *more, "-o", path)
     return path, told(lines)
 
 
@@ -104,7 +106,7 @@ def lasting(bench: Bench) -> dict[str, Any]:
     probed, _ = plan(bench, "probed", "--no-learn")
     with slowed(bench):
         _, first = bench.timed("launch", probed, "--steps", STEPS)
-        _, second = bench.timed("launch", WORKLOAD, *SIZES, "--steps", STEPS)
+        _, second = bench.timed("launch", WORKLOAD, *SIZES, *PIPELINE, "--steps", STEPS)
         learned, said = plan(bench, "learned")
         steps = in_turns(bench, {"probed": probed, "learned": learned})
     return {
@@ -124,7 +126,7 @@ def half(bench: Bench) -> dict[str, Any]:
         with ExitStack() as slow:
             if number % 2 == 0:
                 slow.enter_context(slowed(bench))
-            done, lines = bench.timed("launch", WORKLOAD, *SIZES, "--steps", STEPS)
+            done, lines = bench.timed("launch", WORKLOAD, *SIZES, *PIPELINE, "--steps", STEPS)
         folder = Path(bench.env["SKYCTL_HOME"]) / "runs" / done["run_id"]
         launches.append(
             {

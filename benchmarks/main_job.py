@@ -48,7 +48,9 @@ def measure(bench: Bench, job: dict[str, Any], steps: int, long_steps: int) -> d
     skyctl("check")
     skyctl("probe", job["workload"], *sizes, "--refresh")
     out = folder / "compared"
-    compared = skyctl("compare", job["workload"], *sizes, "--measure", "--steps", steps, "-o", out)
+    compared = skyctl(
+        "compare", job["workload"], *sizes, "--parallel", "pipeline", "--measure", "--steps", steps, "-o", out
+    )
     rows = {row["strategy"]: row for row in compared["rows"]}
     runs = {name: losses(out / f"{name}.measurement.json") for name in rows}
     result: dict[str, Any] = {

@@ -122,7 +122,9 @@ def _runs(
     for name, how in hows.items():
         path = bench.folder / "plan.json"
         asked = how if how else ("--assign", _assign(found["even"]["plan"]))
-        bench.skyctl("plan", WORKLOAD, *sizes, *schedule, *asked, "--no-learn", "-o", path)
+        bench.skyctl(
+            "plan", WORKLOAD, *sizes, "--parallel", "pipeline", *schedule, *asked, "--no-learn", "-o", path
+        )
         made = Plan.model_validate_json(path.read_text())
         key = str([(s.start, s.stop, s.replicas[0].device) for s in made.stages])
         if key not in ran:

@@ -186,7 +186,7 @@ def _case(bench: Bench, name: str) -> dict[str, Any]:
     path = bench.folder / "plan.json"
     bench.skyctl("probe", source, *sizes, "--refresh")
     # --no-learn: each case is to be of its own probe, not of the run before
-    bench.skyctl("plan", source, *sizes, "--no-learn", "-o", path)
+    bench.skyctl("plan", source, *sizes, "--parallel", "pipeline", "--no-learn", "-o", path)
     predicted = json.loads(path.read_text())["predicted"]
     step_s, interval = predicted["iteration_s"], predicted["interval"]
     steps = min(MOST_STEPS, max(STEPS, math.ceil(LEAST_S / step_s)))

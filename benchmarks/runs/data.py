@@ -1,14 +1,13 @@
 """Data parallelism with unequal shares on four unequal nodes: beside an equal split, and beside a pipeline.
 
 A convolutional net on a LAN, where gradients are few bytes: skyctl's data plan, an equal split by
-``DistributedDataParallel`` over Gloo (``data_rank.py``) and the best pipeline plan, one after the other, in
+``DistributedDataParallel`` over Gloo (``torch_rank.py``) and the best pipeline plan, one after the other, in
 turns. A GPT of 12 blocks at 100 Mbit/s, where they are many: both forms' plans, run as well.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from runs.bounds import data_bound_s
 from runs.labs import Bench, Lines, lab
 from runs.machine import Case, steadily
 from runs.prediction import CONVOLUTIONAL
+from runs.torch_runs import torch_steps
 
 LAN = """\
 nodes:
@@ -33,8 +33,6 @@ BATCH, MICROBATCHES = 64, (8, 16, 32)
 """Each form's plan is of the number of microbatches that is predicted the fastest."""
 TURNS, STEPS = 2, 7
 CASES = ("convolutional", "gpt")
-RANK = Path(__file__).with_name("data_rank.py")
-PORT = 29533
 SIZES = ("--batch-size", BATCH)
 
 
@@ -59,7 +57,7 @@ def _convolutional(bench: Bench, source: Path) -> Case:
     for _ in range(TURNS):
         run, launching = ways["data"]()
         took["data"] += _settled(run)
-        took["equal"] += equal_split(bench, source)
+        took["equal"] += torch_steps(bench, source, "data", batch=BATCH, microbatches=1, steps=STEPS)
         took["pipeline"] += _settled(ways["pipeline"]()[0])
     steps = {name: median(seconds) for name, seconds in took.items()}
     made = plans["data"][1]
@@ -142,32 +140,3 @@ def devices_of(made: dict[str, Any]) -> list[list[Any]]:
     if made["form"] == "pipelines":
         return [[one["stages"][0]["device"], one["microbatches"]] for one in made["pipelines"]]
     return [[stage["replicas"][0]["device"], stage["start"], stage["stop"]] for stage in made["stages"]]
-
-
-def equal_split(bench: Bench, source: Path) -> list[float]:
-    """Seconds of the steps but the first, each node with a quarter of the batch."""
-    nodes = bench.lab_state().nodes
-    told = {
-        "world": len(nodes),
-        "host": nodes[0].address,
-        "port": PORT,
-        "interface": "eth0",
-        "workload": source.read_text(),
-        "batch": BATCH,
-        "microbatches": 1,
-        "steps": STEPS,
-    }
-    ranks = []
-    try:
-        for number, node in enumerate(nodes):
-            argv = [sys.executable, str(RANK), json.dumps({**told, "rank": number})]
-            ranks.append(bench.start_in(node.name, argv))
-        said = [rank.communicate()[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if not all(said):
-        raise SystemExit("a rank of the equal split failed; its error is above")
-    steps = [json.loads(text)[1:] for text in said]
-    return [max(together) for together in zip(*steps, strict=True)]

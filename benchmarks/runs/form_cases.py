@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from runs.data import LAN
 from runs.data_prediction import UPLINK
+from runs.prediction import source_of
 
 WAN = """\
 nodes:
@@ -47,6 +50,15 @@ SIZES = {
 }
 WIDTH, REPEATS = 384, 8
 """Of the two layers of the undivided model."""
+
+
+def source_in(folder: Path, name: str, pictures: str) -> str:
+    """The workload of that name, its file written to the folder; ``pictures``: the convolutional one's."""
+    if name == "undivided":
+        path = folder / "undivided.py"
+        path.write_text(undivided())
+        return str(path)
+    return source_of(folder, name, pictures)
 
 
 def undivided() -> str:

@@ -133,7 +133,7 @@ def _case(bench: Bench, cluster: str, name: str, source: str) -> Case:
     sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     path = bench.folder / "plan.json"
     _, probing = bench.timed("probe", source, *sizes, "--refresh")
-    bench.skyctl("plan", source, *sizes, "-o", path)
+    bench.skyctl("plan", source, *sizes, "--parallel", "pipeline", "-o", path)
     made = json.loads(path.read_text())
     steps = max(STEPS, math.ceil(LEAST_S / made["predicted"]["iteration_s"]))
     run, launching = bench.timed("launch", path, "--steps", steps)

@@ -111,7 +111,7 @@ def _step_s(bench: Bench, microbatches: int | None, *how: object) -> dict[str, A
     source, path = bench.folder / "train.py", bench.folder / "plan.json"
     sizes = ["--batch-size", BATCH, *([] if microbatches is None else ["--microbatches", microbatches])]
     bench.skyctl("probe", source, *sizes, "--refresh")
-    bench.skyctl("plan", source, *sizes, *how, "-o", path)
+    bench.skyctl("plan", source, *sizes, "--parallel", "pipeline", *how, "-o", path)
     made = json.loads(path.read_text())
     run = bench.skyctl("launch", path, "--steps", STEPS)
     return {

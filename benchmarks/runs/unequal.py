@@ -37,7 +37,7 @@ def _case(bench: Bench, workload: str, extra: Sequence[str]) -> Case:
     sizes = ("--batch-size", BATCH, "--microbatches", MICROBATCHES)
     path = bench.folder / "plan.json"
     _, probing = bench.timed("probe", workload, *sizes, "--refresh")
-    bench.skyctl("plan", workload, *sizes, "--no-learn", *extra, "-o", path)
+    bench.skyctl("plan", workload, *sizes, "--parallel", "pipeline", "--no-learn", *extra, "-o", path)
     made = json.loads(path.read_text())
     run, launching = bench.timed("launch", path, "--steps", STEPS)
     measured = run["iteration_s"]["median"]

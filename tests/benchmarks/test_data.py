@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from runs import data
 from runs.data_prediction import CASES, CLUSTERS
 from runs.prediction import WORKLOADS
+from runs.torch_runs import RANK
 
 from skyctl.lab.lab_spec import read_lab
 
@@ -34,16 +34,16 @@ def test_eight_cases_of_three_labs(tmp_path):
         assert len(read_lab(tmp_path / "lab.yaml").nodes) == 4
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_ranks_of_the_equal_split_train_together(microbatches):
+@pytest.mark.parametrize("form", ["data", "pipeline"])
+def test_ranks_of_torchs_equal_split_train_together(form):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     told = {"world": 2, "host": "127.0.0.1", "port": port, "interface": "lo"}
-    told |= {"workload": TINY, "batch": 8, "microbatches": microbatches, "steps": 3}
+    told |= {"text": TINY, "batch": 8, "microbatches": 2, "steps": 3, "form": form}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(data.RANK), json.dumps({**told, "rank": rank})],
+            [sys.executable, str(RANK), json.dumps({**told, "rank": rank})],
             stdout=subprocess.PIPE,
             text=True,
         )

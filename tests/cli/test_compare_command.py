@@ -66,14 +66,16 @@ def compared(folder: Path) -> tuple[Path, dict[str, Any], str]:
 @pytest.mark.slow
 def test_the_document_names_all_that_was_written(compared: tuple[Path, dict[str, Any], str]) -> None:
     out, document, _ = compared
-    assert document["version"] == 3
+    assert document["version"] == 4  # it has plans of several pipelines
     assert {"report", "even plan", "optimal measurement", "even trace"} <= set(document["files"])
     for path in document["files"].values():
         assert (out.parent / path).stat().st_size > 0, path
     assert document == json.loads((out / "comparison.json").read_text())
     assert document["verdict"]
-    assert document["conclusion"]["best"] in ("even", "alone", "optimal")
-    assert {gain["over"] for gain in document["conclusion"]["gains"]} < {"even", "alone", "optimal"}
+    rows = {"even", "alone", "pipeline", "data", "hybrid", "optimal"}
+    assert {row["strategy"] for row in document["rows"]} <= rows
+    assert document["conclusion"]["best"] in rows
+    assert {gain["over"] for gain in document["conclusion"]["gains"]} < rows
     assert document["rows"][1]["shares"][0]["stop"] == 5  # alone holds all layers
     assert all(row["predicted_interval"]["low_s"] <= row["predicted_s"] for row in document["rows"])
 

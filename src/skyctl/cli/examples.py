@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
         f"skyctl plan {GPT} -o plan.json",
         "skyctl plan train.py --strategy even --pin-first laptop",
-        "skyctl plan train.py --parallel auto",
+        "skyctl plan train.py --parallel hybrid",
         "skyctl plan --problem problem.json --json",
     ),
     "verify": (
@@ -64,7 +64,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"skyctl compare {GPT}",
         f"skyctl compare {GPT} --measure --steps 20 -o compared",
         "skyctl compare train.py --strategy even,optimal",
-        "skyctl compare train.py --parallel auto --measure",
+        "skyctl compare train.py --parallel pipeline --measure",
     ),
     "bench-sync": (
         "skyctl bench-sync",

@@ -187,7 +187,7 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         microbatches=options.microbatches,
         beside_pipeline=True,
     )
-    if options.parallel in ("data", "hybrid"):
+    if choice.parallel in ("data", "hybrid"):
         load = partial(_load_summable, load)
     if options.dry_run:
         request, _ = _load(out, load)

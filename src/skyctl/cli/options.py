@@ -34,6 +34,7 @@ from skyctl.cli.option_values import (
 )
 
 if TYPE_CHECKING:
+    from skyctl.control.form_choice import ParallelChoice
     from skyctl.control.plan_creation import PlanOptions
     from skyctl.control.training_request import TrainingRequest
     from skyctl.records.cluster import Cluster, Node
@@ -330,8 +331,8 @@ class PlacementOptions:
             "--parallel",
             metavar="FORM",
             autocompletion=complete_choices(*PARALLEL),
-            help="pipeline (default: a part of the layers each), data (all of them, shares of samples), "
-            "hybrid (several pipelines), or auto (the simplest of these within 1% of the fastest).",
+            help="auto (default: of these the simplest within 1% of the fastest), pipeline (a part of the "
+            "layers each), data (all of them, shares of samples), or hybrid (several pipelines).",
         ),
     ] = None
     sync_format: Annotated[
@@ -405,11 +406,14 @@ class PlacementOptions:
         ),
     ] = None
 
-    def plan_options(self, cluster: Cluster | None, **more: Any) -> PlanOptions:
+    def plan_options(
+        self, cluster: Cluster | None, *, default_form: ParallelChoice | None = "auto", **more: Any
+    ) -> PlanOptions:
         """How to plan.
 
         Args:
             cluster: has the nodes that patterns name; None (a problem file): the pins are left out.
+            default_form: where --parallel is not given; None: what a problem or a run says.
             more: further fields of ``PlanOptions``.
 
         Raises:
@@ -418,7 +422,7 @@ class PlacementOptions:
         from skyctl.control.plan_creation import PlanOptions
 
         return PlanOptions(
-            parallel=parse_parallel(self.parallel),
+            parallel=parse_parallel(self.parallel) or default_form,
             sync_format=parse_sync_format(self.sync_format),
             sync=parse_sync(self.sync),
             helpers=parse_helpers(self.helper, cluster),

@@ -146,12 +146,14 @@ class PlanCommandOptions(
         """How to plan. Raises InputError for values that can't be, or that contradict each other."""
         from skyctl.cli.show_profile import check_plot
         from skyctl.control.assignment import parse_assign, parse_assigned_shares
+        from skyctl.control.form_choice import forms_not_exported
 
         check_output(self.output)
         check_plot(self.plot)
         shares = None if self.assign is None else parse_assigned_shares(self.assign)
         options = self.plan_options(
             None,
+            default_form="auto" if self.problem is None and self.from_run is None else None,
             strategy=require_choice("--strategy", self.strategy, STRATEGIES),
             objective=parse_objective(self.objective),
             microbatches=self.microbatches,
@@ -162,6 +164,7 @@ class PlanCommandOptions(
             named=self.export is not None,
             learn=not self.no_learn,
             beside_pipeline=True,
+            left_out={} if self.export is None else forms_not_exported(self.export),
         )
         if self.export is not None:
             require_choice("--export", self.export, TRAINERS)
@@ -178,7 +181,8 @@ class PlanCommandOptions(
 def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommandOptions) -> None:
     """Assign layers to devices, from the newest profile that fits cluster and workload.
 
-    With --parallel data every device that takes part holds all layers, and computes its share of the samples.
+    The plan is a pipeline, devices that hold all layers each and share the samples, or several pipelines:
+    the simplest of those that are hardly slower than the fastest (see --parallel).
 
     What runs have seen since the probe counts more than the probe's figures (see --no-learn).
 

@@ -92,6 +92,12 @@ def form_contradictions(
     return found
 
 
+def forms_not_exported(trainer: str) -> dict[Parallel, str]:
+    """The forms that another trainer does not take, and why; ``trainer``: as --export names it."""
+    reason = f"--export {trainer}: {trainer} takes one pipeline"
+    return {DATA: reason, HYBRID: reason}
+
+
 def forms_left_out_by(layers: Sequence[nn.Module]) -> dict[Parallel, str]:
     """The forms that can't train a model of these layers, as its gradients can't be summed, and why."""
     from skyctl.worker.summed_gradients import check_summable

@@ -71,7 +71,7 @@ def plan_hybrid(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
     )
     if bound is not None:
         proof = _bounded(problem, proof, bound)
-    return _record(model, strategy, found.best, proof)
+    return record_step(model, strategy, found.best, proof)
 
 
 def _raise_none(*, proved: bool) -> NoReturn:
@@ -138,7 +138,8 @@ def raise_if_hopeless(model: HybridModel) -> None:
         )
 
 
-def _record(model: HybridModel, strategy: Strategy, step: HybridStep, proof: Certificate) -> Plan:
+def record_step(model: HybridModel, strategy: Strategy, step: HybridStep, proof: Certificate) -> Plan:
+    """A step as a plan's record; ``proof``: what is known of it."""
     return Plan(
         form="pipelines",
         strategy=strategy,
