@@ -2,7 +2,7 @@
 
 One JSON line a case. Needs root (network namespaces, cgroups, sshd).
 
-    python benchmarks/others.py                             # every case, about twenty minutes
+    python benchmarks/others.py                             # every case, about half an hour
     python benchmarks/others.py --case "WAN, gpt"           # one of them (may be repeated)
 
 ``ddp`` and ``torch pipeline`` are torch's own, an equal part for each node. ``metis`` and ``amp`` are what
@@ -21,20 +21,24 @@ from statistics import median
 from typing import Any
 
 from baselines.amp import Choice, choose
+from baselines.hybrids import as_plan
 from baselines.metis import capacity_slices
 from runs.data import LARGE_PICTURES
 from runs.form_cases import CLUSTERS, SIZES, source_in
 from runs.labs import Bench, lab
 from runs.torch_runs import torch_steps
 
-from skyctl.planner.cost_model import StageAssignment
-from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel
-from skyctl.planner.hybrid.hybrid_plan import record_step
-from skyctl.planner.plan_record import make_certificate
 from skyctl.records.plan import Plan
 
-CASES = ("LAN, gpt", "WAN, gpt", "uplink, convolutional", "70/70/35/14%, gpt")
-TURNS, STEPS = 2, 4
+CASES = (
+    "LAN, gpt",
+    "WAN, gpt",
+    "WAN, bert",
+    "uplink, llama",
+    "uplink, convolutional",
+    "70/70/35/14%, gpt",
+)
+TURNS, STEPS = 2, 3
 
 
 def case(cluster: str, name: str) -> dict[str, Any]:
@@ -71,6 +75,9 @@ def case(cluster: str, name: str) -> dict[str, Any]:
         "workload": name,
         "form": ours.problem.parallel,
         "amp": [amp.grid, amp.cuts],
+        "predicted_s": {
+            each: round(plan.predicted.iteration_s, 4) for each, plan in made.items() if plan is not None
+        },
         "step_s": {way: round(seconds, 4) for way, seconds in steps.items()},
         "ratio": {way: round(seconds / steps["skyctl"], 3) for way, seconds in steps.items()},
     }
@@ -93,21 +100,13 @@ def _of_amp(bench: Bench, source: str, name: str, chosen: Choice, hybrid: Plan) 
         return _plan(
             bench, source, name, "amp", "--assign", ",".join(f"{row[0]}={share}" for row in chosen.grid)
         )
-    model = HybridModel(hybrid.problem)
-    placements = tuple(
-        tuple(
-            StageAssignment(model.ids.index(device), a, b)
-            for device, (a, b) in zip(row, pairwise(chosen.cuts), strict=True)
-        )
+    placed = [
+        [(device, a, b) for device, (a, b) in zip(row, pairwise(chosen.cuts), strict=True)]
         for row in chosen.grid
-    )
-    step = model.step(Candidate(placements, (share,) * len(chosen.grid)))
-    if step is None:
-        return None
-    proof = make_certificate(step.iteration_s, None, proved=False, method="AMP", wall_s=0.0)
-    kept = {"workload": hybrid.workload, "machines": hybrid.machines, "encrypted": hybrid.encrypted}
-    made = record_step(model, "heuristic", step, proof).model_copy(update=kept)
-    _path(bench, "amp").write_text(made.to_json())
+    ]
+    made = as_plan(hybrid, placed, [share] * len(placed))
+    if made is not None:
+        _path(bench, "amp").write_text(made.to_json())
     return made
 
 

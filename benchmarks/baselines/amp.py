@@ -16,7 +16,7 @@ from itertools import combinations, pairwise, permutations
 from typing import NamedTuple
 
 from baselines.common import NotApplicableError
-from skyctl.records.problem import Problem
+from skyctl.records.problem import Layer, Problem
 
 
 class Choice(NamedTuple):
@@ -84,6 +84,10 @@ def _cost(
         ring = [row[s] for row in grid]
         if len(ring) > 1:
             slowest = min(lines[a, b] for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
-            size = math.fsum(layer.gradient_bytes or 0.0 for layer in problem.layers[start:stop])
+            size = math.fsum(_gradient_bytes(layer) for layer in problem.layers[start:stop])
             sums.append(2 * (len(ring) - 1) / len(ring) * size / slowest)
     return Choice(grid, cuts, step_s + max(sums))
+
+
+def _gradient_bytes(layer: Layer) -> float:
+    return layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes

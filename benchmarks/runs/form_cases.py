@@ -48,8 +48,8 @@ SIZES = {
     **dict.fromkeys(KINDS, ("--batch-size", 64, "--microbatches", 16)),
     "undivided": ("--batch-size", 8192, "--microbatches", 16),
 }
-WIDTH, REPEATS = 384, 8
-"""Of the two layers of the undivided model."""
+WIDTH, REPEATS, NARROW = 384, 8, 64
+"""Of the two layers of the undivided model; what passes between them is narrow."""
 
 
 def source_in(folder: Path, name: str, pictures: str) -> str:
@@ -64,17 +64,18 @@ def source_in(folder: Path, name: str, pictures: str) -> str:
 def undivided() -> str:
     """A train.py whose two layers can't be cut: a pipeline has two stages at most, whatever there is."""
     return f'''
-"""Two layers of shared squares: as many stages at most."""
+"""Two layers, each of several squares that stay together: as many stages at most."""
 import torch
 from torch import nn
 
 class Wide(nn.Module):
     def __init__(self):
         super().__init__()
-        self.squares = nn.ModuleList(nn.Linear({WIDTH}, {WIDTH}) for _ in range({REPEATS}))
+        sizes = [{NARROW}, *[{WIDTH}] * {REPEATS + 1}, {NARROW}]
+        self.parts = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))
     def forward(self, x):
-        for square in self.squares:
-            x = square(x).relu()
+        for part in self.parts:
+            x = part(x).relu()
         return x
 
 def model():
@@ -83,7 +84,7 @@ def model():
 def data(batch_size, seed):
     generator = torch.Generator().manual_seed(seed)
     while True:
-        x = torch.randn(batch_size, {WIDTH}, generator=generator)
+        x = torch.randn(batch_size, {NARROW}, generator=generator)
         yield x, x.roll(1, dims=1)
 
 def loss(outputs, targets):

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from skyctl.device.process_memory import keep_freed_memory  # noqa: E402
 from skyctl.workload.workload import Workload, load_workload  # noqa: E402
-from skyctl.workload.workload_spec import WorkloadSpec  # noqa: E402
+from skyctl.workload.workload_spec import WorkloadSpec, make_spec  # noqa: E402
 
 TIMEOUT_S = 120.0
 
@@ -38,7 +38,8 @@ def train(told: dict[str, Any]) -> list[float]:
 
     Args:
         told: ``rank`` of ``world``; ``host``, ``port`` of the first; ``interface``, the way to the others;
-            ``source``, a built-in workload's name, or ``text``, a train.py's; ``batch``, samples of a step;
+            ``source``, the workload; where it is in a file, that file's name and text, ``file`` and
+            ``text``, and ``{folder}`` in ``source`` for where it is put; ``batch``, samples of a step;
             ``microbatches``; ``steps``; ``form``: ``data`` or ``pipeline``.
     """
     keep_freed_memory()
@@ -58,15 +59,29 @@ def train(told: dict[str, Any]) -> list[float]:
 
 def _spec(told: dict[str, Any], folder: Path) -> WorkloadSpec:
     if "text" not in told:
-        return WorkloadSpec(source=told["source"], batch_size=told["batch"])
-    path = folder / "train.py"  # its text, since nodes and this machine have no folder in common
+        return make_spec(told["source"], batch_size=told["batch"])
+    path = folder / told["file"]  # its text, since nodes and this machine have no folder in common
     path.write_text(told["text"])
-    return WorkloadSpec(source="train.py", path=str(path), batch_size=told["batch"])
+    return make_spec(told["source"].format(folder=folder), batch_size=told["batch"])
+
+
+class _Layers(nn.Module):
+    """Layers one after the other; between two there may be a tuple of tensors."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *values: Any) -> Any:
+        value: Any = values if len(values) > 1 else values[0]
+        for layer in self.layers:
+            value = layer(value)
+        return value
 
 
 def _by_samples(loaded: Workload, told: dict[str, Any]) -> Callable[[Any, Any], None]:
     rank, world = told["rank"], told["world"]
-    model = DistributedDataParallel(nn.Sequential(*loaded.build(0, loaded.layers, "cpu")))
+    model = DistributedDataParallel(_Layers(loaded.build(0, loaded.layers, "cpu")))
     optimizer = loaded.optimizer(list(model.parameters()))
 
     def step(inputs: Any, targets: Any) -> None:
@@ -83,7 +98,7 @@ def _by_layers(loaded: Workload, told: dict[str, Any]) -> Callable[[Any, Any], N
 
     rank, world = told["rank"], told["world"]
     cuts = [number * loaded.layers // world for number in range(world + 1)]
-    module = nn.Sequential(*loaded.build(cuts[rank], cuts[rank + 1], "cpu"))
+    module = _Layers(loaded.build(cuts[rank], cuts[rank + 1], "cpu"))
     stage = PipelineStage(module, rank, world, torch.device("cpu"))
     schedule = Schedule1F1B(stage, told["microbatches"], loss_fn=loaded.loss)
     optimizer = loaded.optimizer(list(module.parameters()))

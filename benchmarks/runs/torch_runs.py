@@ -18,17 +18,16 @@ def torch_steps(
     """Seconds of the steps but the first, the slowest rank's each.
 
     Args:
-        source: a built-in workload, or a train.py.
+        source: a built-in workload, a train.py, or ``hf:`` and a folder with a config.json.
         form: ``data``, by ``DistributedDataParallel``; or ``pipeline``, by ``torch.distributed.pipelining``.
     """
     nodes = bench.lab_state().nodes
-    is_file = str(source).endswith(".py")
     told = {
         "world": len(nodes),
         "host": nodes[0].address,
         "port": PORT,
         "interface": "eth0",
-        **({"text": Path(source).read_text()} if is_file else {"source": str(source)}),
+        **carried(str(source)),
         "batch": batch,
         "microbatches": microbatches,
         "steps": steps,
@@ -48,3 +47,14 @@ def torch_steps(
         raise SystemExit("a rank failed; its error is above")
     took = [json.loads(text)[1:] for text in said]
     return [max(together) for together in zip(*took, strict=True)]
+
+
+def carried(source: str) -> dict[str, str]:
+    """A workload as ``torch_rank.py`` is told it: what is in a file goes along as text."""
+    if source.startswith("hf:"):
+        file = Path(source.removeprefix("hf:")) / "config.json"
+        return {"source": "hf:{folder}", "file": file.name, "text": file.read_text()}
+    if source.endswith(".py"):
+        file = Path(source)
+        return {"source": f"{{folder}}/{file.name}", "file": file.name, "text": file.read_text()}
+    return {"source": source}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from baselines.amp import choose
 from baselines.common import NotApplicableError
+from baselines.hybrids import as_plan
 from tests.planner.data_problems import data_problem
 
+from skyctl import plan, verify
 from skyctl.records.problem import LayerTimes, Problem
 
 
@@ -26,9 +28,40 @@ def test_the_degrees_follow_the_lines() -> None:
     assert slow.cuts == (0, 1, 2, 3, 4)
 
 
+def test_two_pipelines_by_hand() -> None:
+    """A stage of two layers sums their gradients beside two pipelines of four microbatches each."""
+    made = problem(100.0)
+    layers = [x.model_copy(update={"gradient_bytes": 180.0, "output_bytes": 90.0}) for x in made.layers]
+    found = choose(made.model_copy(update={"layers": tuple(layers)}))
+    assert [len(row) for row in found.grid] == [2, 2]
+    assert found.cuts == (0, 2, 4)
+    # three more microbatches of 6 s, one through all layers, a message of 0.9 s, a ring of 360 bytes
+    assert found.step_s == pytest.approx(3 * 6 + 12 + 0.9 + 3.6)
+
+
 def test_what_divides_nothing_is_said() -> None:
     made = problem(1e9)
     short = LayerTimes(forward_s=[1.0], backward_s=[2.0], optimizer_s=[0.0])
     one = {"layers": made.layers[:1], "times": dict.fromkeys(made.times, short), "microbatches": 3}
     with pytest.raises(NotApplicableError):
         choose(made.model_copy(update=one))
+
+
+def test_its_pipelines_become_a_plan_that_holds() -> None:
+    made = plan(problem(20.0).model_copy(update={"parallel": "hybrid"}), strategy="heuristic")
+    a, b, c, d = (device.id for device in made.problem.devices)
+    rows = [[(a, 0, 2), (b, 2, 4)], [(d, 0, 2), (c, 2, 4)]]
+    chosen = as_plan(made, rows, [4, 4])
+    assert chosen is not None
+    assert [[(s.device, s.start, s.stop) for s in one.stages] for one in chosen.pipelines] == rows
+    assert verify(made.problem, chosen).ok
+    assert chosen.predicted.iteration_s >= made.predicted.iteration_s
+
+
+def test_pipelines_without_room_are_no_plan() -> None:
+    hybrid = problem(20.0).model_copy(update={"parallel": "hybrid"})
+    made = plan(hybrid, strategy="heuristic")
+    devices = [device.model_copy(update={"memory_bytes": 1.0}) for device in hybrid.devices]
+    full = made.model_copy(update={"problem": hybrid.model_copy(update={"devices": tuple(devices)})})
+    rows = [[(device.id, 0, 4)] for device in hybrid.devices]
+    assert as_plan(full, rows, [2] * 4) is None

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from runs.data_prediction import CASES, CLUSTERS
-from runs.prediction import WORKLOADS
-from runs.torch_runs import RANK
+from runs.prediction import LLAMA, WORKLOADS
+from runs.torch_runs import RANK, carried
 
 from skyctl.lab.lab_spec import read_lab
 
@@ -23,6 +23,9 @@ def data(batch_size, seed):
     while True:
         yield torch.randn(batch_size, 4), torch.randint(0, 3, (batch_size,))
 """
+LITTLE = {**LLAMA, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 256}
+LITTLE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
+SOURCES = {"train.py": TINY, "config.json": json.dumps(LITTLE)}
 
 
 def test_eight_cases_of_three_labs(tmp_path):
@@ -35,12 +38,15 @@ def test_eight_cases_of_three_labs(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["data", "pipeline"])
-def test_ranks_of_torchs_equal_split_train_together(form):
+@pytest.mark.parametrize("source", SOURCES)
+def test_ranks_of_torchs_equal_split_train_together(form, source, tmp_path):
+    (tmp_path / source).write_text(SOURCES[source])
+    path = tmp_path / source if source.endswith(".py") else f"hf:{tmp_path}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     told = {"world": 2, "host": "127.0.0.1", "port": port, "interface": "lo"}
-    told |= {"text": TINY, "batch": 8, "microbatches": 2, "steps": 3, "form": form}
+    told |= {"batch": 8, "microbatches": 2, "steps": 3, "form": form, **carried(str(path))}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANK), json.dumps({**told, "rank": rank})],
