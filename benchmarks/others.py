@@ -6,7 +6,8 @@ One JSON line a case. Needs root (network namespaces, cgroups, sshd).
     python benchmarks/others.py --case "WAN, gpt"           # one of them (may be repeated)
 
 ``ddp`` and ``torch pipeline`` are torch's own, an equal part for each node. ``metis`` and ``amp`` are what
-those planners choose (``baselines``), run by skyctl: only the choice differs. ``ratio``: of its step to ours.
+those planners choose (``baselines``; of Metis its balancer of layers, nodes in the inventory's order), run
+by skyctl: only the choice differs. ``ratio``: of its step to ours.
 """
 
 from __future__ import annotations

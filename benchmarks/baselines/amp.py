@@ -5,7 +5,8 @@ the mean of all devices' times; a row of layers is cut where (B − 1) · the sl
 messages between stages is least, B the microbatches of one pipeline; to that comes the slowest stage's
 all-reduce, 2 (n − 1)/n · bytes over the slowest link of its ring. All pipelines have the same cuts and as
 many samples. Degrees are tried one by one, and which device goes where by annealing; here all placements are
-tried, up to what makes no difference. Memory and microbatches' sizes are left as they are.
+tried, up to what makes no difference. Memory and microbatches' sizes are left as they are. All messages
+between stages count, and all links of a ring; the published code counts the last ones only.
 """
 
 from __future__ import annotations

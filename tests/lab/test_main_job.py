@@ -44,7 +44,8 @@ def compared(cluster: Cluster) -> Path:
     """Probed, planned, and run under every plan; the folder of the comparison."""
     cluster.run("probe", WORKLOAD, *SIZES)
     out = cluster.folder / "compared"
-    cluster.run("compare", WORKLOAD, *SIZES, "--measure", "--steps", STEPS, "-o", str(out))
+    pipelines = ("--parallel", "pipeline", "--measure", "--steps", STEPS)
+    cluster.run("compare", WORKLOAD, *SIZES, *pipelines, "-o", str(out))
     return out
 
 
