@@ -287,6 +287,7 @@ def test_threads_may_share_it() -> None:
 
 def test_ctrl_c_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = CommitLog.open(tmp_path, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background
     sync = os.fdatasync
 
     def interrupted(fd: int) -> None:

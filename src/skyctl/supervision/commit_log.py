@@ -4,8 +4,8 @@
 were written, and before any event is acknowledged. So whoever opens the log after its writer was killed cuts
 the files to those lengths, asks for all later events, and has each exactly once.
 
-All of it is written by one thread of the log's own: Ctrl-C, which may interrupt whoever waits for that
-thread, never leaves a write half done.
+Each write has a thread of its own: Ctrl-C, which may interrupt whoever waits for that thread, never leaves
+one half done.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CommitLog:
         self.notes: dict[str, Any] = {}
         self._on_saved = on_saved
         self._lock = threading.Lock()  # what is in memory; held for moments
-        self._writer = ThreadPoolExecutor(1, "commit log")  # of the files and what is known of them
+        self._io = threading.Lock()  # the files; held while they are written
         self._sizes: dict[str, int] = {}
         self._numbers: dict[str, SequenceSet] = {}
         self._parts: dict[str, list[bytes]] = {}
@@ -123,7 +123,7 @@ class CommitLog:
 
     def replace(self, name: str, data: bytes) -> None:
         """Gives the file another content. Raises SkyctlError where the system refuses."""
-        self._writer.submit(self._replace, name, data).result()
+        self._uninterrupted(lambda: self._replace(name, data))
 
     def flush(self) -> None:
         """Writes all that was taken, commits it in ``position.json``, then tells ``on_saved``.
@@ -131,9 +131,19 @@ class CommitLog:
         Raises:
             SkyctlError: the disk is full, or the folder is gone. What was taken is kept for the next time.
         """
-        self._writer.submit(self._commit).result()
+        self._uninterrupted(self._commit)
 
-    # --- in the writer's thread
+    def _uninterrupted(self, work: Callable[[], None]) -> None:
+        """Does that in a thread, to its end, even where Ctrl-C interrupts who waits for it here."""
+
+        def alone() -> None:
+            with self._io:
+                work()
+
+        with ThreadPoolExecutor(1, "commit log") as writer:
+            writer.submit(alone).result()
+
+    # --- in a thread of its own
 
     def _replace(self, name: str, data: bytes) -> None:
         self._commit()
