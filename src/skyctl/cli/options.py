@@ -32,6 +32,7 @@ from skyctl.cli.option_values import (
     parse_sync_format,
     select_node_names,
 )
+from skyctl.cli.rhythm_options import RhythmOptions
 
 if TYPE_CHECKING:
     from skyctl.control.form_choice import ParallelChoice
@@ -322,8 +323,8 @@ class DefaultedWorkloadOptions(WorkloadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementOptions:
-    """What the user demands of a plan: its form, its end stages' nodes, its schedule, its links' dtypes."""
+class PlacementOptions(RhythmOptions):
+    """What the user demands of a plan: its form, rhythm, end stages, schedule, and links' dtypes."""
 
     parallel: Annotated[
         str | None,
@@ -425,6 +426,7 @@ class PlacementOptions:
             parallel=parse_parallel(self.parallel) or default_form,
             sync_format=parse_sync_format(self.sync_format),
             sync=parse_sync(self.sync),
+            rhythm=self.make_rhythm(),
             helpers=parse_helpers(self.helper, cluster),
             schedule=parse_schedule(self.schedule),
             first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),

@@ -88,6 +88,7 @@ class ComparisonJob:
             microbatches=None,
             sync_format=None,
             sync=None,
+            rhythm=None,
             helpers=None,
         )
         *before, last = outcomes
@@ -226,7 +227,7 @@ def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Strate
         options = replace(options, schedule="1f1b")  # of one stage the simplest schedule is as good as any
     if options.parallel == HYBRID and options.strategy in (BASELINE, ALONE):
         # what needs no search is one pipeline
-        options = replace(options, parallel=PIPELINE, sync_format=None, sync=None)
+        options = replace(options, parallel=PIPELINE, sync_format=None, sync=None, rhythm=None)
     try:
         return StrategyOutcome(options.strategy, plan_profile(profile, options, ref))
     except (InfeasibleError, UndecidedError) as exc:
@@ -247,7 +248,9 @@ def _of_strategies(options: PlanOptions) -> PlanOptions:
     nodes = options.only_nodes
     if nodes is not None:
         nodes = [node for node in nodes if node not in (options.helpers or ())]
-    return replace(options, parallel=PIPELINE, only_nodes=nodes, sync_format=None, sync=None, helpers=None)
+    return replace(
+        options, parallel=PIPELINE, only_nodes=nodes, sync_format=None, sync=None, rhythm=None, helpers=None
+    )
 
 
 def measure_strategies(

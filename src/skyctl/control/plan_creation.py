@@ -38,6 +38,7 @@ from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat, SyncRoutes
 from skyctl.records.profile import Profile
+from skyctl.records.rhythm import Rhythm
 
 DEFAULT_TIME_LIMIT_S = 30.0
 FLOAT32 = "float32"
@@ -53,6 +54,7 @@ class PlanOptions:
             pipelines; ``auto``: whichever is the simplest of those that are hardly slower than the fastest.
         sync_format: what gradients are summed in, where there are several pipelines.
         sync: over which routes they are.
+        rhythm: when the sums take effect.
         helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
         assign_shares: the user's own shares with ``data``, (device or node, microbatches).
@@ -67,6 +69,7 @@ class PlanOptions:
     parallel: ParallelChoice | None = None
     sync_format: SyncFormat | None = None
     sync: SyncRoutes | None = None
+    rhythm: Rhythm | None = None
     helpers: Sequence[str] | None = None
     schedule: ScheduleChoice | None = None
     objective: Objective | None = None
@@ -107,7 +110,8 @@ class PlanOptions:
 
     def sum_options(self) -> list[str]:
         """The options given that say how gradients are summed."""
-        sums = {"--sync-format": self.sync_format, "--sync": self.sync}
+        rhythm = None if self.rhythm is None or self.rhythm.is_synchronous else self.rhythm
+        sums = {"--sync-format": self.sync_format, "--sync": self.sync, "--sync-delay": rhythm}
         return [name for name, value in sums.items() if value is not None]
 
 

@@ -76,7 +76,7 @@ def owned_devices(problem: Problem, flag: str, names: Sequence[str] | None) -> t
     return tuple(dict.fromkeys(pinned))
 
 
-def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, str]:
+def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, object]:
     """What the options say of a problem's form, as its fields; ``parallel``: the form that it comes to.
 
     Raises:
@@ -106,5 +106,10 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, str
             hint="leave --schedule out, or --parallel pipeline",
         )
     form = None if options.parallel == AUTO else options.parallel
-    given = {"parallel": form, "sync_format": options.sync_format, "sync": options.sync}
+    given = {
+        "parallel": form,
+        "sync_format": options.sync_format,
+        "sync": options.sync,
+        "rhythm": options.rhythm,
+    }
     return {name: value for name, value in given.items() if value is not None}

@@ -224,7 +224,7 @@ class Plan(FileRecord):
     """
 
     kind: Literal["skyctl/plan"] = "skyctl/plan"
-    version: Literal[10] = 10
+    version: Literal[11] = 11
     form: Literal["grid", "pipelines"] = "grid"
     strategy: Strategy
     problem: Problem

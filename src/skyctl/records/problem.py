@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
+from skyctl.records.rhythm import Rhythm
 
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
@@ -130,10 +131,11 @@ class Problem(FileRecord):
     they save a twentieth of a step, packed trees. ``server``: a star whose root may be a helper.
     ``helpers``: devices that hold nothing, and that routes may go over with ``auto``, ``server`` and
     ``trees``; None: any that holds nothing may help.
+    ``rhythm``: when what is summed takes effect.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
-    version: Literal[10] = 10
+    version: Literal[11] = 11
     layers: Seq[Layer] = Field(min_length=1)
     devices: Seq[Device] = Field(min_length=1)
     times: dict[str, LayerTimes] = Field(default_factory=dict)
@@ -151,6 +153,7 @@ class Problem(FileRecord):
     sync: SyncRoutes = since(9, "auto")
     helpers: Seq[Name] | None = since(9, None)
     ties: Seq[Tie] = since(8, ())
+    rhythm: Rhythm = since(11, Rhythm())
 
     def version_of_values(self) -> int:
         """10 for hybrids, 9 for a sync format that older versions don't know."""

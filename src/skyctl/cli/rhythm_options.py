@@ -1,0 +1,53 @@
+"""Options of when what pipelines sum takes effect. Each of them changes training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyctl.errors import InputError
+
+if TYPE_CHECKING:
+    from skyctl.records.rhythm import Rhythm
+
+
+@dataclass(frozen=True, kw_only=True)
+class RhythmOptions:
+    """The rhythm asked for; None: what a problem or run says, else each sum before the next step."""
+
+    sync_delay: Annotated[
+        int | None,
+        typer.Option(
+            "--sync-delay",
+            min=0,
+            max=1,
+            metavar="N",
+            help="1: sum a step's gradients while the next one computes, and apply them after it (changes "
+            "training).",
+        ),
+    ] = None
+    undelayed_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--undelayed-steps",
+            min=0,
+            metavar="N",
+            help="With --sync-delay 1: the first N steps are made without the delay.",
+        ),
+    ] = None
+
+    def make_rhythm(self) -> Rhythm | None:
+        """The rhythm as typed; None where nothing was.
+
+        Raises:
+            InputError: options that contradict each other.
+        """
+        from skyctl.records.rhythm import Rhythm
+
+        if self.undelayed_steps and not self.sync_delay:
+            raise InputError("--undelayed-steps goes with --sync-delay 1")
+        if self.sync_delay is None:
+            return None
+        return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]
