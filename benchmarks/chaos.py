@@ -232,7 +232,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=_span, default=SEEDS, metavar="A..B", help="default 1..100")
     parser.add_argument("--only", choices=("lab", "local"), help="this half of the seeds")
-    parser.add_argument("--parallel", choices=PARALLEL, help="the form of every plan; default: each seed's")
+    parser.add_argument(
+        "--parallel", choices=(*PARALLEL, "hybrid"), help="the form of every plan; default: each seed's"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
     parser.add_argument(
         "--faults", type=_span, default=FAULTS, metavar="A..B", help="of each run, default 1..3"

@@ -2,12 +2,13 @@
 
 Prints one JSON line a point. ``--write`` puts the table into docs/forms.md.
 
-    python benchmarks/form_map.py --write                  # ten devices, two minutes
-    python benchmarks/form_map.py --devices 32             # more of them
+    python benchmarks/form_map.py --write                  # 10, 32 and 100 devices, a quarter of an hour
+    python benchmarks/form_map.py --devices 300            # another number of them
 
 Lines between regions are those that Yuan et al. measured and published (Decentralized Training of Foundation
 Models in Heterogeneous Environments, NeurIPS 2022, 2206.01288): delay in ms and Gbit/s; within a region 5 ms
-and 2 Gbit/s, as there. A site's devices share its way to another. The model is a GPT of 24 blocks and hidden
+and 2 Gbit/s, as there. A site's devices share its way to another. Of more sites than regions, those of
+one region are as far apart as the nearest two regions are. The model is a GPT of 24 blocks and hidden
 1024; devices are of three speeds. Plans are those of ``skyctl plan`` in each form, each within a limit.
 """
 
@@ -52,15 +53,15 @@ FORMS = ("pipeline", "data", "hybrid")
 TOKENS = (2**13, 2**15, 2**17, 2**19)
 MICROBATCH_TOKENS = 8192
 """At most."""
-SITES = (1, 2, 4, 8)
-DEVICES = (10,)
+SITES = (1, 2, 4, 8, 50)
+DEVICES = (10, 32, 100)
 LIMIT_S = 4.0
 
 
 def problem_of(sites: int, devices: int, tokens: int) -> Problem:
     """Devices dealt out to the sites in turn; microbatches that keep a pipeline of all of them busy."""
-    names = [f"{REGIONS[d % sites]}{d // sites}" for d in range(devices)]
-    site = {name: REGIONS[d % sites] for d, name in enumerate(names)}
+    names = [f"n{d}" for d in range(devices)]
+    site = {name: d % sites for d, name in enumerate(names)}
     microbatches = max(16, 2 * devices, tokens // MICROBATCH_TOKENS)
     each = tokens / microbatches
     block, words = 12 * HIDDEN**2, WORDS * HIDDEN
@@ -76,7 +77,7 @@ def problem_of(sites: int, devices: int, tokens: int) -> Problem:
         for number, numel in enumerate([words, *[block] * BLOCKS, words])
     ]
     links: list[Link] = []
-    shared: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    shared: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for a, b in permutations(names, 2):
         one, other = site[a], site[b]
         ms, gbit = (NEAR_MS, NEAR_GBIT) if one == other else _line(one, other)
@@ -94,7 +95,7 @@ def problem_of(sites: int, devices: int, tokens: int) -> Problem:
         links=tuple(links),
         shared=tuple(
             SharedResource(
-                name=f"{one} to {other}",
+                name=f"site {one} to site {other}",
                 bandwidth_bytes_per_s=_line(one, other)[1] * 1.25e8,
                 links=tuple(pairs),
             )
@@ -104,8 +105,12 @@ def problem_of(sites: int, devices: int, tokens: int) -> Problem:
     )
 
 
-def _line(one: str, other: str) -> tuple[float, float]:
-    return LINES.get(f"{one}-{other}") or LINES[f"{other}-{one}"]
+def _line(one: int, other: int) -> tuple[float, float]:
+    """Between two sites: delay there and back in ms, Gbit/s."""
+    a, b = REGIONS[one % len(REGIONS)], REGIONS[other % len(REGIONS)]
+    if a == b:
+        return min(LINES.values())
+    return LINES.get(f"{a}-{b}") or LINES[f"{b}-{a}"]
 
 
 def point(sites: int, devices: int, tokens: int) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def point(sites: int, devices: int, tokens: int) -> dict[str, Any]:
 def points(sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """All points of these numbers of devices."""
     for devices in sizes:
-        for sites in SITES:
+        for sites in (number for number in SITES if number <= devices):
             for tokens in TOKENS:
                 yield point(sites, devices, tokens)
 
@@ -149,7 +154,7 @@ def write(found: list[dict[str, Any]]) -> None:
     texts = []
     for devices in sorted({one["devices"] for one in found}):
         rows = []
-        for sites in SITES:
+        for sites in sorted({one["sites"] for one in found if one["devices"] == devices}):
             here = {one["tokens"]: one for one in found if (one["devices"], one["sites"]) == (devices, sites)}
             rows.append([str(sites), *(_cell(here[tokens]) for tokens in TOKENS)])
         head = ["sites", *(f"{tokens // 1024}k tokens" for tokens in TOKENS)]

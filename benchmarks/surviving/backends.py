@@ -31,7 +31,7 @@ class Backend:
 
     Attributes:
         name: ``local`` or ``lab``.
-        parallel: the plan's form, ``pipeline`` or ``data``.
+        parallel: the plan's form, ``pipeline``, ``data`` or ``hybrid``.
         cluster: the tests' way to run skyctl there; its ``lab`` is None for local nodes.
         disks: by node, the folder whose disk can be filled.
         clocks: by node, the file that says by how many seconds its clock is ahead.
@@ -62,7 +62,7 @@ def backend(name: str, parallel: str = "pipeline") -> Iterator[Backend]:
 
     Args:
         name: ``local`` or ``lab``.
-        parallel: the form of its plan, ``pipeline`` or ``data``.
+        parallel: the form of its plan, ``pipeline``, ``data`` or ``hybrid``.
     """
     with tempfile.TemporaryDirectory(prefix="skyctl-chaos-") as folder, ExitStack() as stack:
         made = stack.enter_context((_lab if name == "lab" else _local)(Path(folder)))

@@ -47,6 +47,7 @@ def chosen(pipeline_s: float, data_s: float, hybrid_s: float) -> Plan:
             "the simplest that is hardly slower than the fastest (hybrid: 995 ms",
         ),
         ((1.0, 1.005, 0.998), "data", "data parallelism, the simplest that is hardly slower"),
+        ((2.0, 1.0, 1.002), "data", "data parallelism, hardly faster than the next best (hybrid)"),
         ((1.0, 1.0, 1.0), "data", "data parallelism, the simplest of those as fast"),
     ],
 )

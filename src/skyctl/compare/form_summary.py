@@ -10,6 +10,8 @@ from skyctl.records.plan import FormOutcome, Plan
 
 LEAST_SHOWN = 0.0005
 """A gap below this would be written as none."""
+HARDLY = 1.005
+"""Times as fast; what is less would be written as 1.00."""
 FORM_NAMES = {"pipeline": "a pipeline", "data": "data parallelism", "hybrid": "several pipelines"}
 
 
@@ -68,6 +70,8 @@ def _choice(plan: Plan) -> str:
         )
     if next_s <= step_s * (1 + PROVED_GAP) or step_s <= 0:
         return f"form: {name}, the simplest of those as fast"
+    if next_s / step_s < HARDLY:
+        return f"form: {name}, hardly faster than the next best ({nearest})"
     return f"form: {name}, {format_ratio(next_s / step_s)} as fast as the next best ({nearest})"
 
 

@@ -9,6 +9,7 @@ from tests.planner.data_problems import data_problem, random_data_problem
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.errors import InputError, RecordError
 from skyctl.planner.api import assigned
+from skyctl.planner.data import unused_holders
 from skyctl.planner.data.route_layouts import Layout, use_of
 from skyctl.planner.data.shares import level_in_parts_s, level_shares
 from skyctl.planner.data.unused_holders import least_paying
@@ -66,6 +67,15 @@ def test_who_does_not_pay_for_its_gradients_is_left_out_and_told_from_when_on_it
     assert "from 68 microbatches" in unused.reason
     for microbatches, count in ((67, 1), (68, 2)):
         assert len(plan(problem.model_copy(update={"microbatches": microbatches})).pipelines) == count
+
+
+def test_reasons_do_without_trees_once_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = data_problem((1.0,) * 4, rate=100.0, gradient=10_000.0)
+    monkeypatch.setattr(unused_holders, "PACKED_S", 0.0)
+    monkeypatch.setattr(unused_holders, "asked_groups", lambda *_: pytest.fail("trees were packed"))
+    found = plan(problem, "heuristic").unused
+    assert len(found) == 3
+    assert all("times as long" in one.reason for one in found)
 
 
 def test_a_ring_uses_every_line_three_quarters_twice_and_a_star_its_roots_line_three_times():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from skyctl.planner.data.data_placement import (
     DataPlacement,
+    HolderGroup,
     asked_groups,
     best_of_groups,
     fitting_groups,
@@ -27,21 +28,43 @@ MOST_LAYOUTS = 1_000
 """Rings and stars that are looked at for all reasons together, about a second's worth."""
 
 MOST_PACKED = 8
-"""Holders up to which trees are packed for a reason, in ``PACKED_S`` at most; beyond, rings and stars."""
-PACKED_S = 5.0
+"""Holders up to which trees are packed for a reason; beyond, rings and stars are looked at."""
+PACKED_S = 2.0
+"""For packing trees, of all reasons together; those that come later look at rings and stars."""
+
+
+class _Beside:
+    """A plan's holders, and what they are compared with: the same with one more device beside them."""
+
+    def __init__(self, model: DataModel, holders: tuple[int, ...]) -> None:
+        self._model, self._holders = model, holders
+        self._deadline = time.perf_counter() + PACKED_S
+        self._few: dict[bool, list[HolderGroup]] = {}
+
+    def with_one_more(self, device: int) -> _OneMore:
+        """Both over trees as well while there is time to pack them, or both without."""
+        more = tuple(sorted((*self._holders, device)))
+        packs = len(more) <= MOST_PACKED and time.perf_counter() < self._deadline
+        if packs not in self._few:
+            self._few[packs] = self._groups(self._holders, packs=packs)
+        return _OneMore(self._model.microbatches, self._few[packs], self._groups(more, packs=packs))
+
+    def _groups(self, holders: tuple[int, ...], *, packs: bool) -> list[HolderGroup]:
+        if packs:
+            return asked_groups(self._model, holders, self._deadline)
+        return list(fitting_groups(self._model, holders))
 
 
 class _OneMore:
-    """A plan's holders with one more device beside them: what a step takes, and when that pays."""
+    """A plan's holders with one more device beside them: what a step takes, and when that pays.
 
-    def __init__(self, model: DataModel, holders: tuple[int, ...], device: int) -> None:
-        self._few, self._more = (
-            asked_groups(model, chosen, time.perf_counter() + PACKED_S)
-            if len(chosen) <= MOST_PACKED
-            else list(fitting_groups(model, chosen))
-            for chosen in (holders, tuple(sorted((*holders, device))))
-        )
-        self._microbatches = model.microbatches
+    Args:
+        few: the ways of the plan's holders to sum.
+        more: those with one device more.
+    """
+
+    def __init__(self, microbatches: int, few: list[HolderGroup], more: list[HolderGroup]) -> None:
+        self._microbatches, self._few, self._more = microbatches, few, more
 
     def best(self) -> DataPlacement | None:
         """The best candidate with the device; None: it has no memory for any layout."""
@@ -78,11 +101,12 @@ def explain_unused(
     known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
     out = []
     looked_at = 0
+    beside = _Beside(model, placed.holders)
     for d in idle:
         reason = _kept_out(model, placed, d)
         if reason is None:
             looked_at += len(placed.holders) + 2
-            reason = _unpaid(model, placed, d, known) if looked_at <= MOST_LAYOUTS else known
+            reason = _unpaid(model, placed, d, beside, known) if looked_at <= MOST_LAYOUTS else known
         out.append(Unused(device=model.ids[d], reason=reason))
     return tuple(out)
 
@@ -112,9 +136,9 @@ def _no_help(model: DataModel, placed: DataPlacement, device: int) -> str:
     return "it is to help, and no routes over it that save enough were found"
 
 
-def _unpaid(model: DataModel, placed: DataPlacement, device: int, known: str) -> str:
+def _unpaid(model: DataModel, placed: DataPlacement, device: int, beside: _Beside, known: str) -> str:
     """What it would cost to add the device, and from how many microbatches on it would pay."""
-    one_more = _OneMore(model, placed.holders, device)
+    one_more = beside.with_one_more(device)
     added = one_more.best()
     if added is None:
         return f"{known}; with it, no way to sum gradients fits in memory"
@@ -149,10 +173,11 @@ def least_paying(plan: Plan) -> tuple[int, str] | None:
     index = {name: d for d, name in enumerate(model.ids)}
     holders = tuple(sorted(index[stage.device] for stage in plan.placed_stages))
     found = []
+    beside = _Beside(model, holders)
     for number, unused in enumerate(plan.unused, start=1):
         device = index[unused.device]
         if model.fitting_cost(device) is not None and number * (len(holders) + 2) <= MOST_LAYOUTS:
-            pays_from = _OneMore(model, holders, device).pays_from()
+            pays_from = beside.with_one_more(device).pays_from()
             if pays_from is not None:
                 found.append((pays_from, unused.device))
     return min(found, default=None)
