@@ -90,6 +90,8 @@ def describe_sync(plan: Plan) -> str:
     took = format_seconds(rates.byte_s * rates.total_bytes)
     seen = format_seconds(plan.predicted.sync_s)
     what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}{_rounds(plan.sync)}"
+    if plan.problem.rhythm.delay:
+        return f"{text}; {what} take {took} {_beside(plan)}"
     return f"{text}; {what} take {took}, and are summed {seen} after the last backward"
 
 
@@ -109,10 +111,17 @@ def _describe_groups(plan: Plan, sync: Sync) -> str:
     more = f"; and {len(sync.groups) - MAX_GROUPS} more" if len(sync.groups) > MAX_GROUPS else ""
     count = "one group" if len(sync.groups) == 1 else f"{len(sync.groups)} groups"
     seen = format_seconds(plan.predicted.sync_s)
+    when = _beside(plan) if plan.problem.rhythm.delay else f"{seen} after the last backward"
     return (
         f"sync: {count} of layers: {'; '.join(words)}{more}; {human_bytes(model.total_bytes)} of gradients "
-        f"as {sync.format}{_rounds(sync)} are summed {seen} after the last backward"
+        f"as {sync.format}{_rounds(sync)} are summed {when}"
     )
+
+
+def _beside(plan: Plan) -> str:
+    """When gradients are summed that are applied a step later."""
+    waited = format_seconds(plan.predicted.sync_s)
+    return f"beside the next step, which waits {waited} for them (a delay of one step: changes training)"
 
 
 def _rounds(sync: Sync) -> str:
