@@ -16,8 +16,8 @@ from runs.labs import Bench, lab, local_nodes
 
 LAB = """\
 nodes:
-  - {{name: n1, cpus: 0.9, memory_gib: 4, rate_mbit: {rate}}}
-  - {{name: n2, cpus: 0.9, memory_gib: 4, rate_mbit: {rate}}}
+  - {{name: n1, cpus: 0.3, memory_gib: 4, rate_mbit: {rate}}}
+  - {{name: n2, cpus: 0.3, memory_gib: 4, rate_mbit: {rate}}}
 """
 LOCAL = """\
 nodes:
@@ -171,14 +171,14 @@ def _plan(bench: Bench, source: str, name: str) -> dict[str, Any]:
 
 
 def _gradient_bytes(plan: dict[str, Any]) -> float:
-    return sum(layer["gradient_bytes"] for layer in plan["problem"]["layers"])
+    return float(sum(layer["gradient_bytes"] for layer in plan["problem"]["layers"]))
 
 
 def _sum_s(plan: dict[str, Any]) -> float:
     """What the whole sum takes by the plan's figures: every byte each way, on the slower one, and latency."""
     links = [link for link in plan["problem"]["links"] if {link["source"], link["target"]} <= _holders(plan)]
-    slowest = min(link["bandwidth_bytes_per_s"] for link in links)
-    return _gradient_bytes(plan) / slowest + sum(link["latency_s"] for link in links)
+    slowest = float(min(link["bandwidth_bytes_per_s"] for link in links))
+    return _gradient_bytes(plan) / slowest + float(sum(link["latency_s"] for link in links))
 
 
 def _holders(plan: dict[str, Any]) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
+from skyctl.planner.api import predict
 from skyctl.planner.data.data_plan import read_data_placement
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.route_layouts import busiest_byte_s, device_routes, use_of
@@ -17,6 +18,7 @@ from skyctl.records.base import Count, Record, Seconds
 from skyctl.records.interval import Interval
 from skyctl.records.plan import Plan
 from skyctl.records.problem import ROUNDED_FORMATS
+from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Sync
 
 NOTABLY_LONGER = 1.05
@@ -121,7 +123,12 @@ def _describe_groups(plan: Plan, sync: Sync) -> str:
 def _beside(plan: Plan) -> str:
     """When gradients are summed that are applied a step later."""
     waited = format_seconds(plan.predicted.sync_s)
-    return f"beside the next step, which waits {waited} for them (a delay of one step: changes training)"
+    plain = plan.problem.model_copy(update={"rhythm": Rhythm()})
+    step = format_seconds(predict(plain, plan).iteration_s)
+    return (
+        f"beside the next step, which waits {waited} for them (a delay of one step: changes training; "
+        f"without it a step of this plan would take {step})"
+    )
 
 
 def _rounds(sync: Sync) -> str:
