@@ -10,6 +10,7 @@ from skyctl.cli.show_plan import show_training_changes
 from skyctl.control.plan_creation import PlanOptions, plan_best
 from skyctl.control.training_changes import find_training_changes
 from skyctl.records.plan import WorkloadRef
+from skyctl.records.rhythm import Rhythm
 
 
 def test_fewer_bytes_and_a_larger_batch_where_sums_bind(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +21,8 @@ def test_fewer_bytes_and_a_larger_batch_where_sums_bind(capsys: pytest.CaptureFi
     rounded = plan_best([problem.model_copy(update={"sync_format": "bfloat16"})], PlanOptions())
     assert halved.iteration_s == pytest.approx(rounded.predicted.iteration_s)
     assert halved.gain == pytest.approx(plan.predicted.iteration_s / rounded.predicted.iteration_s)
+    late = plan_best([problem.model_copy(update={"rhythm": Rhythm(delay=1)})], PlanOptions())
+    assert changes["sync delay"].iteration_s == pytest.approx(late.predicted.iteration_s)
     assert (larger.microbatches, larger.name) == (16, "2")
     assert larger.gain == pytest.approx(2 * plan.predicted.iteration_s / larger.iteration_s)
     assert plan.problem.sync_format == "float32"
@@ -27,6 +30,7 @@ def test_fewer_bytes_and_a_larger_batch_where_sums_bind(capsys: pytest.CaptureFi
     show_training_changes(Output(), plan.model_copy(update={"workload": workload}), list(changes.values()))
     said = capsys.readouterr().out
     assert "changes training: --sync-format bfloat16 would be " in said
+    assert "changes training: --sync-delay 1 would be " in said
     assert "changes training: a batch of 64 in 16 microbatches would give " in said
 
 

@@ -10,6 +10,7 @@ import itertools
 import random
 
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+from skyctl.records.rhythm import Rhythm
 
 CHUNK_BYTES = 262144
 
@@ -120,6 +121,12 @@ def random_data_problem(seed):
         parallel="data",
         sync_format=r.choice(["float32", "fixed32", "bfloat16", "int8"]),
     )
+
+
+def delayed(problem):
+    """The same with sums that are applied a step later; ``fixed32`` becomes ``float32``."""
+    plain = "float32" if problem.sync_format == "fixed32" else problem.sync_format
+    return problem.model_copy(update={"rhythm": Rhythm(delay=1), "sync_format": plain})
 
 
 def harsh_data_problem(seed):
@@ -267,6 +274,13 @@ def step_of(problem, chosen, shares, routes):
         optimizers.append(sum(known.optimizer_s) if known else 0.0)
     if len(chosen) == 1:
         return ends[0] + optimizers[0]
+    if problem.rhythm.delay:
+        ready = max(p + o for p, o in zip(processors, optimizers, strict=True))
+        latency = max(
+            depth(links, up[::-1], share_root(up, down), 0) + depth(links, down, share_root(up, down), 1)
+            for _, up, down in routes
+        )
+        return max(ready, sum(sizes) * slowest + latency)
     done = 0.0
     for k in reversed(range(len(sizes))):
         done = max(done, *(at[k] for at in passes)) + sizes[k] * slowest
@@ -294,7 +308,7 @@ def depth(links, messages, root, child):
 def need_of(problem, device, recompute):
     layers = problem.layers
     need = device.reserved_bytes + sum(x.state_bytes for x in layers)
-    if problem.sync_format == "fixed32":  # gradients as integers, beside the floats
+    if problem.sync_format == "fixed32" or problem.rhythm.delay:  # as integers, or of the step before
         need += sum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
     if not recompute:
         return need + sum(x.activation_bytes for x in layers) + max(x.workspace_bytes for x in layers)

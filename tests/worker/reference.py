@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +26,16 @@ class Reference:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Reference:
-    """``recipe.total_steps`` steps with torch's own tools for clipping."""
+def train(
+    workload: dict[str, Any],
+    microbatches: int,
+    recipe: Recipe,
+    settles: Callable[[int], bool] = lambda _step: True,
+) -> Reference:
+    """``recipe.total_steps`` steps with torch's own tools for clipping.
+
+    ``settles``: whether the gradients of a step are applied before the next one; else they are after it.
+    """
     torch.set_num_threads(1)
     loaded = load_workload(WorkloadSpec.from_dict(workload))
     layers = loaded.build(0, loaded.layers, "cpu")
@@ -37,11 +46,21 @@ def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Refere
     randomness = LayerSeeder(loaded._spec.seed, 0, torch.device("cpu"))
     split = microbatch_sizes(workload["batch_size"], microbatches)
     batches, found = loaded.batches(), Reference()
-    for step in range(recipe.total_steps):
-        randomness.step = step
+    late: list[tuple[int, list[torch.Tensor | None]]] = []
+
+    def update(step: int, gradients: list[torch.Tensor | None]) -> None:
         for group, rate in zip(optimizer.param_groups, own, strict=True):
             group["lr"] = rate * recipe.learning_rate_factor(step, recipe.min_learning_rate / rate)
         found.rates.append(optimizer.param_groups[0]["lr"])
+        for master, gradient in zip(masters, gradients, strict=True):
+            master.grad = gradient
+        if recipe.clip_norm is not None:
+            found.norms.append(torch.nn.utils.clip_grad_norm_(masters, recipe.clip_norm).item())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for step in range(recipe.total_steps):
+        randomness.step = step
         inputs, targets = next(batches)
         total = 0.0
         parts = zip(split, inputs.split(split), targets.split(split), strict=True)
@@ -56,10 +75,11 @@ def train(workload: dict[str, Any], microbatches: int, recipe: Recipe) -> Refere
         found.losses.append(total)
         for parameter in parameters:
             accumulate_into_master(parameter)
-        if recipe.clip_norm is not None:
-            found.norms.append(torch.nn.utils.clip_grad_norm_(masters, recipe.clip_norm).item())
-        optimizer.step()
-        optimizer.zero_grad()
+        late.append((step, [master.grad for master in masters]))
+        for master in masters:
+            master.grad = None
+        while len(late) > (not settles(step)):
+            update(*late.pop(0))
         if recipe.validates(step, last=step + 1 == recipe.total_steps):
             found.validation[step] = validate(loaded, layers, split, recipe.validate_batches)
     found.weights = {

@@ -150,6 +150,8 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--parallel": options.parallel,
         "--sync-format": options.sync_format,
         "--sync": options.sync,
+        "--sync-delay": options.sync_delay,
+        "--undelayed-steps": options.undelayed_steps,
         "--helper": ", ".join(options.helper) if options.helper else None,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,

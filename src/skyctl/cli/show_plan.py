@@ -166,6 +166,11 @@ def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingCha
         step = f"{format_seconds(one.iteration_s)} a step predicted, --parallel {one.parallel}"
         if one.kind == "sync format":
             text = f"--sync-format {one.name} would be {format_ratio(one.gain)} as fast ({step})"
+        elif one.kind == "sync delay":
+            text = (
+                f"--sync-delay {one.name} would be {format_ratio(one.gain)} as fast, with gradients that are "
+                f"applied a step later ({step})"
+            )
         else:
             batch = f" {one.name} times as large"
             if plan.workload is not None:

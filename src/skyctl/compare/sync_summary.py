@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
+from skyctl.planner.api import predict
 from skyctl.planner.data.data_plan import read_data_placement
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.route_layouts import busiest_byte_s, device_routes, use_of
@@ -17,6 +18,7 @@ from skyctl.records.base import Count, Record, Seconds
 from skyctl.records.interval import Interval
 from skyctl.records.plan import Plan
 from skyctl.records.problem import ROUNDED_FORMATS
+from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Sync
 
 NOTABLY_LONGER = 1.05
@@ -90,6 +92,8 @@ def describe_sync(plan: Plan) -> str:
     took = format_seconds(rates.byte_s * rates.total_bytes)
     seen = format_seconds(plan.predicted.sync_s)
     what = f"{human_bytes(rates.total_bytes)} of gradients as {plan.sync.format}{_rounds(plan.sync)}"
+    if plan.problem.rhythm.delay:
+        return f"{text}; {what} take {took} {_beside(plan)}"
     return f"{text}; {what} take {took}, and are summed {seen} after the last backward"
 
 
@@ -109,9 +113,21 @@ def _describe_groups(plan: Plan, sync: Sync) -> str:
     more = f"; and {len(sync.groups) - MAX_GROUPS} more" if len(sync.groups) > MAX_GROUPS else ""
     count = "one group" if len(sync.groups) == 1 else f"{len(sync.groups)} groups"
     seen = format_seconds(plan.predicted.sync_s)
+    when = _beside(plan) if plan.problem.rhythm.delay else f"{seen} after the last backward"
     return (
         f"sync: {count} of layers: {'; '.join(words)}{more}; {human_bytes(model.total_bytes)} of gradients "
-        f"as {sync.format}{_rounds(sync)} are summed {seen} after the last backward"
+        f"as {sync.format}{_rounds(sync)} are summed {when}"
+    )
+
+
+def _beside(plan: Plan) -> str:
+    """When gradients are summed that are applied a step later."""
+    waited = format_seconds(plan.predicted.sync_s)
+    plain = plan.problem.model_copy(update={"rhythm": Rhythm()})
+    step = format_seconds(predict(plain, plan).iteration_s)
+    return (
+        f"beside the next step, which waits {waited} for them (a delay of one step: changes training; "
+        f"without it a step of this plan would take {step})"
     )
 
 

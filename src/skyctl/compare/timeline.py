@@ -200,7 +200,8 @@ def plan_timeline(plan: Plan, plays: Sequence[SimulationInput]) -> Timeline:
 def side_by_side_timeline(plan: Plan, plays: Sequence[SimulationInput]) -> Timeline:
     """One step of several pipelines, as predicted: each plays its microbatches, then all sum.
 
-    Of the sums only what no backward hides is drawn: from the last of all backwards to the sum.
+    Of the sums only what nothing hides is drawn: from the last of all backwards to the sum; with a delay, the
+    wait for the sums of the step before.
     """
     spans: list[TimelineSpan] = []
     first = 0
@@ -222,8 +223,12 @@ def side_by_side_timeline(plan: Plan, plays: Sequence[SimulationInput]) -> Timel
             optimizers_s.append(times.optimizer_s)
         first += play.microbatches
     last_s, step_s = max(ended_s), plan.predicted.iteration_s
+    delayed = bool(plan.problem.rhythm.delay)
     summed_s = last_s + plan.predicted.sync_s
     for stage, (end_s, optimizer_s) in enumerate(zip(ended_s, optimizers_s, strict=True)):
+        if delayed:  # each by itself, so that the step ends with the optimizer
+            summed_s = step_s - optimizer_s
+            last_s = summed_s - plan.predicted.sync_s
         updated_s = summed_s + optimizer_s
         spans.append(TimelineSpan(stage, IDLE, 0, end_s, last_s))
         spans.append(TimelineSpan(stage, "R", 0, last_s, summed_s))

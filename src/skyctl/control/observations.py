@@ -35,6 +35,16 @@ MOST_KEPT = 4
 """Observations of the same device or link, workload and microbatch size that are kept, the newest."""
 
 
+def _refuse_delayed(plan: Plan, done: Measurement) -> None:
+    """Raises InputError where layers' times hold what sums took beside them."""
+    if plan.problem.rhythm.delay and len(plan.pipelines) > 1:
+        raise InputError(
+            f"gradients of run {done.run_id} were summed while its layers computed, so it does not tell how "
+            "fast they are",
+            hint="a run without --sync-delay does",
+        )
+
+
 def is_steady(done: Measurement) -> bool:
     """Whether the run's steps were alike enough to be believed."""
     return done.iteration_s.p90 <= UNSTEADY_RATIO * done.iteration_s.p10
@@ -48,11 +58,13 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         seen: when (ISO).
 
     Raises:
+        InputError: sums were made beside the run's layers.
         InputError, MismatchError: the profile does not hold what the plan used.
     """
     steps = len(done.steps) - 1
     if steps < LEAST_STEPS or profile.workload is None:
         return []
+    _refuse_delayed(plan, done)
     probed = _as_probed(plan, profile)
     about = Observation(
         run_id=done.run_id,
@@ -243,8 +255,9 @@ def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]
     """The problem that a run's plan answered, with the run's own figures in place of what was predicted.
 
     Raises:
-        InputError: the run was too short.
+        InputError: the run was too short, or its sums were made beside its layers.
     """
+    _refuse_delayed(plan, done)
     steps = len(done.steps) - 1
     if steps < LEAST_STEPS:
         raise InputError(

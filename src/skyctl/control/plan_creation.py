@@ -110,9 +110,13 @@ class PlanOptions:
 
     def sum_options(self) -> list[str]:
         """The options given that say how gradients are summed."""
-        rhythm = None if self.rhythm is None or self.rhythm.is_synchronous else self.rhythm
-        sums = {"--sync-format": self.sync_format, "--sync": self.sync, "--sync-delay": rhythm}
-        return [name for name, value in sums.items() if value is not None]
+        sums = {"--sync-format": self.sync_format, "--sync": self.sync}
+        return [name for name, value in sums.items() if value is not None] + rhythm_options(self.rhythm)
+
+
+def rhythm_options(rhythm: Rhythm | None) -> list[str]:
+    """The options that ask for this rhythm; none where each sum is applied before the next step."""
+    return ["--sync-delay"] if rhythm is not None and rhythm.delay else []
 
 
 def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
@@ -237,11 +241,14 @@ def _plan_any_form(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
 
 def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict[Parallel, str]:
     """The forms that ``auto`` does not look at, and why; ``problem``: says what the options leave open."""
+    sums = options.sum_options()
+    if options.rhythm is None and problem is not None:
+        sums += rhythm_options(problem.rhythm)
     contradictions = form_contradictions(
         schedule=options.schedule,
         objective=options.objective or (problem.objective if problem is not None else None),
         sync=options.sync or (problem.sync if problem is not None else None),
-        sums=options.sum_options(),
+        sums=sums,
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from skyctl.control.form_choice import STAGE_ORDERS
 from skyctl.records.problem import Parallel, Problem, SharedResource
+from skyctl.records.rhythm import Rhythm
 
 
 def with_devices(problem: Problem, ids: Collection[str]) -> Problem:
@@ -36,12 +37,14 @@ def shared_among(resources: Sequence[SharedResource], ids: Collection[str]) -> l
 def in_form(problem: Problem, parallel: Parallel) -> Problem:
     """The same problem for plans of another form.
 
-    A pipeline's has no devices that are to hold nothing; that of several pipelines has no schedule that only
-    one can have.
+    A pipeline's has no devices that are to hold nothing, and no rhythm of sums; that of several pipelines has
+    no schedule that only one can have.
     """
     if parallel == "pipeline" and problem.helpers:
         problem = with_devices(problem, {device.id for device in problem.devices} - {*problem.helpers})
     update: dict[str, Any] = {"parallel": parallel}
-    if parallel != "pipeline" and problem.schedule in STAGE_ORDERS:
+    if parallel == "pipeline":
+        update["rhythm"] = Rhythm()
+    elif problem.schedule in STAGE_ORDERS:
         update["schedule"] = "1f1b"
     return problem.model_copy(update=update)

@@ -16,6 +16,7 @@ from skyctl.errors import InfeasibleError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import plan as plan_problem
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Parallel, Problem
+from skyctl.records.rhythm import Rhythm
 
 WORTH = 1.05
 """Changes that gain less, as a factor of samples a second, are not worth a line."""
@@ -27,20 +28,24 @@ LARGER = 2
 """How many times as large a batch is looked at."""
 
 
+ChangeKind = Literal["sync format", "sync delay", "batch"]
+
+
 @dataclass(frozen=True)
 class TrainingChange:
     """A change, and the plan that was found with it.
 
     Attributes:
-        kind: sums of gradients in fewer bytes, or a larger batch in microbatches of the same size.
-        name: the format; or how many times as large the batch is.
+        kind: sums of gradients in fewer bytes, or applied a step later, or a larger batch in microbatches of
+            the same size.
+        name: the format; by how many steps; or how many times as large the batch is.
         parallel: the form of the plan.
         microbatches: of its step.
         iteration_s: its predicted step.
         gain: samples a second, as a multiple of those of the fastest plan without the change.
     """
 
-    kind: Literal["sync format", "batch"]
+    kind: ChangeKind
     name: str
     parallel: Parallel
     microbatches: int
@@ -78,13 +83,15 @@ def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[Training
     return list(best.values())
 
 
-def _changed(plan: Plan) -> Iterator[tuple[Literal["sync format", "batch"], str, Problem]]:
+def _changed(plan: Plan) -> Iterator[tuple[ChangeKind, str, Problem]]:
     """The changed problems: kind, name, problem."""
     forms = [one.parallel for one in plan.forms if one.iteration_s is not None] or [plan.problem.parallel]
     for form in forms:
         problem = in_form(plan.problem, form)
         if form != PIPELINE and problem.sync_format in ("float32", "fixed32"):
             yield "sync format", "bfloat16", problem.model_copy(update={"sync_format": "bfloat16"})
+        if form != PIPELINE and problem.sync_format != "fixed32" and problem.rhythm.is_synchronous:
+            yield "sync delay", "1", problem.model_copy(update={"rhythm": Rhythm(delay=1)})
         try:
             larger = {**dict(problem), "microbatches": LARGER * problem.microbatches}
             yield "batch", str(LARGER), Problem.model_validate(larger)

@@ -78,8 +78,12 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     """A plan by one strategy; ``whole_blocks``: the problem's layers are whole transformer blocks."""
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
-    if not problem.rhythm.is_synchronous:
-        raise InputError("no plan has a rhythm other than the synchronous one yet")
+    if problem.parallel == "pipeline" and not problem.rhythm.is_synchronous:
+        raise InputError(
+            "a rhythm says when the gradients that several pipelines sum take effect, and one pipeline sums "
+            "none",
+            hint="--parallel data or hybrid; or leave --sync-delay out",
+        )
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import plan_data
 

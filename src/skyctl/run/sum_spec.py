@@ -29,6 +29,12 @@ def check_sums(plan: Plan) -> None:
             "can't make a step again together",
             hint="plan with --sync-format float32, or with --parallel data",
         )
+    if plan.problem.rhythm.delay and plan.sync.format == "fixed32":
+        raise InputError(
+            "the plan sums as fixed32, which may have to make a step again, and with a delay the next one is "
+            "done by then",
+            hint="plan with --sync-format float32, or without --sync-delay",
+        )
     if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines) and schedule == ZERO_BUBBLE:
         raise InputError(
             f"pipelines side by side do not run under {schedule}, which ends a step without a last backward",
@@ -79,11 +85,14 @@ def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
             down = _agreement_edges(group, plan.helpers)
             told["agreement"] = _route_place(group.routes[0], down, devices[rank], ranks)
         groups.append(told)
+    rhythm = plan.problem.rhythm
+    delayed = {"delay": rhythm.delay, "undelayed_steps": rhythm.undelayed_steps} if rhythm.delay else {}
     return {
         "format": sync.format,
         "chunk_bytes": sync.chunk_bytes,
         "groups": groups,
         "peers": sorted(peers),
+        **delayed,
     }
 
 

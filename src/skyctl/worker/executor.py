@@ -16,7 +16,8 @@ import torch
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.schedule.actions import BACKWARD, FORWARD, OPTIMIZER, WEIGHT_GRADIENTS, actions
 from skyctl.worker.batches import split_inputs, split_targets
-from skyctl.worker.gradient_sync import GradientSync
+from skyctl.worker.delayed_sync import DelayedSync
+from skyctl.worker.gradient_sync import GradientSync, SyncReport
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
@@ -38,11 +39,12 @@ class StepReport:
         forward_s, backward_s, optimizer_s: the layers' own time (the loss's counts as forward).
         weight_s: the part of ``backward_s`` that was deferred (W of ``zero-bubble``).
         idle_s, transfer_s: waiting for a neighbour, and for the network (see ``messages``).
-        sync_s: where pipelines sum their gradients, from this stage's last backward to the end of the sum;
-            also in ``idle_s`` (until all have ended theirs) and ``transfer_s``.
+        sync_s: where pipelines sum their gradients, from this stage's last backward to the end of the sum
+            that is then waited for; also in ``idle_s`` (until all have begun it) and ``transfer_s``.
         loss: on the last stage, the mean over the batch, or this pipeline's part of it.
-        grad_norm: where gradients are clipped, the global norm before.
+        grad_norm: where gradients are clipped, the global norm before; of the last ones that were applied.
         is_last: the pipeline ends with this step.
+        is_applied: the step's own gradients are applied at its end; with a delay they may not be yet.
         repeats: how often its microbatches were made again (``gradient_sync``); all other figures are of all.
         input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
             the seconds on the way.
@@ -58,6 +60,7 @@ class StepReport:
     loss: float | None = None
     grad_norm: float | None = None
     is_last: bool = False
+    is_applied: bool = True
     repeats: int = 0
     input_messages_s: list[float] = field(default_factory=list)
     gradient_messages_s: list[float] = field(default_factory=list)
@@ -77,6 +80,7 @@ class Executor:
         waiting: whether it waits for a message just now.
         sync: sums the gradients with those of other pipelines.
         before_update: called between the last backward, with its sum, and the optimizer's step.
+        after_delayed_update: called after an update by the gradients of the step before.
         recorder: told what was done when, where a trace is wanted.
     """
 
@@ -95,6 +99,7 @@ class Executor:
     waiting: bool = False
     sync: GradientSync | None = None
     before_update: Callable[[StepReport], None] | None = None
+    after_delayed_update: Callable[[], None] = _do_nothing
     recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
     _while_waiting: Callable[[], None] = _do_nothing
@@ -131,10 +136,15 @@ class Executor:
         if self.sync is not None:
             self.sync.start_step()
         self._run_microbatches(step, batch, report, stop_requested)
-        while self.sync is not None and self._sum_gradients(self.sync, step, report):
-            report.repeats += 1
-            self._run_microbatches(step, batch, report, stop_requested)
-        self._update(step, report)
+        if isinstance(self.sync, DelayedSync) and self.sync.delays(step):
+            self._update_later(self.sync, step, report)
+        else:
+            while self.sync is not None and self._sum_gradients(self.sync, step, report):
+                report.repeats += 1
+                self._run_microbatches(step, batch, report, stop_requested)
+            self._update(step, report)
+        if self.is_last:
+            report.loss = float(sum(loss.item() for loss in self._losses))
         self._use_waiting()
         if self.recorder is not None:
             self.recorder.end()
@@ -264,16 +274,48 @@ class Executor:
         self.waiting = True
         found = sync.finish(is_last=report.is_last)
         self.waiting = False
-        report.idle_s += found.idle_s
-        report.transfer_s += found.transfer_s
+        self._count_sum(found, report)
         report.sync_s = found.sync_s
         report.is_last = found.is_last
-        if self.recorder is not None:
-            self.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
         return found.repeats
 
+    def _update_later(self, sync: DelayedSync, step: int, report: StepReport) -> None:
+        """With a delay: the update by the step before's gradients, and where the step settles its own.
+
+        The step's own sum begins before either, and goes on beside the next step.
+        """
+        stops, report.is_last = report.is_last, False
+        self.phase = f"step {step}, the sum of the step before"
+        self.waiting = True
+        earlier = sync.change_over(step, is_last=stops)
+        self.waiting = False
+        report.sync_s = 0.0
+        if earlier is not None:
+            self._count_sum(earlier, report)
+            report.sync_s += earlier.sync_s
+            report.is_last = earlier.is_last
+            self._update(step, report)
+            self.after_delayed_update()
+        report.is_applied = report.is_last or sync.settles(step)
+        if report.is_applied:
+            self.phase = f"step {step}, the sum of the gradients"
+            self.waiting = True
+            own = sync.settle()
+            self.waiting = False
+            self._count_sum(own, report)
+            report.sync_s += own.sync_s
+            report.is_last = report.is_last or own.is_last
+            self._update(step, report)
+
+    def _count_sum(self, found: SyncReport, report: StepReport) -> None:
+        """Adds what was waited for a sum to the step's figures."""
+        report.idle_s += found.idle_s
+        report.transfer_s += found.transfer_s
+        if self.recorder is not None:
+            self.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
+
     def _update(self, step: int, report: StepReport) -> None:
-        """Before the next step: the gradients' norm, the optimizer, and the step's loss."""
+        """Before the next step: the gradients' norm, and the optimizer."""
         if self.before_update is not None:
             self.phase = f"step {step}, the gradients' norm"
             self.before_update(report)
@@ -282,8 +324,6 @@ class Executor:
             seconds = self.timer.run(self._step_optimizer).wall_s
             self._record(OPTIMIZER, 0, seconds)
             report.optimizer_s += seconds
-        if self.is_last:
-            report.loss = float(sum(loss.item() for loss in self._losses))
 
     def _step_optimizer(self) -> None:
         assert self.optimizer is not None

@@ -31,7 +31,7 @@ _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class GradientClipper:
-    """One stage's part: ``begin`` before each step, ``clip`` once between backwards and optimizer.
+    """One stage's part: ``begin`` before each step, ``clip`` before each update after its backwards.
 
     Args:
         parameters: the stage's; those without a gradient count nothing.
@@ -70,11 +70,11 @@ class GradientClipper:
         self._from_previous: tuple[torch.Tensor, Work] | None = None
 
     def begin(self, step: int) -> None:
-        """Posts the step's receives."""
+        """Posts the receives of the next ``clip``, unless they are from a step that did not clip."""
         self._step = step
-        if self._following is not None:
+        if self._following is not None and self._from_next is None:
             self._from_next = self._post(self._following, self._tag)
-        if self._previous is not None:
+        if self._previous is not None and self._from_previous is None:
             self._from_previous = self._post(self._previous, self._tag + 1)
 
     def clip(self, report: StepReport) -> float:
@@ -83,6 +83,7 @@ class GradientClipper:
         Raises:
             RunError: the norm is not finite; raised by the last stage whose own gradients are not.
         """
+        self.begin(self._step)
         squared = self._run(self._squared_norm, report)
         if not math.isfinite(squared):
             raise RunError(
@@ -92,9 +93,11 @@ class GradientClipper:
             )
         if self._following is not None:
             squared += self._receive(self._from_next, self._following, report)
+            self._from_next = None
         if self._previous is not None:
             self._send(self._previous, self._tag, squared)
             squared = self._receive(self._from_previous, self._previous, report)
+            self._from_previous = None
         if self._following is not None:
             self._send(self._following, self._tag + 1, squared)
         norm = math.sqrt(squared)

@@ -122,7 +122,7 @@ class GradientSync:
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
         self._watching, self._reached, self._layers = False, 0, len(layers)
         connections = {rank: peer.connection for rank, peer in peers.items()}
-        self._groups: list[_GroupSync] = []
+        self._groups: list[GroupSync] = []
         for values in groups:
             number, routes = int(values["number"]), [RoutePlace.from_payload(x) for x in values["routes"]]
             tag = FIRST_TAG + int(values["first_tag"])
@@ -137,7 +137,7 @@ class GradientSync:
                 by_layer = [[p for p in trained if p.layer == layer] for layer in range(first, stop)]
                 figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
             self._groups.append(
-                _GroupSync(sums, by_layer, first, figures, format, chunk_bytes, share, microbatches)
+                GroupSync(sums, by_layer, first, figures, format, chunk_bytes, share, microbatches)
             )
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(layer))  # type: ignore[no-untyped-call]
@@ -227,11 +227,13 @@ class GradientSync:
         return hook
 
 
-class _GroupSync:
+class GroupSync:
     """The sums of one group: whose gradients, in which order.
 
     Attributes:
-        gradients: of its parameters, in the order in which they are summed.
+        sums: where they are made.
+        parameters: in the order in which their gradients are summed.
+        gradients: of its parameters, as backwards leave them.
         repeats: whether ranks have agreed to make the step again.
     """
 
@@ -246,10 +248,10 @@ class _GroupSync:
         share: float,
         microbatches: int,
     ) -> None:
-        self._sums, self._format, self._share, self._figures = sums, format, share, list(figures)
+        self.sums, self._format, self._share, self._figures = sums, format, share, list(figures)
         self._first = first
         layers = list(reversed(layers))  # in the order in which they become ready
-        parameters = [parameter for layer in layers for parameter in layer]
+        self.parameters = parameters = [parameter for layer in layers for parameter in layer]
         self.gradients: SummedGradients = (
             IntegerGradients(parameters, microbatches) if format == FIXED32 else FloatGradients(parameters)
         )
@@ -275,9 +277,20 @@ class _GroupSync:
 
     def begin(self, step: int) -> None:
         layout = self._layout if self.gradients.is_summable else self._empty_layout
-        self._round = SumRound(layout, step, kind=GRADIENTS, format=self._format)
+        self.sums.begin(self._make_round(layout, step), AGREED_FLAGS + len(self.parameters))
+
+    def take_aside(self, step: int, gradients: SummedGradients) -> SumRound:
+        """A round, to be begun later, of gradients of ``parameters`` that won't change any more."""
+        kept, self.gradients = self.gradients, gradients
+        made = self._make_round(self._layout, step)
+        self.add_ready(0)
+        self.gradients = kept
+        return made
+
+    def _make_round(self, layout: SumLayout, step: int) -> SumRound:
+        self._round = made = SumRound(layout, step, kind=GRADIENTS, format=self._format)
         self._open, self._taken_count, self._ready_layers = [], 0, 0
-        self._sums.begin(self._round, AGREED_FLAGS + sum(map(len, self._numels)))
+        return made
 
     def add_ready(self, layer: int) -> None:
         """The gradients of the stage's layers from that one on won't change any more."""
@@ -295,7 +308,7 @@ class _GroupSync:
     def agree(self, is_last: bool) -> bool:
         """Whether any holder ends with this step; what else is agreed on is kept for ``finish``."""
         own = bytes([is_last, self.gradients.overflows(), *self.gradients.codes()])
-        agreed = self._sums.agree(own, self.gradients.largest_code)
+        agreed = self.sums.agree(own, self.gradients.largest_code)
         self.repeats, self._codes = bool(agreed[1]), agreed[AGREED_FLAGS:]
         return bool(agreed[0])
 
@@ -314,14 +327,14 @@ class _GroupSync:
             return
         round_ = SumRound(self._figures_layout, step, kind=FIGURES)
         values = [figure.weighted(self._share) for figure in self._figures]
-        self._sums.begin(round_)
+        self.sums.begin(round_)
         round_.add_bucket(values)
         round_.wait()
         for figure, summed in zip(self._figures, values, strict=True):
             figure.set(summed)
 
     def close(self) -> None:
-        self._sums.close()
+        self.sums.close()
 
     def _is_bucket_full(self) -> bool:
         assert self._round is not None

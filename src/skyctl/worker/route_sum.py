@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,10 @@ class RoutePlace:
 class SumRound:
     """One sum: of which numbers, how far this rank has them, and how it ended.
 
+    Attributes:
+        agreed, agreed_at: what ranks have agreed on in the background (``RouteSum.agree_later``), and when
+            that was known here, in seconds of ``time.perf_counter``.
+
     Args:
         layout: how they are cut; the same on every rank.
         format: what chunks are sent as (``sum_codecs``).
@@ -93,6 +98,7 @@ class SumRound:
         self._changed = threading.Condition()
         self._unfinished = 0
         self._error: BaseException | None = None
+        self.agreed, self.agreed_at = b"", 0.0
 
     @property
     def ready_buckets(self) -> int:
@@ -132,6 +138,11 @@ class SumRound:
     def begin(self, threads: int) -> None:
         """So many threads will each say when they have finished."""
         self._unfinished = threads
+
+    def add_thread(self) -> None:
+        """One thread more will say so."""
+        with self._changed:
+            self._unfinished += 1
 
     def finish_thread(self) -> None:
         """One of the threads has done its part."""
@@ -235,6 +246,22 @@ class RouteSum:
                 raise
         raise error  # not in the handler: where it is the same one, it would be its own cause
 
+    def agree_later(self, own: bytes, largest: int = 1) -> None:
+        """As ``agree``, in the background: ``SumRound.wait`` waits for it, too."""
+        assert self._round is not None, "begin() first"
+        round_ = self._round
+        round_.add_thread()
+
+        def run() -> None:
+            try:
+                round_.agreed = self._agree(own, largest)
+                round_.agreed_at = time.perf_counter()
+            except BaseException as exc:  # noqa: BLE001 — raised where the round is waited for
+                self._fail(round_, exc)
+            round_.finish_thread()
+
+        threading.Thread(target=run, daemon=True, name=f"agreement group {self._group}").start()
+
     def close(self) -> None:
         """Ends the threads, once their connections are closed."""
         if self._round is not None:
@@ -293,13 +320,16 @@ class RouteSum:
                 try:
                     part(round_, number)
                 except BaseException as exc:  # noqa: BLE001 — raised where the round is waited for
-                    round_.fail(exc)
-                    for connection in self._peers.values():  # whoever waits for this rank is to know
-                        connection.close()
+                    self._fail(round_, exc)
                 round_.finish_thread()
 
         name = f"sums group {self._group} route {number} {way}"
         threading.Thread(target=run, daemon=True, name=name).start()
+
+    def _fail(self, round_: SumRound, error: BaseException) -> None:
+        round_.fail(error)
+        for connection in self._peers.values():  # whoever waits for this rank is to know
+            connection.close()
 
     def _sum_up(self, round_: SumRound, number: int) -> None:
         """Adds up every chunk of a route: sends it on, or, at the root, keeps it and sends it down."""

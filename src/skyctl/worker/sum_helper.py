@@ -23,6 +23,7 @@ from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
+from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FIGURES, GRADIENTS
 from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
@@ -62,7 +63,9 @@ class SumHelper:
         )
 
     def sum_gradients(self, step: int) -> bool:
-        """Helps with one step's sum; whether the run ends with this step. Raises as ``SumRound.wait``.
+        """Helps with one step's sum; whether a holder was told that the run ends.
+
+        Raises as ``SumRound.wait``.
 
         With ``fixed32`` there is nothing to be summed before holders have agreed for the first time, and
         a step that they make again is summed again.
@@ -131,13 +134,20 @@ class HelperRank:
         }
 
     def _help(self, helper: SumHelper) -> int:
-        """Every step of the run, until all agree to end; how many of the run's steps are done."""
-        steps = int(self._payload["steps"])
+        """Every step of the run, until all agree to end; how many of the run's steps are done.
+
+        What is agreed on in the sum of a step that does not settle, holders know after the next step.
+        """
+        steps, every = int(self._payload["steps"]), self._payload["figures_every"]
+        delay = SumDelay.from_payload(self._payload["sync"], steps, every)
+        told_before = False
         for step in range(resumed_step(self._payload), steps):
             self._phase, self._waiting = f"step {step}, helping to sum gradients", True
-            is_last = helper.sum_gradients(step)
+            told = helper.sum_gradients(step)
+            is_last = told_before or (told and (delay is None or delay.settles(step)))
+            told_before = told
             last = is_last or step + 1 == steps
-            if last or any(every and (step + 1) % every == 0 for every in self._payload["figures_every"]):
+            if last or any(each and (step + 1) % each == 0 for each in every):
                 self._phase = f"averaging running figures after step {step}"
                 helper.average_figures(step)
             if is_last:

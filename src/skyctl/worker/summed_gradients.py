@@ -123,6 +123,25 @@ class FloatGradients:
         self._taken = []
 
 
+class DetachedGradients(FloatGradients):
+    """Sums of floats that are made while the next backwards already make new gradients.
+
+    ``take`` leaves parameters without a gradient, and ``finish`` gives them the sums.
+    """
+
+    def take(self, place: int) -> Tensor:
+        """As of ``FloatGradients``; the next backward begins a new gradient."""
+        flat = super().take(place)
+        self._masters[place].grad = None
+        return flat
+
+    def finish(self, codes: bytes) -> None:
+        """Sums take the place of whatever gradients there are."""
+        for master, (flat, _), present in zip(self._masters, self._taken, codes, strict=True):
+            master.grad = flat.view(master.shape) if present else None
+        self._taken = []
+
+
 class IntegerGradients:
     """Sums of integers: four bytes for each number trained, which become the gradient's own in the end.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from skyctl.worker.checkpointer import (
     resumed_step,
     save_weights,
 )
+from skyctl.worker.delayed_sync import DelayedSync
 from skyctl.worker.executor import Executor
 from skyctl.worker.gradient_clipping import make_clipper
 from skyctl.worker.gradient_sync import GradientSync
@@ -41,6 +43,7 @@ from skyctl.worker.rank_events import (
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import NeighbourConnections
 from skyctl.worker.stage_ties import StageTies
+from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.summed_gradients import check_summable
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
@@ -228,7 +231,8 @@ class Trainer:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
         connections.connect(self._link.announce, self._link.address_of)
-        self._sync = GradientSync(
+        delay = self._sum_delay(values)
+        self._sync = (GradientSync if delay is None else partial(DelayedSync, delay))(
             stage.layers,
             self._start,
             values["groups"],
@@ -240,6 +244,12 @@ class Trainer:
             tied=ties.parameters,
         )
         return self._sync
+
+    def _sum_delay(self, sync: dict[str, Any]) -> SumDelay | None:
+        """Which steps settle; None: all do."""
+        checkpoints = CheckpointOptions.from_payload(self._payload)
+        every = self._recipe.validate_every, checkpoints.every if checkpoints else 0
+        return SumDelay.from_payload(sync, int(self._payload["steps"]), every)
 
     @property
     def _is_single(self) -> bool:

@@ -50,6 +50,7 @@ class TrainingLoop:
         Time spent after a step (validation, a checkpoint) counts in no step.
         """
         executor = self.executor
+        executor.after_delayed_update = self.scheduler.advance
         began = time.perf_counter()
         for step in range(first_step, steps):
             self.seeder.step = step
@@ -69,7 +70,8 @@ class TrainingLoop:
                 step + 1, early=report.is_last, last=last
             )
             self._send_step(step, ended - began, report, validates=validates)
-            self.scheduler.advance()
+            if report.is_applied:
+                self.scheduler.advance()
             if (validates or saves) and executor.recorder is not None:
                 executor.recorder.end_step_early()
             if executor.sync is not None and (validation_due or saves or last or report.is_last):

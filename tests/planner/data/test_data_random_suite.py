@@ -2,7 +2,7 @@
 verify says so."""
 
 import pytest
-from tests.planner.data_problems import brute_force, harsh_data_problem, random_data_problem
+from tests.planner.data_problems import brute_force, delayed, harsh_data_problem, random_data_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
 
@@ -44,6 +44,39 @@ def test_optimal_equals_brute_force(make, tens):
         assert verify(problem, quick).ok, i
         trees = problem.model_copy(update={"sync": "trees"})
         check(i, trees, plan(trees))
+
+
+@pytest.mark.parametrize(
+    ("make", "tens"),
+    [
+        *((random_data_problem, i) for i in range(10)),
+        *((harsh_data_problem, i) for i in range(3)),
+    ],
+)
+def test_optimal_equals_brute_force_with_a_delay(make, tens):
+    for i in range(10 * tens, 10 * tens + 10):
+        problem = delayed(make(SEED + i))
+        found = []
+        for sync in ("ring", "star"):
+            asked = problem.model_copy(update={"sync": sync})
+            best = brute_force(asked)
+            if best is None:
+                with pytest.raises(InfeasibleError):
+                    plan(asked)
+                continue
+            found.append(best)
+            made = plan(asked)
+            assert made.certificate.status == "optimal", (i, sync)
+            assert made.certificate.value_s == pytest.approx(best, rel=1e-9), (i, sync)
+            check(i, asked, made)
+        if not found:
+            continue
+        made = plan(problem)
+        check(i, problem, made)
+        assert made.certificate.value_s <= min(found) * (1 + 1e-9), i
+        lower = {"lower_bound_s": made.certificate.value_s * 1.01, "value_s": made.certificate.value_s}
+        wrong = made.certificate.model_copy(update={**lower, "status": "bounded", "gap": -0.01})
+        assert not verify(problem, made.model_copy(update={"certificate": wrong})).ok, i
 
 
 def check(i, problem, made):

@@ -1,17 +1,22 @@
 """Random problems of hybrids: optimal equals brute force over all of them, predict finds the same step."""
 
 import pytest
+from tests.planner.data_problems import delayed
 from tests.planner.hybrid_problems import brute_force, random_hybrid_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
+from skyctl.planner.hybrid.hybrid_bound import hybrid_bound
+from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough, prove_hybrid
+from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.records.plan import Witness
 
 PROBLEMS = 200
 SEED = 24_000
 
 
-def check(numbers):
+def check(numbers, changed=lambda problem: problem):
     for i in numbers:
-        problem = random_hybrid_problem(SEED + i)
+        problem = changed(random_hybrid_problem(SEED + i))
         best = brute_force(problem)
         if best is None:
             with pytest.raises(InfeasibleError):
@@ -32,6 +37,22 @@ def check(numbers):
 
 def test_optimal_equals_brute_force_in_a_sample():
     check(range(0, PROBLEMS, 10))
+
+
+def test_optimal_equals_brute_force_with_a_delay():
+    """Also where each pipeline is one device: that is data parallelism, by a model of its own."""
+    check(range(3, PROBLEMS, 10), delayed)
+    for i in range(20):
+        problem = delayed(random_hybrid_problem(SEED + i)).model_copy(update={"recompute": False, "ties": ()})
+        try:
+            made = plan(problem.model_copy(update={"parallel": "data", "sync": "ring"}))
+        except InfeasibleError:
+            continue
+        if len(made.pipelines) > 1:
+            as_hybrid = problem.model_copy(update={"sync": "ring"})
+            told = predict(as_hybrid, made)
+            assert told.iteration_s == pytest.approx(made.predicted.iteration_s, rel=1e-9), i
+            assert told.sync_s == pytest.approx(made.predicted.sync_s, rel=1e-6, abs=1e-9), i
 
 
 @pytest.mark.slow
@@ -55,3 +76,20 @@ def test_the_suite_has_everything_in_it():
     ):
         assert any(share)
         assert not all(share)
+
+
+def test_no_hybrid_with_a_delay_is_below_the_bound_by_prices():
+    """And prices that claim more than the fastest hybrid takes prove nothing."""
+    proved = 0
+    for i in range(0, PROBLEMS, 6):
+        problem = delayed(random_hybrid_problem(SEED + i))
+        best, found = brute_force(problem), hybrid_bound(problem)
+        if best is None:
+            continue
+        assert found.bound_s <= best * (1 + 1e-9), i
+        step, witness = HybridStep(problem), Witness(layer_prices=found.layer_prices)
+        proved += are_prices_enough(step, found.bound_s, witness)
+        assert not are_prices_enough(step, best * (1 + 1e-6), witness), i
+        assert prove_hybrid(step, best * (1 + 1e-6)).holds is not True, i
+        assert prove_hybrid(step, best * (1 - 1e-6)).holds is not False, i
+    assert proved > PROBLEMS / 6 / 3

@@ -41,9 +41,11 @@ class HolderGroup:
         layout: None where the routes come from a plan's record.
         byte_s: seconds that a byte of gradient takes on the busiest link, shared resource or helper.
         microbatch_s: by holder, t.
-        extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e.
+        extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e. With a delay it
+            is ready for the next step after that, its optimizer and its processor's part of sums included.
         chunk_bytes: of a message, at most.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
+        beside_s: with a delay, what the whole sum takes, beside which the next step is computed; else 0.
     """
 
     holders: tuple[int, ...]
@@ -55,6 +57,8 @@ class HolderGroup:
     extra_s: tuple[float, ...]
     chunk_bytes: int
     fill_s: float = 0.0
+    delayed: bool = False
+    beside_s: float = 0.0
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -63,7 +67,12 @@ class HolderGroup:
 
     @property
     def after_s(self) -> float:
-        """Seconds from the last gradient's sum to the step's end: fill, latency, the slowest optimizer."""
+        """Seconds from the last gradient's sum to the step's end: fill, latency, the slowest optimizer.
+
+        None with a delay.
+        """
+        if self.delayed:
+            return 0.0
         return self.fill_s + self.use.latency_s + max(cost.optimizer_s for cost in self.costs)
 
     def with_shares(self, shares: Sequence[int]) -> DataPlacement:
@@ -71,6 +80,9 @@ class HolderGroup:
         each = list(zip(shares, self.microbatch_s, self.extra_s, strict=True))
         computed_s = max(m * t for m, t, _ in each)
         summed_s = max(m * t + e for m, t, e in each)
+        if self.delayed:
+            waited_s = max(0.0, self.beside_s - summed_s)
+            return DataPlacement(self, tuple(shares), max(summed_s, self.beside_s), waited_s)
         return DataPlacement(
             group=self,
             shares=tuple(shares),
@@ -81,6 +93,7 @@ class HolderGroup:
     def best_placement(self, microbatches: int, below_s: float = math.inf) -> DataPlacement | None:
         """The candidate with the best shares; None: too few microbatches, or no step below ``below_s``."""
         least_s = level_in_parts_s(self.microbatch_s, self.extra_s, microbatches) + self.after_s
+        least_s = max(least_s, self.beside_s)
         if microbatches < len(self.holders) or least_s >= below_s:
             return None
         shares = level_shares(self.microbatch_s, self.extra_s, microbatches)
@@ -93,7 +106,8 @@ class HolderGroup:
 class DataPlacement:
     """Holders with their shares of a step's microbatches, and what the step takes.
 
-    ``sync_s``: seconds of it from the last backward of all to the last byte of the sum.
+    ``sync_s``: seconds of it from the last backward of all to the last byte of the sum; with a delay, what
+    the slowest holder waits for the sum.
     """
 
     group: HolderGroup
@@ -105,6 +119,13 @@ class DataPlacement:
     def holders(self) -> tuple[int, ...]:
         """The devices, in the order of ``shares``."""
         return self.group.holders
+
+    @property
+    def compute_s(self) -> tuple[float, ...]:
+        """By holder, of its layers and optimizer; with a delay also its processor's part of sums."""
+        group = self.group
+        more_s = group.extra_s if group.delayed else [cost.optimizer_s for cost in group.costs]
+        return tuple(m * t + e for m, t, e in zip(self.shares, group.microbatch_s, more_s, strict=True))
 
     @property
     def memory_bytes(self) -> tuple[float, ...]:
@@ -143,16 +164,21 @@ def make_group(
     use = use_of(routes, model.latency_s)
     helping_s = [processor_byte_s(model, use, d) for d in helpers_on(use, holders)]
     byte_s = max(busiest_byte_s(use, model.byte_s, model.shared), *helping_s, 0.0)
+    delayed = bool(model.problem.rhythm.delay)
+    busy_s = [processor_byte_s(model, use, d) * model.total_bytes for d in holders]
     extra_s = tuple(
         # a gradient is under way while earlier layers are computed; adding and sending take processor time
-        max(cost.exposure.at(byte_s), processor_byte_s(model, use, d) * model.total_bytes)
-        for d, cost in zip(holders, costs, strict=True)
+        busy + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), busy)
+        for busy, cost in zip(busy_s, costs, strict=True)
     )
     times = tuple(cost.microbatch_s for cost in costs)
     simple = layout is not None and not layout.trees  # a ring and a star fill no tree
     chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s)
     filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
-    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s, chunk_bytes, filled_s)
+    beside_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
+    return HolderGroup(
+        holders, layout, tuple(costs), use, byte_s, times, extra_s, chunk_bytes, filled_s, delayed, beside_s
+    )
 
 
 def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:

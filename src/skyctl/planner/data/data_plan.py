@@ -221,8 +221,7 @@ def _record(
 
 
 def _prediction(model: DataModel, placed: DataPlacement) -> Prediction:
-    columns = zip(placed.holders, placed.shares, placed.group.costs, placed.memory_bytes, strict=True)
-    busy = [(d, m * cost.microbatch_s + cost.optimizer_s, need) for d, m, cost, need in columns]
+    busy = zip(placed.holders, placed.compute_s, placed.memory_bytes, strict=True)
     return Prediction(
         iteration_s=placed.iteration_s,
         bottleneck_s=max(cost.layers_s for cost in placed.group.costs),

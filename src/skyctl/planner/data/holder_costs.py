@@ -55,6 +55,17 @@ def require_data_problem(problem: Problem) -> None:
             f"a {problem.sync} joins devices that hold the layers, so {problem.helpers[0]} can't help there",
             hint="--sync auto or trees; server: a star whose root may be a helper",
         )
+    require_delayed_format(problem)
+
+
+def require_delayed_format(problem: Problem) -> None:
+    """Raises InputError where sums are to be applied a step later and their format does not allow it."""
+    if problem.rhythm.delay and problem.sync_format == "fixed32":
+        raise InputError(
+            "sync format fixed32 may have to make a step again, and with a delay the next one is done by "
+            "then",
+            hint="--sync-format float32, or leave --sync-delay out",
+        )
 
 
 class GradientExposure:
@@ -100,7 +111,8 @@ class HolderCost(NamedTuple):
         microbatch_s: seconds of a microbatch's forward and backward, overhead and recomputation included.
         layers_s: the part of ``microbatch_s`` that its layers take.
         optimizer_s: seconds of its optimizer, once a step.
-        memory_bytes: what it needs, reserved bytes and ``fixed32``'s integers included, chunks left out.
+        memory_bytes: what it needs, reserved bytes included and what sums keep (``kept_bytes``), chunks left
+            out.
         recompute: whether it keeps its layers' inputs only.
         exposure: how long gradients are under way after its last backward.
     """
@@ -119,6 +131,8 @@ class DataModel:
     Attributes:
         ids: the devices' names.
         layer_bytes: by layer, bytes of its gradient as they are sent.
+        kept_bytes: by layer, what a holder keeps of its gradients beside these: ``fixed32``'s integers, or
+            with a delay those of the step before.
         total_bytes: of all layers' gradients as they are sent.
         latency_s: by linked pair.
         byte_s: by linked pair, seconds a byte takes on the link.
@@ -141,7 +155,8 @@ class DataModel:
         ]
         share = FORMAT_SHARE[problem.sync_format]
         self.layer_bytes = [share * size for size in gradient_bytes]
-        self._integer_bytes = math.fsum(gradient_bytes) if problem.sync_format == "fixed32" else 0.0
+        keeps = problem.sync_format == "fixed32" or problem.rhythm.delay
+        self.kept_bytes = gradient_bytes if keeps else [0.0] * len(gradient_bytes)
         self.total_bytes = math.fsum(self.layer_bytes)
         pins = [names for names in (problem.first_stage, problem.last_stage) if names is not None]
         named = problem.helpers or ()
@@ -217,7 +232,7 @@ class DataModel:
                     microbatch_s=layers_s + device.handling_s + device.action_s,
                     layers_s=layers_s,
                     optimizer_s=optimizer_s,
-                    memory_bytes=self._integer_bytes
+                    memory_bytes=math.fsum(self.kept_bytes)
                     + stage_memory.device_bytes(
                         problem, device, 0, len(problem.layers), 1, recompute=recompute
                     ),

@@ -55,6 +55,7 @@ def scaled_steps_s(plan: Plan, factors: TimeFactors, draws: int) -> Iterator[flo
             0.0,
         )
         ends, optimizers = [], []
+        delayed_ends = []
         for cost, share, busy_s, layers, overhead in columns:
             factor = layers[draw]
             each_s = factor * cost.layers_s + overhead[draw] * (cost.microbatch_s - cost.layers_s)
@@ -62,4 +63,9 @@ def scaled_steps_s(plan: Plan, factors: TimeFactors, draws: int) -> Iterator[flo
             exposed_s = factor * cost.exposure.at(byte_s / factor)
             ends.append(share * each_s + max(exposed_s, factor * busy_s))
             optimizers.append(factor * cost.optimizer_s)
+            delayed_ends.append(share * each_s + factor * (busy_s + cost.optimizer_s))
+        if group.delayed:
+            summed_s = byte_s * model.total_bytes + group.fill_s + group.use.latency_s
+            yield max(*delayed_ends, summed_s)
+            continue
         yield max(ends) + group.fill_s + group.use.latency_s + max(optimizers)

@@ -56,18 +56,22 @@ def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> floa
     Infinite where there are fewer microbatches.
     """
     times, extras, optimizers = [], [], []
+    delayed = model.problem.rhythm.delay
     for d in holders:
         cost = model.fitting_cost(d)
         assert cost is not None
         times.append(cost.microbatch_s)
         passed_s = 2 * model.problem.devices[d].message_byte_s * model.total_bytes
-        extras.append(max(cost.exposure.at(byte_s), passed_s))
+        extras.append(passed_s + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), passed_s))
         optimizers.append(cost.optimizer_s)
     shares = level_shares(times, extras, model.microbatches)
     if shares is None:
         return math.inf
     level_s = max(m * t + e for m, t, e in zip(shares, times, extras, strict=True))
-    return level_s + _least_latency_s(model, holders) + max(optimizers)
+    latency_s = _least_latency_s(model, holders)
+    if delayed:
+        return max(level_s, model.total_bytes * byte_s + latency_s)
+    return level_s + latency_s + max(optimizers)
 
 
 def _least_latency_s(model: DataModel, holders: Sequence[int]) -> float:

@@ -57,6 +57,7 @@ class Incumbent:
         best: None where no device can hold all layers.
         usable: the devices that can.
         extra_s: by usable device, what a step takes there at least besides microbatches (``least_extras_s``).
+        beside_s: by usable device, with a delay what any sum takes that it has a part in; else 0.
         bound_s: what no plan can be faster than.
     """
 
@@ -65,7 +66,7 @@ class Incumbent:
         costs = {d: model.fitting_cost(d) for d in range(len(model.ids))}
         self.microbatch_s = {d: cost.microbatch_s for d, cost in costs.items() if cost is not None}
         self.usable = list(self.microbatch_s)
-        self.extra_s = least_extras_s(model, self.usable)
+        self.extra_s, self.beside_s = least_extras_s(model, self.usable)
         self.best = best_alone(model)
         self.bound_s = _lower_bound_s(self)
         self._seen: set[tuple[int, ...]] = {(d,) for d in self.usable}
@@ -87,7 +88,8 @@ class Incumbent:
         self._seen.add(holders)
         times = [self.microbatch_s[d] for d in holders]
         extras = [self.extra_s[d] for d in holders]
-        if level_in_parts_s(times, extras, self.model.microbatches) >= self.best.iteration_s:
+        least_s = level_in_parts_s(times, extras, self.model.microbatches)
+        if max(least_s, *(self.beside_s[d] for d in holders)) >= self.best.iteration_s:
             return False
         found = best_of_set(self.model, holders, self.best.iteration_s)
         self.best = found or self.best
@@ -172,7 +174,8 @@ def few_sets(incumbent: Incumbent) -> bool:
 
 def _growing(incumbent: Incumbent) -> Iterator[tuple[int, ...]]:
     """Sets of the first 2, 3, … devices in three orders: fast, with a fast line, with little of both."""
-    times, extra_s = incumbent.microbatch_s, incumbent.extra_s
+    times = incumbent.microbatch_s
+    extra_s = {d: incumbent.extra_s[d] + incumbent.beside_s[d] for d in incumbent.usable}
     keys: tuple[Callable[[int], float], ...] = (
         times.__getitem__,
         extra_s.__getitem__,
@@ -218,12 +221,13 @@ def neighbours(incumbent: Incumbent, holders: tuple[int, ...]) -> Iterator[tuple
                 yield tuple(sorted((*rest, other)))
 
 
-def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
+def least_extras_s(model: DataModel, usable: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
     """By usable device, the least seconds of a step besides its microbatches, in any set of two or more.
 
-    Latency, its own optimizer, and its processor's part come to what its lines take (``least_byte_s``).
+    Latency, its own optimizer, and its processor's part come to what its lines take (``least_byte_s``). With
+    a delay its lines and latency are given second, beside which it computes; without one that is 0.
     """
-    out = {}
+    out, beside = {}, dict.fromkeys(usable, 0.0)
     helpers = [] if len(usable) < 2 else [d for d in model.any_helpers() if d not in usable]
     for d in usable:
         others = [other for other in (*usable, *helpers) if other != d]
@@ -236,8 +240,11 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> dict[int, float]:
         latency_s = min(model.latency_s.get((d, other), 0.0) for other in others)
         latency_s += min(model.latency_s.get((other, d), 0.0) for other in others)
         passed_s = 2 * model.problem.devices[d].message_byte_s * model.total_bytes
-        out[d] = max(cost.exposure.at(byte_s), passed_s) + latency_s + cost.optimizer_s
-    return out
+        if model.problem.rhythm.delay:
+            out[d], beside[d] = passed_s + cost.optimizer_s, byte_s * model.total_bytes + latency_s
+        else:
+            out[d] = max(cost.exposure.at(byte_s), passed_s) + latency_s + cost.optimizer_s
+    return out, beside
 
 
 def _lower_bound_s(incumbent: Incumbent) -> float:
@@ -249,8 +256,22 @@ def _lower_bound_s(incumbent: Incumbent) -> float:
     alone_s = math.inf if incumbent.best is None else incumbent.best.iteration_s
     if len(incumbent.usable) < 2:
         return alone_s
-    times = [incumbent.microbatch_s[d] for d in incumbent.usable]
-    extras = [incumbent.extra_s[d] for d in incumbent.usable]
+    # those that take part have no longer sums than the slowest of them, so the quickest of them at least do
+    beside_s = incumbent.beside_s
+    order = sorted(incumbent.usable, key=beside_s.__getitem__)
+    return min(
+        alone_s,
+        *(
+            max(sum_s, _level_s(incumbent, [d for d in order if beside_s[d] <= sum_s]))
+            for sum_s in sorted(set(beside_s.values()))
+        ),
+    )
+
+
+def _level_s(incumbent: Incumbent, devices: Sequence[int]) -> float:
+    """The least step in which these compute all microbatches, each with its own least extras."""
+    times = [incumbent.microbatch_s[d] for d in devices]
+    extras = [incumbent.extra_s[d] for d in devices]
     shares = level_shares(times, extras, incumbent.model.microbatches, least=0)
     assert shares is not None
-    return min(alone_s, max(m * t + e for m, t, e in zip(shares, times, extras, strict=True) if m))
+    return max(m * t + e for m, t, e in zip(shares, times, extras, strict=True) if m)

@@ -6,14 +6,15 @@ The model is the contract's (``docs/contract.md``, Hybrids). Devices are indices
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.data.data_placement import processor_byte_s
-from skyctl.planner.data.holder_costs import SCHEDULES, DataModel, buffer_bytes
+from skyctl.planner.data.holder_costs import SCHEDULES, DataModel, buffer_bytes, require_delayed_format
 from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
     GroupRoutes,
@@ -22,6 +23,7 @@ from skyctl.planner.hybrid.joint_sum import (
     last_sum_s,
     layer_groups,
     loads_of,
+    longest_sum_s,
     released_s,
 )
 from skyctl.records.problem import Problem
@@ -53,6 +55,7 @@ def require_hybrid_problem(problem: Problem) -> None:
             f"pipelines sum over the devices that hold the layers, so {problem.helpers[0]} can't help there",
             hint="leave --helper out, or --parallel data",
         )
+    require_delayed_format(problem)
 
 
 class Candidate(NamedTuple):
@@ -75,14 +78,14 @@ class PipelinePlay(NamedTuple):
     Attributes:
         ends_s: by stage, when its last backward ends.
         need_bytes: by stage, what its device needs, reserved bytes and buffers of sums left out.
-        optimizer_s: of the slowest stage.
+        optimizer_s: by stage.
         floor_s: no step with this pipeline is shorter, whatever the others are.
     """
 
     execution: StageExecution
     ends_s: tuple[float, ...]
     need_bytes: tuple[float, ...]
-    optimizer_s: float
+    optimizer_s: tuple[float, ...]
     floor_s: float
 
     @property
@@ -97,7 +100,9 @@ class HybridStep:
 
     Attributes:
         groups: how gradients are summed, by ranges of layers.
-        sync_s: seconds from the last backward of all to the last byte of the sums, latency included.
+        sync_s: seconds from the last backward of all to the last byte of the sums, latency included; with a
+            delay, what the step is longer for waiting for sums.
+        busy_s: with a delay, by device, its processor's seconds for sums that count as computing.
     """
 
     candidate: Candidate
@@ -105,6 +110,7 @@ class HybridStep:
     groups: tuple[SumGroup, ...]
     iteration_s: float
     sync_s: float
+    busy_s: Mapping[int, float] = field(default_factory=dict)
 
 
 class HybridModel:
@@ -128,11 +134,8 @@ class HybridModel:
         self.ids, self.layers, self.devices = self.base.ids, self.base.layers, self.base.devices
         self.microbatches = problem.microbatches
         self.sums = SumRoutes(self.lines)
-        fixed = problem.sync_format == "fixed32"
-        integers = self.lines.layer_bytes if fixed else [0.0] * self.layers
-        self._integer_bytes = [0.0]
-        for size in integers:
-            self._integer_bytes.append(self._integer_bytes[-1] + size)
+        self.delayed = bool(problem.rhythm.delay)
+        self._kept_bytes = [0.0, *accumulate(self.lines.kept_bytes)]
         self._costs: dict[int, CostModel] = {self.microbatches: self.base}
         self._plays: dict[tuple[Placement, int], PipelinePlay | None] = {}
         self._inputs: dict[tuple[Placement, int, StageExecution], SimulationInput] = {}
@@ -191,12 +194,16 @@ class HybridModel:
         costs = self.costs(microbatches)
         ends = tuple(stage_ends_s(costs, placement, execution))
         needs = tuple(
-            costs.need_bytes(p, q, k) + self._integer_bytes[q] - self._integer_bytes[p]
+            costs.need_bytes(p, q, k) + self._kept_bytes[q] - self._kept_bytes[p]
             for (_, p, q), k in zip(placement, execution.in_flight, strict=True)
         )
-        optimizer_s = max(costs.optimizer_s.of(placement))
-        floor_s = max(map(self._last_byte_s, placement, ends))
-        return PipelinePlay(execution, ends, needs, optimizer_s, floor_s + optimizer_s)
+        optimizer_s = tuple(costs.optimizer_s.of(placement))
+        if self.delayed:
+            ready_s = max(end + one for end, one in zip(ends, optimizer_s, strict=True))
+            floor_s = max(ready_s, *map(self._least_sum_s, placement))
+        else:
+            floor_s = max(map(self._last_byte_s, placement, ends)) + max(optimizer_s)
+        return PipelinePlay(execution, ends, needs, optimizer_s, floor_s)
 
     def together(self, candidate: Candidate, plays: Sequence[PipelinePlay]) -> list[PipelinePlay]:
         """Played alone before, now side by side: their messages wait for each other on shared resources."""
@@ -225,6 +232,11 @@ class HybridModel:
             sent_s = max(size * line_s[count], sizes[layer] * line_s[0])
             at_s = max(at_s, end_s + before[stage.start] - before[layer] + sent_s)
         return at_s
+
+    def _least_sum_s(self, stage: StageAssignment) -> float:
+        """What its gradients keep its lines busy for in a step, at least."""
+        line_s, sizes = self._line_s[stage.device], self.lines.layer_bytes[stage.start : stage.stop]
+        return max(math.fsum(sizes) * line_s[len(sizes) - 1], max(sizes) * line_s[0])
 
     def _fits(self, placement: Placement, play: PipelinePlay, children: dict[int, int]) -> bool:
         """Whether stages fit in memory with so many edges of sums arriving, by device."""
@@ -270,6 +282,8 @@ class HybridModel:
 
         ``scale``: plays' times are scaled already, those of the sums are to be.
         """
+        if self.delayed:
+            return self._delayed_step(candidate, plays, groups, scale)
         before = [[self._backward_s(stage.device, scale) for stage in x] for x in candidate.placements]
         released = released_s(candidate.placements, [play.ends_s for play in plays], before)
         loads = [
@@ -284,8 +298,33 @@ class HybridModel:
                 factor = 1.0 if scale is None else scale.device(stage.device)
                 summed_s = max(summed_s, end_s + factor * busy_s.get(stage.device, 0.0))
         after_s = max(last_s, summed_s) + max(group.routed.use.latency_s for group in groups)
-        iteration_s = after_s + max(play.optimizer_s for play in plays)
+        iteration_s = after_s + max(max(play.optimizer_s) for play in plays)
         return HybridStep(candidate, tuple(plays), tuple(groups), iteration_s, after_s - last_s)
+
+    def _delayed_step(
+        self,
+        candidate: Candidate,
+        plays: Sequence[PipelinePlay],
+        groups: Sequence[SumGroup],
+        scale: TimeScale | None,
+    ) -> HybridStep:
+        """What a step takes beside which the sums of the step before are made."""
+        busy_s = self.processor_s(groups)
+        ends: dict[int, float] = {}
+        ready_s = 0.0
+        for placement, play in zip(candidate.placements, plays, strict=True):
+            for stage, end_s, optimizer_s in zip(placement, play.ends_s, play.optimizer_s, strict=True):
+                if scale is not None and stage.device in busy_s:
+                    busy_s[stage.device] *= scale.device(stage.device)
+                ends[stage.device] = end_s
+                ready_s = max(ready_s, end_s + busy_s.get(stage.device, 0.0) + optimizer_s)
+        loads = [
+            group.routed.loads if scale is None else loads_of(self.lines, group.routed.use, scale.link)
+            for group in groups
+        ]
+        iteration_s = max(ready_s, longest_sum_s(groups, loads, ends))
+        parts = candidate, tuple(plays), tuple(groups)
+        return HybridStep(*parts, iteration_s, iteration_s - ready_s, busy_s)
 
     def _backward_s(self, device: int, scale: TimeScale | None) -> list[float]:
         """Prefix sums of one backward on the device."""

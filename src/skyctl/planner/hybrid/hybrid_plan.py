@@ -186,6 +186,7 @@ def _prediction(model: HybridModel, step: HybridStep) -> Prediction:
         slowest_s = max(slowest_s, bottleneck_s(costs, placement))
         for stage, each, need in zip(placement, times, play.need_bytes, strict=True):
             busy_s = share * (each.forward_s + each.backward_s) + each.optimizer_s
+            busy_s += step.busy_s.get(stage.device, 0.0)
             reserved = model.problem.devices[stage.device].reserved_bytes
             replicas.append(
                 ReplicaPrediction(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -179,3 +179,33 @@ def last_sum_s(
             for resource, byte_s in used[layer]:
                 free[resource] = max(free.get(resource, 0.0), at) + size * byte_s
     return max(free.values(), default=0.0)
+
+
+def longest_sum_s(
+    groups: Sequence[SumGroup],
+    loads: Iterable[Sequence[tuple[Hashable, float]]],
+    ends_s: Mapping[int, float],
+) -> float:
+    """What sums take that are made beside the next step, in seconds: no step is shorter.
+
+    A group begins when the last of its holders has ended its last backward. Every link and shared resource
+    serves groups in order of their beginning, the later layers first where equal. The longest of what a group
+    takes from its beginning to its end, latency included, and of what any resource is used in all.
+
+    Args:
+        loads: by group, as in ``GroupRoutes``.
+        ends_s: by device, when its last backward ends.
+    """
+    longest = 0.0
+    free: dict[Hashable, float] = {}
+    used: dict[Hashable, float] = {}
+    begun = [(max(ends_s[d] for d in group.holders), -group.start, group) for group in groups]
+    for (at, _, group), load in sorted(zip(begun, loads, strict=True), key=lambda one: one[0][:2]):
+        done = at
+        for resource, byte_s in load:
+            spent_s = group.size_bytes * byte_s
+            free[resource] = max(free.get(resource, 0.0), at) + spent_s
+            used[resource] = used.get(resource, 0.0) + spent_s
+            done = max(done, free[resource])
+        longest = max(longest, done - at + group.routed.use.latency_s)
+    return max([longest, *used.values()])

@@ -33,7 +33,7 @@ def scaled_steps_s(
     for draw, drawn in enumerate(zip(*pipelines, strict=True)):
         found = ends_together(drawn, [scaled.simulate().ended_s for scaled in drawn])
         plays = [
-            play._replace(ends_s=ends, optimizer_s=max(stage.optimizer_s for stage in scaled.stages))
+            play._replace(ends_s=ends, optimizer_s=tuple(stage.optimizer_s for stage in scaled.stages))
             for play, scaled, ends in zip(step.plays, drawn, found, strict=True)
         ]
         scale = TimeScale(

@@ -3,8 +3,9 @@
 A device holds layers [i, j) in a pipeline of m microbatches and of whichever other devices. It starts once
 one microbatch has passed the layers before i, computes m times forward and backward, and then the last
 gradient goes back through the layers before i, the device's own gradients are sent and received, and it
-optimizes. Of other devices the quickest counts, layer by layer, and of lines the fastest; so no plan is below
-it. Sums go over rings and stars, where each device sends a layer's bytes over one line whole.
+optimizes; with a delay the sending is a limit of its own, beside its computing. Of other devices the quickest
+counts, layer by layer, and of lines the fastest; so no plan is below it. Sums go over rings and stars, where
+each device sends a layer's bytes over one line whole.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class StageCosts:
         starts, stops: by range, its first layer and the one after its last.
         sizes: by row, how many devices it stands for.
         fixed_s, microbatch_s: by row and range; ``fixed_s`` infinite where the range has no place there.
+        beside_s: by row and range, with a delay what its sums take; no step is shorter.
         most: by row and range, microbatches that its memory allows, and of a step all but one.
     """
 
@@ -52,8 +54,8 @@ class StageCosts:
             key = b"".join(part.tobytes() for part in costs)
             rows.setdefault(key, [0, costs])[0] += 1
         self.sizes: Ints = np.array([size for size, _ in rows.values()], dtype=np.int64)
-        self.fixed_s, self.microbatch_s, self.most = (
-            np.stack([costs[k] for _, costs in rows.values()]) for k in range(3)
+        self.fixed_s, self.microbatch_s, self.most, self.beside_s = (
+            np.stack([costs[k] for _, costs in rows.values()]) for k in range(4)
         )
 
     def within(self, limit_s: float) -> Floats:
@@ -62,10 +64,11 @@ class StageCosts:
             left_s = limit_s * (1 + ROOM) - self.fixed_s
             counts = np.where(left_s < 0, 0.0, np.floor(left_s / self.microbatch_s))
         counts[np.isnan(counts)] = np.inf  # no time is left, and none is needed
+        counts[self.beside_s > limit_s * (1 + ROOM)] = 0.0
         out: Floats = np.minimum(counts, self.most)
         return out
 
-    def _costs_of(self, device: int, lines: _Lines) -> tuple[Floats, Floats, Floats]:
+    def _costs_of(self, device: int, lines: _Lines) -> tuple[Floats, Floats, Floats, Floats]:
         model, entry = self.model, self.problem.devices[device]
         i, j = self.starts, self.stops
         work, backward, optimizer = (
@@ -74,14 +77,29 @@ class StageCosts:
         neighbours = (i > 0).astype(float) + (j < self.layers)
         microbatch_s = work[j] - work[i] + entry.handling_s + entry.action_s + entry.neighbour_s * neighbours
         ahead_s, back_s = lines.before_s(device)
-        exposed_s = np.maximum(*(self._exposed_s(backward, lines, device, way) for way in (0, 1)))
-        sent = lines.sent_bytes[j] - lines.sent_bytes[i]
-        after_s = np.maximum.reduce([back_s[i], exposed_s, 2 * entry.message_byte_s * sent])
-        fixed_s = ahead_s[i] + after_s + lines.latency_s(device)
-        fixed_s = fixed_s + np.maximum(optimizer[j] - optimizer[i], lines.optimizer_s)
         most = self._most(device)
+        sent = lines.sent_bytes[j] - lines.sent_bytes[i]
+        passed_s = 2 * entry.message_byte_s * sent
+        own_s = optimizer[j] - optimizer[i]
+        if self.problem.rhythm.delay:
+            fixed_s = ahead_s[i] + np.maximum(back_s[i], own_s + passed_s)
+            fixed_s[most < 1] = np.inf
+            beside_s = np.maximum(*(self._summed_s(lines, device, way) for way in (0, 1)))
+            return fixed_s, microbatch_s, most, beside_s
+        exposed_s = np.maximum(*(self._exposed_s(backward, lines, device, way) for way in (0, 1)))
+        after_s = np.maximum.reduce([back_s[i], exposed_s, passed_s])
+        fixed_s = ahead_s[i] + after_s + lines.latency_s(device)
+        fixed_s = fixed_s + np.maximum(own_s, lines.optimizer_s)
         fixed_s[most < 1] = np.inf
-        return fixed_s, microbatch_s, most
+        return fixed_s, microbatch_s, most, np.zeros_like(fixed_s)
+
+    def _summed_s(self, lines: _Lines, device: int, way: int) -> Floats:
+        """By range, what its gradients take on the device's lines out or in: n layers' over n at most."""
+        byte_s, sent = lines.byte_s(device, way), lines.sent_bytes
+        many = (sent[self.stops] - sent[self.starts]) * byte_s[self.stops - self.starts - 1]
+        one = _range_maximum(list(np.diff(sent)))[self.starts, self.stops] * byte_s[0]
+        out: Floats = np.maximum(many, one + lines.latency_s(device))
+        return out
 
     def _exposed_s(self, backward: Floats, lines: _Lines, device: int, way: int) -> Floats:
         """By range, what its gradients take after the device's last backward, on its lines out or in.

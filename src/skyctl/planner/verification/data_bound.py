@@ -106,12 +106,18 @@ class _Limit:
             byte_s = max(wires.least_s(out), wires.least_s(back))
         latency_s = sum(min(wires.latency_s.get(edge, 0.0) for edge in edges) for edges in (out, back))
         optimizer_s = self.step.layer_times(device, recompute)[2]
+        if self.step.delayed:
+            summed_s = byte_s * math.fsum(self.step.sizes) + latency_s
+            return math.inf if summed_s >= self.below_s else self._passed_s(device) + optimizer_s
         return self._busy_s(device, recompute, byte_s) + latency_s + optimizer_s
 
     def _busy_s(self, device: str, recompute: bool, byte_s: float) -> float:
         """What its gradients take after its computing at least: on lines, or on its processor."""
-        passed_s = 2 * self.step.devices[device].message_byte_s * math.fsum(self.step.sizes)
-        return max(self._exposed_s(device, recompute, byte_s), passed_s)
+        return max(self._exposed_s(device, recompute, byte_s), self._passed_s(device))
+
+    def _passed_s(self, device: str) -> float:
+        """Of its processor: every byte is sent and received once."""
+        return 2 * self.step.devices[device].message_byte_s * math.fsum(self.step.sizes)
 
     def is_ruled_out(self, devices: Sequence[str], priced_s: float) -> bool:
         """Whether just these can't have a step below the limit over any routes.
@@ -122,6 +128,12 @@ class _Limit:
         byte_s = max(priced_s, wires.cut_s(devices))
         ways = {x: bool(self._recompute(x, 0)) for x in devices}
         latency_s = wires.least_latency_s(devices)
+        if self.step.delayed:
+            if byte_s * math.fsum(self.step.sizes) + latency_s >= self.below_s:
+                return True
+            extras = {x: self._passed_s(x) + self.step.layer_times(x, ways[x])[2] for x in devices}
+            counts = [self._counted(x, ways[x], extras[x]) for x in devices]
+            return min(counts) < 1 or sum(counts) < self.step.problem.microbatches
         after_s = latency_s + max(self.step.layer_times(x, ways[x])[2] for x in devices)
         counts = [self._counted(x, ways[x], self._busy_s(x, ways[x], byte_s) + after_s) for x in devices]
         return min(counts) < 1 or sum(counts) < self.step.problem.microbatches
@@ -159,6 +171,8 @@ class _Limit:
             if not self.step.fits(x, need):
                 return False
         byte_s = self.step.byte_s(trees, devices)
+        if self.step.delayed and self.step.sum_s(trees, byte_s) >= self.below_s:
+            return False
         after_s = self.step.latency_s(trees) + max(
             self.step.layer_times(x, bool(recompute))[2] for x, recompute in ways.items()
         )
@@ -166,7 +180,10 @@ class _Limit:
         for device, recompute in ways.items():
             exposed_s = self._exposed_s(device, bool(recompute), byte_s)
             busy_s = self.step.processor_s(self.step.devices[device], trees)
-            count = self._counted(device, bool(recompute), max(exposed_s, busy_s) + after_s)
+            extra_s = max(exposed_s, busy_s) + after_s
+            if self.step.delayed:
+                extra_s = busy_s + self.step.layer_times(device, bool(recompute))[2]
+            count = self._counted(device, bool(recompute), extra_s)
             if count < 1:
                 return False
             total += count

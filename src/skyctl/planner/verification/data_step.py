@@ -58,7 +58,9 @@ class DataStep:
             x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4 for x in problem.layers
         ]
         self.sizes = [SENT_BYTES[problem.sync_format] / 4 * x for x in gradients]
-        self._integers = gradients if problem.sync_format == "fixed32" else []
+        self.delayed = problem.rhythm.delay == 1
+        # fixed32's integers, or what is summed while the next step's are made
+        self.second_set = gradients if problem.sync_format == "fixed32" or self.delayed else []
         self.links = {(x.source, x.target): x for x in problem.links}
         self.wires = Wires(problem)
 
@@ -99,7 +101,7 @@ class DataStep:
             once = [x.activation_bytes + x.workspace_bytes for x in layers]
             kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
         held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
-        held += self._integers
+        held += self.second_set
         return math.fsum(held) + max(LEAST_EDGE_BYTES, 2.0 * chunk_bytes) * children
 
     def fits(self, device: str, need_bytes: float) -> bool:
@@ -164,6 +166,10 @@ class DataStep:
         most = max(work.values(), default=0.0)
         return max((work[x] + head[x] + tail[x] for x in work), default=0.0) - most
 
+    def sum_s(self, trees: Sequence[CheckedRoute], byte_s: float) -> float:
+        """Seconds of all gradients on what is busiest, and of the way up and down, without filling."""
+        return math.fsum(self.sizes) * byte_s + self.latency_s(trees)
+
     def processor_s(self, entry: Device, trees: Sequence[CheckedRoute]) -> float:
         """Seconds of a device's processor for all gradients of a step."""
         return self.processor_byte_s(entry, trees) * math.fsum(self.sizes)
@@ -190,6 +196,12 @@ class DataStep:
         if len(holders) == 1:
             step_s = ends[0] + waits[0][2]
             return StepTimes(step_s, 0.0, (step_s,))
+        optimizers = [optimizer_s for _, _, optimizer_s in waits]
+        if self.delayed:
+            busy = [self.processor_s(self.devices[x.device], trees) for x in holders]
+            steps = [math.fsum(parts) for parts in zip(ends, busy, optimizers, strict=True)]
+            sum_s = self.sum_s(trees, byte_s) + self.fill_s(trees, chunk_bytes, names)
+            return StepTimes(max(*steps, sum_s), max(0.0, sum_s - max(steps)), tuple(steps))
         # of layer k's gradients: when computing ends, less the backward of the layers before it
         ready = [end - math.fsum(backward[:-1]) for end, (_, backward, _) in zip(ends, waits, strict=True)]
         done_s = -math.inf
@@ -204,7 +216,6 @@ class DataStep:
         for holder, end in zip(holders, ends, strict=True):
             done_s = max(done_s, end + self.processor_s(self.devices[holder.device], trees))
         done_s += self.fill_s(trees, chunk_bytes, names) + self.latency_s(trees)
-        optimizers = [optimizer_s for _, _, optimizer_s in waits]
         compute_s = tuple(end + more for end, more in zip(ends, optimizers, strict=True))
         return StepTimes(done_s + max(optimizers), done_s - max(ends), compute_s)
 

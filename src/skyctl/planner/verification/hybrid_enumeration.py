@@ -69,16 +69,17 @@ def _may_keep(step: HybridStep, row: Row, below_s: float) -> bool:
     facts = step.facts
     if not (facts.may_be_first(row[0].device) and facts.may_be_last(row[-1].device)):
         return False
-    optimizer_s = max(step.optimizer_s(held) for held in row)
-    for held in row:
-        times = step.stage_times(held)
-        if held.microbatches * (times.forward_s + times.backward_s) + optimizer_s >= below_s:
+    slowest_s = max(step.optimizer_s(held) for held in row)
+    # with a delay nobody waits for another's optimizer
+    optimizers = [step.optimizer_s(held) if step.data.delayed else slowest_s for held in row]
+    for held, optimizer_s in zip(row, optimizers, strict=True):
+        if step.computes_s(held) + optimizer_s >= below_s:
             return False
         if step.splits_tie(held.start, held.stop):
             return False
         if not step.data.fits(step.ids[held.device], step.stage_bytes(held)):
             return False
-    return max(step.ends(row)) + optimizer_s < below_s
+    return max(end + more for end, more in zip(step.ends(row), optimizers, strict=True)) < below_s
 
 
 def _disjoint(sets: Sequence[frozenset[int]], most: int) -> Iterator[tuple[frozenset[int], ...]]:

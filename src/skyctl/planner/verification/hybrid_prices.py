@@ -3,8 +3,9 @@
 Every layer has a price, none negative. Let u of a device be the most that m · (the prices of layers [i, j))
 can be, over all i, j and m with which it could be part of a step below the limit: a microbatch's way to it
 and on from it to the end, its own computing, its gradients' way out and in, and its optimizer, each no longer
-than it takes at least. A plan of two pipelines or more takes M · Σ prices in all, on devices that are used
-once. Where Σ u is less, no such plan is below the limit, whatever the prices. Sums go over rings or stars.
+than it takes at least; with a delay its gradients' way is a limit by itself, beside the rest. A plan of two
+pipelines or more takes M · Σ prices in all, on devices that are used once. Where Σ u is less, no such plan is
+below the limit, whatever the prices. Sums go over rings or stars.
 """
 
 from __future__ import annotations
@@ -72,16 +73,31 @@ class _StageLimit:
                 left_s = spent_s - (backward[stops - 1] - backward[i])
                 exposed_s = np.maximum(exposed_s, np.maximum.accumulate(left_s))
             passed_s = 2 * entry.message_byte_s * (self.sent[stops] - self.sent[i])
-            after_s = np.maximum(np.maximum(exposed_s, passed_s), back_s[i])
-            last_s = np.maximum(optimizer[stops] - optimizer[i], self._optimizer_s)
+            after_s = np.maximum(np.maximum(exposed_s, passed_s), back_s[i]) + wait_s
+            own_s = optimizer[stops] - optimizer[i]
+            last_s = np.maximum(own_s, self._optimizer_s)
+            if self.step.data.delayed:
+                after_s, last_s = np.maximum(passed_s + own_s, back_s[i]), np.zeros(len(stops))
             each_s = forward[stops] - forward[i] + backward[stops] - backward[i]
             each_s = each_s + 2 * self.step.facts.overhead_table(device)[i, stops]
-            left_s = self.below_s - (ahead_s[i] + after_s + wait_s + last_s)
+            left_s = self.below_s - (ahead_s[i] + after_s + last_s)
             with np.errstate(divide="ignore", invalid="ignore"):
                 counts = np.where(each_s > 0, np.floor(left_s / each_s), np.inf)
             counts = np.where(left_s < 0, 0.0, np.minimum(counts, self._allowed(device, i, stops)))
+            if self.step.data.delayed:
+                counts[self._sums_s(lines, i, wait_s) > self.below_s] = 0.0
             best = max(best, float((counts * (worth[stops] - worth[i])).max()))
         return best
+
+    def _sums_s(self, lines: Sequence[Array], start: int, wait_s: float) -> Array:
+        """By stop, how long its gradients are on its way out or in, beside whatever it computes."""
+        sizes = np.diff(self.sent[start:])
+        largest = np.maximum.accumulate(sizes)
+        out = np.zeros(len(sizes))
+        for byte_s in lines:
+            spread_s = np.cumsum(sizes) * byte_s[: len(sizes)]
+            out = np.maximum(out, np.maximum(spread_s, largest * byte_s[0] + wait_s))
+        return out
 
     def _passage_s(self, device: int) -> tuple[list[float], list[float]]:
         """By first layer, what a microbatch takes at least to the device, and on from there to the end."""

@@ -99,7 +99,7 @@ class HybridStep:
         return StageTimes(math.fsum(forward[part]) + more_s, math.fsum(backward[part]) + more_s)
 
     def stage_bytes(self, held: HeldRange) -> float:
-        """What it needs but for chunks: the contract's formula, and ``fixed32``'s integers."""
+        """What it needs but for chunks: the contract's formula, and what sums keep of its gradients."""
         entry = self.problem.devices[held.device]
         layers = self.problem.layers[held.start : held.stop]
         parts = [entry.reserved_bytes, *(x.state_bytes for x in layers)]
@@ -110,8 +110,7 @@ class HybridStep:
             parts.append(window * self.problem.layers[held.start - 1].output_bytes)
         if held.stop < len(self.problem.layers):
             parts.append(window * layers[-1].output_bytes)
-        if self.problem.sync_format == "fixed32":
-            parts += self.data.sizes[held.start : held.stop]
+        parts += self.data.second_set[held.start : held.stop]
         return math.fsum(parts)
 
     def need_bytes(self, held: HeldRange, groups: Sequence[SummedRange], chunk_bytes: int) -> float:
@@ -185,35 +184,75 @@ class HybridStep:
         """The step: pipelines run side by side, layers are summed as they are released, all optimize."""
         found = ends_together([self._simulation(row) for row in rows], [self.ends(row) for row in rows])
         ends = dict(zip(chain.from_iterable(rows), chain.from_iterable(found), strict=True))
+        if self.data.delayed:
+            return self._play_delayed(ends, groups)
         done_s = max([*ends.values(), *self._line_ends(ends, groups), *self._processor_ends(ends, groups)])
         done_s += max((self.data.latency_s(group.trees) for group in groups), default=0.0)
         optimizers = [self.optimizer_s(held) for held in ends]
         compute_s = []
         for held, optimizer_s in zip(ends, optimizers, strict=True):
-            times = self.stage_times(held)
-            compute_s.append(held.microbatches * (times.forward_s + times.backward_s) + optimizer_s)
+            compute_s.append(self.computes_s(held) + optimizer_s)
         return HybridTimes(done_s + max(optimizers), done_s - max(ends.values()), tuple(compute_s))
+
+    def computes_s(self, held: HeldRange) -> float:
+        """Its forwards and backwards of a step."""
+        times = self.stage_times(held)
+        return held.microbatches * (times.forward_s + times.backward_s)
+
+    def _play_delayed(self, ends: dict[HeldRange, float], groups: Sequence[SummedRange]) -> HybridTimes:
+        """The step beside which the sums of the step before are made: the longest of either."""
+        afterwards = {
+            held: self.optimizer_s(held) + busy_s for held, busy_s in self._processors_s(ends, groups)
+        }
+        ready_s = max(end_s + afterwards[held] for held, end_s in ends.items())
+        waiting: dict[object, list[tuple[float, int, float]]] = {}
+        begun: dict[int, float] = {}
+        for group in groups:
+            begun[group.start] = max(
+                end_s for held, end_s in ends.items() if held.start <= group.start < held.stop
+            )
+            size = math.fsum(self.data.sizes[group.start : group.stop])
+            for what, byte_s in self._used_s(group.trees).items():
+                waiting.setdefault(what, []).append((begun[group.start], -group.start, size * byte_s))
+        last = dict(begun)
+        longest_s = 0.0
+        for served in waiting.values():
+            free_s = -math.inf
+            for at_s, place, spent_s in sorted(served):
+                free_s = max(free_s, at_s) + spent_s
+                last[-place] = max(last[-place], free_s)
+            longest_s = max(longest_s, math.fsum(spent_s for _, _, spent_s in served))
+        for group in groups:
+            sum_s = last[group.start] - begun[group.start] + self.data.latency_s(group.trees)
+            longest_s = max(longest_s, sum_s)
+        compute_s = tuple(self.computes_s(held) + afterwards[held] for held in ends)
+        return HybridTimes(max(ready_s, longest_s), max(0.0, longest_s - ready_s), compute_s)
 
     def released_s(self, held: HeldRange, end_s: float, layer: int) -> float:
         """When a holder has a layer's gradients."""
         return end_s - math.fsum(self.columns[held.device][1][held.start : layer])
 
+    def _used_s(self, trees: Trees) -> dict[object, float]:
+        """By link and shared resource, seconds that a byte takes there over all trees."""
+        sent: dict[tuple[str, str], float] = {}
+        for tree in trees:
+            for edge in (*tree.up, *tree.down):
+                sent[edge] = sent.get(edge, 0.0) + tree.share
+        used: dict[object, float] = {
+            edge: n / self.data.links[edge].bandwidth_bytes_per_s
+            for edge, n in sent.items()
+            if edge in self.data.links
+        }
+        for edge, n in sent.items():
+            for number, rate in self._shared.get(edge, {}).items():
+                used[number] = used.get(number, 0.0) + n / rate
+        return used
+
     def _line_ends(self, ends: dict[HeldRange, float], groups: Sequence[SummedRange]) -> list[float]:
         """When each link and shared resource that is used has served all layers."""
         waiting: dict[object, list[tuple[float, int, float]]] = {}
         for group in groups:
-            sent: dict[tuple[str, str], float] = {}
-            for tree in group.trees:
-                for edge in (*tree.up, *tree.down):
-                    sent[edge] = sent.get(edge, 0.0) + tree.share
-            used: dict[object, float] = {
-                edge: n / self.data.links[edge].bandwidth_bytes_per_s
-                for edge, n in sent.items()
-                if edge in self.data.links
-            }
-            for edge, n in sent.items():
-                for number, rate in self._shared.get(edge, {}).items():
-                    used[number] = used.get(number, 0.0) + n / rate
+            used = self._used_s(group.trees)
             holders = [held for held in ends if held.start <= group.start < held.stop]
             for layer in range(group.start, group.stop):
                 at_s = max(self.released_s(held, ends[held], layer) for held in holders)
@@ -229,8 +268,14 @@ class HybridStep:
 
     def _processor_ends(self, ends: dict[HeldRange, float], groups: Sequence[SummedRange]) -> list[float]:
         """When each holder's processor has added and passed on all bytes after its stage."""
+        return [ends[held] + spent_s for held, spent_s in self._processors_s(ends, groups)]
+
+    def _processors_s(
+        self, ends: dict[HeldRange, float], groups: Sequence[SummedRange]
+    ) -> list[tuple[HeldRange, float]]:
+        """By holder, its processor's seconds for the bytes of all its groups."""
         out = []
-        for held, end_s in ends.items():
+        for held in ends:
             entry = self.problem.devices[held.device]
             spent = [
                 self.data.processor_byte_s(entry, group.trees)
@@ -238,5 +283,5 @@ class HybridStep:
                 for group in groups
                 if held.start <= group.start < held.stop
             ]
-            out.append(end_s + math.fsum(spent))
+            out.append((held, math.fsum(spent)))
         return out

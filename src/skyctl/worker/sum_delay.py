@@ -1,0 +1,43 @@
+"""Which steps of a run settle, where sums are applied a step later (delayed parameter updates, DeDLOC).
+
+The gradients of step k are summed while step k + 1 computes, and applied after it. A step that *settles*
+waits for its own sum and applies it before it ends, so that afterwards as many updates are done as steps. All
+ranks of a run come to the same steps, from what they are told when it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SumDelay:
+    """The delay of a run's sums, by one step.
+
+    Attributes:
+        steps: of the whole run; the last one settles.
+        undelayed_steps: so many at its beginning settle.
+        every: of how many steps the weights are looked at after the last (a checkpoint, a validation); 0 or
+            None: of none.
+    """
+
+    steps: int
+    undelayed_steps: int
+    every: tuple[int | None, ...]
+
+    @classmethod
+    def from_payload(
+        cls, sync: Mapping[str, Any], steps: int, every: Sequence[int | None]
+    ) -> SumDelay | None:
+        """The delay that ``sync`` of a rank's payload tells of; None: every step settles."""
+        if not sync.get("delay"):
+            return None
+        return cls(steps, int(sync.get("undelayed_steps") or 0), tuple(every))
+
+    def settles(self, step: int) -> bool:
+        """Whether that step settles, whatever ranks agree on in the run."""
+        done = step + 1
+        looked_at = any(every and done % every == 0 for every in self.every)
+        return step < self.undelayed_steps or done >= self.steps or looked_at

@@ -1,0 +1,182 @@
+"""Runs whose sums are applied a step later, on this machine's processes: killed ranks, and stopped runs.
+
+Their losses are those of a run that nothing happens to, with checkpoints after the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ..helpers.hybrid_plans import hybrid_plan
+from ..helpers.processes import left_of_state
+from ..helpers.runs import Run, losses_of
+from .test_data_plans import EVERY, HYBRIDS, SIZES, STEPS, TRAIN, launch
+
+DELAYED = ("--parallel", "data", "--sync-delay", "1", "--undelayed-steps", "2")
+SUM = """\
+    from skyctl.worker.delayed_sync import DelayedSync
+
+    finish, steps = DelayedSync.change_over, []
+
+    def finish_or_die(self, *words, **more):
+        steps.append(0)
+        if len(steps) > FAULT_STEP - 4 and act() == "sum":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return finish(self, *words, **more)
+
+    DelayedSync.change_over = finish_or_die
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes(another: Callable[..., Any]) -> Any:
+    """Four nodes, and plans with a delay: four holders, three and a helper, two pipelines of two stages."""
+    made = another("a", "b", "c", "d")
+    node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2, env: {{NODE: {name}}}}}\n"
+    lines = "".join(node.format(name=name) for name in "abcd")
+    (made.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
+    start, stop = TRAIN.index("    from skyctl"), TRAIN.index("class Layer")
+    made.train(f"{TRAIN[:start]}{SUM}\n\n{TRAIN[stop:]}")
+    made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
+    for name, shares in {"four": ("a=1,b=1,c=1,d=1",), "three": ("a=2,b=1,c=1", "--helper", "d")}.items():
+        words = ("plan", "train.py", *SIZES, *DELAYED, "--assign", *shares, "-o", f"{name}.json")
+        made.run(*words, code=0)
+    four = json.loads((made.folder / "four.json").read_text())
+    assert (four["version"], four["problem"]["rhythm"]) == (11, {"delay": 1, "undelayed_steps": 2})
+    hybrid = hybrid_plan(four, HYBRIDS["hybrid"])
+    hybrid["version"] = hybrid["problem"]["version"] = 11
+    (made.folder / "hybrid.json").write_text(json.dumps(hybrid))
+    helped = json.loads((made.folder / "three.json").read_text())
+    at_d = [f"{name}/cpu:0" for name in "abc"], "d/cpu:0"
+    star = {"share": 1.0, "root": at_d[1], "up": [[x, at_d[1]] for x in at_d[0]],
+            "down": [[at_d[1], x] for x in at_d[0]]}  # fmt: skip
+    helped["sync"]["groups"][0]["routes"], helped["unused"] = [star], []
+    (made.folder / "three.json").write_text(json.dumps(helped))
+    return made
+
+
+@pytest.fixture(scope="module")
+def losses(nodes: Any) -> list[float]:
+    calm = ("--steps", str(STEPS), "--checkpoint-every", str(EVERY), "--json")
+    return losses_of(nodes.run("launch", "four.json", *calm, code=0))
+
+
+@pytest.fixture(autouse=True)
+def _ends(nodes: Any) -> Iterator[None]:
+    """A test that fails half-way leaves no run behind, and no fault."""
+    yield
+    nodes.end()
+    nodes.fault.unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_a_delay_changes_what_is_trained_and_forms_do_not(nodes: Any, losses: list[float]) -> None:
+    words = ("--steps", str(STEPS), "--checkpoint-every", str(EVERY), "--json")
+    done = nodes.run("launch", "four.json", *words, code=0)
+    assert losses_of(done) == losses, "to the last bit"
+    told = json.loads(done.stdout)
+    assert told["sync_s"] is not None
+    assert (
+        "(a delay of one step: changes training; without it"
+        in nodes.run("launch", "four.json", *words[:4], code=0).stdout
+    )
+    for plan in ("three", "hybrid"):
+        done = nodes.run("launch", f"{plan}.json", *words, "--ignore-changes", code=0)
+        assert losses_of(done) == pytest.approx(losses, rel=1e-5)
+    plain = json.loads((nodes.folder / "four.json").read_text())
+    del plain["problem"]["rhythm"]
+    (nodes.folder / "plain.json").write_text(json.dumps(plain))
+    undelayed = losses_of(nodes.run("launch", "plain.json", *words, code=0))
+    assert undelayed[:3] == losses[:3], "the fourth step is the first without the gradients of the third"
+    assert undelayed != pytest.approx(losses, rel=1e-4)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["four", "hybrid"])
+def test_a_holder_is_killed(nodes: Any, losses: list[float], plan: str) -> None:
+    run = launch(nodes, plan, "--ignore-changes").wait_for(13)
+    os.kill(run.rank("c"), signal.SIGKILL)
+    err = run.end().stderr
+    run.is_as(losses, 2)
+    assert "on c/cpu:0 (node c" in err
+    first, second = run.state["attempts"]
+    assert second["devices"] == first["devices"]
+    assert second["from_step"] >= 2 * EVERY
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_a_holder_is_killed_as_it_changes_over(nodes: Any, losses: list[float]) -> None:
+    nodes.fault.write_text("sum b")
+    run = launch(nodes)
+    run.end()
+    run.is_as(losses, 2)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_a_helper_is_killed(nodes: Any, losses: list[float]) -> None:
+    run = launch(nodes, "three").wait_for(2 * EVERY + 1)
+    os.kill(run.rank("d"), signal.SIGKILL)
+    run.end()
+    run.is_as(losses, 2)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["four", "three", "hybrid"])
+def test_a_stopped_run_ends_with_one_step_for_all_and_goes_on(nodes: Any, plan: str) -> None:
+    long = ("--steps", "1000", "--checkpoint-every", "1000", "--ignore-changes")
+    run: Run = nodes.launch(f"{plan}.json", *long).wait_for(9)
+    if plan == "four":
+        run.child.interrupt()
+        run.end(130)
+    else:
+        [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
+        assert stopped["status"] == "stopped"
+    run.is_stopped()
+    done = run.state["step"]
+    words = ("--resume", run.id, "--steps", "3", "--checkpoint-every", "1000", "--ignore-changes", "--json")
+    again = json.loads(nodes.run("launch", f"{plan}.json", *words, code=0).stdout)
+    assert [one["step"] for one in again["steps"]][-1] == done + 2
+    assert left_of_state(nodes.state) == []
+
+
+def test_what_does_not_go_with_a_delay_is_refused(nodes: Any) -> None:
+    plan = ("plan", "train.py", *SIZES, "--sync-delay", "1")
+    for words, said in {
+        ("--parallel", "pipeline"): "--sync-delay says how gradients are summed",
+        ("--parallel", "data", "--sync-format", "fixed32"): "fixed32 may have to make a step again",
+        ("--parallel", "hybrid", "--sync-format", "fixed32"): "fixed32 may have to make a step again",
+    }.items():
+        assert said in nodes.run(*plan, *words, code=2).stderr
+    assert (
+        "goes with --sync-delay 1"
+        in nodes.run("plan", "train.py", *SIZES, "--undelayed-steps", "3", code=2).stderr
+    )
+    assert (
+        "--sync-delay 1 does not go with the plan"
+        in nodes.run("launch", "four.json", "--sync-delay", "1", code=2).stderr
+    )
+    rounded = json.loads((nodes.folder / "four.json").read_text())
+    rounded["sync"]["format"] = rounded["problem"]["sync_format"] = "fixed32"
+    (nodes.folder / "rounded.json").write_text(json.dumps(rounded))
+    assert "the plan sums as fixed32" in nodes.run("launch", "rounded.json", code=2).stderr
+
+
+def test_auto_leaves_one_pipeline_out(nodes: Any) -> None:
+    words = ("--parallel", "auto", "--sync-delay", "1", "--time-limit", "8", "-o", "auto.json")
+    nodes.run("plan", "train.py", *SIZES, *words, code=0)
+    made = json.loads((nodes.folder / "auto.json").read_text())
+    assert made["problem"]["rhythm"]["delay"] == 1
+    [pipeline] = [one for one in made["forms"] if one["parallel"] == "pipeline"]
+    assert pipeline["iteration_s"] is None
+    assert "--sync-delay" in pipeline["reason"]
+    nodes.run("verify", "auto.json", code=0)

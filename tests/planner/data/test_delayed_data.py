@@ -1,0 +1,99 @@
+"""Data parallelism with a delay: plans that can be worked out by hand, what is kept, what is refused."""
+
+import json
+
+import pytest
+from tests.planner.data_problems import data_problem, delayed
+
+from skyctl import plan, predict, verify
+from skyctl.errors import InputError
+from skyctl.planner.prediction_interval import with_interval
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+from skyctl.records.rhythm import Rhythm
+
+
+def test_the_longer_of_computing_and_sums():
+    problem = data_problem(rate=100.0)  # 24 s of computing, 2 s of sums
+    made = plan(delayed(problem))
+    assert made.predicted.iteration_s == pytest.approx(24)
+    assert made.predicted.sync_s == 0
+    slow = delayed(data_problem(rate=100.0, gradient=1400.0))  # 28 s of sums
+    made = plan(slow)
+    assert len(made.pipelines) == 2
+    assert made.predicted.iteration_s == pytest.approx(28)
+    assert made.predicted.sync_s == pytest.approx(4)
+    assert [one.compute_s for one in made.predicted.replicas] == [pytest.approx(24)] * 2
+    assert made.certificate.status == "optimal"
+    assert verify(slow, made).ok
+    alone = plan(delayed(data_problem(rate=100.0, gradient=2500.0)))  # 50 s of sums, 48 alone
+    assert len(alone.pipelines) == 1
+    assert alone.predicted.iteration_s == pytest.approx(48)
+
+
+def test_optimizer_and_processor_come_to_the_computing():
+    problem = data_problem(rate=1000.0)
+    times = {"forward_s": [1.0, 1.0], "backward_s": [2.0, 2.0], "optimizer_s": [0.5, 0.5]}
+    update = {
+        "devices": [{**dict(d), "reduce_byte_s": 0.01, "message_byte_s": 0.005} for d in problem.devices],
+        "times": {d.id: times for d in problem.devices},
+        "sync": "ring",
+    }
+    changed = delayed(Problem.model_validate({**dict(problem), **update}))
+    made = plan(changed)
+    # of a ring of two each adds half of 200 bytes, and sends and receives two halves each
+    assert made.predicted.iteration_s == pytest.approx(24 + 1 + 100 * 0.01 + 400 * 0.005)
+    assert verify(changed, made).ok
+
+
+def test_a_second_set_of_gradients_is_kept():
+    problem = data_problem(rate=100.0)
+    plain, late = plan(problem), plan(delayed(problem))
+    more = [b.memory_bytes - a.memory_bytes for a, b in
+            zip(plain.predicted.replicas, late.predicted.replicas, strict=True)]  # fmt: skip
+    assert more == [200.0, 200.0]
+    halved = delayed(problem.model_copy(update={"sync_format": "bfloat16"}))
+    assert plan(halved).predicted.replicas[0].memory_bytes == late.predicted.replicas[0].memory_bytes
+
+
+def test_the_interval_is_of_the_same_step():
+    for gradient in (100.0, 1400.0):
+        problem = delayed(data_problem(rate=100.0, gradient=gradient))
+        sure = problem.model_copy(
+            update={
+                "devices": tuple(
+                    d.model_copy(update={"time_uncertainty": 1e-6, "overhead_uncertainty": 1e-6})
+                    for d in problem.devices
+                ),
+                "links": tuple(x.model_copy(update={"uncertainty": 1e-6}) for x in problem.links),
+            }
+        )
+        made = with_interval(plan(sure))
+        interval, step_s = made.predicted.interval, made.predicted.iteration_s
+        assert interval.low_s < step_s < interval.high_s
+        assert interval.high_s < 1.2 * step_s
+
+
+def test_a_changed_step_is_found():
+    problem = delayed(data_problem(rate=100.0, gradient=1400.0))
+    made = plan(problem)
+    for field, value in (("iteration_s", 30.0), ("sync_s", 0.0)):
+        wrong = made.model_copy(update={"predicted": made.predicted.model_copy(update={field: value})})
+        assert not verify(problem, wrong).ok
+    plain = problem.model_copy(update={"rhythm": Rhythm()})
+    assert predict(plain, made).iteration_s > made.predicted.iteration_s
+
+
+def test_files_have_the_version_that_knows_it():
+    made = plan(delayed(data_problem(rate=100.0)))
+    raw = json.loads(made.to_json())
+    assert (raw["version"], raw["problem"]["rhythm"]) == (11, {"delay": 1, "undelayed_steps": 0})
+    assert json.loads(plan(data_problem(rate=100.0)).to_json())["version"] < 11
+    assert Plan.model_validate(raw).problem.rhythm == Rhythm(delay=1)
+
+
+@pytest.mark.parametrize("parallel", ["data", "hybrid", "pipeline"])
+def test_what_does_not_go_with_it(parallel):
+    problem = data_problem(rate=100.0, parallel=parallel, rhythm=Rhythm(delay=1), sync_format="fixed32")
+    with pytest.raises(InputError, match="one pipeline sums none" if parallel == "pipeline" else "fixed32"):
+        plan(problem)
