@@ -16,9 +16,10 @@ from tests.worker.test_gradient_sync import packed_trees
 from tests.worker.test_resume import keeping, resuming
 from torch import nn
 
+from skyctl.worker.fixed_order import multiply, orthonormal
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.layer_seeder import splitmix64
-from skyctl.worker.low_rank_gradients import first_factor, multiply, orthonormal
+from skyctl.worker.low_rank_gradients import first_factor
 from skyctl.worker.sum_helper import SumHelper
 
 Tensor = torch.Tensor

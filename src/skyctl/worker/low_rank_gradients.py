@@ -6,8 +6,8 @@ Q, the sum of Mᵀ P. The gradient is then P Qᵀ on every rank. M is a rank's o
 before have left out of it (the residual, kept by the rank); the next step begins with this step's Q.
 Everything else is summed whole in the first pass.
 
-P and P Qᵀ are made of single multiplications and additions in a fixed order, so that they have the same bits
-on any processor, however many threads it has. M Q and Mᵀ P are a rank's own: only their sums are shared.
+P and P Qᵀ have the same bits on any processor (``fixed_order``). M Q and Mᵀ P are a rank's own, of which only
+the sums are shared.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
+from skyctl.worker.fixed_order import multiply, orthonormal
 from skyctl.worker.layer_seeder import splitmix64
 from skyctl.worker.summed_gradients import FloatGradients, TrainedParameter, check_dense
 
 Tensor = torch.Tensor
-
-_PART_NUMEL = 65_536
-"""Numbers multiplied at a time, so that intermediate results stay in a processor's cache."""
-_DEPENDENT = 1e-10
-"""A column of which less than this is left, relative, is a combination of those before it."""
 
 
 @dataclass
@@ -41,6 +37,13 @@ class _Factors:
     p: Tensor | None = None
     summed_q: Tensor | None = None
     """Of this step: first this rank's own, then the sum."""
+
+    def project(self, basis: Tensor) -> None:
+        """With that P, Q of this rank, and what it leaves out."""
+        assert self.residual is not None
+        self.p = basis.to(self.residual.device)
+        self.summed_q = self.residual.t() @ self.p
+        self.residual.addmm_(self.p, self.summed_q.t(), alpha=-1)
 
     def forget(self) -> None:
         self.residual = self.q = None
@@ -97,20 +100,22 @@ class LowRankGradients(FloatGradients):
 
     def second_pass(self, codes: bytes) -> list[Tensor]:
         """This rank's Mᵀ P of each compressed parameter, flat, once all P are summed."""
-        found = []
+        found: list[_Factors] = []
+        of_rows: dict[int, list[_Factors]] = {}
         for factors, code in zip(self._factors, codes, strict=True) if self._compresses else ():
             if factors is None:
                 continue
             assert factors.p is not None, "take() comes first"
-            assert factors.residual is not None
+            found.append(factors)
             if code and bool(factors.p.isfinite().all()):
-                factors.p = orthonormal(factors.p, factors.seed).to(factors.p.device)
-                factors.summed_q = factors.residual.t() @ factors.p
-                factors.residual.addmm_(factors.p, factors.summed_q.t(), alpha=-1)
+                of_rows.setdefault(factors.rows, []).append(factors)
             else:  # told by what all ranks have, so all do so
                 factors.summed_q = factors.p.new_zeros(factors.columns, self._rank)
-            found.append(factors.summed_q.view(-1))
-        return found
+        for alike in of_rows.values():
+            bases = orthonormal(torch.stack([one.p for one in alike if one.p is not None]))
+            for factors, basis in zip(alike, bases, strict=True):
+                factors.project(basis)
+        return [one.summed_q.view(-1) for one in found if one.summed_q is not None]
 
     def finish(self, codes: bytes) -> None:
         """Gradients become P Qᵀ."""
@@ -185,51 +190,3 @@ def seed_of(seed: int, start: int, parameter: TrainedParameter, trained: Sequenc
 def first_factor(columns: int, rank: int, seed: int) -> Tensor:
     """The Q that a parameter begins with: uniform in [-1, 1), the same on every processor."""
     return torch.rand(columns, rank, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-
-
-def orthonormal(columns: Tensor, seed: int = 0) -> Tensor:
-    """An orthonormal basis that spans the columns of an n × R matrix (R < n), float32, in host memory.
-
-    Gram-Schmidt, each column twice, in float64. A column that depends on those before it gives way to a
-    random one: else what it stands for would never be sent.
-    """
-    rows = columns.detach().to("cpu", torch.float64).t().contiguous()
-    generator = torch.Generator().manual_seed(seed)
-    for k in range(len(rows)):
-        row, basis = rows[k], rows[:k]
-        while True:
-            before = _norm(row)
-            for _ in range(2 if k else 0):
-                shares = _fold((basis * row).t().contiguous())
-                row.sub_(_fold(basis * shares.unsqueeze(1)))
-            left = _norm(row)
-            if left > _DEPENDENT * before:
-                row.mul_(1 / left)
-                break
-            row.copy_(torch.rand(len(row), generator=generator, dtype=torch.float64) * 2 - 1)
-    return rows.t().to(torch.float32).contiguous()
-
-
-def multiply(p: Tensor, q: Tensor, out: Tensor) -> None:
-    """out = p qᵀ in float32, with the same bits on every processor: (n × R, m × R) → n × m."""
-    lines = q.t().contiguous()
-    step = max(1, _PART_NUMEL // max(1, out.shape[1]))
-    for start in range(0, len(out), step):
-        part, rows = out[start : start + step], p[start : start + step]
-        torch.mul(rows[:, :1], lines[0], out=part)
-        for k in range(1, len(lines)):
-            part.add_(rows[:, k : k + 1] * lines[k])
-
-
-def _norm(row: Tensor) -> float:
-    return math.sqrt(_fold(row * row).item())
-
-
-def _fold(terms: Tensor) -> Tensor:
-    """The sum over the first dimension, in an order that does not depend on the processor; overwrites."""
-    count = len(terms)
-    while count > 1:
-        half = (count + 1) // 2
-        terms[: count - half].add_(terms[half:count])
-        count = half
-    return terms[0]
