@@ -149,6 +149,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--strategy": options.strategy,
         "--parallel": options.parallel,
         "--sync-format": options.sync_format,
+        "--uncompressed-steps": options.uncompressed_steps,
         "--sync": options.sync,
         "--helper": ", ".join(options.helper) if options.helper else None,
         "--pin-first": options.pin_first,

@@ -51,9 +51,11 @@ class SumHelper:
         tag = FIRST_TAG + int(group["first_tag"])
         self._sums = RouteSum(int(group["number"]), routes, connections, tag, agreement)
         chunk_bytes = int(sync["chunk_bytes"])
-        numels = ([[int(numel)] for numel in sizes.get(key) or ()] for key in ("layers", "first", "second"))
+        whole, first, second = (
+            [[int(numel)] for numel in sizes.get(key) or ()] for key in ("layers", "first", "second")
+        )
         uncompressed = int(sync.get("uncompressed_steps") or 0)
-        self._passes = SumPasses(str(sync["format"]), chunk_bytes, shares, *numels, uncompressed)
+        self._passes = SumPasses(str(sync["format"]), chunk_bytes, shares, whole, first, second, uncompressed)
         kind = IntegerGradients if self._passes.format == FIXED32 else FloatGradients
         self._largest_code = kind.largest_code
         self._next_layout = make_layout([], shares, 1) if self._passes.format == FIXED32 else None

@@ -1,6 +1,7 @@
 """Random problems of hybrids: optimal equals brute force over all of them, predict finds the same step."""
 
 import pytest
+from tests.planner.data_problems import compressed
 from tests.planner.hybrid_problems import brute_force, random_hybrid_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
@@ -9,9 +10,13 @@ PROBLEMS = 200
 SEED = 24_000
 
 
-def check(numbers):
+def compressed_hybrid_problem(seed):
+    return compressed(random_hybrid_problem(seed), seed)
+
+
+def check(numbers, make=random_hybrid_problem):
     for i in numbers:
-        problem = random_hybrid_problem(SEED + i)
+        problem = make(SEED + i)
         best = brute_force(problem)
         if best is None:
             with pytest.raises(InfeasibleError):
@@ -32,6 +37,11 @@ def check(numbers):
 
 def test_optimal_equals_brute_force_in_a_sample():
     check(range(0, PROBLEMS, 10))
+
+
+@pytest.mark.parametrize("tens", range(2))
+def test_the_same_with_compressed_sums(tens):
+    check(range(10 * tens, 10 * tens + 10), compressed_hybrid_problem)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import SCHEDULES, DataModel, buffer_bytes
+from skyctl.planner.data.summed_bytes import summed_bytes, with_compression
 from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
     GroupRoutes,
@@ -123,16 +124,14 @@ class HybridModel:
         require_hybrid_problem(problem)
         self.problem = problem
         plain = problem.model_copy(update={"recompute": False, "parallel": "pipeline"})
-        self.base = CostModel(plain)
+        self.base = CostModel(with_compression(plain))
         self.lines = DataModel(plain)
         self.ids, self.layers, self.devices = self.base.ids, self.base.layers, self.base.devices
         self.microbatches = problem.microbatches
         self.sums = SumRoutes(self.lines)
-        fixed = problem.sync_format == "fixed32"
-        integers = self.lines.layer_bytes if fixed else [0.0] * self.layers
-        self._integer_bytes = [0.0]
-        for size in integers:
-            self._integer_bytes.append(self._integer_bytes[-1] + size)
+        self._kept_bytes = [0.0]
+        for size in summed_bytes(plain):
+            self._kept_bytes.append(self._kept_bytes[-1] + size.kept)
         self._costs: dict[int, CostModel] = {self.microbatches: self.base}
         self._plays: dict[tuple[Placement, int], PipelinePlay | None] = {}
         self._inputs: dict[tuple[Placement, int, StageExecution], SimulationInput] = {}
@@ -191,7 +190,7 @@ class HybridModel:
         costs = self.costs(microbatches)
         ends = tuple(stage_ends_s(costs, placement, execution))
         needs = tuple(
-            costs.need_bytes(p, q, k) + self._integer_bytes[q] - self._integer_bytes[p]
+            costs.need_bytes(p, q, k) + self._kept_bytes[q] - self._kept_bytes[p]
             for (_, p, q), k in zip(placement, execution.in_flight, strict=True)
         )
         optimizer_s = max(costs.optimizer_s.of(placement))
@@ -276,7 +275,8 @@ class HybridModel:
             group.routed.loads if scale is None else loads_of(self.lines, group.routed.use, scale.link)
             for group in groups
         ]
-        summed_s = last_sum_s(groups, loads, self.lines.layer_bytes, released)
+        late = [size for group in groups for size in self.lines.late_bytes(group.start, group.stop)]
+        summed_s = last_sum_s(groups, loads, late, released)
         busy_s = self.processor_s(groups)
         last_s = max(play.end_s for play in plays)
         for placement, play in zip(candidate.placements, plays, strict=True):
