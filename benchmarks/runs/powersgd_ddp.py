@@ -1,4 +1,4 @@
-"""One rank of DistributedDataParallel with torch's PowerSGD hook on Gloo, for ``compression.py``. A program."""
+"""A rank of DistributedDataParallel with torch's PowerSGD hook on Gloo, for ``compression.py``. A program."""
 
 from __future__ import annotations
 
