@@ -25,6 +25,10 @@ LAYERS = 7
 PLANS = {
     "four": ("--parallel", "data", "--assign", "a=1,b=1,c=1,d=1"),
     "ring": ("--parallel", "data", "--sync", "ring", "--assign", "a=1,b=1,c=1,d=1"),
+    "compressed": (
+        *("--parallel", "data", "--assign", "a=1,b=1,c=1,d=1"),
+        *("--sync-format", "powersgd:2", "--uncompressed-steps", "3"),
+    ),
     "pipeline": ("--assign", "b=0:2,c=2:4,d=4:7"),
     "three": ("--parallel", "data", "--assign", "a=2,b=1,c=1", "--helper", "d"),
     "two": ("--parallel", "data", "--assign", "c=3,d=1"),
@@ -168,6 +172,23 @@ def test_a_holder_is_killed_in_the_sum(nodes: Any, losses: list[float]) -> None:
     first, second = run.state["attempts"]
     assert second["devices"] == first["devices"]
     assert second["from_step"] >= 2 * EVERY
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["a rank in the sum", pytest.param("a node", marks=pytest.mark.matrix)])
+def test_compressed_sums_go_on_as_a_run_that_nothing_happened_to(nodes: Any, what: str) -> None:
+    """Residuals are in no checkpoint, and begin anew in both runs wherever one is written."""
+    expected = losses_of(launch(nodes, "compressed", "--json").end())
+    if what == "a node":
+        run = launch(nodes, "compressed")
+        wait_for_copies(run)
+        os.kill(run.agent("c"), signal.SIGKILL)
+    else:
+        nodes.fault.write_text("sum b")
+        run = launch(nodes, "compressed")
+    run.end()
+    run.is_as(expected, 2)
     assert left_of_state(nodes.state) == []
 
 

@@ -188,6 +188,53 @@ def harsh_data_problem(seed):
     )  # fmt: skip
 
 
+def compressed(problem, seed):
+    """The problem with random matrices of gradients, summed as ``powersgd:2`` over lines as fast for them."""
+    r = random.Random(seed)
+    matrices = [
+        [(r.randint(1, 40), r.randint(1, 40)) for _ in range(r.randint(0, 3))] for _ in problem.layers
+    ]
+    sizes = [4.0 * sum(n * m for n, m in one) + r.choice([0.0, 300.0]) for one in matrices]
+    layers = [
+        layer.model_copy(update={"gradient_matrices": tuple(one), "gradient_bytes": size})
+        for layer, one, size in zip(problem.layers, matrices, sizes, strict=True)
+    ]
+    faster = 500 / (1e7 if max(x.state_bytes for x in problem.layers) > 1e6 else 1.0)
+    devices = [
+        x.model_copy(
+            update={
+                "reduce_byte_s": x.reduce_byte_s / faster / 10,
+                "message_byte_s": x.message_byte_s / faster / 10,
+            }
+        )
+        for x in problem.devices
+    ]
+    lines = {
+        name: [
+            x.model_copy(update={"bandwidth_bytes_per_s": x.bandwidth_bytes_per_s * faster})
+            for x in getattr(problem, name)
+        ]
+        for name in ("links", "shared")
+    }
+    more = {"layers": layers, "devices": devices, **lines, "sync_format": "powersgd:2"}
+    return Problem.model_validate({**dict(problem), **more, "sync_uncompressed_steps": r.choice([0, 10])})
+
+
+def passes_of(problem):
+    """By layer (bytes of both passes, bytes compressed, bytes kept), by the definition of PowerSGD."""
+    found = []
+    for layer in problem.layers:
+        first, second, whole, kept = layer.gradient_bytes, 0, 0, 0
+        for n, m in layer.gradient_matrices:
+            if 2 * (n + m) < n * m:
+                first += 8 * n - 4 * n * m
+                second += 8 * m
+                whole += 4 * n * m
+                kept += 4 * n * m + 8 * n + 16 * m
+        found.append((first, second, whole, kept))
+    return found
+
+
 def brute_force(problem):
     """The least step over every set of devices, ring and star (or what ``sync`` asks for), and share.
 
@@ -240,6 +287,13 @@ def step_of(problem, chosen, shares, routes):
     """Seconds of a step, or None where a device has no memory for it."""
     links = {(x.source, x.target): x for x in problem.links}
     sizes = [x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in problem.layers]
+    passes_count, whole = 1, 0.0
+    if problem.sync_format == "powersgd:2":
+        both = passes_of(problem)
+        sizes = [first for first, *_ in both]
+        sizes[0] += sum(second for _, second, *_ in both)
+        whole = sum(one[2] for one in both)
+        passes_count = 2 if whole else 1
     sizes = [x * {"bfloat16": 1 / 2, "int8": 33 / 128}.get(problem.sync_format, 1) for x in sizes]
     sent = {}
     for share, up, down in routes:
@@ -271,7 +325,7 @@ def step_of(problem, chosen, shares, routes):
         added = sum(share for share, up, _ in routes for _, target in up if target == d.id)
         passed = sum(share for share, up, down in routes for message in up + down if d.id in message)
         processors.append(ends[-1] + sum(sizes) * (d.reduce_byte_s * added + d.message_byte_s * passed))
-        optimizers.append(sum(known.optimizer_s) if known else 0.0)
+        optimizers.append(sum(known.optimizer_s) + 9 * whole * d.reduce_byte_s if known else 0.0)
     if len(chosen) == 1:
         return ends[0] + optimizers[0]
     if problem.rhythm.delay:
@@ -288,7 +342,7 @@ def step_of(problem, chosen, shares, routes):
         depth(links, up[::-1], share_root(up, down), 0) + depth(links, down, share_root(up, down), 1)
         for _, up, down in routes
     )
-    return max(done, *processors) + latency + max(optimizers)
+    return max(done, *processors) + passes_count * latency + max(optimizers)
 
 
 def share_root(up, down):
@@ -310,6 +364,8 @@ def need_of(problem, device, recompute):
     need = device.reserved_bytes + sum(x.state_bytes for x in layers)
     if problem.sync_format == "fixed32" or problem.rhythm.delay:  # as integers, or of the step before
         need += sum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
+    if problem.sync_format == "powersgd:2":
+        need += sum(one[3] for one in passes_of(problem))
     if not recompute:
         return need + sum(x.activation_bytes for x in layers) + max(x.workspace_bytes for x in layers)
     inputs = [layers[0].activation_bytes]

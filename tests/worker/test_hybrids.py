@@ -117,7 +117,7 @@ def test_whatever_a_workload_has(
     assert done.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
-@pytest.mark.parametrize(("name", "close"), [("bfloat16", 5e-3), ("int8", 2e-2)])
+@pytest.mark.parametrize(("name", "close"), [("bfloat16", 5e-3), ("int8", 2e-2), ("powersgd:1", 0.1)])
 def test_sums_may_be_rounded(workload: Workloads, pool: Any, name: str, close: float) -> None:
     spec = workload(batch_size=8)
     alone = train(pool, FORMS["one device"], spec, 8)

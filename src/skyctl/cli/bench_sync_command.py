@@ -91,6 +91,8 @@ def bench_sync(
     from skyctl.run.run_context import RunOptions
 
     syncs, sync_format = parse_sync_list(options.sync), parse_sync_format(options.sync_format)
+    if sync_format is not None and sync_format.startswith("powersgd"):
+        raise InputError(f"bench-sync sums vectors, which {sync_format} does not compress")
     nbytes = parse_bytes("--bytes", options.nbytes)
     source = gradients_source(nbytes)
     target = nodes.load()

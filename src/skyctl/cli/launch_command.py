@@ -149,6 +149,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--strategy": options.strategy,
         "--parallel": options.parallel,
         "--sync-format": options.sync_format,
+        "--uncompressed-steps": options.uncompressed_steps,
         "--sync": options.sync,
         "--sync-delay": options.sync_delay,
         "--undelayed-steps": options.undelayed_steps,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from skyctl.control.link_dtypes import LinkChoice
     from skyctl.control.schedule_choice import ScheduleChoice
     from skyctl.records.cluster import Cluster
-    from skyctl.records.problem import Objective, SyncFormat, SyncRoutes
+    from skyctl.records.problem import Objective, SyncRoutes
+    from skyctl.records.sync_format import SyncFormat
 
 SCHEDULES = ("auto", "1f1b", "eager-1f1b", "zero-bubble", "gpipe", "sequential")
 OBJECTIVES = ("iteration", "bottleneck")
@@ -27,7 +28,8 @@ STRATEGIES = ("even", "alone", "heuristic", "optimal")
 PARALLEL = ("auto", "pipeline", "data", "hybrid")
 SYNC_ROUTES = ("auto", "ring", "star", "server", "trees")
 DTYPES = ("float32", "bfloat16")
-SYNC_FORMATS = ("float32", "bfloat16", "fixed32", "int8")
+SYNC_FORMATS = ("float32", "bfloat16", "fixed32", "int8", "powersgd:4")
+"""As the shell completes them; PowerSGD has other ranks, too."""
 BYTE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_SWEEP_POINTS = 256
 """Points of one sweep, at most."""
@@ -116,7 +118,14 @@ def parse_parallel(name: str | None) -> ParallelChoice | None:
 
 def parse_sync_format(name: str | None) -> SyncFormat | None:
     """What --sync-format names (InputError where there is nothing of that name)."""
-    return None if name is None else cast("SyncFormat", require_choice("--sync-format", name, SYNC_FORMATS))
+    if name is None:
+        return None
+    from skyctl.records.sync_format import check_sync_format
+
+    try:
+        return check_sync_format(name)
+    except ValueError as exc:
+        raise InputError(f"--sync-format {name!r}: {exc}") from exc
 
 
 def parse_sync(name: str | None) -> SyncRoutes | None:

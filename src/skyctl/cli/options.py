@@ -344,7 +344,16 @@ class PlacementOptions(RhythmOptions):
             autocompletion=complete_choices(*SYNC_FORMATS),
             help="With --parallel data or hybrid: sums of gradients as float32 (default), fixed32 (integers: "
             "the same bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes "
-            "training).",
+            "training), or powersgd:R (of rank R with error feedback, a few percent; changes training).",
+        ),
+    ] = None
+    uncompressed_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--uncompressed-steps",
+            min=0,
+            metavar="N",
+            help="With --sync-format powersgd:R: the first N steps are summed in float32.",
         ),
     ] = None
     sync: Annotated[
@@ -425,6 +434,7 @@ class PlacementOptions(RhythmOptions):
         return PlanOptions(
             parallel=parse_parallel(self.parallel) or default_form,
             sync_format=parse_sync_format(self.sync_format),
+            uncompressed_steps=self.uncompressed_steps,
             sync=parse_sync(self.sync),
             rhythm=self.make_rhythm(),
             helpers=parse_helpers(self.helper, cluster),

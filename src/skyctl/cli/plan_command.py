@@ -37,6 +37,7 @@ from skyctl.errors import InputError
 if TYPE_CHECKING:
     from skyctl.control.plan_creation import PlanOptions
     from skyctl.records.plan import Plan
+    from skyctl.records.profile import Profile
 
 TRAINERS = ("torchtitan", "megatron")
 MAX_PAIRS = 3
@@ -197,13 +198,14 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
     search = options.checked()
     with out.progress("plan") as progress:
         progress("searching")
+        profile = None
         began = time.perf_counter()
         if options.problem is not None:
             result = _plan_problem(workload, options.problem, options, search)
         elif workload is not None and options.from_run is not None:
             result = _plan_from_run(out, workload, options.from_run, options, search)
         elif workload is not None:
-            result = _plan_from_profile(out, workload, options, search)
+            result, profile = _plan_from_profile(out, workload, options, search)
         else:
             raise InputError(
                 "give a workload, or --problem FILE",
@@ -214,7 +216,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
     if options.output is not None and not options.dry_run:
         write_atomic(options.output, result.to_json(), mode=None)
     if exported is None:
-        _show(out, result, took_s, options.time_limit)
+        _show(out, result, profile, took_s, options.time_limit)
     else:
         show_export(out, exported, result)
     if options.plot is not None:
@@ -250,8 +252,11 @@ def _next_step(options: PlanCommandOptions) -> str:
     return f"next: skyctl launch {options.format_arguments(words)}"
 
 
-def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
-    """The plan, which took so many seconds, and what would help most; with --json nobody waits for that."""
+def _show(out: Output, plan: Plan, profile: Profile | None, took_s: float, limit_s: float) -> None:
+    """The plan, which took so many seconds, and what would help most; with --json nobody waits for that.
+
+    ``profile``: which it was made from, if any.
+    """
     from skyctl.cli.show_plan import show_advice, show_link_dtypes, show_plan, show_training_changes
     from skyctl.control.plan_pairs import unlinked_pairs
     from skyctl.control.training_changes import find_training_changes
@@ -269,7 +274,7 @@ def _show(out: Output, plan: Plan, took_s: float, limit_s: float) -> None:
     with out.progress("advice", plain=False) as progress:
         progress("what would help most")
         advice = advise(plan, left_s) if plan.problem.parallel == "pipeline" else ()
-        changes = find_training_changes(plan, left_s)
+        changes = find_training_changes(plan, left_s, profile)
     show_advice(out, advice)
     show_training_changes(out, plan, changes)
 
@@ -337,8 +342,10 @@ def _plan_from_run(
     return plan
 
 
-def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, search: PlanOptions) -> Plan:
-    """From a profile, and what runs on the same machines have seen since."""
+def _plan_from_profile(
+    out: Output, workload: str, options: PlanCommandOptions, search: PlanOptions
+) -> tuple[Plan, Profile]:
+    """From a profile, which is given as well, and what runs on the same machines have seen since."""
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.control.plan_creation import plan_profile
     from skyctl.control.profiles import find_profile
@@ -360,4 +367,4 @@ def _plan_from_profile(out: Output, workload: str, options: PlanCommandOptions, 
     plan = plan_profile(profile, search, request.ref(digest))
     if search.learn:
         show_learned(out, profile, plan.problem.microbatches)
-    return plan
+    return plan, profile

@@ -164,7 +164,7 @@ def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingCha
     """What would be faster and changes what is trained, a line each."""
     for one in changes:
         step = f"{format_seconds(one.iteration_s)} a step predicted, --parallel {one.parallel}"
-        if one.kind == "sync format":
+        if one.kind != "batch":
             text = f"--sync-format {one.name} would be {format_ratio(one.gain)} as fast ({step})"
         elif one.kind == "sync delay":
             text = (

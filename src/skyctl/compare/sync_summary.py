@@ -17,9 +17,9 @@ from skyctl.planner.stage_memory import human_bytes
 from skyctl.records.base import Count, Record, Seconds
 from skyctl.records.interval import Interval
 from skyctl.records.plan import Plan
-from skyctl.records.problem import ROUNDED_FORMATS
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Sync
+from skyctl.records.sync_format import ROUNDED_FORMATS, powersgd_rank
 
 NOTABLY_LONGER = 1.05
 """A ring that takes less than that many times as long is not worth a word."""
@@ -132,6 +132,9 @@ def _beside(plan: Plan) -> str:
 
 
 def _rounds(sync: Sync) -> str:
+    if powersgd_rank(sync.format) is not None:
+        first = f"; the first {sync.uncompressed_steps} steps in float32" if sync.uncompressed_steps else ""
+        return f" (compressed with error feedback: changes training{first})"
     return " (rounded on each hop: changes training)" if sync.format in ROUNDED_FORMATS else ""
 
 

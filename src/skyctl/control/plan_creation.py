@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from skyctl.control.assignment import plan_assigned
 from skyctl.control.cluster_changes import machines_of
+from skyctl.control.compressed_sums import with_matrices
 from skyctl.control.corrections import estimate_profile, learn_corrections
 from skyctl.control.form_choice import (
     DATA,
@@ -36,9 +37,10 @@ from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.transformer_blocks import model_parts
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import Objective, Parallel, Problem, SyncFormat, SyncRoutes
+from skyctl.records.problem import Objective, Parallel, Problem, SyncRoutes
 from skyctl.records.profile import Profile
 from skyctl.records.rhythm import Rhythm
+from skyctl.records.sync_format import SyncFormat
 
 DEFAULT_TIME_LIMIT_S = 30.0
 FLOAT32 = "float32"
@@ -53,6 +55,7 @@ class PlanOptions:
         parallel: one pipeline; ``data``: every device that takes part holds all layers; ``hybrid``: several
             pipelines; ``auto``: whichever is the simplest of those that are hardly slower than the fastest.
         sync_format: what gradients are summed in, where there are several pipelines.
+        uncompressed_steps: with ``powersgd:R``, how many of a run's first steps are summed in float32.
         sync: over which routes they are.
         rhythm: when the sums take effect.
         helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
@@ -68,6 +71,7 @@ class PlanOptions:
     strategy: str = "optimal"
     parallel: ParallelChoice | None = None
     sync_format: SyncFormat | None = None
+    uncompressed_steps: int | None = None
     sync: SyncRoutes | None = None
     rhythm: Rhythm | None = None
     helpers: Sequence[str] | None = None
@@ -110,7 +114,11 @@ class PlanOptions:
 
     def sum_options(self) -> list[str]:
         """The options given that say how gradients are summed."""
-        sums = {"--sync-format": self.sync_format, "--sync": self.sync}
+        sums = {
+            "--sync-format": self.sync_format,
+            "--uncompressed-steps": self.uncompressed_steps,
+            "--sync": self.sync,
+        }
         return [name for name, value in sums.items() if value is not None] + rhythm_options(self.rhythm)
 
 
@@ -153,6 +161,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for problem in made
     ]
+    made = [with_matrices(problem, profile) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 

@@ -109,6 +109,7 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
     given = {
         "parallel": form,
         "sync_format": options.sync_format,
+        "sync_uncompressed_steps": options.uncompressed_steps,
         "sync": options.sync,
         "rhythm": options.rhythm,
     }

@@ -19,8 +19,9 @@ from skyctl.planner.data.tree_layouts import pack_set
 from skyctl.planner.routes.route_names import name_routes
 from skyctl.records.cluster import split_device_id
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import SyncFormat, SyncRoutes
+from skyctl.records.problem import SyncRoutes
 from skyctl.records.profile import Profile
+from skyctl.records.sync_format import SyncFormat
 from skyctl.workload import gradients_only
 
 NUMBER_BYTES = 4

@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from skyctl.control.compressed_sums import with_matrices
 from skyctl.control.form_choice import PIPELINE
 from skyctl.control.problem_devices import in_form
-from skyctl.errors import InfeasibleError, InvalidRecordError, UndecidedError
+from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import plan as plan_problem
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Parallel, Problem
+from skyctl.records.profile import Profile
 from skyctl.records.rhythm import Rhythm
+from skyctl.records.sync_format import ROUNDED_FORMATS
 
+COMPRESSED = "powersgd:4"
+"""The format that is looked at where shapes of gradients are known."""
 WORTH = 1.05
 """Changes that gain less, as a factor of samples a second, are not worth a line."""
 SAME = 1e-9
@@ -28,7 +33,7 @@ LARGER = 2
 """How many times as large a batch is looked at."""
 
 
-ChangeKind = Literal["sync format", "sync delay", "batch"]
+ChangeKind = Literal["sync format", "compression", "sync delay", "batch"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,8 @@ class TrainingChange:
     """A change, and the plan that was found with it.
 
     Attributes:
-        kind: sums of gradients in fewer bytes, or applied a step later, or a larger batch in microbatches of
-            the same size.
+        kind: sums of gradients rounded, or compressed, or applied a step later, or a larger batch in
+            microbatches of the same size.
         name: the format; by how many steps; or how many times as large the batch is.
         parallel: the form of the plan.
         microbatches: of its step.
@@ -53,13 +58,16 @@ class TrainingChange:
     gain: float
 
 
-def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[TrainingChange]:
+def find_training_changes(
+    plan: Plan, budget_s: float = MOST_S, profile: Profile | None = None
+) -> list[TrainingChange]:
     """The best plan for each change that gains enough, in the forms that have plans.
 
     None for a plan that was not searched for, and for one pipeline that was not chosen among forms.
 
     Args:
         budget_s: seconds for all of it, ``MOST_S`` at most.
+        profile: which the plan was made from; None: what compressing saves is not looked at.
     """
     searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
@@ -67,8 +75,8 @@ def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[Training
     known_s = [one.iteration_s for one in plan.forms if one.iteration_s is not None]
     fastest_s = min([plan.predicted.iteration_s, *known_s])
     deadline = time.perf_counter() + min(budget_s, MOST_S)
-    tries = list(_changed(plan))
-    best: dict[str, TrainingChange] = {}
+    tries = list(_changed(plan, profile))
+    best: dict[ChangeKind, TrainingChange] = {}
     for number, (kind, name, problem) in enumerate(tries):
         left_s = max(0.0, deadline - time.perf_counter())
         try:
@@ -83,14 +91,21 @@ def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[Training
     return list(best.values())
 
 
-def _changed(plan: Plan) -> Iterator[tuple[ChangeKind, str, Problem]]:
+def _changed(plan: Plan, profile: Profile | None) -> Iterator[tuple[ChangeKind, str, Problem]]:
     """The changed problems: kind, name, problem."""
     forms = [one.parallel for one in plan.forms if one.iteration_s is not None] or [plan.problem.parallel]
     for form in forms:
         problem = in_form(plan.problem, form)
         if form != PIPELINE and problem.sync_format in ("float32", "fixed32"):
             yield "sync format", "bfloat16", problem.model_copy(update={"sync_format": "bfloat16"})
-        if form != PIPELINE and problem.sync_format != "fixed32" and problem.rhythm.is_synchronous:
+            if profile is not None and problem.rhythm.is_synchronous:
+                try:
+                    compressed = problem.model_copy(update={"sync_format": COMPRESSED})
+                    yield "compression", COMPRESSED, with_matrices(compressed, profile)
+                except InputError:
+                    pass  # an older profile, which does not know the shapes of gradients
+        delayable = problem.rhythm.is_synchronous and problem.sync_format in ("float32", *ROUNDED_FORMATS)
+        if form != PIPELINE and delayable:
             yield "sync delay", "1", problem.model_copy(update={"rhythm": Rhythm(delay=1)})
         try:
             larger = {**dict(problem), "microbatches": LARGER * problem.microbatches}

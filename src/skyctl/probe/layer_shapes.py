@@ -35,6 +35,7 @@ def shape_profiles(workload: Workload, spec: WorkloadSpec, choices: Sequence[int
                     workspace_bytes=float(cost.workspace_bytes),
                     deferred_bytes=float(cost.deferred_bytes),
                     gradient_bytes=float(cost.gradient_bytes),
+                    gradient_matrices=cost.gradient_matrices,
                 )
                 for cost in count_layer_costs(workload, size)
             )

@@ -34,6 +34,10 @@ Seq = Annotated[tuple[T, ...], BeforeValidator(_tuple_from_list)]
 """A tuple that may be given as a list, so that ``Problem(**json.loads(text))`` works in strict mode."""
 
 Seconds = Annotated[float, Field(ge=0)]
+MatrixSize = Annotated[
+    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_tuple_from_list)
+]
+"""Rows and columns."""
 Bytes = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

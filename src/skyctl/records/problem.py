@@ -6,8 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
+from skyctl.records.base import (
+    Bytes,
+    Count,
+    FileRecord,
+    Index,
+    MatrixSize,
+    Name,
+    Positive,
+    Record,
+    Seconds,
+    Seq,
+    since,
+)
 from skyctl.records.rhythm import Rhythm
+from skyctl.records.sync_format import SyncFormat, powersgd_rank
 
 LARGEST = 1e300
 """Totals above this (seconds of a step, bytes of the model) overflow when computed with."""
@@ -21,9 +34,6 @@ Schedule = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "zero-bubble"]
 Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 Parallel = Literal["pipeline", "data", "hybrid"]
-SyncFormat = Literal["float32", "bfloat16", "fixed32", "int8"]
-ROUNDED_FORMATS: tuple[SyncFormat, ...] = ("bfloat16", "int8")
-"""Those in which each hop of a sum rounds, and so changes what is trained."""
 SyncRoutes = Literal["auto", "ring", "star", "server", "trees"]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
@@ -34,6 +44,8 @@ class Layer(Record):
 
     ``deferred_bytes``: what is kept more, until they are computed, where weight gradients are put off.
     ``gradient_bytes``: of its trained parameters' gradients in float32. None: a quarter of ``state_bytes``.
+    ``gradient_matrices``: (rows, columns) of its trained parameters of two dimensions or more, rows being the
+    first dimension. None: not known.
     """
 
     name: Name
@@ -44,6 +56,7 @@ class Layer(Record):
     workspace_bytes: Bytes = 0.0
     deferred_bytes: Bytes = since(2, 0.0)
     gradient_bytes: Bytes | None = since(8, None)
+    gradient_matrices: Seq[MatrixSize] | None = since(11, None)
 
 
 class Device(Record):
@@ -132,6 +145,7 @@ class Problem(FileRecord):
     ``helpers``: devices that hold nothing, and that routes may go over with ``auto``, ``server`` and
     ``trees``; None: any that holds nothing may help.
     ``rhythm``: when what is summed takes effect.
+    ``sync_uncompressed_steps``: with ``powersgd:R``, how many of a run's first steps are summed in float32.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
@@ -154,9 +168,12 @@ class Problem(FileRecord):
     helpers: Seq[Name] | None = since(9, None)
     ties: Seq[Tie] = since(8, ())
     rhythm: Rhythm = since(11, Rhythm())
+    sync_uncompressed_steps: Index = since(11, 0)
 
     def version_of_values(self) -> int:
-        """10 for hybrids, 9 for a sync format that older versions don't know."""
+        """11, 9 for a sync format that older versions don't know, 10 for hybrids."""
+        if powersgd_rank(self.sync_format) is not None:
+            return 11
         if self.parallel == "hybrid":
             return 10
         return 1 if self.sync_format in ("float32", "bfloat16") else 9
@@ -203,6 +220,7 @@ class Problem(FileRecord):
                 raise ValueError(
                     f"ties: layers must ascend below {len(self.layers)}, they are {list(tie.layers)}"
                 )
+        _compressible(self)
         _computable(self)
         return self
 
@@ -226,6 +244,28 @@ def _split_fits(device: str, times: LayerTimes, layers: int) -> None:
         if part > both:
             raise ValueError(
                 f"times of {device!r}: weight_s[{i}] is {part:g}, more than the whole backward of {both:g}"
+            )
+
+
+def _compressible(problem: Problem) -> None:
+    """Raises ValueError where sums are to be compressed and the problem does not say what that takes."""
+    if powersgd_rank(problem.sync_format) is None:
+        if problem.sync_uncompressed_steps:
+            raise ValueError("sync_uncompressed_steps is of the sync_format powersgd:R")
+        return
+    if not problem.rhythm.is_synchronous:
+        raise ValueError(f"sync_format {problem.sync_format} goes with a synchronous rhythm only")
+    for layer in problem.layers:
+        if layer.gradient_matrices is None or layer.gradient_bytes is None:
+            raise ValueError(
+                f"sync_format {problem.sync_format} needs the gradient_bytes and gradient_matrices of every "
+                f"layer, and {layer.name!r} has none (a plan from a new profile has them: skyctl probe)"
+            )
+        matrices = 4.0 * sum(rows * columns for rows, columns in layer.gradient_matrices)
+        if matrices > layer.gradient_bytes * (1 + 1e-9):
+            raise ValueError(
+                f"layer {layer.name!r}: its gradient_matrices have {matrices:.6g} bytes in float32, and its "
+                f"gradient_bytes are {layer.gradient_bytes:.6g}"
             )
 
 

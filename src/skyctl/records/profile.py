@@ -8,7 +8,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
+from skyctl.records.base import (
+    Bytes,
+    Count,
+    FileRecord,
+    Index,
+    MatrixSize,
+    Name,
+    Positive,
+    Record,
+    Seconds,
+    Seq,
+    since,
+)
 from skyctl.records.problem import Tie
 
 HANDLING_NEIGHBOURS = 4 / 3
@@ -214,6 +226,8 @@ class LayerCosts(Record):
     """One layer at one microbatch size, counted from the real thing (see ``workload/costs.py``).
 
     ``gradient_bytes``: of its trained parameters' gradients in float32; None: not counted.
+    ``gradient_matrices``: (rows, columns) of its trained parameters of two dimensions or more, rows being the
+    first dimension; None: not counted.
     """
 
     name: Name
@@ -225,6 +239,7 @@ class LayerCosts(Record):
     workspace_bytes: Bytes
     deferred_bytes: Bytes = since(2, 0.0)
     gradient_bytes: Bytes | None = since(8, None)
+    gradient_matrices: Seq[MatrixSize] | None = since(11, None)
 
 
 class ShapeProfile(Record):
@@ -261,7 +276,7 @@ class Profile(FileRecord):
     """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
-    version: Literal[8] = 8
+    version: Literal[11] = 11
     cluster: Name
     cluster_digest: str
     created: str

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq
-from skyctl.records.problem import SyncFormat
+from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq, since
+from skyctl.records.sync_format import SyncFormat, powersgd_rank
 
 
 class Route(Record):
@@ -47,12 +47,26 @@ class SyncGroup(Record):
 
 
 class Sync(Record):
-    """What pipelines sum once a step, in which numbers, and in pieces of how many bytes."""
+    """What pipelines sum once a step, in which numbers, and in pieces of how many bytes.
+
+    ``uncompressed_steps``: with ``powersgd:R``, how many of a run's first steps are summed in float32.
+    """
 
     of: Literal["gradients"] = "gradients"
     format: SyncFormat = "float32"
     chunk_bytes: Count = 262144
     groups: Seq[SyncGroup] = Field(min_length=1)
+    uncompressed_steps: Index = since(11, 0)
+
+    def version_of_values(self) -> int:
+        """11 for a format that older versions don't know."""
+        return 1 if powersgd_rank(self.format) is None else 11
+
+    @model_validator(mode="after")
+    def _compresses(self) -> Sync:
+        if self.uncompressed_steps and powersgd_rank(self.format) is None:
+            raise ValueError("uncompressed_steps is of the format powersgd:R")
+        return self
 
 
 class LinkPrice(Record):

@@ -90,6 +90,7 @@ def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
     return {
         "format": sync.format,
         "chunk_bytes": sync.chunk_bytes,
+        "uncompressed_steps": sync.uncompressed_steps,
         "groups": groups,
         "peers": sorted(peers),
         **delayed,

@@ -15,6 +15,7 @@ verdict on whether a step is the last: a pipeline's ranks know of it from their 
 A gradient that is None stays None only where every holder has none. Batch norms train with the figures of
 their own microbatches; their running figures are averaged before they are saved or validated with.
 
+With ``powersgd:R`` gradients are summed in two passes, one after the other (``low_rank_gradients``).
 With ``fixed32`` gradients are summed as integers (``summed_gradients``). Where one did not fit, all holders
 know it before any of them uses the sum, and make the step again from the same batch.
 """
@@ -30,13 +31,15 @@ from torch import nn
 
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.low_rank_gradients import LowRankGradients, pass_numels, seed_of
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.running_figures import RunningFigures, SavedBuffers, running_figures
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_layout import SumLayout, make_layout
-from skyctl.worker.sum_messages import FIGURES, GRADIENTS
+from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
+from skyctl.worker.sum_passes import Numels, SumPasses, buckets_of, rank_of
 from skyctl.worker.summed_gradients import (
     AGREED_FLAGS,
     FloatGradients,
@@ -90,6 +93,8 @@ class GradientSync:
         share: of the step's microbatches that this pipeline computes.
         microbatches: of the whole step; asked for by ``fixed32``.
         tied: by ``tie`` of a group, the layers that share them, the parameters; their gradients are summed.
+        uncompressed_steps: with ``powersgd:R``, so many at the run's start are summed whole.
+        seed: the run's.
 
     Raises:
         RunError: several groups and ``fixed32``: they would not make a step again together.
@@ -108,6 +113,8 @@ class GradientSync:
         share: float,
         microbatches: int = 1,
         tied: Mapping[tuple[int, ...], Sequence[nn.Parameter]] | None = None,
+        uncompressed_steps: int = 0,
+        seed: int = 0,
     ) -> None:
         if format == FIXED32 and len(groups) > 1:
             raise RunError(f"{FIXED32} sums one group of layers, and this rank is in {len(groups)}")
@@ -136,8 +143,25 @@ class GradientSync:
                 sums = RouteSum(number, routes, connections, tag, agreement)
                 by_layer = [[p for p in trained if p.layer == layer] for layer in range(first, stop)]
                 figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
+            by_layer.reverse()  # the order in which they become ready
+            rank = rank_of(format)
+            parameters = [parameter for layer in by_layer for parameter in layer]
+            gradients: SummedGradients
+            if rank is not None:
+                seeds = [seed_of(seed, start, parameter, trained) for parameter in parameters]
+                gradients = LowRankGradients(parameters, rank, seeds, uncompressed_steps)
+            else:
+                gradients = (
+                    IntegerGradients(parameters, microbatches)
+                    if format == FIXED32
+                    else FloatGradients(parameters)
+                )
+            sizes = _sizes_of(by_layer, rank)
+            passes = SumPasses(
+                format, chunk_bytes, [route.share for route in sums.routes], *sizes, uncompressed_steps
+            )
             self._groups.append(
-                GroupSync(sums, by_layer, first, figures, format, chunk_bytes, share, microbatches)
+                GroupSync(sums, parameters, gradients, sizes, passes, first, figures, chunk_bytes, share)
             )
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(layer))  # type: ignore[no-untyped-call]
@@ -209,6 +233,11 @@ class GradientSync:
         for group in self._groups:
             group.average_figures(step)
 
+    def forget(self) -> None:
+        """Drops what a run that resumes here would not have, such as residuals: it is to go on alike."""
+        for group in self._groups:
+            group.gradients.forget()
+
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""
         self._watching = False
@@ -240,30 +269,25 @@ class GroupSync:
     def __init__(
         self,
         sums: RouteSum,
-        layers: Sequence[Sequence[TrainedParameter]],
+        parameters: Sequence[TrainedParameter],
+        gradients: SummedGradients,
+        sizes: tuple[Numels, Numels, Numels],
+        passes: SumPasses,
         first: int,
         figures: Sequence[RunningFigures],
-        format: str,  # noqa: A002 — as the plan calls it
         chunk_bytes: int,
         share: float,
-        microbatches: int,
     ) -> None:
-        self.sums, self._format, self._share, self._figures = sums, format, share, list(figures)
-        self._first = first
-        layers = list(reversed(layers))  # in the order in which they become ready
-        self.parameters = parameters = [parameter for layer in layers for parameter in layer]
-        self.gradients: SummedGradients = (
-            IntegerGradients(parameters, microbatches) if format == FIXED32 else FloatGradients(parameters)
-        )
+        self.sums, self.parameters, self.gradients, self._passes = sums, parameters, gradients, passes
+        self._first, self._figures, self._share = first, list(figures), share
         self.repeats = False
-        self._shares = [route.share for route in sums.routes]
-        self._numels = [[parameter.master.numel() for parameter in layer] for layer in layers]
-        self._layout = make_layout(self._numels, self._shares, chunk_numel(format, chunk_bytes))
-        self._empty_layout = make_layout([], self._shares, 1)
+        self._sizes, self._numels = sizes, sizes[0]
+        shares = [route.share for route in sums.routes]
+        self._empty_layout = make_layout([], shares, 1)
         self._figures_layout: SumLayout | None = None
         if self._figures:
             found = [figure.numel for figure in self._figures]
-            self._figures_layout = make_layout([found], self._shares, chunk_numel("float32", chunk_bytes))
+            self._figures_layout = make_layout([found], shares, chunk_numel("float32", chunk_bytes))
         self._round: SumRound | None = None
         self._taken_count = self._ready_layers = 0
         self._open: list[Tensor] = []
@@ -273,22 +297,24 @@ class GroupSync:
     def sizes(self) -> SumSizes:
         """What a helper has to know of them."""
         figures = sum(figure.numel for figure in self._figures)
-        return SumSizes(tuple(map(sum, self._numels)), sum(map(len, self._numels)), figures)
+        whole, first, second = (tuple(map(sum, numels)) for numels in self._sizes)
+        return SumSizes(whole, sum(map(len, self._numels)), figures, first, second)
 
     def begin(self, step: int) -> None:
-        layout = self._layout if self.gradients.is_summable else self._empty_layout
+        self.gradients.begin(step)
+        layout = self._passes.first(step) if self.gradients.is_summable else self._empty_layout
         self.sums.begin(self._make_round(layout, step), AGREED_FLAGS + len(self.parameters))
 
     def take_aside(self, step: int, gradients: SummedGradients) -> SumRound:
         """A round, to be begun later, of gradients of ``parameters`` that won't change any more."""
         kept, self.gradients = self.gradients, gradients
-        made = self._make_round(self._layout, step)
+        made = self._make_round(self._passes.first(step), step)
         self.add_ready(0)
         self.gradients = kept
         return made
 
     def _make_round(self, layout: SumLayout, step: int) -> SumRound:
-        self._round = made = SumRound(layout, step, kind=GRADIENTS, format=self._format)
+        self._round = made = SumRound(layout, step, kind=GRADIENTS, format=self._passes.format)
         self._open, self._taken_count, self._ready_layers = [], 0, 0
         return made
 
@@ -318,8 +344,16 @@ class GroupSync:
         self._round.wait()
         if self.repeats:
             self.gradients.repeat(self._codes)
-        else:
-            self.gradients.finish(self._codes)
+            return
+        if (layout := self._passes.second(self._round.step)) is not None:
+            again = SumRound(layout, self._round.step, kind=FACTORS, format=self._passes.format)
+            self.sums.begin(again)
+            tensors = iter(self.gradients.second_pass(self._codes))
+            layers = [[next(tensors) for _ in layer] for layer in self._sizes[2]]
+            for bucket in buckets_of(layout, layers):
+                again.add_bucket(bucket)
+            again.wait()
+        self.gradients.finish(self._codes)
 
     def average_figures(self, step: int) -> None:
         """As ``GradientSync.average_figures``."""
@@ -341,6 +375,18 @@ class GroupSync:
         bucket = self._round.ready_buckets
         ends = self._round.layout.last_layer_of
         return bucket < len(ends) and ends[bucket] == self._ready_layers
+
+
+def _sizes_of(
+    layers: Sequence[Sequence[TrainedParameter]], rank: int | None
+) -> tuple[Numels, Numels, Numels]:
+    """Numbers of each tensor that is summed, by layer: of whole gradients, and of both compressed passes."""
+    whole = [[parameter.master.numel() for parameter in layer] for layer in layers]
+    if rank is None:
+        return whole, [], []
+    passes = [[pass_numels(parameter.master.shape, rank) for parameter in layer] for layer in layers]
+    first = [[sizes[0] for sizes in layer] for layer in passes]
+    return whole, first, [[sizes[1] for sizes in layer if sizes[1]] for layer in passes]
 
 
 def _parameters_of_one_layer(layers: Sequence[nn.Module]) -> list[tuple[int, nn.Parameter]]:

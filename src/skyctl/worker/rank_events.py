@@ -71,12 +71,15 @@ class SumSizes:
     """How many numbers ranks sum, which is all that a helper is told of the model.
 
     ``layers``: of the gradients of each layer, in the order in which they are summed; ``parameters``: how
-    many parameters these are of; ``figures``: of batch norms' running figures.
+    many parameters these are of; ``figures``: of batch norms' running figures. ``first``, ``second``: with
+    ``powersgd:R``, by layer, of each pass of a compressed step; empty: gradients are summed whole.
     """
 
     layers: tuple[Index, ...]
     parameters: Index
     figures: Index
+    first: tuple[Index, ...] = ()
+    second: tuple[Index, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import FIGURES, GRADIENTS
+from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
+from skyctl.worker.sum_passes import SumPasses
 from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
@@ -50,12 +51,15 @@ class SumHelper:
         agreement = RoutePlace.from_payload(group["agreement"])
         tag = FIRST_TAG + int(group["first_tag"])
         self._sums = RouteSum(int(group["number"]), routes, connections, tag, agreement)
-        self._format, chunk_bytes = str(sync["format"]), int(sync["chunk_bytes"])
-        numels = [[int(numel)] for numel in sizes["layers"]]
-        self._layout = make_layout(numels, shares, chunk_numel(self._format, chunk_bytes))
-        kind = IntegerGradients if self._format == FIXED32 else FloatGradients
+        chunk_bytes = int(sync["chunk_bytes"])
+        whole, first, second = (
+            [[int(numel)] for numel in sizes.get(key) or ()] for key in ("layers", "first", "second")
+        )
+        uncompressed = int(sync.get("uncompressed_steps") or 0)
+        self._passes = SumPasses(str(sync["format"]), chunk_bytes, shares, whole, first, second, uncompressed)
+        kind = IntegerGradients if self._passes.format == FIXED32 else FloatGradients
         self._largest_code = kind.largest_code
-        self._next_layout = make_layout([], shares, 1) if self._format == FIXED32 else self._layout
+        self._next_layout = make_layout([], shares, 1) if self._passes.format == FIXED32 else None
         self._agreed_bytes = AGREED_FLAGS + int(sizes["parameters"])
         figures = int(sizes.get("figures") or 0)
         self._figures_layout = (
@@ -72,11 +76,16 @@ class SumHelper:
         """
         repeats = True
         while repeats:
-            round_ = SumRound(self._next_layout, step, kind=GRADIENTS, format=self._format, helps=True)
+            layout = self._next_layout or self._passes.first(step)
+            round_ = SumRound(layout, step, kind=GRADIENTS, format=self._passes.format, helps=True)
             self._sums.begin(round_, self._agreed_bytes)
             is_last, repeats, *_ = map(bool, self._sums.agree(bytes(self._agreed_bytes), self._largest_code))
             round_.wait()
-            self._next_layout = self._layout
+            self._next_layout = None
+        if (second := self._passes.second(step)) is not None:
+            round_ = SumRound(second, step, kind=FACTORS, format=self._passes.format, helps=True)
+            self._sums.begin(round_)
+            round_.wait()
         return is_last
 
     def average_figures(self, step: int) -> None:

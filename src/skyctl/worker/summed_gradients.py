@@ -52,6 +52,9 @@ class SummedGradients(Protocol):
     def restart(self) -> None:
         """A step begins, or begins again."""
 
+    def begin(self, step: int) -> None:
+        """The step's last backward is next."""
+
     def end_microbatch(self) -> None:
         """A microbatch's backward is over, and is not the last."""
 
@@ -67,8 +70,14 @@ class SummedGradients(Protocol):
     def repeat(self, codes: bytes) -> None:
         """The step is made again; ``codes``: what all ranks have agreed on. RunError: there is no need to."""
 
+    def second_pass(self, codes: bytes) -> Sequence[Tensor]:
+        """What is summed after what was taken, in the same order: flat tensors; most formats have nothing."""
+
     def finish(self, codes: bytes) -> None:
         """All is summed: puts the sums where optimizers look for them."""
+
+    def forget(self) -> None:
+        """Drops what a run that resumes here would not have, and that makes a difference to its sums."""
 
 
 class FloatGradients:
@@ -83,6 +92,9 @@ class FloatGradients:
 
     def restart(self) -> None:
         """Nothing: gradients are None, or go on from what they are."""
+
+    def begin(self, step: int) -> None:
+        """Nothing: all steps are alike."""
 
     def end_microbatch(self) -> None:
         """Nothing: backwards accumulate."""
@@ -112,15 +124,27 @@ class FloatGradients:
         """Raises RunError: no honest rank asks for that."""
         raise RunError("a rank wants a step to be made again, and sums of floats never need that")
 
+    def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
+        """Nothing."""
+        return ()
+
     def finish(self, codes: bytes) -> None:
         """Where a gradient was summed in place it is there already."""
-        for master, (flat, had), present in zip(self._masters, self._taken, codes, strict=True):
-            gradient = master.grad
-            if not had and present:
-                master.grad = flat.view(master.shape)
-            elif had and gradient is not None and not gradient.is_contiguous():
-                gradient.copy_(flat.view(gradient.shape))
+        for place, ((flat, had), present) in enumerate(zip(self._taken, codes, strict=True)):
+            self._put(place, flat, had, present=bool(present))
         self._taken = []
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def _put(self, place: int, flat: Tensor, had: bool, *, present: bool) -> None:
+        """Puts a sum into the gradient. ``had``: there was one before; ``present``: some rank had one."""
+        master = self._masters[place]
+        gradient = master.grad
+        if not had and present:
+            master.grad = flat.view(master.shape)
+        elif had and gradient is not None and not gradient.is_contiguous():
+            gradient.copy_(flat.view(gradient.shape))
 
 
 class DetachedGradients(FloatGradients):
@@ -175,6 +199,9 @@ class IntegerGradients:
         for master in self._masters:
             master.grad = None
 
+    def begin(self, step: int) -> None:
+        """Nothing: all steps are alike."""
+
     def end_microbatch(self) -> None:
         """Takes every gradient, so that the next backward begins a new one."""
         for place in range(len(self._masters)):
@@ -206,6 +233,13 @@ class IntegerGradients:
         """Takes exponents that fit."""
         self.exponents.widen(codes)
         self.restart()
+
+    def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
+        """Nothing."""
+        return ()
+
+    def forget(self) -> None:
+        """Nothing: a run that resumes finds exponents by itself, and makes a step again for it."""
 
     def finish(self, codes: bytes) -> None:
         """Gradients are made of the integers, in their memory; NaN where one was not finite."""

@@ -242,6 +242,8 @@ class Trainer:
             share=len(self._sizes) / len(self._all_sizes),
             microbatches=len(self._all_sizes),
             tied=ties.parameters,
+            uncompressed_steps=int(values.get("uncompressed_steps") or 0),
+            seed=self._spec.seed,
         )
         return self._sync
 

@@ -100,6 +100,8 @@ class TrainingLoop:
         assert self.checkpointer is not None
         self.executor.phase = f"the checkpoint after step {step}"
         self.send(to_message(self.checkpointer.write(step + 1)))
+        if self.executor.sync is not None:
+            self.executor.sync.forget()
 
     def _send_step(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
         inputs_s, gradients_s = report.input_messages_s, report.gradient_messages_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ class LayerCost:
         workspace_bytes: the peak beyond that while forward or backward run, gradients included.
         deferred_bytes: kept from a backward until its weight gradients, where these are deferred.
         gradient_bytes: gradients of the trained parameters in float32, as replicas of the model sum them.
+        gradient_matrices: (rows, columns) of those of two dimensions or more; rows: the first dimension.
     """
 
     name: str
@@ -55,6 +57,7 @@ class LayerCost:
     workspace_bytes: float
     deferred_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    gradient_matrices: tuple[tuple[int, int], ...] = ()
 
 
 def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
@@ -80,6 +83,7 @@ def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
                 workspace_bytes=float(run.workspace_bytes),
                 deferred_bytes=float(_deferred_bytes(workload, index, boundaries[index], samples)),
                 gradient_bytes=float(_gradient_bytes(workload.shapes.fake_layers[index])),
+                gradient_matrices=_gradient_matrices(workload.shapes.fake_layers[index]),
             )
         found.append(replace(known[signature], name=name))
     return found
@@ -290,6 +294,12 @@ _CPU_ATTENTION: dict[Any, Any] = {  # torch's own registry knows the GPU kernels
 def _gradient_bytes(layer: nn.Module) -> int:
     """The bytes of a layer's gradients in float32, whatever it computes in; 0 where nothing is trained."""
     return sum(p.numel() * torch.float32.itemsize for p in layer.parameters() if p.requires_grad)
+
+
+def _gradient_matrices(layer: nn.Module) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) of what a layer trains in two dimensions or more, but for what is empty."""
+    shapes = [p.shape for p in layer.parameters() if p.requires_grad and p.dim() > 1 and p.numel()]
+    return tuple((shape[0], math.prod(shape[1:])) for shape in shapes)
 
 
 def state_bytes(workload: Workload, layer: nn.Module) -> int:

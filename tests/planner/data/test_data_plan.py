@@ -15,7 +15,7 @@ from skyctl.planner.data.shares import level_in_parts_s, level_shares
 from skyctl.planner.data.unused_holders import least_paying
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
-from skyctl.records.problem import SharedResource
+from skyctl.records.problem import Problem, SharedResource
 
 
 def shares(made):
@@ -147,6 +147,37 @@ def test_what_other_formats_take(name: str, sync_s: float, room: float):
     written = json.loads(made.to_json())
     assert (written["version"], written["sync"]["format"]) == (9, name)
     assert written["problem"]["version"] == 9
+
+
+def test_compressed_sums_take_two_passes():
+    """Of 20 × 30 numbers, 4 · 50 in two passes and 10 whole: latency counts twice, residuals are kept."""
+    layer = {"gradient_matrices": ((20, 30), (2, 5)), "gradient_bytes": 4.0 * 620}
+    problem = data_problem(rate=100.0, layers=1, gradient=2480.0, latency=0.25)
+    problem = problem.model_copy(update={"layers": (problem.layers[0].model_copy(update=layer),)})
+    need = plan(problem).predicted.replicas[0].memory_bytes
+    fields = {**dict(problem), "sync_format": "powersgd:4", "sync_uncompressed_steps": 3}
+    made = plan(Problem.model_validate(fields))
+    assert made.predicted.sync_s == pytest.approx(4 * (4 * 50 + 20) / 100.0 + 2 * 2 * 0.25)
+    kept = 4 * (20 * 30 + 4 * (20 + 2 * 30))
+    assert made.predicted.replicas[0].memory_bytes == need + kept + 524288, "two chunks of one edge"
+    assert verify(made.problem, made).ok
+    assert (made.sync.format, made.sync.uncompressed_steps) == ("powersgd:4", 3)
+    written = json.loads(made.to_json())
+    assert (written["version"], written["problem"]["version"]) == (11, 11)
+    lying = made.model_copy(update={"sync": made.sync.model_copy(update={"uncompressed_steps": 2})})
+    assert not verify(made.problem, lying).ok
+    with pytest.raises(InputError, match="needs the gradient_bytes and gradient_matrices of every layer"):
+        Problem.model_validate({**dict(data_problem()), "sync_format": "powersgd:4"})
+
+
+@pytest.mark.parametrize(
+    "name", ["powersgd", "powersgd:0", "powersgd:257", "powersgd:04", "int4", "powersgd:x"]
+)
+def test_formats_that_there_are_not(name: str):
+    with pytest.raises(
+        InputError, match="sync_format: there is float32, bfloat16, fixed32, int8 and powersgd"
+    ):
+        Problem.model_validate({**dict(data_problem()), "sync_format": name})
 
 
 def test_even_gives_all_devices_equal_shares_in_a_ring():

@@ -2,9 +2,20 @@
 verify says so."""
 
 import pytest
-from tests.planner.data_problems import brute_force, delayed, harsh_data_problem, random_data_problem
+from tests.planner.data_problems import (
+    brute_force,
+    compressed,
+    delayed,
+    harsh_data_problem,
+    random_data_problem,
+)
 
 from skyctl import InfeasibleError, plan, predict, verify
+
+
+def compressed_data_problem(seed):
+    return compressed(random_data_problem(seed), seed)
+
 
 PROBLEMS = 300
 SEED = 22_000
@@ -15,6 +26,7 @@ SEED = 22_000
     [
         *((random_data_problem, i) for i in range(PROBLEMS // 10)),
         *((harsh_data_problem, i) for i in range(8)),
+        *((compressed_data_problem, i) for i in range(6)),
     ],
 )
 def test_optimal_equals_brute_force(make, tens):

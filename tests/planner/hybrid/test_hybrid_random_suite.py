@@ -1,7 +1,7 @@
 """Random problems of hybrids: optimal equals brute force over all of them, predict finds the same step."""
 
 import pytest
-from tests.planner.data_problems import delayed
+from tests.planner.data_problems import compressed, delayed
 from tests.planner.hybrid_problems import brute_force, random_hybrid_problem
 
 from skyctl import InfeasibleError, plan, predict, verify
@@ -14,9 +14,17 @@ PROBLEMS = 200
 SEED = 24_000
 
 
-def check(numbers, changed=lambda problem: problem):
+def compressed_hybrid_problem(seed):
+    return compressed(random_hybrid_problem(seed), seed)
+
+
+def delayed_hybrid_problem(seed):
+    return delayed(random_hybrid_problem(seed))
+
+
+def check(numbers, make=random_hybrid_problem):
     for i in numbers:
-        problem = changed(random_hybrid_problem(SEED + i))
+        problem = make(SEED + i)
         best = brute_force(problem)
         if best is None:
             with pytest.raises(InfeasibleError):
@@ -41,7 +49,7 @@ def test_optimal_equals_brute_force_in_a_sample():
 
 def test_optimal_equals_brute_force_with_a_delay():
     """Also where each pipeline is one device: that is data parallelism, by a model of its own."""
-    check(range(3, PROBLEMS, 10), delayed)
+    check(range(3, PROBLEMS, 10), delayed_hybrid_problem)
     for i in range(20):
         problem = delayed(random_hybrid_problem(SEED + i)).model_copy(update={"recompute": False, "ties": ()})
         try:
@@ -53,6 +61,11 @@ def test_optimal_equals_brute_force_with_a_delay():
             told = predict(as_hybrid, made)
             assert told.iteration_s == pytest.approx(made.predicted.iteration_s, rel=1e-9), i
             assert told.sync_s == pytest.approx(made.predicted.sync_s, rel=1e-6, abs=1e-9), i
+
+
+@pytest.mark.parametrize("tens", range(2))
+def test_the_same_with_compressed_sums(tens):
+    check(range(10 * tens, 10 * tens + 10), compressed_hybrid_problem)
 
 
 @pytest.mark.slow

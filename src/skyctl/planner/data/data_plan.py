@@ -215,6 +215,7 @@ def _record(
             model.ids,
             layers,
             format=model.problem.sync_format,
+            uncompressed_steps=model.problem.sync_uncompressed_steps,
             chunk_bytes=placed.group.chunk_bytes,
         ),
     )

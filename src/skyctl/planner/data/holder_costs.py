@@ -16,6 +16,7 @@ from typing import NamedTuple
 from skyctl.errors import InputError
 from skyctl.planner import stage_memory
 from skyctl.planner.data.line_rates import Line, lines_of, lines_rate
+from skyctl.planner.data.summed_bytes import summed_bytes, with_compression
 from skyctl.records.problem import Device, Problem
 from skyctl.records.sync import Sync
 
@@ -27,8 +28,6 @@ SLOW_BYTE_S = 4e-8
 """A line is slow from so many seconds a byte on: 200 Mbit/s."""
 EDGE_BYTES = 2 * CHUNK_BYTES
 """What a holder keeps room for, for each edge of a route that arrives at it with partial sums."""
-FORMAT_SHARE = {"float32": 1.0, "fixed32": 1.0, "bfloat16": 0.5, "int8": 33 / 128}
-"""Bytes sent for a byte of a float32 gradient; of int8 with a scale of 4 bytes for 128 numbers."""
 MOST_HELPERS = 4
 """Devices that may help any holders over trees; of more, those with the fattest lines."""
 SCHEDULES = ("1f1b", "sequential")
@@ -110,9 +109,8 @@ class HolderCost(NamedTuple):
     Attributes:
         microbatch_s: seconds of a microbatch's forward and backward, overhead and recomputation included.
         layers_s: the part of ``microbatch_s`` that its layers take.
-        optimizer_s: seconds of its optimizer, once a step.
-        memory_bytes: what it needs, reserved bytes included and what sums keep (``kept_bytes``), chunks left
-            out.
+        optimizer_s: seconds of its optimizer, and of compressing gradients, once a step.
+        memory_bytes: what it needs, reserved bytes and what sums keep included, chunks left out.
         recompute: whether it keeps its layers' inputs only.
         exposure: how long gradients are under way after its last backward.
     """
@@ -130,11 +128,13 @@ class DataModel:
 
     Attributes:
         ids: the devices' names.
-        layer_bytes: by layer, bytes of its gradient as they are sent.
-        kept_bytes: by layer, what a holder keeps of its gradients beside these: ``fixed32``'s integers, or
-            with a delay those of the step before.
+        layer_bytes: by layer, bytes of its gradient as they are sent; where all layers are summed together a
+            second pass is the first layer's, whose gradients come last.
+        second_bytes: by layer, its part of a second pass, which ``layer_bytes`` has, too, unless all layers
+            are summed together.
+        passes: how many sums, one after another, a step has.
         total_bytes: of all layers' gradients as they are sent.
-        latency_s: by linked pair.
+        latency_s: by linked pair, of all passes.
         byte_s: by linked pair, seconds a byte takes on the link.
         shared: by pair, the shared resources that it occupies: (number, seconds a byte takes there).
         may_hold: by device, whether the pins let it hold the first and the last layer, and it is not named
@@ -149,14 +149,14 @@ class DataModel:
         self.problem = problem
         self.ids = [device.id for device in problem.devices]
         self.microbatches = problem.microbatches
-        gradient_bytes = [
-            layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes
-            for layer in problem.layers
-        ]
-        share = FORMAT_SHARE[problem.sync_format]
-        self.layer_bytes = [share * size for size in gradient_bytes]
-        keeps = problem.sync_format == "fixed32" or problem.rhythm.delay
-        self.kept_bytes = gradient_bytes if keeps else [0.0] * len(gradient_bytes)
+        sizes = summed_bytes(problem)
+        self.second_bytes = [size.second for size in sizes]
+        self.passes = 2 if any(self.second_bytes) else 1
+        self.layer_bytes = [size.first + size.second for size in sizes]
+        if problem.parallel == "data":
+            self.layer_bytes = self.late_bytes(0, len(sizes))
+        self._kept_bytes = math.fsum(size.kept for size in sizes)
+        self._timed = with_compression(problem)
         self.total_bytes = math.fsum(self.layer_bytes)
         pins = [names for names in (problem.first_stage, problem.last_stage) if names is not None]
         named = problem.helpers or ()
@@ -167,12 +167,18 @@ class DataModel:
         self.byte_s: dict[DevicePair, float] = {}
         for link in problem.links:
             pair = (index[link.source], index[link.target])
-            self.latency_s[pair] = link.latency_s
+            self.latency_s[pair] = self.passes * link.latency_s
             self.byte_s[pair] = 1 / link.bandwidth_bytes_per_s
         self.shared: dict[DevicePair, list[tuple[int, float]]] = {}
         for number, resource in enumerate(problem.shared):
             for pair in {(index[source], index[target]) for source, target in resource.links}:
                 self.shared.setdefault(pair, []).append((number, 1 / resource.bandwidth_bytes_per_s))
+
+    def late_bytes(self, start: int, stop: int) -> list[float]:
+        """``layer_bytes`` of layers that are summed together, with their second pass in the first one's."""
+        late = self.second_bytes[start:stop]
+        sizes = [size - x for size, x in zip(self.layer_bytes[start:stop], late, strict=True)]
+        return [sizes[0] + math.fsum(late), *sizes[1:]]
 
     @cached_property
     def lines(self) -> dict[DevicePair, Line]:
@@ -215,7 +221,7 @@ class DataModel:
     def _costs_of(self, device: Device) -> tuple[HolderCost, ...]:
         """Without recomputation, and where it is allowed with it."""
         problem = self.problem
-        times = problem.times.get(device.id)
+        times = self._timed.times.get(device.id)
         if times is None:
             whole = [layer.flops / device.flops_per_s for layer in problem.layers]
             forward, backward = [x / 3 for x in whole], [x - x / 3 for x in whole]
@@ -232,7 +238,7 @@ class DataModel:
                     microbatch_s=layers_s + device.handling_s + device.action_s,
                     layers_s=layers_s,
                     optimizer_s=optimizer_s,
-                    memory_bytes=math.fsum(self.kept_bytes)
+                    memory_bytes=self._kept_bytes
                     + stage_memory.device_bytes(
                         problem, device, 0, len(problem.layers), 1, recompute=recompute
                     ),

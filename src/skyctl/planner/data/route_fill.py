@@ -51,7 +51,8 @@ def fill_s(
                 tail_s[resource] = min(edge.after_s, tail_s.get(resource, edge.after_s))
     if not loads_s:
         return 0.0
-    return max(load + head_s[x] + tail_s[x] for x, load in loads_s.items()) - max(loads_s.values())
+    beyond_s = max(load + head_s[x] + tail_s[x] for x, load in loads_s.items()) - max(loads_s.values())
+    return model.passes * beyond_s
 
 
 def processor_s(device: Device, *, adds: bool) -> float:

@@ -15,6 +15,7 @@ from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import SCHEDULES, DataModel, buffer_bytes, require_delayed_format
+from skyctl.planner.data.summed_bytes import summed_bytes, with_compression
 from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
     GroupRoutes,
@@ -129,13 +130,15 @@ class HybridModel:
         require_hybrid_problem(problem)
         self.problem = problem
         plain = problem.model_copy(update={"recompute": False, "parallel": "pipeline"})
-        self.base = CostModel(plain)
+        self.base = CostModel(with_compression(plain))
         self.lines = DataModel(plain)
         self.ids, self.layers, self.devices = self.base.ids, self.base.layers, self.base.devices
         self.microbatches = problem.microbatches
         self.sums = SumRoutes(self.lines)
         self.delayed = bool(problem.rhythm.delay)
-        self._kept_bytes = [0.0, *accumulate(self.lines.kept_bytes)]
+        self._kept_bytes = [0.0]
+        for size in summed_bytes(plain):
+            self._kept_bytes.append(self._kept_bytes[-1] + size.kept)
         self._costs: dict[int, CostModel] = {self.microbatches: self.base}
         self._plays: dict[tuple[Placement, int], PipelinePlay | None] = {}
         self._inputs: dict[tuple[Placement, int, StageExecution], SimulationInput] = {}
@@ -290,7 +293,8 @@ class HybridModel:
             group.routed.loads if scale is None else loads_of(self.lines, group.routed.use, scale.link)
             for group in groups
         ]
-        summed_s = last_sum_s(groups, loads, self.lines.layer_bytes, released)
+        late = [size for group in groups for size in self.lines.late_bytes(group.start, group.stop)]
+        summed_s = last_sum_s(groups, loads, late, released)
         busy_s = self.processor_s(groups)
         last_s = max(play.end_s for play in plays)
         for placement, play in zip(candidate.placements, plays, strict=True):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skyctl.planner.cost_model import CostModel
-from skyctl.planner.data.holder_costs import FORMAT_SHARE
+from skyctl.planner.data.summed_bytes import summed_bytes
 from skyctl.records.problem import Problem
 
 Floats = npt.NDArray[np.float64]
@@ -159,11 +159,8 @@ class _Lines:
         problem, count = model.problem, model.devices
         self.model = model
         self.ends = np.arange(count)
-        share = FORMAT_SHARE[problem.sync_format]
-        gradients = [
-            x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in problem.layers
-        ]
-        self.sent_bytes = np.concatenate([[0.0], np.cumsum([share * x for x in gradients])])
+        sizes = [size.first + size.second for size in summed_bytes(problem)]
+        self.sent_bytes = np.concatenate([[0.0], np.cumsum(sizes)])
         self._message_s, self._latency_s, self._line_s = (np.zeros((count, count)) for _ in range(3))
         bandwidth = {(x.source, x.target): x.bandwidth_bytes_per_s for x in problem.links}
         for a in range(count):

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from skyctl.planner.verification.route_bound import Wires
+from skyctl.planner.verification.summed_bytes import FormatBytes
 from skyctl.records.problem import Device, Problem, SyncRoutes
 from skyctl.records.sync import Route, Sync
 
@@ -19,8 +20,6 @@ DEFAULT_CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
 LEAST_EDGE_BYTES = 524288.0
 """Of an edge's messages, whatever their size, so much is kept room for."""
 MEMORY_ROUNDING = 1e-12
-SENT_BYTES = {"float32": 4.0, "fixed32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 128}
-"""By format, for each number of a gradient."""
 
 
 class Holder(NamedTuple):
@@ -54,13 +53,10 @@ class DataStep:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.devices = {device.id: device for device in problem.devices}
-        gradients = [
-            x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4 for x in problem.layers
-        ]
-        self.sizes = [SENT_BYTES[problem.sync_format] / 4 * x for x in gradients]
         self.delayed = problem.rhythm.delay == 1
-        # fixed32's integers, or what is summed while the next step's are made
-        self.second_set = gradients if problem.sync_format == "fixed32" or self.delayed else []
+        self.format = FormatBytes(problem)
+        together = problem.parallel == "data"
+        self.sizes = self.format.late(0, len(problem.layers)) if together else self.format.both()
         self.links = {(x.source, x.target): x for x in problem.links}
         self.wires = Wires(problem)
 
@@ -81,7 +77,8 @@ class DataStep:
             optimizer_s = 0.0
         else:
             forward, backward = list(times.forward_s), list(times.backward_s)
-            optimizer_s = math.fsum(times.optimizer_s)
+            added_s = self.devices[device].reduce_byte_s * self.format.work
+            optimizer_s = math.fsum(times.optimizer_s) + added_s * math.fsum(self.format.compressed)
         if recompute:
             backward = [f + b for f, b in zip(forward, backward, strict=True)]
         return forward, backward, optimizer_s
@@ -101,7 +98,7 @@ class DataStep:
             once = [x.activation_bytes + x.workspace_bytes for x in layers]
             kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
         held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
-        held += self.second_set
+        held += self.format.kept
         return math.fsum(held) + max(LEAST_EDGE_BYTES, 2.0 * chunk_bytes) * children
 
     def fits(self, device: str, need_bytes: float) -> bool:
@@ -140,7 +137,7 @@ class DataStep:
 
     def _depth_s(self, edges: Iterable[tuple[str, str]], root: str, child: int) -> float:
         """``child``: which end of an edge is the farther one from the root."""
-        latencies = {edge: link.latency_s for edge, link in self.links.items()}
+        latencies = {edge: self.format.passes * link.latency_s for edge, link in self.links.items()}
         return max(ways_from_root(edges, root, child, latencies).values())
 
     def fill_s(self, trees: Sequence[CheckedRoute], chunk_bytes: float, holders: Collection[str]) -> float:
@@ -164,7 +161,7 @@ class DataStep:
                     head[what] = min(before_s * message_bytes, head.get(what, math.inf))
                     tail[what] = min(after_s * message_bytes, tail.get(what, math.inf))
         most = max(work.values(), default=0.0)
-        return max((work[x] + head[x] + tail[x] for x in work), default=0.0) - most
+        return self.format.passes * (max((work[x] + head[x] + tail[x] for x in work), default=0.0) - most)
 
     def sum_s(self, trees: Sequence[CheckedRoute], byte_s: float) -> float:
         """Seconds of all gradients on what is busiest, and of the way up and down, without filling."""

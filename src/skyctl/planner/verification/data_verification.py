@@ -100,6 +100,11 @@ def _read_trees(problem: Problem, plan: Plan, holders: Sequence[str]) -> tuple[C
         raise InputError("nothing says how the holders' gradients are summed")
     if sync.format != problem.sync_format:
         raise InputError(f"gradients are sent as {sync.format}, the problem says {problem.sync_format}")
+    if sync.uncompressed_steps != problem.sync_uncompressed_steps:
+        raise InputError(
+            f"{sync.uncompressed_steps} steps are uncompressed, the problem says "
+            f"{problem.sync_uncompressed_steps}"
+        )
     if len(sync.groups) != 1 or (sync.groups[0].start, sync.groups[0].stop) != (0, len(problem.layers)):
         raise InputError("the holders' layers are not one sync group")
     trees = checked_routes(sync.groups[0].routes)

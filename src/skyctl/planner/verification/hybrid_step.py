@@ -82,8 +82,12 @@ class HybridStep:
         return any(held & tie and not tie <= held for tie in self._ties)
 
     def optimizer_s(self, held: HeldRange) -> float:
-        """Of all layers that it holds."""
-        return math.fsum(self.columns[held.device][2][held.start : held.stop])
+        """Of all layers that it holds, with what compressing their gradients takes."""
+        added_s = self.problem.devices[held.device].reduce_byte_s * self.data.format.work
+        if self.ids[held.device] not in self.problem.times:
+            added_s = 0.0
+        compressed = math.fsum(self.data.format.compressed[held.start : held.stop])
+        return math.fsum(self.columns[held.device][2][held.start : held.stop]) + added_s * compressed
 
     def layers_s(self, held: HeldRange) -> float:
         """Forward and backward of one microbatch."""
@@ -110,7 +114,7 @@ class HybridStep:
             parts.append(window * self.problem.layers[held.start - 1].output_bytes)
         if held.stop < len(self.problem.layers):
             parts.append(window * layers[-1].output_bytes)
-        parts += self.data.second_set[held.start : held.stop]
+        parts += self.data.format.kept[held.start : held.stop]
         return math.fsum(parts)
 
     def need_bytes(self, held: HeldRange, groups: Sequence[SummedRange], chunk_bytes: int) -> float:
@@ -254,10 +258,11 @@ class HybridStep:
         for group in groups:
             used = self._used_s(group.trees)
             holders = [held for held in ends if held.start <= group.start < held.stop]
-            for layer in range(group.start, group.stop):
+            sizes = self.data.format.late(group.start, group.stop)
+            for layer, size in enumerate(sizes, group.start):
                 at_s = max(self.released_s(held, ends[held], layer) for held in holders)
                 for what, byte_s in used.items():
-                    waiting.setdefault(what, []).append((at_s, -layer, self.data.sizes[layer] * byte_s))
+                    waiting.setdefault(what, []).append((at_s, -layer, size * byte_s))
         out = []
         for served in waiting.values():
             free_s = -math.inf

@@ -112,6 +112,11 @@ def _read_groups(step: HybridStep, plan: Plan, rows: Rows) -> list[SummedRange]:
         raise InputError("nothing says how the pipelines' gradients are summed")
     if sync.format != problem.sync_format:
         raise InputError(f"gradients are sent as {sync.format}, the problem says {problem.sync_format}")
+    if sync.uncompressed_steps != problem.sync_uncompressed_steps:
+        raise InputError(
+            f"{sync.uncompressed_steps} steps are uncompressed, the problem says "
+            f"{problem.sync_uncompressed_steps}"
+        )
     wanted = step.groups(rows)
     said = [(group.start, group.stop) for group in sync.groups]
     if said != [(start, stop) for start, stop, _ in wanted]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 
+from skyctl.planner.verification.summed_bytes import FormatBytes
 from skyctl.records.problem import Problem
 from skyctl.records.sync import RoutePrices
 
@@ -25,7 +26,8 @@ class Wires:
 
     def __init__(self, problem: Problem) -> None:
         self.link_s = {(x.source, x.target): 1 / x.bandwidth_bytes_per_s for x in problem.links}
-        self.latency_s = {(x.source, x.target): x.latency_s for x in problem.links}
+        passes = FormatBytes(problem).passes
+        self.latency_s = {(x.source, x.target): passes * x.latency_s for x in problem.links}
         self.shared_s = [1 / x.bandwidth_bytes_per_s for x in problem.shared]
         self.over: dict[Edge, list[int]] = {}
         for number, resource in enumerate(problem.shared):

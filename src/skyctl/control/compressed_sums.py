@@ -1,0 +1,35 @@
+"""What problems of compressed sums have more: the shapes of all gradients."""
+
+from __future__ import annotations
+
+from skyctl.control.problem_from_profile import measured_shape
+from skyctl.errors import InputError, InvalidRecordError
+from skyctl.records.base import describe
+from skyctl.records.problem import Problem
+from skyctl.records.profile import Profile
+from skyctl.records.sync_format import powersgd_rank
+
+
+def with_matrices(problem: Problem, profile: Profile) -> Problem:
+    """The problem with the shapes that its format of sums needs; as it is where that needs none.
+
+    Raises:
+        InputError: the profile does not say them, or the problem contradicts itself.
+    """
+    if powersgd_rank(problem.sync_format) is None and not problem.sync_uncompressed_steps:
+        return problem
+    shape = measured_shape(profile, problem.microbatches)
+    if any(layer.gradient_matrices is None for layer in shape.layers):
+        raise InputError(
+            f"the profile of cluster {profile.cluster!r} of {profile.created} does not have the shapes of "
+            f"gradients, which --sync-format {problem.sync_format} needs",
+            hint="probe again with this version: skyctl probe WORKLOAD",
+        )
+    layers = [
+        layer.model_copy(update={"gradient_matrices": measured.gradient_matrices})
+        for layer, measured in zip(problem.layers, shape.layers, strict=True)
+    ]
+    try:
+        return Problem.model_validate({**dict(problem), "layers": layers})
+    except InvalidRecordError as exc:
+        raise InputError(describe(exc, Problem)) from exc

@@ -1,0 +1,77 @@
+"""What summing gradients sends, keeps and computes, by layer and format (``docs/contract.md``).
+
+``powersgd:R`` sends a layer's gradients in two passes, one after the other: of a matrix of n × m numbers,
+where R · (n + m) < n · m, R · n and then R · m; everything else whole in the first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from skyctl.records.problem import Layer, Problem
+from skyctl.records.sync_format import powersgd_rank
+
+_SHARE = {"float32": 1.0, "fixed32": 1.0, "bfloat16": 0.5, "int8": 33 / 128}
+"""Bytes sent for a byte of a float32 gradient; of int8 with a scale of 4 bytes for 128 numbers."""
+_NUMBER_BYTES = 4.0
+
+
+class SummedBytes(NamedTuple):
+    """Of one layer.
+
+    Attributes:
+        first, second: as they are sent, pass by pass.
+        kept: what a holder keeps beside gradients: integers, residuals and factors, or with a delay the
+            gradients of the step before.
+        compressed: float32 bytes of the gradients that are compressed.
+    """
+
+    first: float
+    second: float = 0.0
+    kept: float = 0.0
+    compressed: float = 0.0
+
+
+def gradient_bytes(layer: Layer) -> float:
+    """Of its gradients in float32."""
+    return layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes
+
+
+def summed_bytes(problem: Problem) -> list[SummedBytes]:
+    """By layer."""
+    rank = powersgd_rank(problem.sync_format)
+    if rank is not None:
+        return [_compressed(layer, rank) for layer in problem.layers]
+    share = _SHARE[problem.sync_format]
+    keeps = problem.sync_format == "fixed32" or problem.rhythm.delay
+    sizes = [gradient_bytes(layer) for layer in problem.layers]
+    return [SummedBytes(share * size, kept=size if keeps else 0.0) for size in sizes]
+
+
+def _compressed(layer: Layer, rank: int) -> SummedBytes:
+    whole = rows = columns = 0
+    for n, m in layer.gradient_matrices or ():
+        if rank * (n + m) < n * m:
+            whole, rows, columns = whole + n * m, rows + n, columns + m
+    rest = gradient_bytes(layer) - _NUMBER_BYTES * whole
+    return SummedBytes(
+        first=rest + _NUMBER_BYTES * rank * rows,
+        second=_NUMBER_BYTES * rank * columns,
+        kept=_NUMBER_BYTES * (whole + rank * (rows + 2 * columns)),
+        compressed=_NUMBER_BYTES * whole,
+    )
+
+
+def with_compression(problem: Problem) -> Problem:
+    """The problem in which optimizers of known times take what compressing takes, as well."""
+    rank = powersgd_rank(problem.sync_format)
+    if rank is None:
+        return problem
+    sizes = [3.0 * (rank + 1) * one.compressed for one in summed_bytes(problem)]
+    times = dict(problem.times)
+    for device in problem.devices:
+        if device.id in times:
+            known = times[device.id]
+            longer = (o + device.reduce_byte_s * s for o, s in zip(known.optimizer_s, sizes, strict=True))
+            times[device.id] = known.model_copy(update={"optimizer_s": tuple(longer)})
+    return problem.model_copy(update={"times": times})

@@ -1,0 +1,60 @@
+"""What a format of sums sends, keeps and computes, counted anew from records for ``verify``."""
+
+from __future__ import annotations
+
+from skyctl.records.problem import Problem
+from skyctl.records.sync_format import powersgd_rank
+
+_NUMBER_BYTES = {"float32": 4.0, "fixed32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 128}
+"""By format, for each number of a gradient."""
+
+
+class FormatBytes:
+    """By layer of a problem.
+
+    Attributes:
+        passes: how many sums, one after another, a step has.
+        first, second: bytes as they are sent, pass by pass.
+        kept: bytes that a holder keeps beside gradients.
+        compressed: bytes in float32 of gradients that are compressed.
+        work: for each of those, how many bytes' adding compressing takes as long as.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        floats = [
+            x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4 for x in problem.layers
+        ]
+        none = [0.0] * len(floats)
+        self.second, self.kept, self.compressed, self.work = none, none, none, 0.0
+        rank = powersgd_rank(problem.sync_format)
+        if rank is None:
+            each = _NUMBER_BYTES[problem.sync_format]
+            self.first = [x / 4.0 * each for x in floats]
+            # integers, or what is summed while the next step's are made
+            if problem.sync_format == "fixed32" or problem.rhythm.delay == 1:
+                self.kept = floats
+        else:
+            thin = [
+                [(n, m) for n, m in x.gradient_matrices or () if n * m > rank * (n + m)]
+                for x in problem.layers
+            ]
+            self.work = 3.0 * (rank + 1)
+            self.compressed = [4.0 * sum(n * m for n, m in one) for one in thin]
+            self.second = [4.0 * rank * sum(m for _, m in one) for one in thin]
+            tall = [4.0 * rank * sum(n for n, _ in one) for one in thin]
+            self.first = [x - c + t for x, c, t in zip(floats, self.compressed, tall, strict=True)]
+            self.kept = [c + t + 2 * s for c, t, s in zip(self.compressed, tall, self.second, strict=True)]
+        self.passes = 2 if any(self.second) else 1
+
+    def late(self, start: int, stop: int) -> list[float]:
+        """Bytes of layers [start, stop) that are summed together.
+
+        The second pass is the first layer's, whose gradients come last.
+        """
+        sizes = self.first[start:stop]
+        sizes[0] += sum(self.second[start:stop])
+        return sizes
+
+    def both(self) -> list[float]:
+        """Bytes of both passes, by layer."""
+        return [a + b for a, b in zip(self.first, self.second, strict=True)]

@@ -1,0 +1,37 @@
+"""What gradients are sent as where pipelines sum them: a name, of PowerSGD with its rank."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+PLAIN_FORMATS = ("float32", "bfloat16", "fixed32", "int8")
+ROUNDED_FORMATS = ("bfloat16", "int8")
+"""Those in which each hop of a sum rounds, and so changes what is trained."""
+MOST_RANK = 256
+_POWERSGD = re.compile(r"powersgd:([1-9][0-9]{0,3})")
+
+
+def powersgd_rank(name: str) -> int | None:
+    """The rank R of ``powersgd:R``; None: another format."""
+    found = _POWERSGD.fullmatch(name)
+    return int(found[1]) if found is not None else None
+
+
+def check_sync_format(name: str) -> str:
+    """The name itself. ValueError: there is no format of that name."""
+    rank = powersgd_rank(name)
+    if name not in PLAIN_FORMATS and (rank is None or rank > MOST_RANK):
+        formats = ", ".join(PLAIN_FORMATS)
+        raise ValueError(f"there is {formats} and powersgd:R with a rank R from 1 to {MOST_RANK}")
+    return name
+
+
+def changes_training(name: str) -> bool:
+    """Whether sums in that format are other than those of float32 by more than the order of additions."""
+    return name in ROUNDED_FORMATS or powersgd_rank(name) is not None
+
+
+SyncFormat = Annotated[str, AfterValidator(check_sync_format)]
