@@ -1,0 +1,78 @@
+"""A plan of rounds as a person reads it: who makes how many local steps, and what the average takes."""
+
+from __future__ import annotations
+
+from skyctl.cli.show_data_plan import pipeline_samples
+from skyctl.compare.number_format import format_seconds
+from skyctl.planner.stage_memory import human_bytes
+from skyctl.records.owners import owner_names
+from skyctl.records.plan import Plan
+
+
+def round_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
+    """A row for each stage; an owner's name and local steps stand in the row of its first stage.
+
+    ``bar``: characters of a full bar.
+    """
+    round_s = plan.predicted.iteration_s
+    names = owner_names(plan.problem.owners) if plan.problem.owners is not None else None
+    memory = {device.id: device.memory_bytes for device in plan.problem.devices}
+    predicted = {replica.device: replica for replica in plan.predicted.replicas}
+    cut = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+    rows: list[dict[str, object]] = []
+    for number, pipeline in enumerate(plan.pipelines):
+        whose: dict[str, object] = {"pipeline": number} if names is None else {"owner": names[number]}
+        whose |= {"local steps": pipeline.local_steps, "microbatches": pipeline.microbatches}
+        if plan.workload is not None:
+            whose["samples"] = pipeline_samples(plan, number)
+        for place, stage in enumerate(pipeline.stages):
+            said = predicted[stage.device]
+            busy = said.compute_s / round_s if round_s > 0 else 0.0
+            filled = min(bar, round(busy * bar))
+            room = memory[stage.device]
+            rows.append(
+                {
+                    **(whose if place == 0 else dict.fromkeys(whose, "")),
+                    "device": stage.device,
+                    **({"layers": f"{stage.start}:{stage.stop}"} if cut else {}),
+                    "busy s": f"{said.compute_s:.3f}",
+                    "load": "█" * filled + "·" * (bar - filled),
+                    "busy": f"{busy:.0%}",
+                    "memory GiB": f"{said.memory_bytes / 2**30:.2f} of "
+                    + ("unlimited" if room is None else f"{room / 2**30:.2f}"),
+                }
+            )
+    return rows
+
+
+def describe_rounds(plan: Plan) -> list[str]:
+    """In words: what a round is, who takes part in it, and what its average takes."""
+    rhythm, owners = plan.problem.rhythm, plan.problem.owners
+    steps = sorted({pipeline.local_steps or 1 for pipeline in plan.pipelines})
+    count = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    who = "owner" if owners is not None else "device"
+    said = [
+        f"changes training: each {who} makes {count} local step{'s' if steps[-1] > 1 else ''} by itself, then "
+        "weights are averaged: a round, which the run counts as a step"
+    ]
+    if rhythm.prox_mu:
+        said.append(f"FedProx: local weights are held near the round's first ones, mu {rhythm.prox_mu:g}")
+    if owners is not None:
+        if rhythm.clients_per_round is not None:
+            said.append(
+                f"clients: {rhythm.clients_per_round} of {len(owners)} owners a round, drawn by the seed"
+            )
+        late = "dropped" if rhythm.drop_stragglers else "kept, weighted by its samples"
+        limit = rhythm.round_deadline_s
+        ends = "" if limit is None else f"; an owner ends its part after {format_seconds(limit)}"
+        said.append(f"stragglers: work of fewer steps than asked is {late}{ends}")
+    if plan.sync is not None:
+        size = sum(
+            layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes
+            for layer in plan.problem.layers
+        )
+        said.append(
+            f"average: {human_bytes(size)} of weights as {plan.sync.format} take "
+            f"{format_seconds(plan.predicted.sync_s)} of a round, and nothing is computed meanwhile"
+        )
+    return said
