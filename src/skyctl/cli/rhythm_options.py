@@ -48,8 +48,8 @@ class RhythmOptions:
         typer.Option(
             "--local-steps",
             metavar="H",
-            help="Each device makes H steps by itself, then their weights are averaged: a round, which counts "
-            "as a step of the run. One number for each owner (20,5,5), or auto: in proportion to speed "
+            help="Each device makes H steps by itself, then their weights are averaged: a round, counted as "
+            "one of the run's steps. One number for each owner (20,5,5), or auto: in proportion to speed "
             "(changes training).",
         ),
     ] = None
@@ -58,8 +58,8 @@ class RhythmOptions:
         typer.Option(
             "--owners",
             metavar="NODES",
-            help="With --local-steps: nodes that train on data of their own, which never leaves them: a,b,c+d "
-            "(c and d belong to one owner), or all.",
+            help="With --local-steps: nodes that train on data of their own, which never leaves them: "
+            "a,b,c+d (c and d belong to one owner), or all.",
         ),
     ] = None
     prox_mu: Annotated[
@@ -92,7 +92,7 @@ class RhythmOptions:
         typer.Option(
             "--round-deadline",
             metavar="SECONDS",
-            help="With --owners: an owner ends its part of a round after the step in which so much time is up.",
+            help="With --owners: an owner ends its part of a round with the step in which that time is up.",
         ),
     ] = None
 

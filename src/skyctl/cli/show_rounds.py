@@ -52,8 +52,8 @@ def describe_rounds(plan: Plan) -> list[str]:
     count = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     who = "owner" if owners is not None else "device"
     said = [
-        f"changes training: each {who} makes {count} local step{'s' if steps[-1] > 1 else ''} by itself, then "
-        "weights are averaged: a round, which the run counts as a step"
+        f"changes training: each {who} makes {count} local step{'s' if steps[-1] > 1 else ''} by itself, "
+        "then weights are averaged: a round, which the run counts as a step"
     ]
     if rhythm.prox_mu:
         said.append(f"FedProx: local weights are held near the round's first ones, mu {rhythm.prox_mu:g}")

@@ -42,8 +42,8 @@ def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
     ):
         if given:
             raise InputError(
-                f"{flag} does not go with --local-steps, whose weights are averaged as float32 over a ring or a "
-                "star of those that hold them",
+                f"{flag} does not go with --local-steps, whose weights are averaged as float32 over a ring "
+                "or a star of those that hold them",
                 hint=f"leave {flag.split()[0]} out",
             )
     if options.owners is None:

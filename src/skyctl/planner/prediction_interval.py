@@ -72,7 +72,7 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _drawn_ratios(plan: Plan) -> list[float] | None:
-    """By draw, the plan's step ÷ the one without uncertainties; None where its problem has none, or rounds."""
+    """By draw, the plan's step ÷ the one without uncertainties; None for rounds, and without any."""
     if plan.problem.rhythm.is_rounds:
         return None
     known = {device.id: device for device in plan.problem.devices}

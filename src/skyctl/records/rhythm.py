@@ -19,16 +19,16 @@ class Rhythm(Record):
         delay: 1: a step's gradients are summed while the next step computes, and applied after it (delayed
             parameter updates, DeDLOC, arXiv 2106.10207).
         undelayed_steps: how many steps at the start of the run are made without that delay.
-        local_steps: each pipeline makes so many steps by itself, then their weights are averaged by samples: a
-            *round*, which is what the run counts as a step (local SGD, arXiv 1805.09767; FedAvg, arXiv
+        local_steps: each pipeline makes so many steps by itself, then their weights are averaged by samples:
+            a *round*, which is what the run counts as a step (local SGD, arXiv 1805.09767; FedAvg, arXiv
             1602.05629). One number for all, one for each owner in their order, or ``auto``: in proportion to
             speed. None: gradients are summed in every step.
         prox_mu: µ of the term µ/2 · ‖w − w₀‖² in every local loss, w₀ being the weights at the round's start
             (FedProx, arXiv 1812.06127).
         clients_per_round: so many owners, drawn anew, take part in each round; None: all.
         drop_stragglers: the work of owners that make fewer steps than asked is dropped, and not averaged.
-        round_deadline_s: an owner ends its part of a round after the local step in which so many seconds of it
-            have passed.
+        round_deadline_s: an owner ends its part of a round with the local step in which so many seconds of
+            it have passed.
     """
 
     delay: Literal[0, 1] = 0

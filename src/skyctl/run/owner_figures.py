@@ -73,9 +73,8 @@ def joined_validation(step: int, events: Sequence[ValidationEvent]) -> Validatio
         assert metrics is not None
         metrics[name] = fmean(known, weights) if len(known) == len(values) else None
     if len(events) == 1:  # as it was told
-        return ValidationMeasurement(
-            step=step, loss=events[0].loss, metrics=events[0].metrics and dict(events[0].metrics)
-        )
-    return ValidationMeasurement(
-        step=step, loss=fmean([event.loss for event in events], weights), metrics=metrics
-    )
+        told = events[0].metrics
+        metrics = None if told is None else dict(told)
+        return ValidationMeasurement(step=step, loss=events[0].loss, metrics=metrics)
+    loss = fmean([event.loss for event in events], weights)
+    return ValidationMeasurement(step=step, loss=loss, metrics=metrics)

@@ -15,8 +15,8 @@ def check_rounds(plan: Plan) -> None:
     several = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
     if several and plan.problem.rhythm.round_deadline_s is not None:
         raise InputError(
-            "an owner with several machines does not end its part of a round at a deadline: each of its stages "
-            "would have to know of it first",
+            "an owner with several machines does not end its part of a round at a deadline: each of its "
+            "stages would have to know of it first",
             hint="leave --round-deadline out, or give each owner one machine",
         )
 
@@ -40,7 +40,7 @@ def round_structure(plan: Plan, number: int) -> dict[str, Any]:
 
 
 def compares_batches(plan: Plan) -> bool:
-    """Whether what data() gives is compared between ranks: not where pins or owners say that only they have it.
+    """Whether what data() gives is compared between ranks: not where pins or owners say who has it.
 
     Nor where pipelines make other numbers of local steps: a round then begins with other batches on each.
     """

@@ -5,8 +5,8 @@ owner's, with data of its own; with ``prox_mu`` FedProx (arXiv 1812.06127): the 
 added to the local one, w₀ being the weights at the round's start, and the work of those that could make fewer
 steps than asked is kept, weighted by its samples.
 
-Local step j of round r trains on batch r · H + j of the pipeline's own stream, whatever came of earlier rounds:
-so a run that goes on from a checkpoint trains on the batches that it would have had.
+Local step j of round r trains on batch r · H + j of the pipeline's own stream, whatever came of earlier
+rounds: so a run that goes on from a checkpoint trains on the batches that it would have had.
 
 A step of the run is a round: its event, validations and checkpoints follow the average.
 """
@@ -103,8 +103,8 @@ class LocalRounds:
     ) -> StepReport:
         """One round; arguments as ``Executor.step``. Its report is of all local steps and the average.
 
-        A run that is told to end does so with this round, or, where the stages of a pipeline have to tell each
-        other first, with the next.
+        A run that is told to end does so with this round, or, where the stages of a pipeline have to tell
+        each other first, with the next.
         """
         executor, report = self._executor, StepReport()
         if self._start is not None:

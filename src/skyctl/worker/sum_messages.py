@@ -16,7 +16,7 @@ import torch
 from skyctl.transport.peer_connection import PeerConnection, Work
 
 GRADIENTS, FIGURES, AGREEMENT, WEIGHTS = range(4)
-"""Kinds of messages: chunks of gradients, of other figures, what all ranks agree on, and chunks of weights."""
+"""Kinds of messages: chunks of gradients, of other figures, what all ranks agree on, chunks of weights."""
 UP, DOWN = range(2)
 """Towards the root, and from it."""
 HEADER = struct.Struct("=8q")

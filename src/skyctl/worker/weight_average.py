@@ -1,9 +1,9 @@
 """Averages the weights of pipelines at a round's end, by the samples that each has trained on.
 
-Every holder puts n · w in the place of its weights w, n being its samples of the round, over the plan's routes
-(``route_sum``) these become the sums of all holders, with Σn behind them, and all divide by it. So all holders
-end with the same bytes. One that has nothing to give has n = 0, and takes what the others give. Where Σn is 0
-nothing is changed: a round's caller restores what it began with.
+Every holder puts n · w in the place of its weights w, n being its samples of the round. Over the plan's
+routes (``route_sum``) these become the sums of all holders, with Σn behind them, and all divide by it. So all
+holders end with the same bytes. One that has nothing to give has n = 0, and takes what the others give. Where
+Σn is 0 there are no weights left: the caller restores those that the round began with.
 
 Running figures of batch norms are averaged in the same way.
 """
@@ -169,11 +169,11 @@ class _GroupAverage:
         if total > 0:
             with torch.no_grad():
                 for weight, value in zip(self._weights, values, strict=False):
-                    value /= total
+                    value.div_(total)
                     if not weight.is_contiguous():
                         weight.copy_(value.view(weight.shape))
             for figure, value in zip(self._figures, values[len(self._weights) :], strict=True):
-                value[:-1] /= total
+                value[:-1].div_(total)
                 figure.set(value)
         return round(total)
 

@@ -126,7 +126,7 @@ class UserData:
         if self._told and owner is None:
             raise WorkloadError(
                 f"{name} takes an owner, so it is called on that owner's nodes alone",
-                hint="define example(batch_size) to give the shapes, and train with --local-steps and --owners",
+                hint="define example(batch_size) to give the shapes; train with --local-steps and --owners",
             )
         self.position = EpochPosition()
 

@@ -60,7 +60,7 @@ def keeps_start(problem: Problem) -> bool:
 
 
 def local_problem(problem: Problem) -> Problem:
-    """The problem of one local step, as that of one pipeline: layers hold what they keep of the round's start."""
+    """The problem of one local step, as one pipeline's: layers hold what they keep of the round's start."""
     copied = 1.0 if keeps_start(problem) else 0.0
     layers = tuple(
         layer.model_copy(
@@ -131,9 +131,8 @@ class RoundModel:
         limit_s = self.problem.rhythm.round_deadline_s
         work_s = []
         for count, each_s in zip(steps, step_s, strict=True):
-            if limit_s is not None and each_s > 0:
-                count = min(count, max(1, math.ceil(limit_s / each_s)))
-            work_s.append(count * each_s)
+            in_time = count if limit_s is None or not each_s else max(1, math.ceil(limit_s / each_s))
+            work_s.append(min(count, in_time) * each_s)
         slowest_s = median_slowest_s(work_s, self.problem.rhythm.clients_per_round)
         return RoundTimes(tuple(steps), tuple(work_s), slowest_s + sync_s, sync_s)
 

@@ -1,7 +1,7 @@
 """Plans of rounds: pipelines that make local steps by themselves and then average their weights.
 
-Owners all take part, each with one device or with a pipeline of its own devices. Without owners, devices share
-each batch as in data parallelism: of the fastest one, two, … devices those with the shortest round are taken.
+Owners all take part, each with one device or with a pipeline of its own devices. Without owners, devices
+share each batch as in data parallelism: of the fastest two, three, … those with the shortest round are taken.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def assigned_rounds(problem: Problem, assignment: Sequence[tuple[str, int]]) -> 
     """The plan with a user's own shares, (device, microbatches), of common batches.
 
     Raises:
-        InputError: the problem has owners; unknown or repeated device, a share below 1, or shares that are not
-            the step's in sum.
+        InputError: the problem has owners; unknown or repeated device, a share below 1, or shares that are
+            not the step's in sum.
         InfeasibleError: a device's memory does not allow it.
     """
     if problem.owners is not None:
@@ -137,7 +137,7 @@ def _able(model: RoundModel) -> list[int]:
             able.append((cost.microbatch_s, d))
     if len(able) < 2:
         raise InfeasibleError(
-            f"{len(able)} of {len(problem.devices)} devices can hold all layers, and rounds are of two or more",
+            f"{len(able)} of {len(problem.devices)} devices can hold all layers, and rounds need two or more",
             hint="add memory or a machine; or leave --local-steps out",
         )
     if problem.microbatches < 2:
