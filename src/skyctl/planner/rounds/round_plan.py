@@ -28,6 +28,7 @@ from skyctl.records.sync import Route, Sync, SyncGroup
 
 OWNERS_METHOD = "all owners, each on its own devices"
 LEVEL_METHOD = "level shares over the fastest devices"
+FASTER = "no faster plan of its owner's was found with it"
 EVEN_METHOD = "equal shares for all devices"
 
 
@@ -188,15 +189,18 @@ def _made_plan(
     _require_room(model.problem, predicted)
     wall_s = time.perf_counter() - began
     used = {stage.device for one in pipelines for stage in one.placement}
-    why = (
-        "it belongs to no owner's plan" if model.problem.owners is not None else "no shorter round was found"
-    )
+    owned = {node for owner in model.problem.owners or () for node in owner}
+    other = "no shorter round was found" if model.problem.owners is None else "it belongs to no owner"
     return Plan(
         form="pipelines",
         strategy=strategy,
         problem=model.problem,
         pipelines=_records(model, pipelines, times),
-        unused=tuple(Unused(device=name, reason=why) for d, name in enumerate(model.ids) if d not in used),
+        unused=tuple(
+            Unused(device=name, reason=FASTER if node_of(name) in owned else other)
+            for d, name in enumerate(model.ids)
+            if d not in used
+        ),
         predicted=predicted,
         certificate=make_certificate(times.round_s, None, proved=False, method=method, wall_s=wall_s),
         sync=_sync_record(model, groups),
