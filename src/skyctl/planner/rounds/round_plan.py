@@ -44,6 +44,8 @@ def plan_rounds(problem: Problem, strategy: Strategy, time_limit_s: float) -> Pl
         raise InputError(
             "one device alone has nobody to average its weights with", hint="leave --local-steps out"
         )
+    if problem.owners is not None and not problem.owners:
+        raise InfeasibleError("no owner of data is left to train", hint="bring one back, then resume the run")
     began = time.perf_counter()
     model = RoundModel(problem)
     if problem.owners is not None:
