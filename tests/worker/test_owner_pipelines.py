@@ -31,14 +31,21 @@ STEPS = [5, 2, 3]
 
 
 def told(
-    owners: dict[str, Stages], steps: Sequence[int], spec: Any, rounds: int, rhythm: dict[str, Any], **options: Any
+    owners: dict[str, Stages],
+    steps: Sequence[int],
+    spec: Any,
+    rounds: int,
+    rhythm: dict[str, Any],
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """What the launcher would tell the ranks."""
     base = json.loads(make_plan(*DEVICES).to_json())
     layer = base["problem"]["layers"][0]
     base["problem"]["layers"] = [{**layer, "name": f"l{i}"} for i in range(7)]
     base["problem"]["microbatches"] = MICROBATCHES
-    made = hybrid_plan(base, [(stages, MICROBATCHES) for stages in owners.values()], star=options.pop("star", False))
+    made = hybrid_plan(
+        base, [(stages, MICROBATCHES) for stages in owners.values()], star=options.pop("star", False)
+    )
     made["version"] = 11
     named = [owner.split("+") for owner in owners]
     made["problem"] |= {"version": 11, "rhythm": {"local_steps": list(steps), **rhythm}, "owners": named}
@@ -55,7 +62,8 @@ def told(
     )  # fmt: skip
     secrets = make_credentials(len(ranks), encrypt=False, pairs=sync_pairs(ranks))
     found = [
-        {**one.payload, **secret, **options, "facts": False} for one, secret in zip(ranks, secrets, strict=True)
+        {**one.payload, **secret, **options, "facts": False}
+        for one, secret in zip(ranks, secrets, strict=True)
     ]
     for payload in found if checkpoint is not None else ():
         payload["checkpoint"] = {**checkpoint, "writes": payload["pipeline"] == 0}

@@ -108,21 +108,25 @@ class RhythmOptions:
             raise InputError("--undelayed-steps goes with --sync-delay 1")
         if self.local_steps is not None:
             return self._make_rounds()
-        of_rounds = {
-            "--prox-mu": self.prox_mu is not None,
-            "--owners": self.owners is not None,
-            "--clients-per-round": self.clients_per_round is not None,
-            "--drop-stragglers": self.drop_stragglers,
-            "--round-deadline": self.round_deadline is not None,
-        }
-        for name, given in of_rounds.items():
-            if given:
+        for name, given in self.given_rounds().items():
+            if given is not None:
                 raise InputError(
                     f"{name} goes with --local-steps", hint="--local-steps H, as in --local-steps 10"
                 )
         if self.sync_delay is None:
             return None
         return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]
+
+    def given_rounds(self) -> dict[str, object]:
+        """By option of rounds, what was typed; None where nothing was."""
+        return {
+            "--local-steps": self.local_steps,
+            "--owners": self.owners,
+            "--prox-mu": self.prox_mu,
+            "--clients-per-round": self.clients_per_round,
+            "--drop-stragglers": True if self.drop_stragglers else None,
+            "--round-deadline": self.round_deadline,
+        }
 
     def make_owners(self) -> OwnersChoice | None:
         """The owners' nodes as typed; None where there are none.

@@ -33,7 +33,8 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
     """
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
     if plan.problem.rhythm.is_rounds:
-        from skyctl.cli.show_rounds import describe_rounds, round_rows
+        from skyctl.cli.show_rounds import round_rows
+        from skyctl.compare.round_summary import describe_rounds
 
         rows, said = round_rows(plan, bar), describe_rounds(plan)
     elif plan.problem.parallel == "data":

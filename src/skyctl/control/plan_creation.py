@@ -253,6 +253,8 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
+    if options.rhythm is not None and options.rhythm.is_rounds:
+        contradictions[HYBRID] = "--local-steps goes with --parallel data only"
     return {**contradictions, **options.left_out}
 
 

@@ -21,6 +21,12 @@ def check_rounds(plan: Plan) -> None:
         )
 
 
+def refuse_trace(plan: Plan, *, trace: bool) -> None:
+    """Raises InputError where a trace is asked for of rounds: it would show the last local steps alone."""
+    if trace and plan.problem.rhythm.is_rounds:
+        raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
+
+
 def round_structure(plan: Plan, number: int) -> dict[str, Any]:
     """``rounds`` of the payloads of a pipeline's ranks; nothing where gradients are summed in every step."""
     rhythm, owners = plan.problem.rhythm, plan.problem.owners
