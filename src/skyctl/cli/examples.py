@@ -29,7 +29,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"skyctl plan {GPT} -o plan.json",
         "skyctl plan train.py --strategy even --pin-first laptop",
         "skyctl plan train.py --parallel hybrid",
-        "skyctl plan train.py --local-steps 10 --owners a,b,c+d --prox-mu 0.1",
         "skyctl plan --problem problem.json --json",
     ),
     "verify": (
