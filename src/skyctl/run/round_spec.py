@@ -9,7 +9,6 @@ from skyctl.errors import InputError
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
 
-
 LEAST_WAIT_S, PATIENCE = 1800.0, 50.0
 """How long a rank waits for others' local steps: so many seconds at least, and so many predicted rounds. Who
 does not answer is found by the supervisor, long before."""

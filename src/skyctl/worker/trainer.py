@@ -235,7 +235,7 @@ class Trainer:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
         connections.connect(self._link.announce, self._link.address_of)
-        if self._rounds is not None:
+        if self._rounds is not None and not any("tie" in group for group in values["groups"]):
             self._average = WeightAverage(
                 stage.layers,
                 self._start,
@@ -326,7 +326,8 @@ class Trainer:
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
         validation_batch = self._sketch_validation()
         sketcher = self._make_sketcher(first_step)
-        sums = self._sync.sizes if self._sync is not None and not self._is_single else None
+        helped = self._sync is not None and not self._is_single and self._rounds is None
+        sums = self._sync.sizes if self._sync is not None and helped else None
         self._channel.send(to_message(ReadyEvent(sums)))
         self._link.expect("start")
         rounds = make_rounds(
