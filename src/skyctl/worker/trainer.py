@@ -326,8 +326,9 @@ class Trainer:
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
         validation_batch = self._sketch_validation()
         sketcher = self._make_sketcher(first_step)
-        helped = self._sync is not None and not self._is_single and self._rounds is None
-        sums = self._sync.sizes if self._sync is not None and helped else None
+        sums = None
+        if self._sync is not None and self._rounds is None and not self._is_single:
+            sums = self._sync.sizes
         self._channel.send(to_message(ReadyEvent(sums)))
         self._link.expect("start")
         rounds = make_rounds(
