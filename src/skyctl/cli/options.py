@@ -437,6 +437,7 @@ class PlacementOptions(RhythmOptions):
             uncompressed_steps=self.uncompressed_steps,
             sync=parse_sync(self.sync),
             rhythm=self.make_rhythm(),
+            owners=self.make_owners(),
             helpers=parse_helpers(self.helper, cluster),
             schedule=parse_schedule(self.schedule),
             first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),

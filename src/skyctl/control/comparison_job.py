@@ -81,17 +81,7 @@ class ComparisonJob:
         if not self.other_form:
             return list(outcomes)
         forms = {DATA: [PIPELINE], HYBRID: [PIPELINE, DATA]}.get(options.parallel or PIPELINE, [DATA])
-        free = replace(
-            options,
-            strategy=self._best_strategy,
-            schedule=AUTO,
-            microbatches=None,
-            sync_format=None,
-            uncompressed_steps=None,
-            sync=None,
-            rhythm=None,
-            helpers=None,
-        )
+        free = replace(options.without_sums(), strategy=self._best_strategy, schedule=AUTO, microbatches=None)
         *before, last = outcomes
         return [*before, *(_form_outcome(profile, free, self._ref, form) for form in forms), last]
 
@@ -228,9 +218,7 @@ def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Strate
         options = replace(options, schedule="1f1b")  # of one stage the simplest schedule is as good as any
     if options.parallel == HYBRID and options.strategy in (BASELINE, ALONE):
         # what needs no search is one pipeline
-        options = replace(
-            options, parallel=PIPELINE, sync_format=None, uncompressed_steps=None, sync=None, rhythm=None
-        )
+        options = replace(options.without_sums(), parallel=PIPELINE)
     try:
         return StrategyOutcome(options.strategy, plan_profile(profile, options, ref))
     except (InfeasibleError, UndecidedError) as exc:
@@ -251,16 +239,7 @@ def _of_strategies(options: PlanOptions) -> PlanOptions:
     nodes = options.only_nodes
     if nodes is not None:
         nodes = [node for node in nodes if node not in (options.helpers or ())]
-    return replace(
-        options,
-        parallel=PIPELINE,
-        only_nodes=nodes,
-        sync_format=None,
-        uncompressed_steps=None,
-        sync=None,
-        rhythm=None,
-        helpers=None,
-    )
+    return replace(options.without_sums(), parallel=PIPELINE, only_nodes=nodes)
 
 
 def measure_strategies(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from skyctl.control.assignment import plan_assigned
 from skyctl.control.cluster_changes import machines_of
@@ -24,6 +25,7 @@ from skyctl.control.plan_pairs import refuse_broken_pairs
 from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem, measured_workload
 from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
+from skyctl.control.round_owners import with_rounds
 from skyctl.control.schedule_choice import (
     AUTO,
     ScheduleChoice,
@@ -58,6 +60,7 @@ class PlanOptions:
         uncompressed_steps: with ``powersgd:R``, how many of a run's first steps are summed in float32.
         sync: over which routes they are.
         rhythm: when the sums take effect.
+        owners: with local steps, the nodes of each owner of data; ``all``: each node is one.
         helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
         assign_shares: the user's own shares with ``data``, (device or node, microbatches).
@@ -74,6 +77,7 @@ class PlanOptions:
     uncompressed_steps: int | None = None
     sync: SyncRoutes | None = None
     rhythm: Rhythm | None = None
+    owners: Sequence[Sequence[str]] | Literal["all"] | None = None
     helpers: Sequence[str] | None = None
     schedule: ScheduleChoice | None = None
     objective: Objective | None = None
@@ -104,6 +108,8 @@ class PlanOptions:
 
     def settled_form(self) -> PlanOptions:
         """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
+        if self.parallel in (None, AUTO) and self.rhythm is not None and self.rhythm.is_rounds:
+            return replace(self, parallel=DATA)
         if self.parallel != AUTO:
             return self
         if self.assign_shares is not None:
@@ -111,6 +117,12 @@ class PlanOptions:
         # even and alone are what needs no choice: one pipeline, and one device
         one = self.assign is not None or self.strategy in ("even", "alone")
         return replace(self, parallel=PIPELINE) if one else self
+
+    def without_sums(self) -> PlanOptions:
+        """The same without what is asked of sums, for a plan that makes none or is to be plain."""
+        return replace(
+            self, sync_format=None, uncompressed_steps=None, sync=None, rhythm=None, owners=None, helpers=None
+        )
 
     def sum_options(self) -> list[str]:
         """The options given that say how gradients are summed."""
@@ -124,7 +136,9 @@ class PlanOptions:
 
 def rhythm_options(rhythm: Rhythm | None) -> list[str]:
     """The options that ask for this rhythm; none where each sum is applied before the next step."""
-    return ["--sync-delay"] if rhythm is not None and rhythm.delay else []
+    if rhythm is None or rhythm.is_synchronous:
+        return []
+    return ["--local-steps"] if rhythm.is_rounds else ["--sync-delay"]
 
 
 def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
@@ -161,7 +175,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for problem in made
     ]
-    made = [with_matrices(problem, profile) for problem in made]
+    made = [with_rounds(with_matrices(problem, profile), options) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -261,6 +275,8 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
+    if options.rhythm is not None and options.rhythm.is_rounds:
+        contradictions[HYBRID] = "--local-steps goes with --parallel data only"
     return {**contradictions, **options.left_out}
 
 

@@ -19,6 +19,7 @@ from skyctl.records.base import (
     Seq,
     since,
 )
+from skyctl.records.owners import check_rounds
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync_format import SyncFormat, powersgd_rank
 
@@ -146,6 +147,8 @@ class Problem(FileRecord):
     ``trees``; None: any that holds nothing may help.
     ``rhythm``: when what is summed takes effect.
     ``sync_uncompressed_steps``: with ``powersgd:R``, how many of a run's first steps are summed in float32.
+    ``owners``: in rounds, the nodes of each owner of data; its own data is trained on by these alone, by one
+    pipeline over all of them or fewer. None: all pipelines share the same batches.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
@@ -169,6 +172,7 @@ class Problem(FileRecord):
     ties: Seq[Tie] = since(8, ())
     rhythm: Rhythm = since(11, Rhythm())
     sync_uncompressed_steps: Index = since(11, 0)
+    owners: Seq[Seq[Name]] | None = since(11, None)
 
     def version_of_values(self) -> int:
         """11, 9 for a sync format that older versions don't know, 10 for hybrids."""
@@ -221,6 +225,7 @@ class Problem(FileRecord):
                     f"ties: layers must ascend below {len(self.layers)}, they are {list(tie.layers)}"
                 )
         _compressible(self)
+        check_rounds(self)
         _computable(self)
         return self
 

@@ -49,18 +49,19 @@ class SyncGroup(Record):
 class Sync(Record):
     """What pipelines sum once a step, in which numbers, and in pieces of how many bytes.
 
+    ``of``: gradients, or with local steps ``weights``, times each pipeline's samples.
     ``uncompressed_steps``: with ``powersgd:R``, how many of a run's first steps are summed in float32.
     """
 
-    of: Literal["gradients"] = "gradients"
+    of: Literal["gradients", "weights"] = "gradients"
     format: SyncFormat = "float32"
     chunk_bytes: Count = 262144
     groups: Seq[SyncGroup] = Field(min_length=1)
     uncompressed_steps: Index = since(11, 0)
 
     def version_of_values(self) -> int:
-        """11 for a format that older versions don't know."""
-        return 1 if powersgd_rank(self.format) is None else 11
+        """11 where weights are summed, or in a format that older versions don't know."""
+        return 1 if self.of == "gradients" and powersgd_rank(self.format) is None else 11
 
     @model_validator(mode="after")
     def _compresses(self) -> Sync:
