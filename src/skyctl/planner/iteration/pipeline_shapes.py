@@ -1,4 +1,4 @@
-"""The shapes of pipelines that the round-trip bound goes through: numbers of stages, and where links are slow.
+"""Shapes of pipelines for the round-trip bound: numbers of stages, and where links are slow.
 
 Where devices fall into clusters, a plan's crossings are its boundaries between two of them. A set of shapes
 is all plans with so many stages and between so many crossings, wherever these are: one relaxed shape covers

@@ -83,7 +83,8 @@ def prove(facts: ProblemData, below_s: float) -> Proof:
     for stages in range(1, facts.most_stages + 1):
         if not trips.no_plans(stages, 0, stages - 1 if len(trips.sites) > 1 else 0):
             return Proof(None, f"trips do not rule out a plan of {stages} stages below the bound")
-    return Proof(True, f"no trip of a microbatch leaves room for the model ({trips.shapes} shapes of pipelines)")
+    shapes = f"{trips.shapes} shapes of pipelines"
+    return Proof(True, f"no trip of a microbatch leaves room for the model ({shapes})")
 
 
 class _Trips:
