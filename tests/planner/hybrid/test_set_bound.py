@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.planner.data_problems import data_problem
 from tests.planner.hybrid_problems import random_hybrid_problem
 
 from skyctl import InfeasibleError, plan, verify
@@ -50,8 +51,14 @@ def test_all_numbers_of_microbatches_at_once_are_as_each_by_itself(i):
         assert table[count - 1][known] == pytest.approx(ends[known], rel=1e-12)
 
 
+def filled():
+    """Seven unequal devices and few microbatches: pipelines wait for their first ones, and end unevenly."""
+    speeds = (2.3, 1.9, 1.3, 0.9, 0.7, 0.6, 0.5)
+    return data_problem(speeds, parallel="hybrid", rate=1e4, layers=10, microbatches=6)
+
+
 def test_tighter_than_prices_where_pipelines_are_filled_and_drained():
-    problem = random_hybrid_problem(SEED + 3, devices=(7, 7), layers=(10, 10), microbatches=(8, 8))
+    problem = filled()
     made = plan(problem, time_limit_s=60)
     proof = made.certificate
     assert proof.method.endswith("; bound by sets of devices")
@@ -77,6 +84,6 @@ def test_out_of_time_or_too_many_devices_claims_nothing(monkeypatch):
 
 
 def test_a_bound_that_meets_the_plan_proves_it(monkeypatch):
-    problem = random_hybrid_problem(SEED + 3, devices=(7, 7), layers=(10, 10), microbatches=(8, 8))
+    problem = filled()
     monkeypatch.setattr(hybrid_plan, "set_bound_s", lambda model, value_s, deadline: value_s)
     assert plan(problem, time_limit_s=60).certificate.status == "optimal"

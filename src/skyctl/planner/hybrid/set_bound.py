@@ -20,8 +20,9 @@ from skyctl.planner.hybrid.hybrid_model import HybridModel
 from skyctl.planner.iteration.relaxation import INF, Array, Relaxation
 
 MAX_DEVICES = 11
+MAX_TABLE_CELLS, MAX_CELLS = 1e8, 1e9
+"""Numbers of one table and of all, beyond which ``verify`` would take more than a minute."""
 CELLS_PER_S = 6e7
-"""Numbers of the tables in a second."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -34,8 +35,9 @@ def set_bound_s(model: HybridModel, value_s: float, deadline: float = math.inf) 
     """
     n, wanted = model.devices, model.microbatches
     most = min(wanted - 1, _most_microbatches(model, value_s))
-    cells = n * max(1, n - 1) * 2.0 ** max(0, n - 2) * model.layers**2 * most
-    if n > MAX_DEVICES or cells > CELLS_PER_S * (deadline - time.perf_counter()):
+    cells = n * max(1, n - 1) * 2.0 ** max(0, n - 2) * model.layers**2
+    left_s = deadline - time.perf_counter()
+    if n > MAX_DEVICES or cells > MAX_TABLE_CELLS or cells * most > min(MAX_CELLS, CELLS_PER_S * left_s):
         return 0.0
     after_s = _least_after_s(model)
     try:
