@@ -11,6 +11,7 @@ from skyctl.planner.bottleneck import device_subsets
 from skyctl.planner.cost_model import CostModel
 from skyctl.planner.heuristic import simulated_annealing
 from skyctl.planner.heuristic.heuristic_plan import heuristic_placement
+from skyctl.planner.iteration.pipeline_shapes import ShapeSet
 from skyctl.planner.iteration.round_trip_bound import RoundTripBound
 from skyctl.planner.optimal_search import good_placement
 from skyctl.records.problem import Device, Layer, Link, Problem
@@ -93,4 +94,4 @@ def test_shapes_of_a_pipeline_are_not_listed_on_when_time_is_out():
     bound = RoundTripBound(CostModel(chain(64, 80, microbatches=32, sites=4)), 1e4, late())
     assert bound.largest(1.0, 1e4) == 1.0
     with pytest.raises(TimeoutError):
-        list(bound._shapes())
+        bound.shapes.ordered(ShapeSet(40, 0, 0))

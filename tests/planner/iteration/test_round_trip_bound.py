@@ -1,6 +1,7 @@
 """The bound by trips: never above an optimum, close where it can be, proved again by verify's own code."""
 
 import time
+from itertools import pairwise
 
 import pytest
 from tests.planner.planner_problems import problem, random_problem
@@ -9,6 +10,7 @@ from skyctl.errors import InfeasibleError
 from skyctl.planner.api import plan
 from skyctl.planner.cost_model import CostModel
 from skyctl.planner.iteration import round_trip_bound
+from skyctl.planner.iteration.pipeline_shapes import ShapeSet
 from skyctl.planner.iteration.round_trip_tables import cluster_devices
 from skyctl.planner.verification import proof_by_round_trips
 from skyctl.planner.verification.problem_data import ProblemData
@@ -84,6 +86,40 @@ def test_a_slow_boundary_between_clusters_raises_the_bound():
     near = round_trip_bound.RoundTripBound(CostModel(sited([6, 6], far=0.01)), 300.0).largest(0.0, 300.0)
     far = round_trip_bound.RoundTripBound(CostModel(sited([6, 6], far=2.0)), 300.0).largest(0.0, 300.0)
     assert far > near * 1.03
+
+
+def test_shapes_as_one_set_bound_much_and_hold_where_time_is_out(monkeypatch):
+    """Many devices in sites have too many shapes to look at; sets of them bound nearly as much."""
+    p = sited([6, 6, 6, 6], far=0.1, speeds=[1 + i % 5 for i in range(24)], layers=60)
+    value = plan(p, "heuristic").certificate.value_s
+    bound = round_trip_bound.RoundTripBound(CostModel(p), value)
+    low = bound._largest_of_all(0.0, value, divides=False)
+    assert 0.9 * value < low <= bound._largest_of_all(low, value, divides=True) < value
+    assert proof_by_round_trips.prove(ProblemData(p), low * (1 - 1e-6)).holds
+
+    def late(*args):
+        raise TimeoutError
+
+    monkeypatch.setattr(bound.shapes, "halves", late)
+    assert bound.largest(0.0, value) == low
+
+
+@pytest.mark.parametrize("sites", [[2, 2], [3, 2], [1, 2, 1]])
+@pytest.mark.parametrize("far", [0.3, 3.0])
+def test_every_set_of_shapes_lets_the_optimum_stand(sites, far):
+    p = sited(sites, near=0.2, far=far, speeds=[2.0, 1.0, 3.0, 1.5, 1.0][: sum(sites)], layers=9)
+    made = plan(p, time_limit_s=20)
+    value, stages = made.certificate.value_s, len(made.stages)
+    site = [g for g, size in enumerate(sites) for _ in range(size)]
+    used = [site[int(stage.replicas[0].device[1])] for stage in made.stages]
+    crossings = sum(a != b for a, b in pairwise(used))
+    bound = round_trip_bound.RoundTripBound(CostModel(p), 2 * value)
+    trips = proof_by_round_trips._Trips(ProblemData(p), value * 1.001)
+    for least in range(crossings + 1):
+        for most in range(crossings, stages):
+            shape = bound.shapes.relaxed(ShapeSet(stages, least, most))
+            assert not bound.refutes(shape, value * 1.001)
+            assert not trips.no_plans(stages, least, most)
 
 
 def test_out_of_time_claims_nothing():

@@ -14,10 +14,10 @@ their number. Paths through the play give, for every plan with step Z:
 
 For a given Z, P and number of stages these bound every u_s, v_s and t_s, by induction along the pipeline
 there and back, and Σ t_s = P − links. A device holds no more within t_s than whole layers allow. If no
-choice of devices holds the whole model so, the step is longer than Z. All P (in intervals), all numbers of
-stages, and, where devices fall into clusters, all orders of clusters with fewer crossings than clusters and
-numbers of devices in each are gone through; with more crossings only their number is kept, wherever they are.
-The largest Z refuted so is the bound.
+choice of devices holds the whole model so, the step is longer than Z. All P (in intervals) and all shapes of
+plans (``pipeline_shapes.py``) are gone through: those of a number of stages as one set first, whatever their
+crossings between clusters; then sets are divided where they are not refuted. The largest Z refuted is the
+bound; what the first pass refutes holds, however little time there is for the second.
 
 The turns are why a slow link costs 1F1B so much: the two stages next to it have one more microbatch in flight
 between them for the whole way there and back, so t_s + t_{s+1} + link ≤ 2 · period.
@@ -25,23 +25,15 @@ between them for the whole way there and back, so t_s + t_{s+1} + link ≤ 2 · 
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from skyctl.planner.cost_model import Array, CostModel
-from skyctl.planner.iteration.round_trip_tables import (
-    MARGIN,
-    CostRange,
-    DeviceCapacity,
-    LinkClusters,
-    cluster_devices,
-)
+from skyctl.planner.iteration.pipeline_shapes import PipelineShape, PipelineShapes, ShapeSet
+from skyctl.planner.iteration.round_trip_tables import MARGIN, DeviceCapacity, LinkClusters, cluster_devices
 
 Flags = npt.NDArray[np.bool_]
 Whole = npt.NDArray[np.int64]
@@ -53,31 +45,7 @@ SWEEPS = 2
 KEPT = 64
 MAX_SIZE = 1_000_000
 """Devices × layers, and a quarter of the pairs of devices: beyond, no tables are made."""
-MAX_SHAPES = 6000
-"""Of one number of stages and clusters, before they are relaxed to crossings."""
 PRECISION = 1e-5
-
-
-@dataclass(frozen=True)
-class PipelineShape:
-    """How many stages a plan has, and in which cluster each is.
-
-    Attributes:
-        segments: (cluster, stages) in order; empty: any devices.
-        links: by boundary, the range of its cost.
-        least_s: the least cost of all boundaries together.
-        room: by stage, the most seconds of all boundaries before it, the least and the most of all after it.
-    """
-
-    segments: tuple[tuple[int, int], ...]
-    links: tuple[CostRange, ...]
-    least_s: float
-    room: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
-
-    @property
-    def stages(self) -> int:
-        """How many stages plans of this shape have."""
-        return len(self.links) + 1
 
 
 def round_trip_bound_fits(model: CostModel) -> bool:
@@ -98,6 +66,7 @@ class RoundTripBound:
         self.m = model.microbatches
         self.deadline = deadline
         self.clusters: LinkClusters = cluster_devices(model)
+        self.shapes = PipelineShapes(self.clusters, model.max_stages, self._keep_deadline)
         self.capacity = DeviceCapacity(model, most_s / self.m, self._keep_deadline)
         self._known_caps: dict[object, tuple[Array, Flags]] = {}
         self._known_turns: dict[tuple[int, ...], tuple[Whole, Whole]] = {}
@@ -109,22 +78,37 @@ class RoundTripBound:
     def largest(self, low_s: float, high_s: float) -> float:
         """The largest step refuted, between a bound known otherwise and a plan's value.
 
-        One pass: a shape that is not refuted at the present limit lowers it to what is refuted of that shape;
-        those before it stay refuted. Out of time: ``low_s``.
+        Out of time: the largest that was refuted with each number of stages as one set, or ``low_s``.
         """
-        if not self.capacity.usable:
-            return low_s
-        limit = high_s
-        try:
-            # those with the same links one after the other: their caps are the same
-            for shape in sorted(self._shapes(), key=lambda shape: (-shape.stages, shape.links)):
-                if limit <= low_s:
-                    return low_s
-                if not self.refutes(shape, limit):
-                    limit = self._largest_of(shape, low_s, limit)
-        except TimeoutError:
-            return low_s
-        return limit
+        known_s = low_s
+        if self.capacity.usable:
+            try:
+                known_s = self._largest_of_all(low_s, high_s, divides=False)
+                known_s = self._largest_of_all(known_s, high_s, divides=True)
+            except TimeoutError:
+                pass
+        return known_s
+
+    def _largest_of_all(self, low_s: float, high_s: float, *, divides: bool) -> float:
+        """One pass: shapes that are not refuted at the present limit lower it to what is refuted of them;
+        those before them stay refuted."""
+        for whole in self.shapes.by_stages():
+            high_s = self._largest_of_set(whole, low_s, high_s, divides=divides)
+        return high_s
+
+    def _largest_of_set(self, whole: ShapeSet, low_s: float, high_s: float, *, divides: bool) -> float:
+        shape = self.shapes.relaxed(whole)
+        if high_s <= low_s or self.refutes(shape, high_s):
+            return high_s
+        if divides and whole.least < whole.most:
+            for half in self.shapes.halves(whole):
+                high_s = self._largest_of_set(half, low_s, high_s, divides=True)
+            return high_s
+        ordered = self.shapes.ordered(whole) if divides else None
+        for each in [shape] if ordered is None else ordered:
+            if high_s > low_s and not self.refutes(each, high_s):
+                high_s = self._largest_of(each, low_s, high_s)
+        return high_s
 
     def _largest_of(self, shape: PipelineShape, low_s: float, high_s: float) -> float:
         if not self.refutes(shape, low_s):
@@ -136,66 +120,6 @@ class RoundTripBound:
             else:
                 high_s = middle
         return low_s
-
-    def _shapes(self) -> Iterator[PipelineShape]:
-        model, count = self.model, len(self.clusters.members)
-        for stages in range(1, model.max_stages + 1):
-            for crossings in range(stages if count > 1 else 1):
-                exact: list[PipelineShape] = []
-                if crossings < count:
-                    exact = list(itertools.islice(self._ordered(stages, crossings + 1), MAX_SHAPES))
-                if crossings < count and len(exact) < MAX_SHAPES:
-                    yield from exact
-                else:
-                    yield self._anyhow(stages, crossings)
-
-    def _anyhow(self, stages: int, crossings: int) -> PipelineShape:
-        """The shape with that many crossings between clusters, wherever they are."""
-        (near_low, near), (far_low, far) = self.clusters.inside(), self.clusters.across()
-        if crossings:
-            near_low, far = min(near_low, far_low), max(near, far)
-        boundaries = stages - 1
-
-        def most(n: int) -> float:
-            return min(n, crossings) * far + max(0, n - crossings) * near
-
-        def least(n: int) -> float:
-            sure = max(0, crossings - (boundaries - n))
-            return sure * far_low + (n - sure) * near_low
-
-        room = (
-            tuple(most(s) for s in range(stages)),
-            tuple(least(boundaries - s) for s in range(stages)),
-            tuple(most(boundaries - s) for s in range(stages)),
-        )
-        total = max(least(boundaries), self.clusters.least_anywhere[boundaries])
-        return PipelineShape((), ((near_low, far if crossings else near),) * boundaries, total, room)
-
-    def _ordered(self, stages: int, count: int) -> Iterator[PipelineShape]:
-        """The shapes of all orders of that many clusters and numbers of devices in each."""
-        members, between = self.clusters.members, self.clusters.between
-        for order in itertools.product(range(len(members)), repeat=count):
-            if any(g == h for g, h in itertools.pairwise(order)):
-                continue
-            for sizes in _compositions(stages, [len(members[g]) for g in order]):
-                self._keep_deadline()
-                held = dict.fromkeys(order, 0)
-                for g, size in zip(order, sizes, strict=True):
-                    held[g] += size
-                if any(size > len(members[g]) for g, size in held.items()):
-                    continue
-                links: list[CostRange] = []
-                for i, (g, size) in enumerate(zip(order, sizes, strict=True)):
-                    links += [between[g, g]] * (size - 1)
-                    if i + 1 < count:
-                        links.append(between[g, order[i + 1]])
-                yield _shape_of(
-                    tuple(zip(order, sizes, strict=True)), tuple(links), self._least(order, sizes)
-                )
-
-    def _least(self, order: tuple[int, ...], sizes: tuple[int, ...]) -> float:
-        inside = sum(self.clusters.least[g][size - 1] for g, size in zip(order, sizes, strict=True))
-        return inside + sum(self.clusters.between[g, h][0] for g, h in itertools.pairwise(order))
 
     def refutes(self, shape: PipelineShape, step_s: float) -> bool:
         """Whether it is proved that no plan of that shape takes ``step_s`` or less.
@@ -393,23 +317,3 @@ class RoundTripBound:
             total += gains.sum(axis=0)
         held: Flags = total.min(axis=1) >= 1 - MARGIN
         return held
-
-
-def _shape_of(
-    segments: tuple[tuple[int, int], ...], links: tuple[CostRange, ...], least_s: float
-) -> PipelineShape:
-    """A shape whose boundaries all have a known position."""
-    low, high = ([0.0, *itertools.accumulate(x[i] for x in links)] for i in (0, 1))
-    room = (tuple(high), tuple(low[-1] - x for x in low), tuple(high[-1] - x for x in high))
-    return PipelineShape(segments, links, least_s, room)
-
-
-def _compositions(total: int, most: list[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write ``total`` as a sum of ordered parts, each at least 1 and at most its limit."""
-    if len(most) == 1:
-        if 1 <= total <= most[0]:
-            yield (total,)
-        return
-    for part in range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1):
-        for rest in _compositions(total - part, most[1:]):
-            yield (part, *rest)

@@ -1,4 +1,4 @@
-"""Whether a bound on plans of several pipelines holds, proved for ``verify``: by prices, else one by one."""
+"""Whether a bound on plans of several pipelines holds, for ``verify``: by prices, one by one, by sets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from skyctl.planner.verification.hybrid_enumeration import prove_by_enumeration
 from skyctl.planner.verification.hybrid_prices import prove_by_prices
+from skyctl.planner.verification.hybrid_sets import prove_by_sets
 from skyctl.planner.verification.hybrid_step import HybridStep
 from skyctl.planner.verification.problem_data import Proof
 from skyctl.records.plan import Witness
@@ -28,10 +29,13 @@ def prove_hybrid(step: HybridStep, bound_s: float, witness: Witness | None = Non
     by_prices = prove_by_prices(step, below_s, prices) if prices else None
     if by_prices is not None and by_prices.holds:
         return by_prices
-    one_by_one = prove_by_enumeration(step, below_s)
-    if one_by_one.holds is not None or by_prices is None:
-        return one_by_one
-    return Proof(None, f"{by_prices.detail}; {one_by_one.detail}")
+    said = [] if by_prices is None else [by_prices.detail]
+    for method in (prove_by_enumeration, prove_by_sets):
+        found = method(step, below_s)
+        if found.holds is not None:
+            return found
+        said.append(found.detail)
+    return Proof(None, "; ".join(said))
 
 
 def are_prices_enough(step: HybridStep, bound_s: float, witness: Witness) -> bool:

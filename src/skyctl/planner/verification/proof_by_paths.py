@@ -45,7 +45,7 @@ class _TooManyError(Exception):
 def prove(facts: ProblemData, below_s: float) -> Proof:
     """Whether no plan's step takes less than ``below_s``."""
     n = facts.devices
-    if n > 10 or n * max(1, n - 1) * 2.0 ** max(0, n - 2) * facts.layers**2 > MAX_TABLE_CELLS:
+    if n > 10 or table_cells(facts) > MAX_TABLE_CELLS:
         return Proof(None, f"{n} devices × {facts.layers} layers are too many for the paths' tables")
     search = _Search(facts, below_s)
     try:
@@ -55,6 +55,12 @@ def prove(facts: ProblemData, below_s: float) -> Proof:
     if better is not None:
         return Proof(False, f"a plan of {better:.6g} s exists")
     return Proof(True, f"{search.plans} plans simulated, all others ruled out by paths through them")
+
+
+def table_cells(facts: ProblemData) -> float:
+    """How many numbers one number of microbatches' tables are made from."""
+    n = facts.devices
+    return n * max(1, n - 1) * 2.0 ** max(0, n - 2) * float(facts.layers) ** 2
 
 
 def _least_span(m: int, in_flight: int, forward: Array, backward: Array, beyond: Array) -> Array:
@@ -78,16 +84,15 @@ def _least_span(m: int, in_flight: int, forward: Array, backward: Array, beyond:
     return out
 
 
-class _Search:
-    """The tables, and the search through them."""
+class PathTables:
+    """``span`` and ``trip`` by (set of devices as bits, d), over the layers q; infinite: it does not fit."""
 
     def __init__(self, facts: ProblemData, below_s: float) -> None:
+        """Stages whose work alone takes ``below_s`` seconds or more count as not fitting."""
         self.facts = facts
         self.problem = facts.problem
         self.below_s = below_s * (1 - 1e-12)
         self.m = facts.microbatches
-        self.plans = 0
-        self.steps = 0
         self.columns = [facts.columns(d) for d in range(facts.devices)]
         tables = [[_between(sums(column)) for column in columns] for columns in self.columns]
         self.forward = [t[0] + facts.overhead_table(d) for d, t in enumerate(tables)]
@@ -106,34 +111,6 @@ class _Search:
                 for d in range(n):
                     if chosen >> d & 1:
                         self._tail(chosen, d)
-
-    def run(self) -> float | None:
-        """A better plan's seconds, or None: there is none."""
-        twins = self._twins()
-        for chosen in range(1, 1 << self.facts.devices):
-            if chosen.bit_count() > self.facts.most_stages:
-                continue
-            if any(chosen >> d & 1 and not chosen >> c & 1 for c, d in twins):
-                continue  # the same with the lower twin
-            for d in range(self.facts.devices):
-                if chosen >> d & 1 and self.facts.may_be_first(d) and self.span[chosen, d][0] < self.below_s:
-                    found = self._extend((), d, 0, chosen)
-                    if found is not None:
-                        return found
-        return None
-
-    def _twins(self) -> list[tuple[int, int]]:
-        """Devices that may be exchanged: of one kind, and without any link in the problem."""
-        if self.problem.links or self.problem.shared:
-            return []
-        same = [kind.members for kind in self.facts.kinds]
-        return [
-            (a, b)
-            for members in same
-            for a, b in itertools.pairwise(members)
-            if np.array_equal(self.columns[a], self.columns[b])
-            and np.array_equal(self.facts.overhead_table(a), self.facts.overhead_table(b))
-        ]
 
     def in_flight(self, stages: int) -> int:
         """What the paths may take as in flight for a stage with that many to the end."""
@@ -222,6 +199,43 @@ class _Search:
         forward and a last backward of d have at least between them)."""
         both, more = self.ways[d, e]
         return both + trip, both + np.maximum(span, more + trip)
+
+
+class _Search(PathTables):
+    """The search through the tables."""
+
+    def __init__(self, facts: ProblemData, below_s: float) -> None:
+        super().__init__(facts, below_s)
+        self.plans = 0
+        self.steps = 0
+
+    def run(self) -> float | None:
+        """A better plan's seconds, or None: there is none."""
+        twins = self._twins()
+        for chosen in range(1, 1 << self.facts.devices):
+            if chosen.bit_count() > self.facts.most_stages:
+                continue
+            if any(chosen >> d & 1 and not chosen >> c & 1 for c, d in twins):
+                continue  # the same with the lower twin
+            for d in range(self.facts.devices):
+                if chosen >> d & 1 and self.facts.may_be_first(d) and self.span[chosen, d][0] < self.below_s:
+                    found = self._extend((), d, 0, chosen)
+                    if found is not None:
+                        return found
+        return None
+
+    def _twins(self) -> list[tuple[int, int]]:
+        """Devices that may be exchanged: of one kind, and without any link in the problem."""
+        if self.problem.links or self.problem.shared:
+            return []
+        same = [kind.members for kind in self.facts.kinds]
+        return [
+            (a, b)
+            for members in same
+            for a, b in itertools.pairwise(members)
+            if np.array_equal(self.columns[a], self.columns[b])
+            and np.array_equal(self.facts.overhead_table(a), self.facts.overhead_table(b))
+        ]
 
     def _extend(self, placed: tuple[PathStage, ...], d: int, start: int, chosen: int) -> float | None:
         """Stages ``placed``; d's begins at ``start``, and exactly ``chosen`` hold what is left."""

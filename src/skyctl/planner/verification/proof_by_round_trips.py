@@ -13,9 +13,10 @@ microbatches, each of these is a chain of waiting in every play of the schedule,
 
 So for a limit and an interval of P every u_s, v_s and t_s lies between two numbers, found by going
 through the pipeline there and back. What the devices can hold then, whole layers within t_s and all t_s
-within P less the links, must be the whole model, or no plan of that shape is below the limit. Shapes: numbers
-of stages, and where links fall into near and far ones the orders of the sites with numbers of devices in
-each; of plans that cross as often as there are sites, or more often, only the number of crossings is kept.
+within P less the links, must be the whole model, or no plan of that shape is below the limit. Shapes are gone
+through from coarse to fine: all plans of a number of stages; where that does not rule them out and links fall
+into near and far ones, those that cross between sites so or so often; for each number of crossings, where
+these are fewer than the sites, the orders of the sites with numbers of devices in each.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ Range = tuple[float, float]
 
 
 class TripLinks(NamedTuple):
-    """``each``: the range of every boundary's cost. ``crossings``: how many are far, where it is not known
-    which; None where it is."""
+    """``each``: the range of every boundary's cost. ``crossings``: how many are far, at least and at most,
+    where it is not known which; None where it is."""
 
     each: tuple[Range, ...]
-    crossings: int | None
+    crossings: tuple[int, int] | None
     near: Range
     far: Range
 
@@ -53,14 +54,14 @@ class TripLinks(NamedTuple):
         """Of the boundaries [start, stop) together."""
         if self.crossings is None:
             return sum(low for low, _ in self.each[start:stop])
-        sure = max(0, self.crossings - (len(self.each) - (stop - start)))
+        sure = max(0, self.crossings[0] - (len(self.each) - (stop - start)))
         return sure * self.far[0] + (stop - start - sure) * self.near[0]
 
     def most(self, start: int, stop: int) -> float:
         """Of the boundaries [start, stop) together."""
         if self.crossings is None:
             return sum(high for _, high in self.each[start:stop])
-        far = min(stop - start, self.crossings)
+        far = min(stop - start, self.crossings[1])
         return far * self.far[1] + (stop - start - far) * self.near[1]
 
 
@@ -79,14 +80,11 @@ def prove(facts: ProblemData, below_s: float) -> Proof:
     trips = _Trips(facts, below_s)
     if not trips.store.usable:
         return Proof(None, "some devices take no time, which trips can't count with")
-    shapes = 0
-    for links, layouts in trips.shapes():
-        shapes += len(layouts)
-        if not trips.impossible(links, layouts):
-            return Proof(
-                None, f"trips do not rule out a plan of {len(links.each) + 1} stages below the bound"
-            )
-    return Proof(True, f"no trip of a microbatch leaves room for the model ({shapes} shapes of pipelines)")
+    for stages in range(1, facts.most_stages + 1):
+        if not trips.no_plans(stages, 0, stages - 1 if len(trips.sites) > 1 else 0):
+            return Proof(None, f"trips do not rule out a plan of {stages} stages below the bound")
+    shapes = f"{trips.shapes} shapes of pipelines"
+    return Proof(True, f"no trip of a microbatch leaves room for the model ({shapes})")
 
 
 class _Trips:
@@ -101,28 +99,43 @@ class _Trips:
         self.costs = _link_costs(facts)
         self._joined: dict[tuple[int, ...], list[float]] = {}
         self.sites = _sites(facts.devices, self.costs)
+        self.near = _hull([self._cost(site, site) for site in self.sites if len(site) > 1])
+        self.far = _hull([self._cost(a, b) for a, b in itertools.permutations(self.sites, 2)])
+        self.shapes = 0
 
-    def shapes(self) -> Iterator[tuple[TripLinks, list[tuple[TripSegment, ...]]]]:
-        """(costs of the boundaries, the layouts with just these costs), all together covering every plan."""
-        everyone = tuple(range(self.facts.devices))
-        near = _hull([self._cost(site, site) for site in self.sites if len(site) > 1])
-        far = _hull([self._cost(a, b) for a, b in itertools.permutations(self.sites, 2)])
-        some = _hull([near, far]) if len(self.sites) > 1 else near
-        for stages in range(1, self.facts.most_stages + 1):
-            for crossings in range(stages if len(self.sites) > 1 else 1):
-                orders = None
-                if crossings < len(self.sites):
-                    orders = list(itertools.islice(self._orders(stages, crossings + 1), MAX_ORDERS))
-                if orders is None or len(orders) == MAX_ORDERS:
-                    each = (some if crossings else near,) * (stages - 1)
-                    low = (min(near[0], some[0]), near[1]) if crossings else near
-                    yield TripLinks(each, crossings, low, far), [(TripSegment(everyone, stages),)]
-                    continue
-                grouped: dict[tuple[Range, ...], list[tuple[TripSegment, ...]]] = {}
-                for layout in orders:
-                    grouped.setdefault(self._links(layout), []).append(layout)
-                for each, layouts in grouped.items():
-                    yield TripLinks(each, None, near, far), layouts
+    def no_plans(self, stages: int, least: int, most: int) -> bool:
+        """Whether no plan with so many stages and ``least`` to ``most`` crossings is below the limit."""
+        self.shapes += 1
+        if self.impossible(self._scattered(stages, least, most), [self._anywhere(stages)]):
+            return True
+        if least < most:
+            listed = len(self.sites) - 1  # most crossings whose orders are listed
+            middle = listed if least <= listed < most else (least + most) // 2
+            return self.no_plans(stages, least, middle) and self.no_plans(stages, middle + 1, most)
+        if most >= len(self.sites):
+            return False
+        orders = list(itertools.islice(self._orders(stages, most + 1), MAX_ORDERS))
+        if len(orders) == MAX_ORDERS:
+            return False
+        self.shapes += len(orders)
+        grouped: dict[tuple[Range, ...], list[tuple[TripSegment, ...]]] = {}
+        for layout in orders:
+            grouped.setdefault(self._links(layout), []).append(layout)
+        return all(
+            self.impossible(TripLinks(each, None, self.near, self.far), layouts)
+            for each, layouts in grouped.items()
+        )
+
+    def _anywhere(self, stages: int) -> tuple[TripSegment, ...]:
+        return (TripSegment(tuple(range(self.facts.devices)), stages),)
+
+    def _scattered(self, stages: int, least: int, most: int) -> TripLinks:
+        """The costs of boundaries of which so many are far, whichever."""
+        if not most:
+            return TripLinks((self.near,) * (stages - 1), (0, 0), self.near, self.far)
+        low, high = _hull([self.near, self.far])
+        near, far = (low, self.near[1]), (self.far[0], high)
+        return TripLinks(((low, high),) * (stages - 1), (least, most), near, far)
 
     def _cost(self, here: tuple[int, ...], there: tuple[int, ...]) -> Range:
         return _hull([self.costs[a, b] for a in here for b in there if a != b])
