@@ -128,21 +128,26 @@ def _compared(bench: Bench, source: str) -> dict[str, Any]:
     bench.skyctl("probe", source, *SIZES[:4])
     plans = {name: _plan(bench, source, name) for name in DELAYS}
     took: dict[str, list[float]] = {name: [] for name in plans}
-    computed: list[float] = []
+    busy_s: dict[str, list[float]] = {name: [] for name in plans}
+    waited_s: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(TURNS):
         for name in plans:
             run = bench.skyctl(
                 "launch", bench.folder / f"{name}.json", "--steps", STEPS, "--checkpoint-every", 0
             )
             took[name] += [step["iteration_s"] for step in run["steps"][2:-1]]
-            if name == "undelayed":
-                computed.append(max(one["compute_s"] for one in run["replicas"]))
+            busy_s[name].append(max(one["compute_s"] for one in run["replicas"]))
+            waited_s[name].append(run["sync_s"])
     measured = {name: median(seconds) for name, seconds in took.items()}
-    busy = [
+    said = [
         max(one["compute_s"] for one in plans[name]["predicted"]["replicas"])
         for name in ("undelayed", "delayed")
     ]
-    processor_s, compute_s, sum_s = busy[1] - busy[0], median(computed), _sum_s(plans["delayed"])
+    processor_s, compute_s, sum_s = (
+        said[1] - said[0],
+        median(busy_s["undelayed"]),
+        _sum_s(plans["delayed"]),
+    )
     longer_s = max(compute_s + processor_s, sum_s)
     gain = measured["undelayed"] / measured["delayed"]
     return {
@@ -154,6 +159,8 @@ def _compared(bench: Bench, source: str) -> dict[str, Any]:
                 "predicted_s": round(plan["predicted"]["iteration_s"], 4),
                 "measured_s": round(measured[name], 4),
                 "error": round(plan["predicted"]["iteration_s"] / measured[name] - 1, 4),
+                "busy_s": round(median(busy_s[name]), 4),
+                "sync_s": round(median(waited_s[name]), 4),
             }
             for name, plan in plans.items()
         },
