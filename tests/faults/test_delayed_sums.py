@@ -26,16 +26,15 @@ SUM = """\
 
     def finish_or_die(self, *words, **more):
         steps.append(0)
-        if len(steps) > FAULT_STEP - 4 and act() == "sum":
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_if_asked("sum", len(steps) + 4)
         return finish(self, *words, **more)
 
     DelayedSync.change_over = finish_or_die
 
 
-def die_if_asked(count):
+def die_if_asked(fault, count):
     try:
-        asked = count > FAULT_STEP and FAULT.read_text() == f"die {NODE}"
+        asked = count > FAULT_STEP and FAULT.read_text() == f"{fault} {NODE}"
     except FileNotFoundError:
         return
     if asked:
@@ -53,7 +52,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     (made.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
     start, stop = TRAIN.index("    from skyctl"), TRAIN.index("class Layer")
     text = f"{TRAIN[:start]}{SUM}\n\n{TRAIN[stop:]}"
-    counted = "        self.count = getattr(self, 'count', 0) + 1\n        die_if_asked(self.count)\n"
+    counted = "        self.count = getattr(self, 'count', 0) + 1\n        die_if_asked('die', self.count)\n"
     made.train(text.replace("        time.sleep(0.01)\n", f"        time.sleep(0.01)\n{counted}"))
     made.run("probe", "train.py", *SIZES, "--links", "none", code=0)
     for name, shares in {"four": ("a=1,b=1,c=1,d=1",), "three": ("a=2,b=1,c=1", "--helper", "d")}.items():
