@@ -324,6 +324,7 @@ def step_of(problem, chosen, shares, routes):
         passes.append([ends[-1] - sum(backward[:k]) for k in range(len(sizes))])
         added = sum(share for share, up, _ in routes for _, target in up if target == d.id)
         passed = sum(share for share, up, down in routes for message in up + down if d.id in message)
+        passed *= 2 if problem.rhythm.delay and slowest >= 4e-8 else 1  # in short messages
         processors.append(ends[-1] + sum(sizes) * (d.reduce_byte_s * added + d.message_byte_s * passed))
         optimizers.append(sum(known.optimizer_s) + 9 * whole * d.reduce_byte_s if known else 0.0)
     if len(chosen) == 1:

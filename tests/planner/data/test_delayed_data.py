@@ -41,8 +41,8 @@ def test_optimizer_and_processor_come_to_the_computing():
     }
     changed = delayed(Problem.model_validate({**dict(problem), **update}))
     made = plan(changed)
-    # of a ring of two each adds half of 200 bytes, and sends and receives two halves each
-    assert made.predicted.iteration_s == pytest.approx(24 + 1 + 100 * 0.01 + 400 * 0.005)
+    # of a ring of two each adds half of 200 bytes, and sends and receives two halves each, in short messages
+    assert made.predicted.iteration_s == pytest.approx(24 + 1 + 100 * 0.01 + 2 * 400 * 0.005)
     assert verify(changed, made).ok
 
 

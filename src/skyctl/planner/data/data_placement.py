@@ -6,7 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.data.holder_costs import DataModel, HolderCost, buffer_bytes, chunk_bytes_at
+from skyctl.planner.data.holder_costs import (
+    DataModel,
+    HolderCost,
+    buffer_bytes,
+    chunk_bytes_at,
+    message_factor,
+)
 from skyctl.planner.data.route_fill import fill_s
 from skyctl.planner.data.route_layouts import (
     DeviceRoute,
@@ -137,11 +143,14 @@ class DataPlacement:
         )
 
 
-def processor_byte_s(model: DataModel, use: RouteUse, device: int) -> float:
-    """Seconds of the device's processor for a byte of gradient: adding, sending and receiving."""
+def processor_byte_s(model: DataModel, use: RouteUse, device: int, factor: float = 1.0) -> float:
+    """Seconds of the device's processor for a byte of gradient: adding, sending and receiving.
+
+    ``factor``: of sending and receiving (``message_factor``).
+    """
     described = model.problem.devices[device]
     adding_s = described.reduce_byte_s * use.added.get(device, 0.0)
-    return adding_s + described.message_byte_s * use.passed.get(device, 0.0)
+    return adding_s + factor * described.message_byte_s * use.passed.get(device, 0.0)
 
 
 def helpers_on(use: RouteUse, holders: Sequence[int]) -> tuple[int, ...]:
@@ -165,7 +174,8 @@ def make_group(
     helping_s = [processor_byte_s(model, use, d) for d in helpers_on(use, holders)]
     byte_s = max(busiest_byte_s(use, model.byte_s, model.shared), *helping_s, 0.0)
     delayed = bool(model.problem.rhythm.delay)
-    busy_s = [processor_byte_s(model, use, d) * model.total_bytes for d in holders]
+    factor = message_factor(model.problem, byte_s)
+    busy_s = [processor_byte_s(model, use, d, factor) * model.total_bytes for d in holders]
     extra_s = tuple(
         # a gradient is under way while earlier layers are computed; adding and sending take processor time
         busy + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), busy)

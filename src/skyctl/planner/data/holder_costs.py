@@ -278,6 +278,14 @@ def buffer_bytes(children: int) -> float:
     return float(children * EDGE_BYTES)
 
 
+def message_factor(problem: Problem, byte_s: float) -> float:
+    """By how much ``message_byte_s`` counts where a byte takes so long, or longer, on the busiest line.
+
+    Twice where pieces are short and sums are made beside layers, so that nothing hides it; else once.
+    """
+    return 2.0 if problem.rhythm.delay and byte_s >= SLOW_BYTE_S else 1.0
+
+
 def chunk_bytes_at(byte_s: float) -> int:
     """In pieces of how many bytes gradients are sent, where a byte takes so long on the busiest line."""
     return SHORT_CHUNK_BYTES if byte_s >= SLOW_BYTE_S else CHUNK_BYTES

@@ -46,7 +46,7 @@ def scaled_steps_s(plan: Plan, factors: TimeFactors, draws: int) -> Iterator[flo
         (processor_byte_s(model, group.use, d), factors.layers(plan.problem.devices[d]))
         for d in group.helpers
     ]
-    columns = list(zip(group.costs, placed.shares, processor_s, own, more, strict=True))
+    columns = list(zip(group.costs, placed.shares, processor_s, group.extra_s, own, more, strict=True))
     for draw in range(draws):
         drawn = {pair: values[draw] for pair, values in of_link.items()}
         byte_s = max(
@@ -56,14 +56,14 @@ def scaled_steps_s(plan: Plan, factors: TimeFactors, draws: int) -> Iterator[flo
         )
         ends, optimizers = [], []
         delayed_ends = []
-        for cost, share, busy_s, layers, overhead in columns:
+        for cost, share, busy_s, extra_s, layers, overhead in columns:
             factor = layers[draw]
             each_s = factor * cost.layers_s + overhead[draw] * (cost.microbatch_s - cost.layers_s)
             # backward that takes ``factor`` times as long hides gradients as if they were as much smaller
             exposed_s = factor * cost.exposure.at(byte_s / factor)
             ends.append(share * each_s + max(exposed_s, factor * busy_s))
             optimizers.append(factor * cost.optimizer_s)
-            delayed_ends.append(share * each_s + factor * (busy_s + cost.optimizer_s))
+            delayed_ends.append(share * each_s + factor * extra_s)
         if group.delayed:
             summed_s = byte_s * model.total_bytes + group.fill_s + group.use.latency_s
             yield max(*delayed_ends, summed_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_costs import DataModel, message_factor
 from skyctl.planner.data.line_rates import line_byte_s, lines_rate
 from skyctl.planner.data.shares import level_shares
 
@@ -56,12 +56,12 @@ def set_bound_s(model: DataModel, holders: Sequence[int], byte_s: float) -> floa
     Infinite where there are fewer microbatches.
     """
     times, extras, optimizers = [], [], []
-    delayed = model.problem.rhythm.delay
+    delayed, factor = model.problem.rhythm.delay, message_factor(model.problem, byte_s)
     for d in holders:
         cost = model.fitting_cost(d)
         assert cost is not None
         times.append(cost.microbatch_s)
-        passed_s = 2 * model.problem.devices[d].message_byte_s * model.total_bytes
+        passed_s = 2 * factor * model.problem.devices[d].message_byte_s * model.total_bytes
         extras.append(passed_s + cost.optimizer_s if delayed else max(cost.exposure.at(byte_s), passed_s))
         optimizers.append(cost.optimizer_s)
     shares = level_shares(times, extras, model.microbatches)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 
 from skyctl.planner.data.data_placement import DataPlacement, best_of_set, fitting_group
-from skyctl.planner.data.holder_costs import DataModel
+from skyctl.planner.data.holder_costs import DataModel, message_factor
 from skyctl.planner.data.line_rates import line_byte_s
 from skyctl.planner.data.route_layouts import Layout
 from skyctl.planner.data.set_bounds import least_byte_s
@@ -239,7 +239,8 @@ def least_extras_s(model: DataModel, usable: Sequence[int]) -> tuple[dict[int, f
         byte_s = least_byte_s(model, d, others)
         latency_s = min(model.latency_s.get((d, other), 0.0) for other in others)
         latency_s += min(model.latency_s.get((other, d), 0.0) for other in others)
-        passed_s = 2 * model.problem.devices[d].message_byte_s * model.total_bytes
+        factor = message_factor(model.problem, byte_s)
+        passed_s = 2 * factor * model.problem.devices[d].message_byte_s * model.total_bytes
         if model.problem.rhythm.delay:
             out[d], beside[d] = passed_s + cost.optimizer_s, byte_s * model.total_bytes + latency_s
         else:

@@ -13,7 +13,13 @@ from typing import NamedTuple
 from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
 from skyctl.planner.data.data_placement import processor_byte_s
-from skyctl.planner.data.holder_costs import SCHEDULES, DataModel, buffer_bytes, require_delayed_format
+from skyctl.planner.data.holder_costs import (
+    SCHEDULES,
+    DataModel,
+    buffer_bytes,
+    message_factor,
+    require_delayed_format,
+)
 from skyctl.planner.data.summed_bytes import summed_bytes, with_compression
 from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
@@ -339,9 +345,11 @@ class HybridModel:
         out: dict[int, float] = {}
         if not any(d.reduce_byte_s or d.message_byte_s for d in self.problem.devices):
             return out
+        busiest_s = max(group.routed.byte_s for group in groups)
+        factor = message_factor(self.problem, busiest_s)
         for group in groups:
             for d in group.holders:
-                byte_s = processor_byte_s(self.lines, group.routed.use, d)
+                byte_s = processor_byte_s(self.lines, group.routed.use, d, factor)
                 out[d] = out.get(d, 0.0) + byte_s * group.size_bytes
         return out
 

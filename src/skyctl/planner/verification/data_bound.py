@@ -108,7 +108,8 @@ class _Limit:
         optimizer_s = self.step.layer_times(device, recompute)[2]
         if self.step.delayed:
             summed_s = byte_s * math.fsum(self.step.sizes) + latency_s
-            return math.inf if summed_s >= self.below_s else self._passed_s(device) + optimizer_s
+            busy_s = self.step.message_factor(byte_s) * self._passed_s(device)
+            return math.inf if summed_s >= self.below_s else busy_s + optimizer_s
         return self._busy_s(device, recompute, byte_s) + latency_s + optimizer_s
 
     def _busy_s(self, device: str, recompute: bool, byte_s: float) -> float:
@@ -131,7 +132,8 @@ class _Limit:
         if self.step.delayed:
             if byte_s * math.fsum(self.step.sizes) + latency_s >= self.below_s:
                 return True
-            extras = {x: self._passed_s(x) + self.step.layer_times(x, ways[x])[2] for x in devices}
+            factor = self.step.message_factor(byte_s)
+            extras = {x: factor * self._passed_s(x) + self.step.layer_times(x, ways[x])[2] for x in devices}
             counts = [self._counted(x, ways[x], extras[x]) for x in devices]
             return min(counts) < 1 or sum(counts) < self.step.problem.microbatches
         after_s = latency_s + max(self.step.layer_times(x, ways[x])[2] for x in devices)
@@ -182,7 +184,9 @@ class _Limit:
             busy_s = self.step.processor_s(self.step.devices[device], trees)
             extra_s = max(exposed_s, busy_s) + after_s
             if self.step.delayed:
-                extra_s = busy_s + self.step.layer_times(device, bool(recompute))[2]
+                entry, factor = self.step.devices[device], self.step.message_factor(byte_s)
+                extra_s = self.step.processor_s(entry, trees, factor)
+                extra_s += self.step.layer_times(device, bool(recompute))[2]
             count = self._counted(device, bool(recompute), extra_s)
             if count < 1:
                 return False

@@ -20,6 +20,8 @@ DEFAULT_CHUNK_BYTES: int = Sync.model_fields["chunk_bytes"].default
 LEAST_EDGE_BYTES = 524288.0
 """Of an edge's messages, whatever their size, so much is kept room for."""
 MEMORY_ROUNDING = 1e-12
+SHORT_FROM_S = 4e-8
+"""Seconds of a byte on the busiest line from which on messages are short."""
 
 
 class Holder(NamedTuple):
@@ -167,17 +169,21 @@ class DataStep:
         """Seconds of all gradients on what is busiest, and of the way up and down, without filling."""
         return math.fsum(self.sizes) * byte_s + self.latency_s(trees)
 
-    def processor_s(self, entry: Device, trees: Sequence[CheckedRoute]) -> float:
-        """Seconds of a device's processor for all gradients of a step."""
-        return self.processor_byte_s(entry, trees) * math.fsum(self.sizes)
+    def message_factor(self, byte_s: float) -> float:
+        """How often ``message_byte_s`` counts, if a byte takes so long or longer on the busiest line."""
+        return 2.0 if self.delayed and byte_s >= SHORT_FROM_S else 1.0
 
-    def processor_byte_s(self, entry: Device, trees: Sequence[CheckedRoute]) -> float:
+    def processor_s(self, entry: Device, trees: Sequence[CheckedRoute], factor: float = 1.0) -> float:
+        """Seconds of a device's processor for all gradients of a step."""
+        return self.processor_byte_s(entry, trees, factor) * math.fsum(self.sizes)
+
+    def processor_byte_s(self, entry: Device, trees: Sequence[CheckedRoute], factor: float = 1.0) -> float:
         """Seconds of a device's processor for a byte of gradient: adding, sending, receiving."""
         added = passed = 0.0
         for tree in trees:
             added += tree.share * sum(edge[1] == entry.id for edge in tree.up)
             passed += tree.share * sum(entry.id in edge for edge in (*tree.up, *tree.down))
-        return entry.reduce_byte_s * added + entry.message_byte_s * passed
+        return entry.reduce_byte_s * added + factor * entry.message_byte_s * passed
 
     def play(
         self,
@@ -195,7 +201,8 @@ class DataStep:
             return StepTimes(step_s, 0.0, (step_s,))
         optimizers = [optimizer_s for _, _, optimizer_s in waits]
         if self.delayed:
-            busy = [self.processor_s(self.devices[x.device], trees) for x in holders]
+            factor = self.message_factor(byte_s)
+            busy = [self.processor_s(self.devices[x.device], trees, factor) for x in holders]
             steps = [math.fsum(parts) for parts in zip(ends, busy, optimizers, strict=True)]
             sum_s = self.sum_s(trees, byte_s) + self.fill_s(trees, chunk_bytes, names)
             return StepTimes(max(*steps, sum_s), max(0.0, sum_s - max(steps)), tuple(steps))

@@ -279,11 +279,13 @@ class HybridStep:
         self, ends: dict[HeldRange, float], groups: Sequence[SummedRange]
     ) -> list[tuple[HeldRange, float]]:
         """By holder, its processor's seconds for the bytes of all its groups."""
+        named = {entry.id for entry in self.problem.devices}
+        factor = self.data.message_factor(max(self.data.byte_s(group.trees, named) for group in groups))
         out = []
         for held in ends:
             entry = self.problem.devices[held.device]
             spent = [
-                self.data.processor_byte_s(entry, group.trees)
+                self.data.processor_byte_s(entry, group.trees, factor)
                 * math.fsum(self.data.sizes[group.start : group.stop])
                 for group in groups
                 if held.start <= group.start < held.stop
