@@ -6,9 +6,9 @@ One JSON line a case. ``lab`` needs root (network namespaces, cgroups, sshd).
     python benchmarks/compression.py --only losses   # also: lab, ddp
 
 losses: two ranks, no limit on their link, ``STEPS`` steps of a GPT in float32, and with rank 4 after ten
-uncompressed ones, without checkpoints and with one every fifth step (residuals are dropped there). lab: the
-same model over lines of 10 Mbit/s, two holders and a helper as the root: bytes that leave the nodes a step,
-and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
+uncompressed ones, without checkpoints and with one every 20 or five steps (residuals are dropped there).
+lab: the same model over lines of 10 Mbit/s, two holders and a helper as the root: bytes that leave the nodes
+a step, and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def losses() -> None:
             for seed in SEEDS:
                 plain = _train(driver, pool, seed, {})
                 compressed = {"format": FORMAT, "uncompressed_steps": UNCOMPRESSED}
-                kept = {"folder": f"{folder}/{seed}", "every": 5, "keep": 2, "at_end": False, "attempt": 1}
-                for every, more in ((None, {}), (5, {"checkpoint": kept})):
+                for every in (None, 20, 5):
+                    kept = {"folder": f"{folder}/{seed}-{every}", "every": every, "keep": 2}
+                    kept |= {"at_end": False, "attempt": 1}
+                    more = {} if every is None else {"checkpoint": kept}
                     found = _train(driver, pool, seed, compressed, **more)
                     off = [a - b for a, b in zip(found, plain, strict=True)]
                     row = {
