@@ -18,7 +18,7 @@ RouteEdges = tuple[float, int, Edges, Edges]
 
 def ring(count: int) -> list[RouteEdges]:
     """A route a member: the path that starts after its root."""
-    routes = []
+    routes: list[RouteEdges] = []
     for root in range(count):
         path = [(root + 1 + i) % count for i in range(count)]
         up = list(itertools.pairwise(path))
