@@ -2,13 +2,13 @@
 
 One JSON line a case. ``lab`` needs root (network namespaces, cgroups, sshd).
 
-    python benchmarks/compression.py                 # everything, about a quarter of an hour
+    python benchmarks/compression.py                 # everything, half an hour and more
     python benchmarks/compression.py --only losses   # also: lab, ddp
 
 losses: two ranks, no limit on their link, ``STEPS`` steps of a GPT in float32, and with rank 4 after ten
 uncompressed ones, without checkpoints and with one every 20 or five steps (residuals are dropped there).
-lab: the same model over lines of 10 Mbit/s, three holders and a helper as the root: bytes that leave the nodes
-a step, and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
+lab: the same model over lines of 10 Mbit/s, three holders and a helper as the root: bytes that leave
+nodes a step, and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
 """
 
 from __future__ import annotations
