@@ -2,13 +2,13 @@
 
 One JSON line a case. ``lab`` needs root (network namespaces, cgroups, sshd).
 
-    python benchmarks/compression.py                 # everything, about a quarter of an hour
+    python benchmarks/compression.py                 # everything, half an hour and more
     python benchmarks/compression.py --only losses   # also: lab, ddp
 
 losses: two ranks, no limit on their link, ``STEPS`` steps of a GPT in float32, and with rank 4 after ten
-uncompressed ones, without checkpoints and with one every fifth step (residuals are dropped there). lab: the
-same model over lines of 10 Mbit/s, two holders and a helper as the root: bytes that leave the nodes a step,
-and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
+uncompressed ones, without checkpoints and with one every 20 or five steps (residuals are dropped there).
+lab: the same model over lines of 10 Mbit/s, three holders and a helper as the root: bytes that leave
+nodes a step, and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ STEPS, BATCH, UNCOMPRESSED, RANK = 50, 8, 10, 4
 SEEDS = (1, 2)
 FORMAT = f"powersgd:{RANK}"
 LAB = """nodes:
-  - {name: n1, cpus: 0.6, memory_gib: 2, rate_mbit: 10}
-  - {name: n2, cpus: 0.6, memory_gib: 2, rate_mbit: 10}
-  - {name: h, cpus: 0.4, memory_gib: 2, rate_mbit: 40}
+  - {name: n1, cpus: 0.5, memory_gib: 2, rate_mbit: 10}
+  - {name: n2, cpus: 0.5, memory_gib: 2, rate_mbit: 10}
+  - {name: n3, cpus: 0.5, memory_gib: 2, rate_mbit: 10}
+  - {name: h, cpus: 0.3, memory_gib: 2, rate_mbit: 50}
 """
-SIZES = ("--batch-size", 2, "--microbatches", 2)
+SIZES = ("--batch-size", 3, "--microbatches", 3)
 DDP = Path(__file__).parent / "runs" / "powersgd_ddp.py"
 
 
@@ -52,8 +53,10 @@ def losses() -> None:
             for seed in SEEDS:
                 plain = _train(driver, pool, seed, {})
                 compressed = {"format": FORMAT, "uncompressed_steps": UNCOMPRESSED}
-                kept = {"folder": f"{folder}/{seed}", "every": 5, "keep": 2, "at_end": False, "attempt": 1}
-                for every, more in ((None, {}), (5, {"checkpoint": kept})):
+                for every in (None, 20, 5):
+                    kept = {"folder": f"{folder}/{seed}-{every}", "every": every, "keep": 2}
+                    kept |= {"at_end": False, "attempt": 1}
+                    more = {} if every is None else {"checkpoint": kept}
                     found = _train(driver, pool, seed, compressed, **more)
                     off = [a - b for a, b in zip(found, plain, strict=True)]
                     row = {
@@ -103,7 +106,7 @@ def measure_lab() -> None:
 def _measure(bench: Bench, name: str, fewer: int, more: int) -> dict[str, Any]:
     """A plan's step; bytes a step are what leaves all nodes in ``more`` steps beyond that in ``fewer``."""
     path = bench.folder / f"{name}.json"
-    shares = ("--assign", "n1=1,n2=1", "--parallel", "data", "--sync", "server", "--helper", "h")
+    shares = ("--assign", "n1=1,n2=1,n3=1", "--parallel", "data", "--sync", "server", "--helper", "h")
     bench.skyctl("plan", GPT, *SIZES, *shares, "--sync-format", name, "--no-learn", "-o", path)
     sent, done = [], {}
     for steps in (fewer, more):

@@ -53,6 +53,12 @@ def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) 
         ("fixed32", "as fixed32 take "),
     ):
         assert f"of gradients {said}" in run(*PLAN, "--sync-format", name)[1]
+    code, _, err = run(*PLAN, "--sync-format", "powersgd:300")
+    assert (code, "powersgd:R with a rank R from 1 to 256" in err) == (2, True)
+    code, _, err = run(*PLAN, "--sync-format", "powersgd:4")
+    assert (code, "needs the gradient_bytes and gradient_matrices of every layer" in err) == (2, True)
+    code, _, err = run(*PLAN, "--uncompressed-steps", "4")
+    assert (code, "sync_uncompressed_steps is of the sync_format powersgd:R" in err) == (2, True)
     code, out, _ = run(*PLAN, "--json", "--sync-format", "bfloat16")
     assert code == 0
     assert json.loads(out)["sync"]["format"] == "bfloat16"
@@ -189,7 +195,8 @@ UP = ("sync", "groups", 0, "routes", 0, "up")
         (("pipelines", 0, "microbatches"), 5, "the pipelines take 9 microbatches, the problem has 8"),
         (("pipelines", 1), None, "pipelines.1: Input should be"),
         (("sync",), None, "several pipelines need a sync"),
-        (("sync", "format"), "int4", "sync.format: Input should be 'float32', 'bfloat16', 'fixed32' or"),
+        (("sync", "format"), "int4", "sync.format: there is float32, bfloat16, fixed32, int8 and powersgd:R"),
+        (("sync", "uncompressed_steps"), 3, "sync: uncompressed_steps is of the format powersgd:R"),
         (("sync", "groups", 0, "routes"), [STAR], "a route leaves out 'n2/cpu:0', which holds the layers"),
         (("sync", "groups", 0, "routes", 0, "share"), 0.5, "the shares of a sync group's routes sum to "),
         (UP, [[N1, N2], [N2, N1]], "up: no way leads from 'n1/cpu:0'"),

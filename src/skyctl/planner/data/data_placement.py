@@ -183,7 +183,7 @@ def make_group(
     )
     times = tuple(cost.microbatch_s for cost in costs)
     simple = layout is not None and not layout.trees  # a ring and a star fill no tree
-    chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s)
+    chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s, model.passes)
     filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
     beside_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
     return HolderGroup(

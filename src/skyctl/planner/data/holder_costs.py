@@ -286,6 +286,10 @@ def message_factor(problem: Problem, byte_s: float) -> float:
     return 2.0 if problem.rhythm.delay and byte_s >= SLOW_BYTE_S else 1.0
 
 
-def chunk_bytes_at(byte_s: float) -> int:
-    """In pieces of how many bytes gradients are sent, where a byte takes so long on the busiest line."""
-    return SHORT_CHUNK_BYTES if byte_s >= SLOW_BYTE_S else CHUNK_BYTES
+def chunk_bytes_at(byte_s: float, passes: int = 1) -> int:
+    """In pieces of how many bytes gradients are sent, where a byte takes so long on the busiest line.
+
+    Of several passes each begins when the last piece of the one before has gone all the way: a quarter.
+    """
+    size = SHORT_CHUNK_BYTES if byte_s >= SLOW_BYTE_S else CHUNK_BYTES
+    return size if passes == 1 else size // 4

@@ -53,7 +53,8 @@ def pack_set(model: DataModel, holders: tuple[int, ...], deadline: float) -> Pac
     def edge_s(pair: Pair) -> float:
         a, b = there[pair[0]], there[pair[1]]
         byte_s = line_byte_s(model, a, b)
-        return model.latency_s.get((a, b), 0.0) + min(chunk_bytes_at(byte_s), model.total_bytes) * byte_s
+        piece_bytes = min(chunk_bytes_at(byte_s, model.passes), model.total_bytes)
+        return model.latency_s.get((a, b), 0.0) + piece_bytes * byte_s
 
     helpers = model.helpers_of(holders)
     there = (*holders, *helpers)

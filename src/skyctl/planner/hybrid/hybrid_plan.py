@@ -174,7 +174,7 @@ def record_step(model: HybridModel, strategy: Strategy, step: HybridStep, proof:
         sync=Sync(
             format=model.problem.sync_format,
             uncompressed_steps=model.problem.sync_uncompressed_steps,
-            chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in step.groups)),
+            chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in step.groups), model.lines.passes),
             groups=tuple(_group_record(model, group) for group in step.groups),
         ),
     )
