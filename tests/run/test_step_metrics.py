@@ -25,7 +25,7 @@ def test_a_step_has_ended_when_its_validation_has() -> None:
     collected.add(0, step_event(1))
     collected.add(1, step_event(1))
     assert collected.complete() == []
-    collected.add_validation(ValidationEvent(0, 0.7, 0.1, {"accuracy": 0.5, "odd": None}))
+    collected.add_validation(0, ValidationEvent(0, 0.7, 0.1, {"accuracy": 0.5, "odd": None}))
     first, second = collected.complete()
     found = ValidationMeasurement(step=0, loss=0.7, metrics={"accuracy": 0.5, "odd": None})
     assert (first.validation, first.learning_rate, first.grad_norm) == (found, 0.3, 2.0)
@@ -73,7 +73,7 @@ def test_pipelines_side_by_side_have_one_loss_and_one_sum() -> None:
             event = step_event(step, loss=0.5, samples=rank + 1, sync_s=sync_s, validates=validates)
             collected.add(rank, event)
     assert collected.complete() == [], "the first pipeline validates"
-    collected.add_validation(ValidationEvent(0, 0.7, 0.1))
+    collected.add_validation(0, ValidationEvent(0, 0.7, 0.1))
     first, second = collected.complete()
     assert (first.loss, second.loss) == (1.5, 1.5)
     assert second.samples_per_s == pytest.approx(6 / 0.1)

@@ -154,6 +154,11 @@ class CompareOptions(
             time_limit_s=self.time_limit,
             only_nodes=[node.name for node in target.cluster.nodes],
         )
+        if options.rhythm is not None and options.rhythm.is_rounds:
+            raise InputError(
+                "compare puts steps beside each other, and with --local-steps a round is several steps",
+                hint="skyctl launch trains it, and shows its round beside the prediction",
+            )
         # who asks for shares of samples wants to know whether they pay
         beside = options.parallel in (DATA, HYBRID)
         if beside:

@@ -159,6 +159,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--seed": options.seed,
         "--dtype": options.dtype,
         "--link-dtype": ", ".join(options.link_dtype) if options.link_dtype else None,
+        **options.given_rounds(),
     }
     for flag, value in given.items():
         if value is not None:

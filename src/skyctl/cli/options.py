@@ -427,6 +427,7 @@ class PlacementOptions(RhythmOptions):
             sync_format=parse_sync_format(self.sync_format),
             sync=parse_sync(self.sync),
             rhythm=self.make_rhythm(),
+            owners=self.make_owners(),
             helpers=parse_helpers(self.helper, cluster),
             schedule=parse_schedule(self.schedule),
             first_stage=None if cluster is None else select_node_names(cluster, self.pin_first),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +13,10 @@ from skyctl.errors import InputError
 
 if TYPE_CHECKING:
     from skyctl.records.rhythm import Rhythm
+
+ALL_OWNERS: Literal["all"] = "all"
+OwnersChoice = tuple[tuple[str, ...], ...] | Literal["all"]
+"""By owner, its nodes; ``all``: each node is an owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +43,146 @@ class RhythmOptions:
             help="With --sync-delay 1: the first N steps are made without the delay.",
         ),
     ] = None
+    local_steps: Annotated[
+        str | None,
+        typer.Option(
+            "--local-steps",
+            metavar="H",
+            help="Each device makes H steps by itself, then their weights are averaged: a round, counted as "
+            "one of the run's steps. One number for each owner (20,5,5), or auto: in proportion to speed "
+            "(changes training).",
+        ),
+    ] = None
+    owners: Annotated[
+        str | None,
+        typer.Option(
+            "--owners",
+            metavar="NODES",
+            help="With --local-steps: nodes that train on data of their own, which never leaves them: "
+            "a,b,c+d (c and d belong to one owner), or all.",
+        ),
+    ] = None
+    prox_mu: Annotated[
+        float | None,
+        typer.Option(
+            "--prox-mu",
+            metavar="MU",
+            help="With --local-steps: the weight of FedProx's term, which holds local weights near the "
+            "round's first ones.",
+        ),
+    ] = None
+    clients_per_round: Annotated[
+        int | None,
+        typer.Option(
+            "--clients-per-round",
+            min=1,
+            metavar="K",
+            help="With --owners: K of them, drawn by the seed, take part in each round.",
+        ),
+    ] = None
+    drop_stragglers: Annotated[
+        bool,
+        typer.Option(
+            "--drop-stragglers",
+            help="With --owners: leave out the work of those that make fewer steps than asked (kept, else).",
+        ),
+    ] = False
+    round_deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--round-deadline",
+            metavar="SECONDS",
+            help="With --owners: an owner ends its part of a round with the step in which that time is up.",
+        ),
+    ] = None
 
     def make_rhythm(self) -> Rhythm | None:
         """The rhythm as typed; None where nothing was.
 
         Raises:
-            InputError: options that contradict each other.
+            InputError: options that contradict each other, or a value that can't be.
         """
         from skyctl.records.rhythm import Rhythm
 
         if self.undelayed_steps and not self.sync_delay:
             raise InputError("--undelayed-steps goes with --sync-delay 1")
+        if self.local_steps is not None:
+            return self._make_rounds()
+        for name, given in self.given_rounds().items():
+            if given is not None:
+                raise InputError(
+                    f"{name} goes with --local-steps", hint="--local-steps H, as in --local-steps 10"
+                )
         if self.sync_delay is None:
             return None
         return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]
+
+    def given_rounds(self) -> dict[str, object]:
+        """By option of rounds, what was typed; None where nothing was."""
+        return {
+            "--local-steps": self.local_steps,
+            "--owners": self.owners,
+            "--prox-mu": self.prox_mu,
+            "--clients-per-round": self.clients_per_round,
+            "--drop-stragglers": True if self.drop_stragglers else None,
+            "--round-deadline": self.round_deadline,
+        }
+
+    def make_owners(self) -> OwnersChoice | None:
+        """The owners' nodes as typed; None where there are none.
+
+        Raises:
+            InputError: an owner without a node, or a node that is named twice.
+        """
+        if self.owners is None:
+            return None
+        if self.owners.strip() == ALL_OWNERS:
+            return ALL_OWNERS
+        found = tuple(tuple(name.strip() for name in one.split("+")) for one in self.owners.split(","))
+        named = [name for owner in found for name in owner]
+        if not all(named):
+            raise InputError(
+                f"--owners {self.owners!r}: an owner has no node", hint="as in --owners a,b,c+d, or all"
+            )
+        if twice := next((name for name in named if named.count(name) > 1), None):
+            raise InputError(f"--owners names {twice} twice")
+        return found
+
+    def _make_rounds(self) -> Rhythm:
+        from skyctl.records.rhythm import Rhythm
+
+        if self.sync_delay:
+            raise InputError("--sync-delay sums gradients, and with --local-steps there are none to sum")
+        for name, given in (
+            ("--clients-per-round", self.clients_per_round is not None),
+            ("--drop-stragglers", self.drop_stragglers),
+            ("--round-deadline", self.round_deadline is not None),
+        ):
+            if given and self.owners is None:
+                raise InputError(f"{name} goes with --owners", hint="--owners all: each node is one")
+        if self.prox_mu is not None and not 0 <= self.prox_mu < math.inf:
+            raise InputError(f"--prox-mu must be a number of at least 0, not {self.prox_mu}")
+        if self.round_deadline is not None and not 0 < self.round_deadline < math.inf:
+            raise InputError(
+                f"--round-deadline must be a positive number of seconds, not {self.round_deadline}"
+            )
+        return Rhythm(
+            local_steps=_parse_local_steps(self.local_steps or "", owners=self.owners is not None),
+            prox_mu=self.prox_mu or 0.0,
+            clients_per_round=self.clients_per_round,
+            drop_stragglers=self.drop_stragglers,
+            round_deadline_s=self.round_deadline,
+        )
+
+
+def _parse_local_steps(text: str, *, owners: bool) -> int | tuple[int, ...] | Literal["auto"]:
+    if text.strip() == "auto":
+        return "auto"
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) for part in parts):
+        raise InputError(f"--local-steps must be a whole number of at least 1, or auto, not {text!r}")
+    if len(parts) == 1:
+        return int(parts[0])
+    if not owners:
+        raise InputError("--local-steps with a number for each owner goes with --owners")
+    return tuple(map(int, parts))

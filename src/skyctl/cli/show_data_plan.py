@@ -44,6 +44,8 @@ def share_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
 def pipeline_samples(plan: Plan, number: int) -> int:
     """A pipeline's samples: the step's first microbatches have one more where the batch does not divide."""
     assert plan.workload is not None
+    if plan.problem.owners is not None:  # batches of its own
+        return plan.workload.batch_size
     each, more = divmod(plan.workload.batch_size, plan.problem.microbatches)
     start = sum(pipeline.microbatches for pipeline in plan.pipelines[:number])
     stop = start + plan.pipelines[number].microbatches

@@ -32,7 +32,12 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
     Where the plan was chosen among forms, what each came to follows.
     """
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
-    if plan.problem.parallel == "data":
+    if plan.problem.rhythm.is_rounds:
+        from skyctl.cli.show_rounds import round_rows
+        from skyctl.compare.round_summary import describe_rounds
+
+        rows, said = round_rows(plan, bar), describe_rounds(plan)
+    elif plan.problem.parallel == "data":
         from skyctl.cli.show_data_plan import describe_sums, share_rows
 
         rows, said = share_rows(plan, bar), describe_sums(plan)
@@ -102,6 +107,9 @@ def certainty_lines(plan: Plan) -> tuple[str, str]:
         how = "all layers on each device"
     elif plan.problem.parallel == "hybrid":
         how = f"{len(plan.pipelines)} pipelines, {how}"
+    if plan.problem.rhythm.is_rounds:
+        steps = max(pipeline.local_steps or 1 for pipeline in plan.pipelines)
+        return f"round: {step} predicted ({steps} local steps)", _proof(plan)
     what = f"{plan.problem.microbatches} microbatches, {how}"
     if plan.problem.objective == "iteration":
         return f"step: {step} predicted ({what})", _proof(plan)

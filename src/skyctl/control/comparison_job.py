@@ -89,6 +89,7 @@ class ComparisonJob:
             sync_format=None,
             sync=None,
             rhythm=None,
+            owners=None,
             helpers=None,
         )
         *before, last = outcomes
@@ -227,7 +228,7 @@ def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> Strate
         options = replace(options, schedule="1f1b")  # of one stage the simplest schedule is as good as any
     if options.parallel == HYBRID and options.strategy in (BASELINE, ALONE):
         # what needs no search is one pipeline
-        options = replace(options, parallel=PIPELINE, sync_format=None, sync=None, rhythm=None)
+        options = replace(options, parallel=PIPELINE, sync_format=None, sync=None, rhythm=None, owners=None)
     try:
         return StrategyOutcome(options.strategy, plan_profile(profile, options, ref))
     except (InfeasibleError, UndecidedError) as exc:
@@ -249,7 +250,14 @@ def _of_strategies(options: PlanOptions) -> PlanOptions:
     if nodes is not None:
         nodes = [node for node in nodes if node not in (options.helpers or ())]
     return replace(
-        options, parallel=PIPELINE, only_nodes=nodes, sync_format=None, sync=None, rhythm=None, helpers=None
+        options,
+        parallel=PIPELINE,
+        only_nodes=nodes,
+        sync_format=None,
+        sync=None,
+        rhythm=None,
+        owners=None,
+        helpers=None,
     )
 
 

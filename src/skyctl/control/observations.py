@@ -43,6 +43,8 @@ def is_steady(done: Measurement) -> bool:
 def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> list[Observation]:
     """What a run saw of each stage's device and of each link that was waited for.
 
+    Nothing of rounds: how much of one an owner makes is its own affair.
+
     Args:
         profile: must hold the plan's workload; its figures are what the run is held against.
         seen: when (ISO).
@@ -51,7 +53,7 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
         InputError, MismatchError: the profile does not hold what the plan used.
     """
     steps = len(done.steps) - 1
-    if steps < LEAST_STEPS or profile.workload is None:
+    if steps < LEAST_STEPS or profile.workload is None or plan.problem.rhythm.is_rounds:
         return []
     probed = _as_probed(plan, profile)
     about = Observation(
@@ -243,8 +245,13 @@ def correct_from_run(plan: Plan, done: Measurement) -> tuple[Problem, list[str]]
     """The problem that a run's plan answered, with the run's own figures in place of what was predicted.
 
     Raises:
-        InputError: the run was too short.
+        InputError: the run was too short, or made rounds.
     """
+    if plan.problem.rhythm.is_rounds:
+        raise InputError(
+            f"run {done.run_id} made rounds, which say nothing of a step's times",
+            hint="leave --from-run out: a plan from the profile",
+        )
     steps = len(done.steps) - 1
     if steps < LEAST_STEPS:
         raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from skyctl.control.assignment import plan_assigned
 from skyctl.control.cluster_changes import machines_of
@@ -23,6 +24,7 @@ from skyctl.control.plan_pairs import refuse_broken_pairs
 from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem, measured_workload
 from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
+from skyctl.control.round_owners import with_rounds
 from skyctl.control.schedule_choice import (
     AUTO,
     ScheduleChoice,
@@ -55,6 +57,7 @@ class PlanOptions:
         sync_format: what gradients are summed in, where there are several pipelines.
         sync: over which routes they are.
         rhythm: when the sums take effect.
+        owners: with local steps, the nodes of each owner of data; ``all``: each node is one.
         helpers: nodes or devices that hold nothing and may only help with that, with ``data``.
         assign: the user's own ranges, (device or node, start, stop) in pipeline order.
         assign_shares: the user's own shares with ``data``, (device or node, microbatches).
@@ -70,6 +73,7 @@ class PlanOptions:
     sync_format: SyncFormat | None = None
     sync: SyncRoutes | None = None
     rhythm: Rhythm | None = None
+    owners: Sequence[Sequence[str]] | Literal["all"] | None = None
     helpers: Sequence[str] | None = None
     schedule: ScheduleChoice | None = None
     objective: Objective | None = None
@@ -102,6 +106,8 @@ class PlanOptions:
         """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
         if self.parallel != AUTO:
             return self
+        if self.rhythm is not None and self.rhythm.is_rounds:
+            return replace(self, parallel=DATA)
         if self.assign_shares is not None:
             return replace(self, parallel=DATA)
         # even and alone are what needs no choice: one pipeline, and one device
@@ -111,7 +117,8 @@ class PlanOptions:
     def sum_options(self) -> list[str]:
         """The options given that say how gradients are summed."""
         rhythm = None if self.rhythm is None or self.rhythm.is_synchronous else self.rhythm
-        sums = {"--sync-format": self.sync_format, "--sync": self.sync, "--sync-delay": rhythm}
+        name = "--local-steps" if rhythm is not None and rhythm.is_rounds else "--sync-delay"
+        sums = {"--sync-format": self.sync_format, "--sync": self.sync, name: rhythm}
         return [name for name, value in sums.items() if value is not None]
 
 
@@ -149,6 +156,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for problem in made
     ]
+    made = [with_rounds(problem, options) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -245,6 +253,8 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
+    if options.rhythm is not None and options.rhythm.is_rounds:
+        contradictions[HYBRID] = "--local-steps goes with --parallel data only"
     return {**contradictions, **options.left_out}
 
 

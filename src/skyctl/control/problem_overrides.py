@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, STAGE_ORDERS, ParallelChoice
 from skyctl.control.link_dtypes import with_link_dtypes
+from skyctl.control.round_owners import round_fields
 from skyctl.control.schedule_choice import AUTO
 from skyctl.errors import InputError, InvalidRecordError
 from skyctl.records.base import describe
@@ -43,6 +44,7 @@ def override_problem(
         "last_stage": _pins(problem, "--pin-last", pin_last),
         "helpers": owned_devices(problem, "--helper", options.helpers),
         **form_fields(options, options.parallel or problem.parallel),
+        **round_fields(problem, options),
     }
     if options.parallel in (DATA, HYBRID) and problem.parallel == PIPELINE:
         given["schedule"] = given["schedule"] or "1f1b"  # what the file's pipeline would have is no matter
@@ -104,6 +106,11 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
         raise InputError(
             f"--schedule {options.schedule} goes with one pipeline; with --parallel hybrid each has 1f1b",
             hint="leave --schedule out, or --parallel pipeline",
+        )
+    if options.rhythm is not None and options.rhythm.is_rounds and options.parallel == HYBRID:
+        raise InputError(
+            "--local-steps goes with devices that hold all layers each, and with --owners",
+            hint="--parallel data; or --owners a,b+c, where b and c become a pipeline",
         )
     form = None if options.parallel == AUTO else options.parallel
     given = {

@@ -57,6 +57,8 @@ def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[Training
         budget_s: seconds for all of it, ``MOST_S`` at most.
     """
     searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
+    if plan.problem.rhythm.is_rounds:  # compared with nothing: what they train is already something else
+        return []
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
         return []
     known_s = [one.iteration_s for one in plan.forms if one.iteration_s is not None]

@@ -78,6 +78,10 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     """A plan by one strategy; ``whole_blocks``: the problem's layers are whole transformer blocks."""
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    if problem.rhythm.is_rounds:
+        from skyctl.planner.rounds.round_plan import plan_rounds
+
+        return plan_rounds(problem, cast("Strategy", strategy), time_limit_s)
     if not problem.rhythm.is_synchronous:
         raise InputError("no plan has a rhythm other than the synchronous one yet")
     if problem.parallel == DATA:
@@ -125,6 +129,10 @@ def assigned(
             layers left over.
         InfeasibleError: a device's memory or a pin does not allow it.
     """
+    if problem.rhythm.is_rounds:
+        from skyctl.planner.rounds.round_plan import assigned_rounds
+
+        return assigned_rounds(problem, cast("Sequence[tuple[str, int]]", assignment))
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import assigned_data
 
@@ -177,6 +185,10 @@ def predict(problem: Problem, plan: Plan) -> Prediction:
     """
     require_record(problem, Problem, "predict")
     require_record(plan, Plan, "predict")
+    if problem.rhythm.is_rounds:
+        from skyctl.planner.rounds.round_plan import predict_rounds
+
+        return predict_rounds(problem, plan)
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import predict_data
 

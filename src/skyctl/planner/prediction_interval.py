@@ -72,7 +72,9 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _drawn_ratios(plan: Plan) -> list[float] | None:
-    """By draw, the plan's step ÷ the one without uncertainties; None where its problem has none."""
+    """By draw, the plan's step ÷ the one without uncertainties; None for rounds, and without any."""
+    if plan.problem.rhythm.is_rounds:
+        return None
     known = {device.id: device for device in plan.problem.devices}
     devices = [known[stage.device] for stage in plan.placed_stages]
     if plan.predicted.iteration_s <= 0 or all(device.time_uncertainty is None for device in devices):

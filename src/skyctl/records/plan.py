@@ -9,6 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from skyctl.errors import InputError
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
+from skyctl.records.owners import check_local_steps
 from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.sync import RoutePrices, Sync
 
@@ -62,10 +63,14 @@ class PlacedStage(Record):
 
 
 class Pipeline(Record):
-    """A row of stages over all layers, and how many of a step's microbatches go through it."""
+    """A row of stages over all layers, and how many of a step's microbatches go through it.
+
+    ``local_steps``: steps that it makes by itself in a round; None: gradients are summed in every step.
+    """
 
     stages: Seq[PlacedStage] = Field(min_length=1)
     microbatches: Count
+    local_steps: Count | None = since(11, None)
 
     @model_validator(mode="after")
     def _in_order(self) -> Pipeline:
@@ -350,11 +355,12 @@ class Plan(FileRecord):
         if self.form == "grid" and len(self.pipelines) > 1:
             raise ValueError("a plan of several pipelines has the form 'pipelines'")
         total = sum(pipeline.microbatches for pipeline in self.pipelines)
-        if self.form == "pipelines" and total != self.problem.microbatches:
+        if self.form == "pipelines" and self.problem.owners is None and total != self.problem.microbatches:
             raise ValueError(
                 f"the pipelines take {total} microbatches, the problem has {self.problem.microbatches}"
             )
         _check_sync(self)
+        check_local_steps(self)
         return self
 
 

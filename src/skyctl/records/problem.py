@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Positive, Record, Seconds, Seq, since
+from skyctl.records.owners import check_rounds
 from skyctl.records.rhythm import Rhythm
 
 LARGEST = 1e300
@@ -132,6 +133,8 @@ class Problem(FileRecord):
     ``helpers``: devices that hold nothing, and that routes may go over with ``auto``, ``server`` and
     ``trees``; None: any that holds nothing may help.
     ``rhythm``: when what is summed takes effect.
+    ``owners``: in rounds, the nodes of each owner of data; its own data is trained on by these alone, by one
+    pipeline over all of them or fewer. None: all pipelines share the same batches.
     """
 
     kind: Literal["skyctl/problem"] = "skyctl/problem"
@@ -154,6 +157,7 @@ class Problem(FileRecord):
     helpers: Seq[Name] | None = since(9, None)
     ties: Seq[Tie] = since(8, ())
     rhythm: Rhythm = since(11, Rhythm())
+    owners: Seq[Seq[Name]] | None = since(11, None)
 
     def version_of_values(self) -> int:
         """10 for hybrids, 9 for a sync format that older versions don't know."""
@@ -203,6 +207,7 @@ class Problem(FileRecord):
                 raise ValueError(
                     f"ties: layers must ascend below {len(self.layers)}, they are {list(tie.layers)}"
                 )
+        check_rounds(self)
         _computable(self)
         return self
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from skyctl.records.base import Index, Record
+from skyctl.records.base import Count, Index, Positive, Record, Seq
+
+AUTO_STEPS: Literal["auto"] = "auto"
+"""Local steps in proportion to speed, so many that sums take little of a round."""
 
 
 class Rhythm(Record):
@@ -16,18 +19,49 @@ class Rhythm(Record):
         delay: 1: a step's gradients are summed while the next step computes, and applied after it (delayed
             parameter updates, DeDLOC, arXiv 2106.10207).
         undelayed_steps: how many steps at the start of the run are made without that delay.
+        local_steps: each pipeline makes so many steps by itself, then their weights are averaged by samples:
+            a *round*, which is what the run counts as a step (local SGD, arXiv 1805.09767; FedAvg, arXiv
+            1602.05629). One number for all, one for each owner in their order, or ``auto``: in proportion to
+            speed. None: gradients are summed in every step.
+        prox_mu: µ of the term µ/2 · ‖w − w₀‖² in every local loss, w₀ being the weights at the round's start
+            (FedProx, arXiv 1812.06127).
+        clients_per_round: so many owners, drawn anew, take part in each round; None: all.
+        drop_stragglers: the work of owners that make fewer steps than asked is dropped, and not averaged.
+        round_deadline_s: an owner ends its part of a round with the local step in which so many seconds of
+            it have passed.
     """
 
     delay: Literal[0, 1] = 0
     undelayed_steps: Index = 0
+    local_steps: Count | Annotated[Seq[Count], Field(min_length=1)] | Literal["auto"] | None = None
+    prox_mu: Annotated[float, Field(ge=0)] = 0.0
+    clients_per_round: Count | None = None
+    drop_stragglers: bool = False
+    round_deadline_s: Positive | None = None
 
     @property
     def is_synchronous(self) -> bool:
         """Whether each step's sum takes effect before the next step begins."""
         return self == Rhythm()
 
+    @property
+    def is_rounds(self) -> bool:
+        """Whether weights are averaged once a round, and not gradients summed every step."""
+        return self.local_steps is not None
+
     @model_validator(mode="after")
     def _means_something(self) -> Rhythm:
         if self.undelayed_steps and not self.delay:
             raise ValueError("undelayed_steps is of a rhythm whose delay is 1")
+        of_rounds = {
+            "prox_mu": self.prox_mu > 0,
+            "clients_per_round": self.clients_per_round is not None,
+            "drop_stragglers": self.drop_stragglers,
+            "round_deadline_s": self.round_deadline_s is not None,
+        }
+        given = [name for name, value in of_rounds.items() if value]
+        if given and not self.is_rounds:
+            raise ValueError(f"{given[0]} is of a rhythm with local_steps")
+        if self.delay and self.is_rounds:
+            raise ValueError("a rhythm with local_steps sums no gradients, so it has no delay")
         return self

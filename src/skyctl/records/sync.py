@@ -47,12 +47,19 @@ class SyncGroup(Record):
 
 
 class Sync(Record):
-    """What pipelines sum once a step, in which numbers, and in pieces of how many bytes."""
+    """What pipelines sum once a step, in which numbers, and in pieces of how many bytes.
 
-    of: Literal["gradients"] = "gradients"
+    ``of``: gradients, or with local steps ``weights``, times each pipeline's samples.
+    """
+
+    of: Literal["gradients", "weights"] = "gradients"
     format: SyncFormat = "float32"
     chunk_bytes: Count = 262144
     groups: Seq[SyncGroup] = Field(min_length=1)
+
+    def version_of_values(self) -> int:
+        """11 where weights are summed."""
+        return 11 if self.of == "weights" else 1
 
 
 class LinkPrice(Record):

@@ -318,6 +318,6 @@ class Attempt:
         done = build_measurement(
             run_id, self._plan, holding_specs(self._specs), self._ranks.collected, weights, self._simulations
         )
-        if len(self._simulations) > 1:
+        if len(self._simulations) > 1 or self._plan.problem.rhythm.is_rounds:
             return done
         return with_differences(self._simulations[0], done)

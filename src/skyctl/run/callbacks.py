@@ -6,10 +6,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyctl.records.measurement import ValidationMeasurement
+from skyctl.run.owner_figures import OwnerFigures
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import (
     EnvironmentEvent,
@@ -27,7 +28,8 @@ class StepProgress:
 
     ``left_s``: the steps that remain at the pace so far (None on the first). ``learning_rate``: of the first
     rank that trains anything. ``grad_norm``: over all stages, before clipping; None without clipping.
-    ``repeats``: how often its microbatches were made again (``--sync-format fixed32``).
+    ``repeats``: how often its microbatches were made again (``--sync-format fixed32``). ``owners``: where a
+    step is a round of several owners, what each did in it.
     """
 
     step: int
@@ -40,6 +42,7 @@ class StepProgress:
     grad_norm: float | None = None
     repeats: int = 0
     validation: ValidationMeasurement | None = None
+    owners: Mapping[str, OwnerFigures] = field(default_factory=dict)
 
 
 @dataclass

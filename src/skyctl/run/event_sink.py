@@ -21,6 +21,7 @@ from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.log_limits import LogLimits
+from skyctl.run.owner_figures import owner_lines
 from skyctl.run.rank_spec import rank_of_task
 
 DISK_HINT = "free some space, or set SKYCTL_HOME to another disk"
@@ -187,6 +188,7 @@ def metrics_line(progress: StepProgress) -> dict[str, Any]:
         "iteration_s": progress.iteration_s,
         "samples_per_s": progress.samples_per_s,
         "repeats": progress.repeats or None,
+        **owner_lines(progress.owners),
     }
     return {key: value for key, value in line.items() if value is not None}
 

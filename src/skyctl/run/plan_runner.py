@@ -40,6 +40,7 @@ from skyctl.run.restart_policy import (
     restart_reason,
     resume_hint,
 )
+from skyctl.run.round_spec import refuse_trace
 from skyctl.run.run_context import RunContext, RunOptions
 from skyctl.run.run_nodes import RunNodes
 from skyctl.run.step_metrics import StepCollector, StepHistory
@@ -196,6 +197,7 @@ class PlanRunner:
         plan = self._now.plan
         self._context.cluster = self._replanner.cluster
         check_plan_fits(plan, self._context.cluster)
+        refuse_trace(plan, trace=self._context.options.trace)
         if adopted is None:  # else a request to stop waits until the ranks can write a last checkpoint
             self._look_for_requests()
             now = self._now

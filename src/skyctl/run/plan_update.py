@@ -15,7 +15,7 @@ from typing import Any
 from skyctl.control.corrections import Corrections
 from skyctl.control.form_choice import PIPELINE
 from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
-from skyctl.control.problem_devices import in_form, shared_among, with_devices
+from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest, send_workload
@@ -24,6 +24,7 @@ from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
 from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
+from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.problem import Link, Problem, SharedResource
@@ -227,8 +228,11 @@ def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dic
     """By device, measured ÷ predicted of its layers' time, over the last steps; too few steps: left out.
 
     Args:
-        events: by rank, its step events, the oldest first, without the first of an attempt.
+        events: by rank, its step events, the oldest first, without the first of an attempt. Those of rounds
+            say nothing: how much of one an owner makes is its own affair.
     """
+    if plan.problem.rhythm.is_rounds:
+        return {}
     planned = [
         simulation.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s
         for simulation in pipeline_simulations(plan)

@@ -30,7 +30,7 @@ from skyctl.run.drift_check import DriftCheck
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
-from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, rank_task_name, sync_pairs
+from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, rank_task_name, sync_pairs
 from skyctl.run.step_metrics import StepCollector
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
@@ -79,7 +79,9 @@ class RankGroup:
         first = int((specs[0].payload.get("resume") or {}).get("step", 0))
         steps = specs[0].payload["steps"]
         holding = len(holding_specs(specs))
-        self.collected = StepCollector(holding, steps, first=first, last_ranks=last_ranks(specs))
+        self.collected = StepCollector(
+            holding, steps, first=first, last_ranks=last_ranks(specs), owners=owners_of(specs)
+        )
         self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
         self.failure: FailureReport | None = None
         self.ending = self._asking = self._stopped = False
@@ -250,7 +252,7 @@ class RankGroup:
             rank.enter_phase(f"step {event.step + 1}")
             self._report_steps(tell)
         elif isinstance(event, ValidationEvent):
-            self._on_validation(event, tell)
+            self._on_validation(rank, event, tell)
         elif isinstance(event, CheckpointEvent):
             if event.error and tell:
                 self._callbacks.warn(f"{rank.name} could not write its checkpoint: {event.error}")
@@ -261,7 +263,7 @@ class RankGroup:
         elif isinstance(event, RankResult):
             rank.result = event
 
-    def _on_validation(self, event: ValidationEvent, tell: bool) -> None:
+    def _on_validation(self, rank: RankState, event: ValidationEvent, tell: bool) -> None:
         if not math.isfinite(event.loss):
             error = RunError(
                 f"the validation loss after step {event.step + 1} is {event.loss}",
@@ -269,7 +271,7 @@ class RankGroup:
                 "behave differently in eval()",
             )
             raise self._final(error)
-        self.collected.add_validation(event)
+        self.collected.add_validation(rank.spec.rank, event)
         self._report_steps(tell)
 
     def _report_steps(self, tell: bool) -> None:

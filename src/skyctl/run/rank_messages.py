@@ -78,7 +78,8 @@ class RankMessageReader:
         stage, stages = spec.payload.get("stage", spec.rank), spec.payload.get("stages", ranks)
         self._helps = spec.helps
         self._is_last = self._helps or stage == stages - 1
-        self._validating = self._is_last and not spec.payload.get("pipeline")
+        owned = (spec.payload.get("rounds") or {}).get("owner") is not None  # then each validates on its own
+        self._validating = self._is_last and (owned or not spec.payload.get("pipeline"))
         sync = spec.payload.get("sync") or {"peers": ()}
         named = (peer["rank"] if isinstance(peer, Mapping) else peer for peer in sync["peers"])
         summing = set(named)

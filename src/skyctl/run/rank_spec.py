@@ -14,6 +14,7 @@ from typing import Any
 from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
+from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
 from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, tie_sums
 from skyctl.schedule.actions import check_in_flight
 
@@ -56,6 +57,12 @@ def last_ranks(specs: Sequence[RankSpec]) -> tuple[int, ...]:
     return tuple(spec.rank for spec, (stage, last) in zip(holding, stages, strict=True) if stage + 1 == last)
 
 
+def owners_of(specs: Sequence[RankSpec]) -> tuple[str, ...]:
+    """By pipeline, what its owner is called; empty where data is nobody's alone."""
+    told = [specs[rank].payload.get("rounds") or {} for rank in last_ranks(specs)]
+    return tuple(str(rounds["owner"]) for rounds in told if rounds.get("owner") is not None)
+
+
 def holding_specs(specs: Sequence[RankSpec]) -> list[RankSpec]:
     """Those that hold layers, which come first."""
     return [spec for spec in specs if not spec.helps]
@@ -89,6 +96,7 @@ def check_plan_fits(plan: Plan, cluster: Cluster) -> None:
                 f"the plan can't be played: {where}{fault}", hint="see what else: skyctl verify PLAN.json"
             )
     check_sums(plan)
+    check_rounds(plan)
     names = [node.name for node in cluster.nodes]
     for device in (*(stage.device for stage in plan.placed_stages), *plan.helpers):
         node, local = split_device_id(device)
@@ -158,7 +166,7 @@ def rank_specs(
         payload |= {
             "threads": node.threads or measured.get(device),
             "slowdown": node.slowdown,
-            "workload": dict(workload[node_name]),
+            "workload": with_owner(workload[node_name], structure),
             "schedule": plan.problem.schedule,
             "in_flight": stage.in_flight,
             "recompute": stage.recompute,
@@ -169,7 +177,7 @@ def rank_specs(
             "weights": weights and structure["pipeline"] == 0,
             "recipe": dict(recipe or {}),
             "link_dtypes": _link_dtypes(plan, rank, is_first=is_first, is_last=is_last),
-            "compare_batches": plan.problem.first_stage is None and plan.problem.last_stage is None,
+            "compare_batches": compares_batches(plan),
         }
         ranks.append(RankSpec(rank, node_name, device, payload))
     return ranks
@@ -184,7 +192,7 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
     its ``peers`` are ranks here, and with their addresses in a payload; for a trace a rank that no stage of
     its pipeline comes before compares its clock with that of ``clock_of`` (None: the first rank), and those
     of ``clock_for`` theirs with its own.
-    ``helps``: it holds no layers, and only helps to sum.
+    ``helps``: it holds no layers, and only helps to sum. ``rounds``: see ``round_spec``.
     """
     found: list[dict[str, Any]] = []
     first = 0
@@ -200,9 +208,10 @@ def rank_structures(plan: Plan) -> list[dict[str, Any]]:
                     "microbatches": plan.problem.microbatches,
                     "microbatch_range": [first, first + microbatches],
                     "sync": None,
+                    **round_structure(plan, number),
                 }
             )
-        first += microbatches
+        first += microbatches if plan.problem.owners is None else 0
     if plan.sync is not None and len(plan.pipelines) > 1:
         found += [
             {

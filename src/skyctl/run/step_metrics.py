@@ -23,6 +23,7 @@ from skyctl.records.measurement import (
 from skyctl.records.plan import Plan
 from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.event_sink import read_validation
+from skyctl.run.owner_figures import OwnerFigures, joined_validation, owner_figures
 from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
@@ -43,6 +44,8 @@ class StepCollector:
     Attributes:
         last_ranks: of each pipeline, the rank of its last stage, in the pipelines' order; the first one
             validates. Empty: there is one pipeline.
+        owners: what the pipelines' owners are called, in the same order; each of them validates. Empty:
+            data is nobody's alone.
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
@@ -55,6 +58,8 @@ class StepCollector:
     reported: int = 0
     first: int = 0
     last_ranks: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
+    _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,10 +82,12 @@ class StepCollector:
         """Keeps one rank's figures of one step."""
         self.by_rank.setdefault(rank, {})[event.step] = event
 
-    def add_validation(self, event: ValidationEvent) -> None:
-        """Keeps what the last rank found in a validation, whose loss is finite."""
-        metrics = dict(event.metrics) if event.metrics is not None else None
-        self.validation[event.step] = ValidationMeasurement(step=event.step, loss=event.loss, metrics=metrics)
+    def add_validation(self, rank: int, event: ValidationEvent) -> None:
+        """Keeps what a pipeline's last rank found in a validation, whose loss is finite."""
+        found = self._validations.setdefault(event.step, {})
+        found[rank] = event
+        if len(found) == (len(self.last_ranks) if self.owners else 1):
+            self.validation[event.step] = joined_validation(event.step, list(found.values()))
 
     def complete(self) -> list[StepProgress]:
         """The steps that every rank has finished and that were not handed out yet, in order.
@@ -139,7 +146,18 @@ class StepCollector:
             grad_norm=first.grad_norm,
             repeats=first.repeats,
             validation=self.validation.get(step),
+            owners=self._owner_figures(step),
         )
+
+    def _owner_figures(self, step: int) -> dict[str, OwnerFigures]:
+        """By owner, what it did in a round; empty where data is nobody's alone."""
+        validations = self._validations.get(step, {})
+        found = {}
+        for name, rank in zip(self.owners, self.last_ranks, strict=False):
+            event = self.by_rank.get(rank, {}).get(step)
+            if event is not None:
+                found[name] = owner_figures(event, validations.get(rank))
+        return found
 
     def loss(self, step: int) -> float:
         """The training loss of a step: the sum of the parts that the pipelines' last ranks have told."""
@@ -180,8 +198,8 @@ def build_measurement(
     settled = list(range(first + 1, done)) or list(range(first, done))
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     stages = [
-        predicted_time_parts(simulation, stage)
-        for simulation in simulations
+        predicted_time_parts(simulation, stage, pipeline.local_steps or 1)
+        for simulation, pipeline in zip(simulations, plan.pipelines, strict=bool(simulations))
         for stage in range(len(simulation.stages))
     ]
     replicas = []
@@ -243,15 +261,20 @@ def layers_spread(events: Sequence[StepEvent]) -> float | None:
     return quantile(seconds, 0.9) / low if low > 0 else None
 
 
-def predicted_time_parts(simulation: SimulationInput | None, stage: int) -> dict[str, float | None]:
-    """The same of the plan: the layers' forward and backward of a whole step, a message's way unqueued."""
+def predicted_time_parts(
+    simulation: SimulationInput | None, stage: int, local_steps: int = 1
+) -> dict[str, float | None]:
+    """The same of the plan: the layers' forward and backward of a whole step, a message's way unqueued.
+
+    ``local_steps``: where a step is a round, how many of them it is.
+    """
     if simulation is None:
         return dict.fromkeys(TIME_PARTS)
-    times, count = simulation.layer_times(stage), simulation.microbatches
+    times, count = simulation.layer_times(stage), local_steps * simulation.microbatches
     return {
         "forward_s": count * times.forward_s,
         "backward_s": count * times.backward_s,
-        "optimizer_s": times.optimizer_s,
+        "optimizer_s": local_steps * times.optimizer_s,
         "input_message_s": unqueued_message_s(simulation.boundaries[stage - 1].forward) if stage else None,
         "gradient_message_s": unqueued_message_s(simulation.boundaries[stage].backward)
         if stage + 1 < len(simulation.stages)

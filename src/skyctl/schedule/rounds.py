@@ -1,4 +1,4 @@
-"""Rounds of local steps: who takes part in which. The same on every machine, for nothing but the seed is used."""
+"""Rounds of local steps: who takes part in which. The same on every machine, by the seed alone."""
 
 from __future__ import annotations
 

@@ -44,6 +44,9 @@ class StepReport:
         grad_norm: where gradients are clipped, the global norm before.
         is_last: the pipeline ends with this step.
         repeats: how often its microbatches were made again (``gradient_sync``); all other figures are of all.
+        local_steps, samples, own_loss: of a round (``local_rounds``), the steps that were made in it, the
+            samples that count, and on the last stage the mean loss of this pipeline alone.
+        total_samples: that count of all pipelines.
         input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
             the seconds on the way.
     """
@@ -59,6 +62,10 @@ class StepReport:
     grad_norm: float | None = None
     is_last: bool = False
     repeats: int = 0
+    local_steps: int | None = None
+    samples: int | None = None
+    total_samples: int | None = None
+    own_loss: float | None = None
     input_messages_s: list[float] = field(default_factory=list)
     gradient_messages_s: list[float] = field(default_factory=list)
 

@@ -149,7 +149,9 @@ class StepEvent:
     ``grad_norm``: over all stages, before clipping; None without clipping. ``learning_rate``: None for a
     stage that trains nothing. ``validates``: a validation follows on this rank's pipeline. ``samples``: of
     its pipeline's microbatches. ``batch``: at both ends of the pipeline;
-    ``validation_batch``: with the first step, of the first held-out batch.
+    ``validation_batch``: with the first step, of the first held-out batch. Where a step is a round,
+    ``local_steps``: those made in it; ``samples``: that count in the average; ``own_loss``: on the last
+    stage, the mean loss of its pipeline's local steps, which ``loss`` has the part of the whole of.
     """
 
     kind: ClassVar[str] = "step"
@@ -174,12 +176,15 @@ class StepEvent:
     validation_batch: BatchSketch | None = None
     sync_s: Seconds | None = None
     repeats: Index = 0
+    local_steps: Index | None = None
+    own_loss: Annotated[float, AnyNumber()] | None = None
 
 
 @dataclass(frozen=True)
 class ValidationEvent:
     """The validation loss after a step, from the last stage. ``wall_s``: what the validation took.
 
+    ``samples``: that it is of.
     ``metrics``: by name, the means of the user's metrics (None: no number); None: there are none.
     """
 
@@ -188,6 +193,7 @@ class ValidationEvent:
     loss: Annotated[float, AnyNumber()]
     wall_s: Seconds
     metrics: Annotated[Mapping[MetricName, float | None], MaxLength(MAX_METRICS)] | None = None
+    samples: Index = 0
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 
 from skyctl.transport.peer_connection import PeerConnection, Work
 
-GRADIENTS, FIGURES, AGREEMENT = range(3)
-"""Kinds of messages: chunks of gradients, chunks of other figures, and what all ranks agree on."""
+GRADIENTS, FIGURES, AGREEMENT, WEIGHTS = range(4)
+"""Kinds of messages: chunks of gradients, of other figures, what all ranks agree on, chunks of weights."""
 UP, DOWN = range(2)
 """Towards the root, and from it."""
 HEADER = struct.Struct("=8q")
@@ -25,7 +25,7 @@ AHEAD_BYTES = 512 << 10
 """Of one edge's messages are received ahead, two at least. The word that a further one may come waits behind
 what this end sends over the same line; with 512 KiB in messages of 64 KiB both directions are kept full."""
 _UNDER_WAY = 2
-_KIND_NAMES = ("gradients", "running figures", "agreement")
+_KIND_NAMES = ("gradients", "running figures", "agreement", "weights")
 _DIRECTION_NAMES = ("up", "down")
 
 

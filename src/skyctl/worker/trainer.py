@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from skyctl.worker.checkpointer import (
     save_weights,
 )
 from skyctl.worker.executor import Executor
-from skyctl.worker.gradient_clipping import make_clipper
+from skyctl.worker.gradient_clipping import GradientClipper, make_clipper
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.local_rounds import LocalRounds, RoundOptions, make_affords
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
@@ -46,6 +48,7 @@ from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
+from skyctl.worker.weight_average import WeightAverage
 from skyctl.workload.data import EpochPosition
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
@@ -70,6 +73,8 @@ class Trainer:
         self._neighbours: NeighbourConnections | None = None
         self._sync_connections: SyncConnections | None = None
         self._sync: GradientSync | None = None
+        self._average: WeightAverage | None = None
+        self._rounds = RoundOptions.from_payload(payload.get("rounds"))
         self._counted_elsewhere: list[nn.Parameter] = []
         self._executor: Executor | None = None
         self._stop_requested = False
@@ -98,7 +103,8 @@ class Trainer:
         # what passes between stages: the first pipeline, whose samples come first, validates with all of them
         self._streamed_sizes = self._sizes if payload.get("pipeline") else self._all_sizes
         self._samples = sum(self._all_sizes[:first]), sum(self._all_sizes[:stop])
-        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, first)
+        owner = 0 if self._rounds is None else self._rounds.index * len(self._all_sizes)
+        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, owner + first)
         stage = self._build_stage()
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
@@ -131,8 +137,9 @@ class Trainer:
             self._neighbours.close()
         if self._sync_connections is not None:
             self._sync_connections.close()
-        if self._sync is not None:
-            self._sync.close()
+        for sums in (self._sync, self._average):
+            if sums is not None:
+                sums.close()
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""
@@ -228,6 +235,15 @@ class Trainer:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
         connections.connect(self._link.announce, self._link.address_of)
+        if self._rounds is not None:
+            self._average = WeightAverage(
+                stage.layers,
+                self._start,
+                values["groups"],
+                connections.peers,
+                chunk_bytes=int(values["chunk_bytes"]),
+            )
+            return None
         self._sync = GradientSync(
             stage.layers,
             self._start,
@@ -244,7 +260,17 @@ class Trainer:
     @property
     def _is_single(self) -> bool:
         """Whether there is no pipeline beside this one."""
+        return self._has_whole_batches and self._rounds is None
+
+    @property
+    def _has_whole_batches(self) -> bool:
+        """Whether this pipeline trains on all samples of its batches."""
         return len(self._sizes) == len(self._all_sizes)
+
+    @property
+    def _is_owners(self) -> bool:
+        """Whether this pipeline's data is its own."""
+        return self._rounds is not None and self._rounds.owner is not None
 
     def _make_executor(
         self,
@@ -265,7 +291,7 @@ class Trainer:
                 device=self._device,
             ),
             microbatch_sizes=self._sizes,
-            batch_size=self._spec.batch_size,
+            batch_size=self._spec.batch_size if self._rounds is None else None,
             sync=sync,
             schedule=payload["schedule"],
             in_flight=payload["in_flight"],
@@ -295,13 +321,15 @@ class Trainer:
             microbatches=len(self._streamed_sizes),
         )
         validator = None
-        if not self._payload.get("pipeline"):  # the first pipeline validates, with all samples
+        # the first pipeline validates, with all samples; owners do, each with data of its own
+        if not self._payload.get("pipeline") or self._is_owners:
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
         validation_batch = self._sketch_validation()
         sketcher = self._make_sketcher(first_step)
         sums = self._sync.sizes if self._sync is not None and not self._is_single else None
         self._channel.send(to_message(ReadyEvent(sums)))
         self._link.expect("start")
+        rounds = self._make_rounds(executor, clipper, first_step)
         loop = TrainingLoop(
             executor=executor,
             recipe=self._recipe,
@@ -309,11 +337,12 @@ class Trainer:
             seeder=self._seeder,
             send=self._channel.send,
             stop_requested=self._check_for_stop if self._payload["previous"] is None else None,
-            clipper=clipper,
+            clipper=clipper if rounds is None else None,
             validator=validator,
             checkpointer=checkpointer,
-            sketch_of=sketcher.take,
+            sketch_of=sketcher.take if rounds is None else partial(self._sketch_of_round, sketcher),
             validation_batch=validation_batch,
+            make_step=None if rounds is None else rounds.step,
         )
         self._training = True
         steps_done = loop.run(Prefetcher(sketcher), first_step, int(self._payload["steps"]))
@@ -323,10 +352,42 @@ class Trainer:
         self._training = False
         return steps_done
 
+    def _make_rounds(
+        self, executor: Executor, clipper: GradientClipper | None, first_step: int
+    ) -> LocalRounds | None:
+        """Who makes rounds in the place of steps; None where gradients are summed in every step."""
+        if self._rounds is None:
+            return None
+        model = self._workload.model
+        return LocalRounds(
+            executor,
+            self._average,
+            self._rounds,
+            seeder=self._seeder,
+            seed=self._spec.seed,
+            clipper=clipper,
+            affords=make_affords(
+                model.functions.get("local_steps"),
+                self._rounds.owner,
+                model.source_name,
+                self._workload.user_errors,
+            ),
+            first_round=first_step,
+        )
+
+    def _sketch_of_round(self, sketcher: BatchSketcher, round_number: int) -> BatchSketch | None:
+        """The sketch of a round's first batch; of an owner's data nothing is told."""
+        assert self._rounds is not None
+        first = round_number * self._rounds.steps
+        found = [sketcher.take(batch) for batch in range(first, first + self._rounds.steps)]
+        return found[0] if self._payload.get("compare_batches", True) and not self._is_owners else None
+
     def _make_sketcher(self, first_step: int) -> BatchSketcher:
         """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""
         position = EpochPosition()
-        cuts = not self._is_single and self._workload.reads_whole_batches
+        if self._rounds is not None:
+            first_step *= self._rounds.steps
+        cuts = not self._has_whole_batches and self._workload.reads_whole_batches
         samples = (0, self._spec.batch_size) if cuts else self._samples
         compared = cuts and bool(self._payload.get("compare_batches", True))
         return BatchSketcher(
@@ -336,12 +397,14 @@ class Trainer:
             first_step=first_step,
             values=compared if cuts else self._compares_ends,
             cut=self._samples if cuts else None,
-            is_part=not (self._is_single or cuts),
+            is_part=not (self._has_whole_batches or cuts),
         )
 
     @property
     def _compares_ends(self) -> bool:
         """Whether the launcher compares this stage's batches with those of its pipeline's other end."""
+        if self._is_owners:
+            return False
         ends = self._payload["previous"] is None, self._payload["next"] is None
         return any(ends) and not all(ends) and bool(self._payload.get("compare_batches", True))
 

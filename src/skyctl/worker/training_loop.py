@@ -30,6 +30,7 @@ class TrainingLoop:
         stop_requested: whether the launcher wants an early end; on the first rank only, None on the others.
         sketch_of: the sketch of a step's batch; None where the stage has no batches.
         validation_batch: the sketch of the first held-out batch, sent with the first step.
+        make_step: what makes a step; None: the executor, with its arguments.
     """
 
     executor: Executor
@@ -43,6 +44,7 @@ class TrainingLoop:
     checkpointer: Checkpointer | None = None
     sketch_of: Callable[[int], BatchSketch | None] = lambda _step: None
     validation_batch: BatchSketch | None = None
+    make_step: Callable[..., StepReport] | None = None
 
     def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
         """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
@@ -50,12 +52,13 @@ class TrainingLoop:
         Time spent after a step (validation, a checkpoint) counts in no step.
         """
         executor = self.executor
+        make_step = self.make_step or executor.step
         began = time.perf_counter()
         for step in range(first_step, steps):
             self.seeder.step = step
             if self.clipper is not None:
                 self.clipper.begin(step)
-            report = executor.step(
+            report = make_step(
                 step,
                 batches.get,
                 stop_requested=self.stop_requested or (lambda: False),
@@ -92,7 +95,7 @@ class TrainingLoop:
         found = self.validator.run(step)
         if found is not None:
             wall_s = time.perf_counter() - began
-            self.send(to_message(ValidationEvent(step, found.loss, wall_s, found.metrics)))
+            self.send(to_message(ValidationEvent(step, found.loss, wall_s, found.metrics, found.samples)))
 
     def _save_checkpoint(self, step: int) -> None:
         assert self.checkpointer is not None
@@ -117,10 +120,12 @@ class TrainingLoop:
             grad_norm=report.grad_norm,
             learning_rate=self.scheduler.learning_rate,
             validates=validates,
-            samples=sum(self.executor.microbatch_sizes),
+            samples=sum(self.executor.microbatch_sizes) if report.samples is None else report.samples,
             peak_memory_bytes=peak_memory_bytes(self.executor.device),
             sync_s=report.sync_s,
             repeats=report.repeats,
+            local_steps=report.local_steps,
+            own_loss=report.own_loss,
             batch=self.sketch_of(step),
             validation_batch=self.validation_batch,
         )

@@ -34,10 +34,12 @@ class ValidationResult:
     """The mean loss over the samples of a validation, and the means of the user's metrics.
 
     ``metrics``: by name, None where the mean is no number; None: the workload has no ``metrics``.
+    ``samples``: how many they are.
     """
 
     loss: float
     metrics: Mapping[str, float | None] | None = None
+    samples: int = 0
 
 
 class Validator:
@@ -101,7 +103,7 @@ class Validator:
         if self._outputs is not None:
             self._outputs.drain()
             return None
-        return ValidationResult(total / done, means.means())
+        return ValidationResult(total / done, means.means(), done * sum(self._sizes))
 
     def _run_batch(
         self, mark: int, step: int, batch: Any, last: bool, means: MetricMeans

@@ -111,11 +111,23 @@ class UserData:
 
     Args:
         name: what to call the function in errors.
+        owner: told to a function that takes it.
+
+    Raises:
+        WorkloadError: the function is of one owner's data, and there is no owner here.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, batch_size: int, seed: int, owner: str | None = None
+    ) -> None:
         self.function, self.name, self.batch_size, self.seed = function, name, batch_size, seed
         self.takes_range = accepts_sample_range(function)
+        self._told = {"owner": owner} if takes_owner(function) else {}
+        if self._told and owner is None:
+            raise WorkloadError(
+                f"{name} takes an owner, so it is called on that owner's nodes alone",
+                hint="define example(batch_size) to give the shapes; train with --local-steps and --owners",
+            )
         self.position = EpochPosition()
 
     def batches(self, first_step: int, start: int, stop: int) -> Iterator[Batch]:
@@ -169,7 +181,7 @@ class UserData:
         random.seed(f"skyctl {seed} data")
         try:
             wanted = {"start": start, "stop": stop} if self.takes_range else {}
-            made = self.function(self.batch_size, seed, **wanted)
+            made = self.function(self.batch_size, seed, **wanted, **self._told)
             self.position.length = _length_of(made)
             iterator = iter(made)
             user_state, user_python_state = torch.default_generator.get_state(), random.getstate()
@@ -206,6 +218,14 @@ def accepts_sample_range(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return "start" in parameters and "stop" in parameters
+
+
+def takes_owner(function: Callable[..., Any]) -> bool:
+    """Whether a user's data function is told whose data is asked for."""
+    try:
+        return "owner" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)

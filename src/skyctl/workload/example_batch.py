@@ -59,4 +59,4 @@ def make_user_data(model: LayeredModel, spec: WorkloadSpec) -> UserData:
             hint="def data(batch_size, seed): yield inputs, targets; or, to try a model on random inputs, "
             "def example(batch_size): return inputs, targets and --random-inputs",
         )
-    return UserData(function, f"{model.source_name}: data()", spec.batch_size, spec.seed)
+    return UserData(function, f"{model.source_name}: data()", spec.batch_size, spec.seed, spec.owner)

@@ -41,8 +41,11 @@ from skyctl.workload.workload_spec import ModelSource
 if TYPE_CHECKING:
     from skyctl.workload.hf.hub_model import HubModel
 
-OPTIONAL_FUNCTIONS = ("data", "validation", "example", "loss", "metrics", "optimizer", "lr_scheduler")
-_NEWER_FUNCTIONS = ("metrics", "lr_scheduler")
+OPTIONAL_FUNCTIONS = (
+    *("data", "validation", "example", "loss", "metrics", "optimizer", "lr_scheduler"),
+    "local_steps",
+)
+_NEWER_FUNCTIONS = ("metrics", "lr_scheduler", "local_steps")
 """A module of that name, as after ``from torch.optim import lr_scheduler``, is not meant as the function."""
 
 
@@ -270,6 +273,7 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
         for name in ("model", *OPTIONAL_FUNCTIONS)
         if hasattr(module, name)
         and not (name in _NEWER_FUNCTIONS and isinstance(getattr(module, name), ModuleType))
+        and not (name == "local_steps" and not callable(getattr(module, name)))  # a script's own number
     }
     for name, function in functions.items():
         if not callable(function):

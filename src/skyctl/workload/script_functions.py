@@ -23,12 +23,13 @@ Function = Callable[..., Any]
 
 _GIVEN = {
     **{"model": 0, "data": 2, "validation": 2, "example": 1, "loss": 2, "metrics": 2},
-    **{"optimizer": 1, "lr_scheduler": 1},
+    **{"optimizer": 1, "lr_scheduler": 1, "local_steps": 2},
 }
 """How many values a function is given by position; only parameters after them can be the script's."""
 _SECOND = {"optimizer": "named", "lr_scheduler": "steps"}
 """What these functions get in addition, where they ask for a second value; its usual name."""
-_SAMPLE_RANGE = ("start", "stop")
+_TOLD_TO_DATA = ("start", "stop", "owner")
+"""Parameters of data() and validation() by which they are told which samples, and whose, are asked for."""
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -98,8 +99,8 @@ def _own_parameters(name: str, signature: inspect.Signature | None) -> dict[str,
         return {}
     parameters = list(signature.parameters.values())
     own = [p for p in parameters[_GIVEN.get(name, 0) :] if p.kind in _NAMED]
-    ranged = name in ("data", "validation")
-    return {p.name: p for p in own if not (ranged and p.name in _SAMPLE_RANGE)}
+    told = _TOLD_TO_DATA if name in ("data", "validation") else ()
+    return {p.name: p for p in own if p.name not in told}
 
 
 def _takes_any(signature: inspect.Signature | None) -> bool:

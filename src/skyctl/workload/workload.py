@@ -164,7 +164,7 @@ class Workload:
         self.check_validation()
         function = self.model.functions["validation"]
         name = f"{self.model.source_name}: validation()"
-        data = UserData(function, name, batch_size, self._spec.seed)
+        data = UserData(function, name, batch_size, self._spec.seed, self._spec.owner)
         yield from self._checked(data.once(), "validation()")
 
     def check_validation(self) -> None:
@@ -198,7 +198,7 @@ class Workload:
     def _checked(self, batches: Iterator[Batch], what: str, step: int = 0) -> Iterator[Batch]:
         """The batches with inputs in the layers' dtype; the user's errors are named, the shapes checked."""
         while True:
-            with self._user_errors(what):
+            with self.user_errors(what):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -221,7 +221,7 @@ class Workload:
             outputs = mixed_precision.upcast(outputs)
         if function is None:
             return cross_entropy(outputs, targets)
-        with self._user_errors("loss()"):
+        with self.user_errors("loss()"):
             value = function(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = (
@@ -247,7 +247,7 @@ class Workload:
             return {}
         if self.model.dtype is not None:
             outputs = mixed_precision.upcast(outputs)
-        with self._user_errors("metrics()"):
+        with self.user_errors("metrics()"):
             return read_metrics(function(outputs, targets), f"{self.model.source_name}: metrics()")
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -281,13 +281,15 @@ class Workload:
         sizes = self._source.sizes
         return builtin.default_learning_rate(sizes["hidden"]) if sizes else DEFAULT_LEARNING_RATE
 
-    def _user_errors(self, doing: str) -> Any:
+    def user_errors(self, doing: str) -> Any:
+        """A context in which what the user's file raises is a WorkloadError that names its line."""
         return user_code.user_errors(self.model.path or Path(), doing)
 
     def _data(self, *, validation: bool = False) -> TextData | UserData | RandomData | TokenData:
         spec, source = self._spec, self._source
+        seed = spec.seed if spec.owner is None else derived_seed(spec.seed, f"owner {spec.owner}")
         if spec.random_inputs:
-            seed = derived_seed(spec.seed, "validation") if validation else spec.seed
+            seed = derived_seed(seed, "validation") if validation else seed
             return RandomData(self.example, spec.batch_size, seed)
         if source.kind == "file":
             return make_user_data(self.model, spec)
@@ -295,21 +297,21 @@ class Workload:
         if spec.validated or validation:
             name += ", the part held out for validation," if validation else " without what is held out"
         if self.model.hub is not None:
-            return self._hub_data(self.model.hub, name, validation=validation)
+            return self._hub_data(self.model.hub, name, seed, validation=validation)
         text = read_corpus(spec.data_path)
         if spec.validated or validation:
             text = training_or_held_out(text, held_out=validation)
         builtin.check_text(source.kind, source.sizes, text, name)
-        return TextData(source.kind, source.sizes, text, spec.batch_size, spec.seed)
+        return TextData(source.kind, source.sizes, text, spec.batch_size, seed)
 
-    def _hub_data(self, made: HubModel, name: str, *, validation: bool) -> TokenData:
+    def _hub_data(self, made: HubModel, name: str, seed: int, *, validation: bool) -> TokenData:
         from skyctl.workload.hf import token_data
 
         spec = self._spec
         tokens = token_data.parse_tokens(token_data.tokenize(made.folder, read_corpus(spec.data_path)))
         if spec.validated or validation:
             tokens = replace(tokens, ids=training_or_held_out(tokens.ids, held_out=validation))
-        return token_data.TokenData(made.settings, tokens, spec.batch_size, spec.seed, name)
+        return token_data.TokenData(made.settings, tokens, spec.batch_size, seed, name)
 
     def _conform(self, batch: Batch, what: str, step: int) -> Batch:
         try:
@@ -334,6 +336,9 @@ def load_workload(spec: WorkloadSpec) -> Workload:
       the samples. With ``start`` and ``stop`` in its signature it is asked for those samples of each only.
     - ``validation(batch_size, seed) -> iterable of (inputs, targets)``, optional: what ``--validate-every``
       takes its batches from; called anew each time.
+    - ``owner`` in the signature of these two: in rounds of several owners it says whose data is asked for;
+      such functions are called on that owner's nodes alone. ``local_steps(owner, round) -> int``, optional:
+      how many of the steps asked for that owner can make in that round, counted from 0.
     - ``example(batch_size) -> (inputs, targets)``, optional: a batch to take shapes from where ``data`` must
       not be called (``--random-inputs`` without data, or data that is only on the nodes).
     - ``loss(outputs, targets)``: mean over the samples; ``metrics(outputs, targets)``: a dict of such means,

@@ -72,6 +72,7 @@ class WorkloadSpec:
         weights: on a node, the file with the stored values of its layers; None: all start at random.
         init_from: on the launcher, the file or folder with the weights to start from (``--init-from``).
         init_sha256: the digest of those weights, on nodes too (``stored_weights.weights_digest``).
+        owner: on a node, who owns the data that is trained on there, as data() is told; None: nobody alone.
     """
 
     source: str
@@ -91,6 +92,7 @@ class WorkloadSpec:
     data_digest: str | None = None
     init_from: str | None = None
     init_sha256: str | None = None
+    owner: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as values that JSON can hold."""

@@ -120,7 +120,7 @@ def _read_groups(step: HybridStep, plan: Plan, rows: Rows) -> list[SummedRange]:
     out = []
     for group, (start, stop, devices) in zip(sync.groups, wanted, strict=True):
         trees = checked_routes(group.routes)
-        if not any(_are_same(trees, other) for other in ring_and_stars(devices, problem.sync)):
+        if not any(are_same_routes(trees, other) for other in ring_and_stars(devices, problem.sync)):
             raise InputError(
                 f"the routes of layers [{start}, {stop}) are no ring or star of {', '.join(devices)}"
                 + (f", as sync {problem.sync} asks for" if problem.sync != "auto" else "")
@@ -129,7 +129,7 @@ def _read_groups(step: HybridStep, plan: Plan, rows: Rows) -> list[SummedRange]:
     return out
 
 
-def _are_same(trees: Sequence[CheckedRoute], others: Sequence[CheckedRoute]) -> bool:
+def are_same_routes(trees: Sequence[CheckedRoute], others: Sequence[CheckedRoute]) -> bool:
     """Whether both have the same edges and shares, in any order."""
 
     def by_root(routes: Sequence[CheckedRoute]) -> list[CheckedRoute]:

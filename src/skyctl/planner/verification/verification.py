@@ -17,6 +17,7 @@ from skyctl.planner.verification.data_verification import check_data_plan
 from skyctl.planner.verification.form_bounds import check_forms
 from skyctl.planner.verification.hybrid_verification import check_hybrid_plan
 from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.planner.verification.round_verification import check_round_plan
 from skyctl.planner.verification.verdict import (
     TOLERANCE,
     Check,
@@ -93,6 +94,9 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     checks = [Check(name="problem", ok=same, detail="as in the plan" if same else "not the plan's problem")]
     checks += check_claims(problem, plan)
     checks += check_forms(problem, plan) if same else []
+    if problem.rhythm.is_rounds:
+        checks += check_round_plan(problem, plan)
+        return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
     if problem.parallel == "data":
         checks += check_data_plan(problem, plan)
         return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))

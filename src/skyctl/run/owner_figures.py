@@ -1,0 +1,80 @@
+"""What each owner of data did in a round, and what all did together: figures of ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+from typing import Any
+
+from skyctl.records.measurement import ValidationMeasurement
+from skyctl.worker.rank_events import StepEvent, ValidationEvent
+
+
+@dataclass(frozen=True)
+class OwnerFigures:
+    """One owner's part of a round.
+
+    Attributes:
+        local_steps: that it made; 0: it had no part in the round.
+        samples: that count in the average of weights; 0: none, or they were dropped.
+        loss: the mean over what it trained on, before the average; None: nothing.
+        validation_loss, validation_metrics: on its own held-out data, with the averaged weights.
+    """
+
+    local_steps: int
+    samples: int
+    loss: float | None
+    validation_loss: float | None = None
+    validation_metrics: Mapping[str, float | None] | None = None
+
+
+def owner_figures(event: StepEvent, validation: ValidationEvent | None) -> OwnerFigures:
+    """The figures of the owner whose last rank has told these."""
+    return OwnerFigures(
+        local_steps=event.local_steps or 0,
+        samples=event.samples,
+        loss=event.own_loss,
+        validation_loss=None if validation is None else validation.loss,
+        validation_metrics=None if validation is None else validation.metrics,
+    )
+
+
+def owner_lines(owners: Mapping[str, OwnerFigures]) -> dict[str, Any]:
+    """The keys of a round's line in ``metrics.jsonl``: each owner's figures, and their variances.
+
+    ``loss_variance``: over the owners that trained; ``validation_loss_variance``: over all that validated.
+    """
+    if not owners:
+        return {}
+    each = {
+        name: {key: value for key, value in vars(one).items() if value is not None}
+        for name, one in owners.items()
+    }
+    losses = [one.loss for one in owners.values() if one.loss is not None]
+    validations = [one.validation_loss for one in owners.values() if one.validation_loss is not None]
+    return {
+        "owners": each,
+        "loss_variance": pvariance(losses) if losses else None,
+        "validation_loss_variance": pvariance(validations) if validations else None,
+    }
+
+
+def joined_validation(step: int, events: Sequence[ValidationEvent]) -> ValidationMeasurement:
+    """The validation of all owners together: means weighted by the samples that each validates on."""
+    weights = [float(event.samples or 1) for event in events]
+    names = dict.fromkeys(name for event in events for name in event.metrics or {})
+    metrics: dict[str, float | None] | None = {} if names else None
+    if all(event.metrics is None for event in events):
+        metrics = None
+    for name in names:
+        values = [(event.metrics or {}).get(name) for event in events]
+        known = [value for value in values if value is not None]
+        assert metrics is not None
+        metrics[name] = fmean(known, weights) if len(known) == len(values) else None
+    if len(events) == 1:  # as it was told
+        told = events[0].metrics
+        metrics = None if told is None else dict(told)
+        return ValidationMeasurement(step=step, loss=events[0].loss, metrics=metrics)
+    loss = fmean([event.loss for event in events], weights)
+    return ValidationMeasurement(step=step, loss=loss, metrics=metrics)

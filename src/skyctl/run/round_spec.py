@@ -1,0 +1,61 @@
+"""What ranks are told of the rounds they make (``worker.local_rounds.RoundOptions``). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyctl.errors import InputError
+from skyctl.records.owners import owner_names
+from skyctl.records.plan import Plan
+
+
+def check_rounds(plan: Plan) -> None:
+    """Raises InputError where a plan's rounds are not launched by this version."""
+    several = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+    if several and plan.problem.rhythm.round_deadline_s is not None:
+        raise InputError(
+            "an owner with several machines does not end its part of a round at a deadline: each of its "
+            "stages would have to know of it first",
+            hint="leave --round-deadline out, or give each owner one machine",
+        )
+
+
+def refuse_trace(plan: Plan, *, trace: bool) -> None:
+    """Raises InputError where a trace is asked for of rounds: it would show the last local steps alone."""
+    if trace and plan.problem.rhythm.is_rounds:
+        raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
+
+
+def round_structure(plan: Plan, number: int) -> dict[str, Any]:
+    """``rounds`` of the payloads of a pipeline's ranks; nothing where gradients are summed in every step."""
+    rhythm, owners = plan.problem.rhythm, plan.problem.owners
+    if not rhythm.is_rounds:
+        return {}
+    told: dict[str, Any] = {"steps": plan.pipelines[number].local_steps, "prox_mu": rhythm.prox_mu}
+    if owners is not None:
+        told |= {
+            "owner": owner_names(owners)[number],
+            "index": number,
+            "owners": len(owners),
+            "clients": rhythm.clients_per_round,
+            "drop_stragglers": rhythm.drop_stragglers,
+            "deadline_s": rhythm.round_deadline_s,
+        }
+    return {"rounds": told}
+
+
+def compares_batches(plan: Plan) -> bool:
+    """Whether what data() gives is compared between ranks: not where pins or owners say who has it.
+
+    Nor where pipelines make other numbers of local steps: a round then begins with other batches on each.
+    """
+    problem = plan.problem
+    same = len({pipeline.local_steps for pipeline in plan.pipelines}) == 1
+    return problem.first_stage is None and problem.last_stage is None and problem.owners is None and same
+
+
+def with_owner(workload: Mapping[str, Any], structure: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload's description as a rank is told it: whose data it trains on, where that is one's alone."""
+    owner = (structure.get("rounds") or {}).get("owner")
+    return dict(workload) if owner is None else {**workload, "owner": owner}

@@ -1,0 +1,322 @@
+"""Rounds: a pipeline makes local steps by itself, then weights are averaged with those of other pipelines.
+
+Local SGD (arXiv 1805.09767) where pipelines share each batch; FedAvg (arXiv 1602.05629) where each is an
+owner's, with data of its own; with ``prox_mu`` FedProx (arXiv 1812.06127): the gradient of µ/2 · ‖w − w₀‖² is
+added to the local one, w₀ being the weights at the round's start, and the work of those that could make fewer
+steps than asked is kept, weighted by its samples.
+
+Local step j of round r trains on batch r · H + j of the pipeline's own stream, whatever came of earlier
+rounds: so a run that goes on from a checkpoint trains on the batches that it would have had.
+
+A step of the run is a round: its event, validations and checkpoints follow the average.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from skyctl.errors import WorkloadError
+from skyctl.schedule.rounds import clients_of_round
+from skyctl.worker.executor import Executor, StepReport
+from skyctl.worker.gradient_clipping import GradientClipper
+from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.running_figures import SavedBuffers
+from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
+from skyctl.workload.mixed_precision import accumulate_into_master, master_of
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """The ``rounds`` of a rank's payload.
+
+    Attributes:
+        steps: local steps of this rank's pipeline in a round.
+        owner: what this rank's owner is called; None: pipelines share each batch.
+        index, owners: the owner's place among all, and how many there are.
+    """
+
+    steps: int
+    owner: str | None = None
+    index: int = 0
+    owners: int = 1
+    prox_mu: float = 0.0
+    clients: int | None = None
+    drop_stragglers: bool = False
+    deadline_s: float | None = None
+
+    @classmethod
+    def from_payload(cls, values: Mapping[str, Any] | None) -> RoundOptions | None:
+        """The options in a rank's payload; None: gradients are summed in every step."""
+        return None if values is None else cls(**values)
+
+
+class LocalRounds:
+    """Makes rounds in the place of a training loop's steps.
+
+    Args:
+        average: None: this pipeline is alone.
+        affords: how many local steps the owner can make in a round; None: all of them.
+        first_round: of this attempt.
+        seed: the run's, by which clients are drawn.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        average: WeightAverage | None,
+        options: RoundOptions,
+        *,
+        seeder: LayerSeeder,
+        seed: int,
+        clipper: GradientClipper | None = None,
+        affords: Callable[[int], int] | None = None,
+        first_round: int = 0,
+    ) -> None:
+        self._executor, self._average, self._options = executor, average, options
+        self._seeder, self._seed, self._clipper, self._affords = seeder, seed, clipper, affords
+        self._samples = sum(executor.microbatch_sizes)
+        self._next_batch = first_round * options.steps
+        self._asked_to_end = False
+        self._last_part = 0.0
+        self._start: _RoundStart | None = None
+        if options.owner is not None or options.prox_mu:
+            self._start = _RoundStart(executor.stage.layers)
+        if options.prox_mu:
+            self._add_prox_term(options.prox_mu)
+
+    def step(
+        self,
+        step: int,
+        next_batch: Callable[[], tuple[Any, Any]],
+        *,
+        stop_requested: Callable[[], bool] = lambda: False,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> StepReport:
+        """One round; arguments as ``Executor.step``. Its report is of all local steps and the average.
+
+        A run that is told to end does so with this round, or, where the stages of a pipeline have to tell
+        each other first, with the next.
+        """
+        executor, report = self._executor, StepReport()
+        if self._start is not None:
+            self._start.take()
+        ends = self._asked_to_end
+        wanted = self._steps_of(step)
+        counted = wanted == self._options.steps or not self._options.drop_stragglers
+        made, loss = 0, 0.0
+        began = time.perf_counter()
+        while made < (wanted if counted else 0):
+            self._skip_to(step * self._options.steps + made, next_batch)
+            self._next_batch += 1
+            done = self._make_local_step(step, made, next_batch, ends, while_waiting)
+            ends = ends or done.is_last
+            made += 1
+            loss += done.loss or 0.0
+            _add(report, done)
+            if self._is_late(began, made):
+                break
+        if self._options.drop_stragglers and made < self._options.steps:
+            counted = False
+        if not made:  # others are busy now
+            self._skip_to((step + 1) * self._options.steps, next_batch)
+        samples = self._samples * made if counted else 0
+        self._end(step, report, samples, ends=ends, stop_requested=stop_requested)
+        report.local_steps, report.samples = made, samples
+        if executor.is_last:
+            report.loss = loss / made if made else None
+            self._share_loss(report, samples)
+        else:
+            report.loss = None
+        return report
+
+    def _steps_of(self, round_number: int) -> int:
+        """How many local steps this pipeline is to make in that round; 0: it does not take part."""
+        options = self._options
+        if options.owner is None:
+            return options.steps
+        chosen = clients_of_round(options.owners, options.clients, self._seed, round_number)
+        if options.index not in chosen:
+            return 0
+        afforded = options.steps if self._affords is None else self._affords(round_number)
+        return min(options.steps, afforded)
+
+    def _make_local_step(
+        self,
+        step: int,
+        made: int,
+        next_batch: Callable[[], tuple[Any, Any]],
+        ends: bool,
+        while_waiting: Callable[[], None],
+    ) -> StepReport:
+        number = step * self._options.steps + made
+        self._seeder.step = number
+        if self._clipper is not None:
+            self._clipper.begin(number)
+        return self._executor.step(
+            number, next_batch, stop_requested=lambda: ends, while_waiting=while_waiting
+        )
+
+    def _is_late(self, began: float, made: int) -> bool:
+        deadline_s = self._options.deadline_s
+        return deadline_s is not None and made > 0 and time.perf_counter() - began >= deadline_s
+
+    def _skip_to(self, batch: int, next_batch: Callable[[], tuple[Any, Any]]) -> None:
+        """Leaves out the batches before that one, of rounds that this pipeline had no or less part in."""
+        fetches = self._executor.stage_io.inputs is None or self._executor.is_last
+        while self._next_batch < batch:
+            if fetches:
+                next_batch()
+            self._next_batch += 1
+
+    def _end(
+        self,
+        step: int,
+        report: StepReport,
+        samples: int,
+        *,
+        ends: bool,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """Averages the weights, and settles whether the run ends."""
+        executor = self._executor
+        executor.phase = f"round {step}, the average of the weights"
+        asked = stop_requested()
+        end = ENDS if ends else GOES_ON
+        if asked and not ends:
+            end = ENDS if self._alone else ENDS_NEXT
+        total = samples
+        if self._average is not None:
+            executor.waiting = True
+            found = self._average.average(step, samples, end)
+            executor.waiting = False
+            report.idle_s += found.idle_s
+            report.transfer_s += found.transfer_s
+            report.sync_s = found.idle_s + found.transfer_s
+            total, end = found.samples, found.end
+        if not total and self._start is not None:
+            self._start.restore()
+        if not total and end == ENDS and not self._alone:
+            end = ENDS_NEXT  # no forward has told the stages behind
+        report.total_samples = total
+        self._asked_to_end = end == ENDS_NEXT
+        report.is_last = end == ENDS
+        if self._options.owner is not None and executor.optimizer is not None:
+            executor.optimizer.state.clear()  # what it has learnt of this owner's data stays in no checkpoint
+
+    @property
+    def _alone(self) -> bool:
+        """Whether all pipelines have one stage: then all ranks agree at once."""
+        single = self._executor.stage_io.inputs is None and self._executor.is_last
+        return single and (self._average is None or self._average.groups == 1)
+
+    def _share_loss(self, report: StepReport, samples: int) -> None:
+        """This pipeline's part of the loss: of its samples, out of all.
+
+        Of a round in which nobody's work counts it is the part of the round before.
+        """
+        total = report.total_samples or 0
+        if total:
+            self._last_part = (report.loss or 0.0) * samples / total
+        report.own_loss = report.loss
+        report.loss = self._last_part
+
+    def _add_prox_term(self, mu: float) -> None:
+        """Has the executor add µ(w − w₀) to the gradients before it clips them and takes its step."""
+        executor, after = self._executor, self._executor.before_update
+        start = self._start
+        assert start is not None
+
+        def before_update(report: StepReport) -> None:
+            seconds = executor.timer.run(lambda: start.add_difference(mu)).wall_s
+            report.optimizer_s += seconds
+            if after is not None:
+                after(report)
+
+        executor.before_update = before_update
+
+
+class _RoundStart:
+    """What a stage's weights and buffers were at a round's start."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = list(layers)
+        found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
+        self._trained = list(found.values())
+        self._weights = [master_of(p).detach() for p in self._trained]
+        self._saved = [torch.empty_like(weight) for weight in self._weights]
+        self._buffers: SavedBuffers | None = None
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """A round begins."""
+        if self._weights:
+            torch._foreach_copy_(self._saved, self._weights)
+        self._buffers = SavedBuffers(self._layers)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Nobody's work counts: all is as it was."""
+        if self._weights:
+            torch._foreach_copy_(self._weights, self._saved)
+            low = [p.detach() for p in self._trained]
+            torch._foreach_copy_(low, self._weights)
+        if self._buffers is not None:
+            self._buffers.restore()
+
+    @torch.no_grad()
+    def add_difference(self, mu: float) -> None:
+        """Adds µ(w − w₀) to every gradient there is."""
+        for parameter, weight, saved in zip(self._trained, self._weights, self._saved, strict=True):
+            accumulate_into_master(parameter)
+            gradient = master_of(parameter).grad
+            if gradient is not None:
+                gradient.add_(weight - saved, alpha=mu)  # not µw − µw₀: that rounds at the size of w
+
+
+def _add(total: StepReport, one: StepReport) -> None:
+    """Adds a local step's seconds; of other figures the last step's count."""
+    for field in fields(StepReport):
+        value = getattr(one, field.name)
+        if field.name.endswith("_s") and isinstance(value, float):
+            setattr(total, field.name, (getattr(total, field.name) or 0.0) + value)
+        elif isinstance(value, list):
+            getattr(total, field.name).extend(value)
+        elif field.name == "grad_norm" and value is not None:
+            total.grad_norm = value
+
+
+def make_affords(
+    function: Callable[[str, int], Any] | None,
+    owner: str | None,
+    name: str,
+    user_errors: Callable[[str], AbstractContextManager[None]],
+) -> Callable[[int], int] | None:
+    """How many local steps an owner can make in a round, as the user's ``local_steps(owner, round)`` says.
+
+    None where there is no owner, or no such function. Raises WorkloadError, when called, where it gives no
+    whole number of at least 0; ``user_errors``: names the user's line in what it raises.
+    """
+    if function is None or owner is None:
+        return None
+
+    def affords(round_number: int) -> int:
+        with user_errors("local_steps()"):
+            found = function(owner, round_number)
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise WorkloadError(
+                f"{name}: local_steps({owner!r}, {round_number}) must give a whole number of at least 0, not "
+                f"{found!r:.80}",
+                hint="how many local steps this owner can make in that round",
+            )
+        return found
+
+    return affords

@@ -1,0 +1,197 @@
+"""Averages the weights of pipelines at a round's end, by the samples that each has trained on.
+
+Every holder puts n · w in the place of its weights w, n being its samples of the round. Over the plan's
+routes (``route_sum``) these become the sums of all holders, with Σn behind them, and all divide by it. So all
+holders end with the same bytes. One that has nothing to give has n = 0, and takes what the others give. Where
+Σn is 0 there are no weights left: the caller restores those that the round began with.
+
+Running figures of batch norms are averaged in the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.running_figures import RunningFigures, running_figures
+from skyctl.worker.stage_io import Neighbour
+from skyctl.worker.sum_codecs import chunk_numel
+from skyctl.worker.sum_layout import SumLayout, make_layout
+from skyctl.worker.sum_messages import WEIGHTS
+from skyctl.worker.summed_gradients import check_summable, find_trained
+from skyctl.workload.mixed_precision import master_of
+
+Tensor = torch.Tensor
+
+GOES_ON, ENDS_NEXT, ENDS = range(3)
+"""Whether the run ends: not yet, with the next round, with this one. What ranks agree on is the largest."""
+_FORMAT = "float32"
+
+
+class AverageReport(NamedTuple):
+    """One round's average, as one rank saw it.
+
+    Attributes:
+        samples: that all holders together have given work of; 0: the weights are not changed, but spoilt.
+        idle_s: waiting for other holders to end their local steps.
+        transfer_s: from then until the average was there.
+        end: ``GOES_ON``, ``ENDS_NEXT`` or ``ENDS``, as all holders of these layers have it.
+    """
+
+    samples: int
+    idle_s: float
+    transfer_s: float
+    end: int
+
+
+class WeightAverage:
+    """One stage's part in each round's average.
+
+    Attributes:
+        groups: how many ranges of its layers are averaged apart, each with holders of its own.
+
+    Args:
+        layers: the stage's, [start, start + len(layers)) of the model.
+        groups: ``sync.groups`` of the rank's payload.
+        peers: the connections to every rank on their routes, by rank.
+        chunk_bytes: the most bytes of weights in a message.
+
+    Raises:
+        WorkloadError: a layer's parameters are trained with sparse gradients, or complex.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        start: int,
+        groups: Sequence[Mapping[str, Any]],
+        peers: Mapping[int, Neighbour],
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        check_summable(layers)
+        trained = find_trained(layers)
+        connections = {rank: peer.connection for rank, peer in peers.items()}
+        self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
+        self._low, self._masters = _low_precision(layers)
+        self._groups = []
+        for values in groups:
+            first, stop = int(values["start"]) - start, int(values["stop"]) - start
+            routes = [RoutePlace.from_payload(route) for route in values["routes"]]
+            sums = RouteSum(int(values["number"]), routes, connections, FIRST_TAG + int(values["first_tag"]))
+            weights = [p.master for p in trained if first <= p.layer < stop]
+            figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
+            self._groups.append(_GroupAverage(sums, weights, figures, chunk_bytes))
+
+    @property
+    def groups(self) -> int:
+        """How many groups of holders this stage is in."""
+        return len(self._groups)
+
+    def average(self, round_number: int, samples: int, end: int) -> AverageReport:
+        """Puts the average of all holders' weights in the place of this one's.
+
+        Args:
+            samples: that this rank's weights are of; 0: they count nothing.
+            end: as far as this rank knows.
+
+        Raises:
+            PeerLostError: a holder is gone.
+            RunError: a holder has sent something else than what was expected.
+        """
+        began = time.perf_counter()
+        for group in self._groups:
+            group.begin(round_number, samples)
+        # all ranks in one order, or they would wait for each other
+        agreed = max((group.agree(end) for group in reversed(self._groups)), default=end)
+        announced = time.perf_counter()
+        totals = [group.finish() for group in self._groups]
+        with torch.no_grad():
+            if self._low:
+                torch._foreach_copy_(self._low, self._masters)
+        waited_s = announced - began
+        travelling_s = min(waited_s, self._travel_s)
+        transfer_s = time.perf_counter() - announced + travelling_s
+        return AverageReport(
+            min(totals, default=samples), waited_s - travelling_s, transfer_s, agreed if self._groups else end
+        )
+
+    def close(self) -> None:
+        """Ends the threads; the connections must be closed before."""
+        for group in self._groups:
+            group.close()
+
+
+class _GroupAverage:
+    """The average of one range of layers: its weights, its norms' figures, and the number of samples."""
+
+    def __init__(
+        self,
+        sums: RouteSum,
+        weights: Sequence[nn.Parameter],
+        figures: Sequence[RunningFigures],
+        chunk_bytes: int,
+    ) -> None:
+        self._sums, self._weights, self._figures = sums, list(weights), list(figures)
+        numels = [*(w.numel() for w in weights), *(figure.numel for figure in figures), 1]
+        shares = [route.share for route in sums.routes]
+        self._layout: SumLayout = make_layout([numels], shares, chunk_numel(_FORMAT, chunk_bytes))
+        self._round: SumRound | None = None
+        self._values: list[Tensor] = []
+
+    def begin(self, round_number: int, samples: int) -> None:
+        self._round = SumRound(self._layout, round_number, kind=WEIGHTS, format=_FORMAT)
+        self._sums.begin(self._round, 1)
+        with torch.no_grad():
+            values = [weight.detach().reshape(-1) for weight in self._weights]  # in place where contiguous
+            for value in values:
+                _scale(value, samples)
+        values += [_scale(figure.weighted(1.0), samples, keep_last=True) for figure in self._figures]
+        self._values = [*values, torch.tensor([float(samples)])]
+        self._round.add_bucket(self._values)
+
+    def agree(self, end: int) -> int:
+        return self._sums.agree(bytes([end]), ENDS)[0]
+
+    def finish(self) -> int:
+        """Waits for the sums and divides them; returns the samples that they are of."""
+        assert self._round is not None
+        self._round.wait()
+        *values, count = self._values
+        self._values = []
+        total = count.item()
+        if total > 0:
+            with torch.no_grad():
+                for weight, value in zip(self._weights, values, strict=False):
+                    value.div_(total)
+                    if not weight.is_contiguous():
+                        weight.copy_(value.view(weight.shape))
+            for figure, value in zip(self._figures, values[len(self._weights) :], strict=True):
+                value[:-1].div_(total)
+                figure.set(value)
+        return round(total)
+
+    def close(self) -> None:
+        self._sums.close()
+
+
+def _scale(value: Tensor, samples: int, *, keep_last: bool = False) -> Tensor:
+    """The value times the samples, in its place; zeros for none, whatever it held."""
+    part = value[:-1] if keep_last else value
+    if samples:
+        part.mul_(float(samples))
+    else:
+        value.zero_()
+    return value
+
+
+def _low_precision(layers: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters that are copies of a master, and the masters."""
+    found = {id(p): p for layer in layers for p in layer.parameters() if master_of(p) is not p}
+    return [p.detach() for p in found.values()], [master_of(p).detach() for p in found.values()]

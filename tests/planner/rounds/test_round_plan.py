@@ -1,0 +1,199 @@
+"""Plans of rounds: their seconds by hand, memory, owners, and that ``verify`` finds what is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from skyctl.errors import InfeasibleError, InputError, InvalidRecordError
+from skyctl.planner.api import plan, predict, verify
+from skyctl.planner.problem_parts import with_devices
+from skyctl.planner.rounds.round_model import median_slowest_s
+from skyctl.records.base import parse
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+from skyctl.records.rhythm import Rhythm
+
+NODES = ("a", "b", "c", "d")
+LAYERS, MICROBATCHES = 3, 4
+SIZE = 3e6
+"""Of each layer's weights."""
+BYTE_S, REDUCE_S, MESSAGE_S, LATENCY_S = 1e-7, 1e-9, 2e-9, 0.01
+SPEEDS = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 3.0}
+"""A microbatch takes so many seconds on a, b, …: 1/2 forward and backward by layer, 0.1 optimizer in all."""
+
+
+def problem(rhythm: dict[str, Any], nodes: tuple[str, ...] = NODES, **more: Any) -> Problem:
+    """Devices of unlike speeds, all linked alike."""
+    times = {
+        f"{name}/cpu:0": {
+            "forward_s": [SPEEDS[name] / 6] * LAYERS,
+            "backward_s": [SPEEDS[name] / 6] * LAYERS,
+            "optimizer_s": [0.1 / LAYERS] * LAYERS,
+        }
+        for name in nodes
+    }
+    layer = {"flops": 1.0, "state_bytes": 4 * SIZE, "activation_bytes": 1e5, "output_bytes": 1e3}
+    device = {
+        "flops_per_s": 1.0,
+        "memory_bytes": None,
+        "reduce_byte_s": REDUCE_S,
+        "message_byte_s": MESSAGE_S,
+    }
+    link = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": 1 / BYTE_S}
+    fields = {
+        "layers": [{"name": f"l{i}", "gradient_bytes": SIZE, **layer} for i in range(LAYERS)],
+        "devices": [{"id": f"{name}/cpu:0", **device} for name in nodes],
+        "times": times,
+        "links": [
+            {"source": f"{x}/cpu:0", "target": f"{y}/cpu:0", **link}
+            for x, y in itertools.permutations(nodes, 2)
+        ],
+        "microbatches": MICROBATCHES,
+        "parallel": "data",
+        "sync": "star",
+        "rhythm": Rhythm(**rhythm),
+        **more,
+    }
+    return Problem.model_validate(fields)
+
+
+def owned(rhythm: dict[str, Any], *owners: str, **more: Any) -> Problem:
+    """The problem with these owners, as on the command line."""
+    form = "hybrid" if any("+" in owner for owner in owners) else "data"
+    made = tuple(tuple(owner.split("+")) for owner in owners)
+    return problem(rhythm, **{"owners": made, "parallel": form, **more})
+
+
+def average_s(count: int, passes: int) -> float:
+    """A star: each byte passes the root's lines and processor for each of the others, up and down."""
+    total = LAYERS * SIZE
+    line_s = BYTE_S * total
+    processor_s = (count - 1) * (REDUCE_S + 2 * MESSAGE_S) * total
+    return max(line_s, processor_s) + 2 * LATENCY_S + passes * REDUCE_S * total
+
+
+def test_a_round_is_the_slowest_owners_steps_and_the_average() -> None:
+    made = plan(owned({"local_steps": 5}, "a", "b", "c", "d"))
+    assert [pipeline.local_steps for pipeline in made.pipelines] == [5] * 4
+    assert {pipeline.microbatches for pipeline in made.pipelines} == {MICROBATCHES}
+    sync_s = average_s(4, passes=3)
+    assert made.predicted.sync_s == pytest.approx(sync_s)
+    assert made.predicted.iteration_s == pytest.approx(5 * (MICROBATCHES * 3.0 + 0.1) + sync_s)
+    kept = LAYERS * (4 * SIZE + SIZE + 1e5)
+    assert min(one.memory_bytes for one in made.predicted.replicas) == pytest.approx(kept)
+    assert verify(made.problem, made).ok
+    assert predict(made.problem, made) == made.predicted
+    again = parse(Plan, made.to_json(), "a file")
+    assert again == made
+    assert '"version": 11' in made.to_json()
+
+
+def test_fedprox_costs_two_passes_a_step_and_auto_levels_the_work() -> None:
+    plain, proximal = (
+        plan(owned({"local_steps": 5, "prox_mu": mu}, "a", "b")).predicted.iteration_s for mu in (0.0, 1.0)
+    )
+    assert proximal - plain == pytest.approx(5 * 2 * REDUCE_S * LAYERS * SIZE)
+    made = plan(owned({"local_steps": "auto"}, "a", "b", "c", "d"))
+    assert [pipeline.local_steps for pipeline in made.pipelines] == [2, 1, 1, 1]
+    slow = plan(owned({"local_steps": "auto"}, "a", "d", links=()))
+    assert [pipeline.local_steps for pipeline in slow.pipelines] == [2, 1]
+    assert verify(made.problem, made).ok
+    numbers = plan(owned({"local_steps": [6, 3, 1]}, "a", "b", "c"))
+    assert [pipeline.local_steps for pipeline in numbers.pipelines] == [6, 3, 1]
+    assert verify(numbers.problem, numbers).ok
+
+
+def test_clients_and_deadlines_shorten_the_median_round() -> None:
+    work = [4 * (MICROBATCHES * SPEEDS[name] + 0.1) for name in NODES]
+    for clients in (1, 2, 3, 4):
+        made = plan(owned({"local_steps": 4, "clients_per_round": clients}, *NODES))
+        drawn = sorted(max(chosen) for chosen in itertools.combinations(work, clients))
+        expected = drawn[(len(drawn) - 1) // 2]
+        assert made.predicted.iteration_s - made.predicted.sync_s == pytest.approx(expected)
+        assert verify(made.problem, made).ok
+        assert median_slowest_s(work, clients) == pytest.approx(expected)
+    late = plan(owned({"local_steps": 4, "round_deadline_s": 13.0}, *NODES))
+    assert late.predicted.iteration_s - late.predicted.sync_s == pytest.approx(2 * (MICROBATCHES * 3.0 + 0.1))
+    assert verify(late.problem, late).ok
+
+
+def test_an_owners_machines_become_a_pipeline_where_one_has_no_room() -> None:
+    asked = owned({"local_steps": 2}, "a", "c+d")
+    small = [device.model_copy(update={"memory_bytes": 3.5 * 5 * SIZE}) for device in asked.devices]
+    for device in (2, 3):
+        small[device] = small[device].model_copy(update={"memory_bytes": 2.5 * 5 * SIZE})
+    tight = asked.model_copy(update={"devices": tuple(small)})
+    made = plan(tight)
+    assert [len(pipeline.stages) for pipeline in made.pipelines] == [1, 2]
+    assert made.sync is not None
+    assert made.sync.of == "weights"
+    assert len(made.sync.groups) == 2
+    assert [one.reason for one in made.unused] == ["it belongs to no owner"]
+    verdict = verify(tight, made)
+    assert verdict.ok, verdict
+    with pytest.raises(InfeasibleError, match=r"c/cpu:0 needs|owner c"):
+        plan(tight.model_copy(update={"owners": (("a",), ("c",)), "parallel": "data"}))
+
+
+def test_common_batches_are_shared_by_those_with_the_shortest_round() -> None:
+    made = plan(problem({"local_steps": 3}))
+    shares = {pipeline.stages[0].device: pipeline.microbatches for pipeline in made.pipelines}
+    assert sum(shares.values()) == MICROBATCHES
+    assert shares["a/cpu:0"] == max(shares.values())
+    assert verify(made.problem, made).ok
+    equal = plan(problem({"local_steps": 3}), "even")
+    assert [pipeline.microbatches for pipeline in equal.pipelines] == [1, 1, 1, 1]
+    own = plan(problem({"local_steps": 3}), assign=[("b/cpu:0", 1), ("a/cpu:0", 3)])
+    assert [pipeline.microbatches for pipeline in own.pipelines] == [3, 1]
+    assert verify(own.problem, own).ok
+    for strategy in ("alone",):
+        with pytest.raises(InputError, match="nobody to average"):
+            plan(problem({"local_steps": 3}), strategy)
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "more", "message"),
+    [
+        ({"prox_mu": 1.0}, {}, "of a rhythm with local_steps"),
+        ({"local_steps": 2, "delay": 1}, {}, "has no delay"),
+        ({"local_steps": [2, 2]}, {}, "of a problem with owners"),
+        ({"local_steps": 2, "clients_per_round": 1}, {}, "of a problem with owners"),
+        ({"local_steps": 2}, {"parallel": "pipeline"}, "parallel 'data'"),
+        ({"local_steps": 2}, {"sync_format": "bfloat16"}, "averaged as float32"),
+        ({"local_steps": 2}, {"sync": "trees"}, "a ring or a star"),
+        ({}, {"owners": [["a"]]}, "owners are of a problem whose rhythm"),
+        ({"local_steps": 2}, {"owners": [["a"], ["x"]]}, "'x', which has no device"),
+        ({"local_steps": 2}, {"owners": [["a"], ["a"]]}, "two owners"),
+        ({"local_steps": [1, 2]}, {"owners": [["a"]]}, "2 numbers of local steps for 1"),
+        ({"local_steps": 2, "clients_per_round": 3}, {"owners": [["a"], ["b"]]}, "there are 2 owners"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(rhythm: Any, more: Any, message: str) -> None:
+    with pytest.raises(InvalidRecordError, match=message):
+        problem(rhythm, **more)
+
+
+def test_an_owner_that_is_lost_leaves_with_its_machines() -> None:
+    asked = owned({"local_steps": [5, 4, 3], "clients_per_round": 3}, "a", "b", "c+d")
+    left = with_devices(asked, {"a/cpu:0", "b/cpu:0", "c/cpu:0"})
+    assert left.owners == (("a",), ("b",))
+    assert left.rhythm.local_steps == (5, 4)
+    assert left.rhythm.clients_per_round == 2
+    assert Problem.model_validate(dict(left)) == left
+    made = plan(left)
+    assert len(made.pipelines) == 2
+    assert verify(left, made).ok
+
+
+def test_verify_finds_what_was_changed() -> None:
+    made = plan(owned({"local_steps": 5, "prox_mu": 0.1}, "a", "b", "c"))
+    slower = made.predicted.model_copy(update={"iteration_s": 1.01 * made.predicted.iteration_s})
+    assert not verify(made.problem, made.model_copy(update={"predicted": slower})).ok
+    fewer = [one.model_copy(update={"local_steps": 4}) for one in made.pipelines]
+    assert not verify(made.problem, made.model_copy(update={"pipelines": tuple(fewer)})).ok
+    swapped = (made.pipelines[1], made.pipelines[0], made.pipelines[2])
+    found = verify(made.problem, made.model_copy(update={"pipelines": swapped}))
+    assert {check.name for check in found.checks if not check.ok} >= {"owners"}

@@ -1,0 +1,123 @@
+"""Rounds of real processes: local steps, then an average of weights, as one process does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.worker import round_reference
+from tests.worker.sums import ring, star
+from tests.worker.workloads import DROPOUT, edit_workload
+
+from skyctl.checkpoint import safetensors
+from skyctl.workload.recipe import Recipe
+
+Workloads = Callable[..., dict[str, Any]]
+LAYERS, MICROBATCHES, ROUNDS = 7, 3, 4
+OWNERS = ("a", "b", "c+d")
+OWN_DATA = [
+    ("def data(batch_size, seed):", "def data(batch_size, seed, owner):"),
+    ("manual_seed(seed)", "manual_seed(seed + 1000 * len(owner) + ord(owner[0]))"),
+]
+EXAMPLE = """
+def example(batch_size):
+    ids = torch.zeros(batch_size, 5, dtype=torch.int64) + 10
+    ids[0] = 0
+    return ids, ids[:, 0]
+"""
+AFFORDS = """
+def local_steps(owner, round):
+    return {"a": 5, "b": round % 3, "c+d": 1 if round != 2 else 0}[owner]
+"""
+
+
+def affords(owner: str, round_number: int) -> int:
+    """As ``AFFORDS``."""
+    return {"a": 5, "b": round_number % 3, "c+d": 1 if round_number != 2 else 0}[owner]
+
+
+def owners_payloads(
+    driver: ModuleType, spec: dict[str, Any], steps: Sequence[int], rounds: int, **options: Any
+) -> list[dict[str, Any]]:
+    """A rank an owner; ``told``: further fields of ``rounds``."""
+    told = options.pop("told", {})
+    count = len(steps)
+    made = driver.side_by_side(
+        spec, LAYERS, [MICROBATCHES] * count, star(count, count - 1), rounds, **options
+    )
+    for rank, payload in enumerate(made):
+        owner = OWNERS[rank]
+        payload |= {
+            "microbatches": MICROBATCHES,
+            "microbatch_range": [0, MICROBATCHES],
+            "workload": {**payload["workload"], "owner": owner},
+            "rounds": {"steps": steps[rank], "owner": owner, "index": rank, "owners": count, **told},
+        }
+    return made
+
+
+def is_as(done: Any, expected: round_reference.Rounds) -> None:
+    """The same losses, and to 1e-6 the same weights."""
+    assert not done.errors, done.errors
+    assert done.losses == pytest.approx(expected.losses, rel=1e-5)
+    made = [[e["local_steps"] for e in events] for _, events in sorted(done.steps.items())]
+    assert [list(row) for row in zip(*made, strict=True)] == expected.made
+    own = [[e.get("own_loss") for e in events] for _, events in sorted(done.steps.items())]
+    for found, wanted in zip(zip(*own, strict=True), expected.own_losses, strict=True):
+        assert list(found) == [None if x is None else pytest.approx(x, rel=1e-5) for x in wanted]
+    weights = safetensors.load(Path(done.results[0]["weights"]))
+    assert set(weights) == set(expected.weights)
+    for name, value in expected.weights.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "mu", "clip"),
+    [("sgd", 0.0, None), ("sgd", 0.3, None), ("sgd", 0.3, 0.5), ("adamw", 0.0, None), ("adamw", 0.3, 0.5)],
+)
+def test_local_sgd_is_as_in_one_process(
+    workload: Workloads, pool: Any, driver: ModuleType, optimizer: str, mu: float, clip: float | None
+) -> None:
+    """Unequal shares of common batches, and so unequal samples; momentum stays local."""
+    spec = edit_workload(workload(optimizer, batch_size=8), DROPOUT)
+    shares, steps = [3, 1, 2], [3, 3, 2]
+    expected = round_reference.train(spec, 6, steps, ROUNDS, shares=shares, mu=mu, clip_norm=clip)
+    recipe = Recipe(clip_norm=clip, total_steps=ROUNDS)
+    made = driver.side_by_side(spec, LAYERS, shares, ring(3), ROUNDS, weights=True, recipe=recipe.to_dict())
+    for payload, asked in zip(made, steps, strict=True):
+        payload["rounds"] = {"steps": asked, "prox_mu": mu}
+    is_as(pool.run(made), expected)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"prox_mu": 1.0},
+        {"drop_stragglers": True},
+        {"prox_mu": 0.5, "clients": 2},
+        {"clients": 1, "drop_stragglers": True},
+    ],
+    ids=["kept", "proximal", "dropped", "two a round", "one a round, dropped"],
+)
+def test_owners_are_as_in_one_process(
+    workload: Workloads, pool: Any, driver: ModuleType, told: dict[str, Any]
+) -> None:
+    """Data of their own, partial work, and optimizers that are reset."""
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
+    expected = round_reference.train(
+        spec,
+        MICROBATCHES,
+        [5, 2, 3],
+        6,
+        owners=OWNERS,
+        mu=told.get("prox_mu", 0.0),
+        clients=told.get("clients"),
+        drop=told.get("drop_stragglers", False),
+        affords=affords,
+    )
+    is_as(pool.run(owners_payloads(driver, spec, [5, 2, 3], 6, weights=True, told=told)), expected)

@@ -1,0 +1,156 @@
+"""Owners with several machines: their pipelines make rounds as one process does; stops, and going on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers.hybrid_plans import Stages, hybrid_plan
+from tests.run.test_rank_spec import make_plan
+from tests.worker import round_reference
+from tests.worker.test_hybrids import CLUSTER, DEVICES, NAMES
+from tests.worker.test_local_rounds import AFFORDS, EXAMPLE, OWN_DATA, affords, is_as
+from tests.worker.workloads import DROPOUT, edit_workload
+
+from skyctl.checkpoint import safetensors
+from skyctl.records.plan import Plan
+from skyctl.remote.credentials import make_credentials
+from skyctl.run.rank_spec import check_plan_fits, rank_specs, sync_pairs
+from skyctl.workload.recipe import Recipe
+
+Workloads = Callable[..., dict[str, Any]]
+MICROBATCHES = 3
+A, B, C, D, *_ = DEVICES
+CUT: dict[str, Stages] = {"a": [(A, 0, 7)], "b": [(B, 0, 7)], "c+d": [(C, 0, 3), (D, 3, 7)]}
+WHOLE: dict[str, Stages] = {"a": [(A, 0, 7)], "b": [(B, 0, 7)], "c+d": [(D, 0, 7)]}
+BOTH_CUT: dict[str, Stages] = {"a+b": [(A, 0, 5), (B, 5, 7)], "c+d": [(C, 0, 3), (D, 3, 7)]}
+STEPS = [5, 2, 3]
+
+
+def told(
+    owners: dict[str, Stages],
+    steps: Sequence[int],
+    spec: Any,
+    rounds: int,
+    rhythm: dict[str, Any],
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """What the launcher would tell the ranks."""
+    base = json.loads(make_plan(*DEVICES).to_json())
+    layer = base["problem"]["layers"][0]
+    base["problem"]["layers"] = [{**layer, "name": f"l{i}"} for i in range(7)]
+    base["problem"]["microbatches"] = MICROBATCHES
+    made = hybrid_plan(
+        base, [(stages, MICROBATCHES) for stages in owners.values()], star=options.pop("star", False)
+    )
+    made["version"] = 11
+    named = [owner.split("+") for owner in owners]
+    made["problem"] |= {"version": 11, "rhythm": {"local_steps": list(steps), **rhythm}, "owners": named}
+    made["sync"]["of"] = "weights"
+    for pipeline, count in zip(made["pipelines"], steps, strict=True):
+        pipeline["local_steps"] = count
+    plan = Plan.model_validate(made)
+    check_plan_fits(plan, CLUSTER)
+    recipe = {"total_steps": rounds, **options.pop("recipe", {})}
+    checkpoint = options.pop("checkpoint", None)
+    ranks = rank_specs(
+        plan, CLUSTER, run_id="test", steps=rounds, workload=dict.fromkeys(NAMES, spec),
+        addresses=dict.fromkeys(NAMES, "127.0.0.1"), recipe=recipe, weights=options.pop("weights", False),
+    )  # fmt: skip
+    secrets = make_credentials(len(ranks), encrypt=False, pairs=sync_pairs(ranks))
+    found = [
+        {**one.payload, **secret, **options, "facts": False}
+        for one, secret in zip(ranks, secrets, strict=True)
+    ]
+    for payload in found if checkpoint is not None else ():
+        payload["checkpoint"] = {**checkpoint, "writes": payload["pipeline"] == 0}
+    return found
+
+
+def of_owners(done: Any, last_ranks: Sequence[int]) -> Any:
+    """Only the events of these ranks, which know the losses."""
+    done.steps = {rank: done.steps[rank] for rank in last_ranks}
+    return done
+
+
+@pytest.mark.parametrize("star", [False, True])
+@pytest.mark.parametrize("rhythm", [{}, {"prox_mu": 0.5, "clients_per_round": 2}], ids=["FedAvg", "FedProx"])
+def test_a_pipeline_is_an_owner(workload: Workloads, pool: Any, rhythm: dict[str, Any], star: bool) -> None:
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, DROPOUT, text=EXAMPLE + AFFORDS)
+    expected = round_reference.train(
+        spec, MICROBATCHES, STEPS, 5, owners=list(CUT), mu=rhythm.get("prox_mu", 0.0),
+        clients=rhythm.get("clients_per_round"), affords=affords, clip_norm=0.5,
+    )  # fmt: skip
+    recipe = Recipe(clip_norm=0.5, total_steps=5).to_dict()
+    done = pool.run(told(CUT, STEPS, spec, 5, rhythm, star=star, weights=True, recipe=recipe))
+    assert not done.errors, done.errors
+    is_as(of_owners(done, [0, 1, 3]), expected)
+
+
+def test_another_plan_of_the_same_owners_goes_on_from_any_round(
+    workload: Workloads, pool: Any, tmp_path: Path
+) -> None:
+    """Batches of a round do not depend on what came of earlier ones."""
+    spec = edit_workload(workload("adamw", batch_size=6), *OWN_DATA, text=EXAMPLE + AFFORDS)
+    rhythm = {"clients_per_round": 2}
+    keeps = {"folder": str(tmp_path / "r"), "every": 2, "keep": 9, "at_end": True, "attempt": 1}
+    whole = pool.run(told(CUT, STEPS, spec, 6, rhythm, checkpoint=keeps, weights=True))
+    assert not whole.errors, whole.errors
+    expected = of_owners(whole, [0, 1, 3]).losses
+    for owners, last in ((WHOLE, [0, 1, 2]), (CUT, [0, 1, 3])):
+        for step in (2, 4):
+            resume = {"step": step, "folder": str(tmp_path / "r")}
+            rest = pool.run(told(owners, STEPS, spec, 6, rhythm, resume=resume, weights=True))
+            assert not rest.errors, rest.errors
+            assert of_owners(rest, last).losses == pytest.approx(expected[step:], rel=1e-5)
+    state = safetensors.load(next((tmp_path / "r").rglob("layer-*.safetensors")))
+    assert not [name for name in state if "exp_avg" in name], "what an owner's optimizer has seen is not kept"
+
+
+@pytest.mark.parametrize(
+    ("owners", "steps"), [(WHOLE, STEPS), (CUT, STEPS), (BOTH_CUT, [2, 3])], ids=["whole", "cut", "both cut"]
+)
+def test_all_end_with_the_same_round(
+    workload: Workloads, pool: Any, tmp_path: Path, owners: dict[str, Stages], steps: list[int]
+) -> None:
+    """Told to stop, whoever has a part in the round; the checkpoint after it can be gone on from."""
+    text = EXAMPLE + AFFORDS.replace('"b": round % 3', '"b": round % 3, "a+b": 2')
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=text)
+    keeps = {"folder": str(tmp_path / "r"), "every": 0, "keep": 2, "at_end": True, "attempt": 1}
+    asked: list[int] = []
+
+    def stop(pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 3 and not asked:
+            asked.append(rank)
+            pool.processes[0].send({"op": "stop"})
+
+    made = told(owners, steps, spec, 100_000, {"clients_per_round": 1}, checkpoint=keeps)
+    outcome = pool.run(made, stop)
+    assert not outcome.errors, outcome.errors
+    (ended,) = {result["steps"] for result in outcome.results.values()}
+    assert {event["step"] for events in outcome.checkpoints.values() for event in events} == {ended}
+    sketches = [event["sketches"] for events in outcome.checkpoints.values() for event in events]
+    seen: dict[str, Any] = {}
+    for of_rank in sketches:
+        for layer, sketch in of_rank.items():
+            assert seen.setdefault(layer, sketch) == sketch, "holders have the same weights"
+
+
+def test_an_owner_stops_at_its_deadline_and_its_work_counts(workload: Workloads, pool: Any) -> None:
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
+    rhythm = {"round_deadline_s": 1e-6}
+    done = pool.run(told(WHOLE, [9, 9, 9], spec, 3, rhythm, weights=True))
+    expected = round_reference.train(
+        spec, MICROBATCHES, [9, 9, 9], 3, owners=list(WHOLE), affords=lambda _owner, _round: 1
+    )
+    is_as(done, expected)
+    dropped = pool.run(told(WHOLE, [9, 9, 9], spec, 3, {**rhythm, "drop_stragglers": True}, weights=True))
+    assert not dropped.errors, dropped.errors
+    assert [event["samples"] for event in dropped.steps[0]] == [0, 0, 0]
+    first = [event["own_loss"] for event in dropped.steps[0]]
+    undisturbed = [event["own_loss"] for event in done.steps[0]]
+    assert first[0] == undisturbed[0]
+    assert first[1:] != undisturbed[1:], "nothing was averaged: each round begins where the first one did"
