@@ -5,8 +5,9 @@ owners, 10 a round, 20 epochs of SGD (rate 0.01, batch 10), 200 rounds, 0, 50 an
 are played side by side in this process, on one core. Prints one JSON line a data set and draw; figures are of
 the last 20 rounds: mean accuracy and loss, and the loss's standard deviation.
 
-    python benchmarks/fedprox.py --write                     # ten minutes; table and plot of docs/rhythms.md
-    python benchmarks/fedprox.py --flower PYTHON --draw 0    # beside Flower; PYTHON has flwr and ray
+    python benchmarks/fedprox.py --write --plot              # ten minutes; table and plot of docs/rhythms.md
+    python benchmarks/fedprox.py --flower PYTHON --draw 1    # beside Flower; PYTHON has flwr and ray
+    python benchmarks/fedprox.py --owners --rounds 50        # beside a run of skyctl by 30 owners, one set
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from runs.fedprox_owners import RunFailedError, by_owners
 from runs.fedprox_peers import FlowerError, by_flower
 from runs.fedprox_rounds import METHODS, Federation, History, simulate
 from tables.page import machine, markdown, replaced
@@ -36,6 +39,9 @@ STEADIER = 10
 """And its loss is to deviate so many times less."""
 FLOWER_WITHIN = 0.015
 FLOWER_TIMES = 2.0
+OWNERS_DRAW = 1
+"""It has the fewest samples."""
+OWNERS_WITHIN = 1e-6
 
 
 class Played(NamedTuple):
@@ -126,8 +132,8 @@ def beside_flower(python: str, federation: Federation, rounds: int) -> dict[str,
     }
 
 
-def write(played: Sequence[Played], lines: Sequence[dict[str, Any]]) -> None:
-    """Puts the table into the document, and draws its picture."""
+def write(lines: Sequence[dict[str, Any]]) -> None:
+    """Puts the table, means over the draws, into the document."""
     head = [
         "",
         *(f"{name}, {share}" for share in ("0%", "50%", "90%") for name in ("FedAvg", "µ = 0", "µ = 1")),
@@ -148,13 +154,13 @@ def write(played: Sequence[Played], lines: Sequence[dict[str, Any]]) -> None:
             factor = 100 if key == "accuracy" else 1
             means = [mean(one["methods"][name][key] for one in of_set) * factor for name in names]
             rows.append([f"{of_set[0]['set']}, {what}", *map(form.format, means)])
-    how = f"`python benchmarks/fedprox.py --write` · {machine()}."
+    draws = ", ".join(str(one["draw"]) for one in of_set)
+    how = f"Means of draws {draws}. `python benchmarks/fedprox.py --write` · {machine()}."
     body = f"{markdown(head, rows)}\n\n{how}"
     DOCUMENT.write_text(replaced(DOCUMENT.read_text(encoding="utf-8"), "fedprox", body), encoding="utf-8")
-    draw(played)
 
 
-def draw(played: Sequence[Played]) -> None:
+def plot_losses(played: Sequence[Played]) -> None:
     """The loss by round, as in the paper's first figure: of the first draw of each data set."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -174,7 +180,7 @@ def draw(played: Sequence[Played]) -> None:
                     )
                     plot.plot(one.history.loss[:, column], line_style, color=colour, label=label)
             plot.set_title(f"{title(one.federation)}, {share:.0%} stragglers", fontsize=10)
-            plot.set_ylim(0, 6)
+            plot.set_ylim(0, 4)
         row[0].set_ylabel("training loss")
     for plot in plots[-1]:
         plot.set_xlabel("round")
@@ -188,8 +194,32 @@ def main() -> int:
     parser.add_argument("--draw", type=int, action="append", metavar="SEED", help="of these generator seeds")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
     parser.add_argument("--flower", metavar="PYTHON", help="beside Flower, in that interpreter's environment")
-    parser.add_argument("--write", action="store_true", help="put table and plot into docs/rhythms.md")
+    parser.add_argument("--owners", action="store_true", help="beside real owners, of the first set and draw")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/rhythms.md")
+    parser.add_argument(
+        "--plot", action="store_true", help="draw the first draw's losses for docs/rhythms.md"
+    )
     given = parser.parse_args()
+    try:
+        if given.owners:
+            return beside_owners(Federation(*SETS[0], (given.draw or [OWNERS_DRAW])[0]), given.rounds)
+        return play(given)
+    except (FlowerError, RunFailedError) as exc:
+        print(f"fedprox: {exc}", file=sys.stderr)
+        return 1
+
+
+def beside_owners(federation: Federation, rounds: int) -> int:
+    """FedProx with 90% stragglers as a run of skyctl; exit code 1 where it differs from the simulation."""
+    method = next(method for method in METHODS if method.label == "fedprox 1 90%")
+    with TemporaryDirectory(prefix="fedprox-") as folder:
+        found = by_owners(federation, method, rounds, Path(folder))
+    print(json.dumps({"benchmark": "fedprox by owners", "set": title(federation), **found}), flush=True)
+    return int(max(found["weights_differ_by"], found["test_loss_differs_by"]) > OWNERS_WITHIN)
+
+
+def play(given: argparse.Namespace) -> int:
+    """The data sets and draws asked for, in this process, or beside Flower."""
     reached = True
     played: list[Played] = []
     lines: list[dict[str, Any]] = []
@@ -198,11 +228,7 @@ def main() -> int:
         for seed in given.draw or DRAWS:
             federation = Federation(alpha, beta, seed)
             if given.flower:
-                try:
-                    beside = beside_flower(given.flower, federation, given.rounds)
-                except FlowerError as exc:
-                    print(f"fedprox: {exc}", file=sys.stderr)
-                    return 1
+                beside = beside_flower(given.flower, federation, given.rounds)
                 print(json.dumps(beside), flush=True)
                 reached = reached and beside["reached"]
                 continue
@@ -215,7 +241,9 @@ def main() -> int:
             reached = reached and (found["reached"] or given.draw is not None)
         lines += of_set
     if given.write and lines:
-        write(played, lines)
+        write(lines)
+    if given.plot and played:
+        plot_losses(played)
     return 0 if reached else 1
 
 

@@ -105,10 +105,17 @@ class Federation:
 
 @dataclass
 class History:
-    """By round and method, after the round's average: the accuracy on all users' test samples together, the
-    mean loss over their training samples; the last weights, and the seconds that all methods took."""
+    """By round and method, after the round's average.
+
+    Attributes:
+        accuracy, test_loss: on all users' test samples together.
+        loss: the mean over their training samples.
+        weights: of the last round.
+        seconds: that all methods took.
+    """
 
     accuracy: NDArray[np.float64]
+    test_loss: NDArray[np.float64]
     loss: NDArray[np.float64]
     weights: Floats
     seconds: float
@@ -132,7 +139,7 @@ def simulate(federation: Federation, rounds: int, methods: Sequence[Method] = ME
     trained, labels, tested, test_labels = (np.concatenate(parts) for parts in zip(*samples, strict=True))
     mu = np.array([method.mu for method in methods], np.float32)
     weights: Floats = np.zeros((trained.shape[1], len(methods), classes), np.float32)
-    found = History(np.zeros((rounds, len(methods))), np.zeros((rounds, len(methods))), weights, 0.0)
+    found = History(*(np.zeros((rounds, len(methods))) for _ in range(3)), weights, 0.0)
     began = time.perf_counter()
     for number in range(rounds):
         total = np.zeros(weights.shape)
@@ -146,6 +153,7 @@ def simulate(federation: Federation, rounds: int, methods: Sequence[Method] = ME
         weights = np.where(counts[:, None] > 0, total / np.maximum(counts, 1)[:, None], weights)
         weights = weights.astype(np.float32)
         found.accuracy[number] = accuracy(weights, tested, test_labels)
+        found.test_loss[number] = mean_loss(weights, tested, test_labels)
         found.loss[number] = mean_loss(weights, trained, labels)
     found.weights, found.seconds = weights, time.perf_counter() - began
     return found

@@ -34,6 +34,10 @@ def metrics(outputs, targets):
     return {"accuracy": (outputs.argmax(1) == targets).float().mean()}
 
 
+def example(batch_size):
+    return torch.zeros(batch_size, INPUTS), torch.zeros(batch_size, dtype=torch.int64)
+
+
 def data(batch_size, seed, owner, alpha=1.0, beta=1.0, draw=0, users=30):
     inputs, targets = samples(alpha, beta, draw, users)[user_of(owner)][:2]
     for chosen in torch.from_numpy(epoch_order(len(targets), seed)).split(batch_size):
@@ -41,8 +45,10 @@ def data(batch_size, seed, owner, alpha=1.0, beta=1.0, draw=0, users=30):
 
 
 def validation(batch_size, seed, owner, alpha=1.0, beta=1.0, draw=0, users=30):
+    """Each test sample ``batch_size`` times: whole batches, whose mean is that of all test samples."""
     inputs, targets = samples(alpha, beta, draw, users)[user_of(owner)][2:]
-    yield from zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
+    for chosen in torch.arange(len(targets)).repeat(batch_size).split(batch_size):
+        yield inputs[chosen], targets[chosen]
 
 
 def local_steps(

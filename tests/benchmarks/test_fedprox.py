@@ -11,19 +11,29 @@ import fedprox
 import numpy as np
 import pytest
 import torch
+from runs.fedprox_owners import by_owners
 from runs.fedprox_peers import FlowerError, by_flower
 from runs.fedprox_rounds import METHODS, SCRIPT, Federation, Method, load_script, simulate
 from torch.nn.functional import cross_entropy
 
 from skyctl.schedule.rounds import clients_of_round
 
-SMALL = Federation(1.0, 1.0, 1, users=5, clients=3, epochs=3)
+SMALL = Federation(1.0, 1.0, 4, users=5, clients=3, epochs=3)
 ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
 def script():
     return load_script(SCRIPT)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Steps are small: threads of torch only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def steps_of(script, owner, number, method, federation=SMALL):
@@ -147,6 +157,16 @@ def test_flower_that_is_not_there_is_said_so(tmp_path):
         next(by_flower(str(tmp_path / "no-python"), SMALL, 1))
     with pytest.raises(FlowerError, match="flwr"):
         next(by_flower(sys.executable, SMALL, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["fedavg 50%", "fedprox 1 50%"])
+def test_owners_get_what_the_simulation_gets(tmp_path, label):
+    method = next(method for method in METHODS if method.label == label)
+    found = by_owners(SMALL, method, ROUNDS, tmp_path)
+    assert found["weights_differ_by"] < 1e-6
+    assert found["test_loss_differs_by"] < 1e-6
+    assert found["accuracy_differs_by"] < 1e-6
 
 
 @pytest.mark.slow
