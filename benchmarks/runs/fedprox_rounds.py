@@ -139,7 +139,8 @@ def simulate(federation: Federation, rounds: int, methods: Sequence[Method] = ME
     trained, labels, tested, test_labels = (np.concatenate(parts) for parts in zip(*samples, strict=True))
     mu = np.array([method.mu for method in methods], np.float32)
     weights: Floats = np.zeros((trained.shape[1], len(methods), classes), np.float32)
-    found = History(*(np.zeros((rounds, len(methods))) for _ in range(3)), weights, 0.0)
+    shape = (rounds, len(methods))
+    found = History(np.zeros(shape), np.zeros(shape), np.zeros(shape), weights, 0.0)
     began = time.perf_counter()
     for number in range(rounds):
         total = np.zeros(weights.shape)

@@ -44,9 +44,9 @@ def train(
     for number in range(int(epochs.max(initial=0))):
         going = np.flatnonzero(epochs > number)
         weights = found[:, going].reshape(len(start), -1)
-        pull = np.repeat(np.float32(RATE) * mu[going], classes)
-        to_start = pull * start[:, going].reshape(len(start), -1)
-        keep = 1 - pull
+        near = np.repeat(mu[going], classes)
+        pulled = bool(near.any())
+        to_start = near * start[:, going].reshape(len(start), -1)
         order = orders[number][: len(targets) // BATCH * BATCH]
         xs = inputs[order].reshape(-1, BATCH, inputs.shape[1])
         ys = targets[order].reshape(-1, BATCH, 1, classes)
@@ -57,9 +57,11 @@ def train(
             error /= error.sum(-1, keepdims=True)
             error -= y
             gradient = x.T @ error.reshape(BATCH, -1)
-            gradient *= np.float32(RATE / BATCH)
-            weights *= keep
-            weights += to_start
+            gradient *= np.float32(1 / BATCH)
+            if pulled:
+                gradient += near * weights
+                gradient -= to_start
+            gradient *= np.float32(RATE)
             weights -= gradient
         found[:, going] = weights.reshape(len(start), len(going), classes)
     return found

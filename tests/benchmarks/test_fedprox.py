@@ -129,8 +129,13 @@ def test_epochs_are_shuffled_by_their_seed(script):
     assert torch.equal(epoch(3), epoch(3))
     assert not torch.equal(epoch(3), epoch(4))
     assert torch.equal(epoch(3)[:, 0].sort().values, epoch(4)[:, 0].sort().values)
+
+
+def test_every_test_sample_is_in_whole_batches_as_often(script):
+    wanted = script.samples(1.0, 1.0, 1, 30)[3][3].repeat(10)
     held_out = [targets for _, targets in script.validation(10, 0, "local-4", draw=1)]
-    assert len(torch.cat(held_out)) == len(script.samples(1.0, 1.0, 1, 30)[3][3])
+    assert {len(targets) for targets in held_out} == {10}
+    assert torch.equal(torch.cat(held_out).sort().values, wanted.sort().values)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.0, 0.0)])
