@@ -3,9 +3,12 @@ that is killed, a run that is stopped and goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +144,25 @@ def test_a_rank_is_killed_and_the_round_is_made_again(
     assert second["devices"] == first["devices"]
     assert second["from_step"] >= 2 * EVERY
     run.is_as(losses[plan], 2)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.matrix
+def test_owners_are_killed_at_ten_random_moments(nodes: Any, losses: dict[str, list[float]]) -> None:
+    draw = random.Random(25)
+    run = launch(nodes, "few", "--max-restarts", "12")
+    for attempt in range(1, 11):
+        run.begins(attempt)
+        node = draw.choice("abcd")
+        rank = run.rank(node)
+        time.sleep(draw.uniform(0.0, 3.0))
+        if run.state["status"] == "done":
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+    run.end()
+    assert len(run.state["attempts"]) > 1
+    run.is_as(losses["few"], len(run.state["attempts"]))
     assert left_of_state(nodes.state) == []
 
 

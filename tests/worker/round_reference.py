@@ -18,12 +18,16 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 @dataclass
 class Rounds:
-    """By round, the loss, and by owner the loss, the local steps; the last weights by parameter."""
+    """By round, the loss, and by owner the loss, the local steps; the last weights by parameter.
+
+    ``buffers``: by pipeline, its own buffers, which are not averaged here.
+    """
 
     losses: list[float] = field(default_factory=list)
     own_losses: list[list[float | None]] = field(default_factory=list)
     made: list[list[int]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
 
 def train(
@@ -87,6 +91,10 @@ def train(
         found.losses.append(sum(parts_of_loss) if total else [0.0, *found.losses][-1])
         found.own_losses.append(own)
         found.made.append(did)
+    found.buffers = [
+        {f"{i}.{name}": b.clone() for i, layer in enumerate(m.layers) for name, b in layer.named_buffers()}
+        for m in members
+    ]
     found.weights = {
         f"{i}.{name}": p.detach().clone()
         for i, layer in enumerate(members[0].layers)

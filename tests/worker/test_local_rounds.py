@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.worker import round_reference
 from tests.worker.sums import ring, star
+from tests.worker.test_resume import BATCH_NORM
 from tests.worker.workloads import DROPOUT, edit_workload
 
 from skyctl.checkpoint import safetensors
@@ -121,3 +122,34 @@ def test_owners_are_as_in_one_process(
         affords=affords,
     )
     is_as(pool.run(owners_payloads(driver, spec, [5, 2, 3], 6, weights=True, told=told)), expected)
+
+
+def test_running_figures_are_averaged_by_samples(workload: Workloads, pool: Any, driver: ModuleType) -> None:
+    """Of a norm that sees three, one and two batches of three microbatches."""
+    norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE)
+    expected = round_reference.train(spec, MICROBATCHES, [3, 1, 2], 1, owners=OWNERS)
+    done = pool.run(owners_payloads(driver, spec, [3, 1, 2], 1, weights=True))
+    assert not done.errors, done.errors
+    found = safetensors.load(Path(done.results[0]["weights"]))
+    for name in ("4.running_mean", "4.running_var"):
+        mean = sum(n * own[name] for n, own in zip((3, 1, 2), expected.buffers, strict=True)) / 6
+        torch.testing.assert_close(found[name], mean, rtol=1e-5, atol=1e-6)
+    assert int(found["4.num_batches_tracked"]) == 6 * MICROBATCHES
+
+
+def test_a_round_that_everybody_is_dropped_from_changes_nothing(
+    workload: Workloads, pool: Any, driver: ModuleType
+) -> None:
+    norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
+    late = "\ndef local_steps(owner, round):\n    return 2 if round else 3\n"
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE + late)
+    told = {"drop_stragglers": True}
+    one, three = (
+        pool.run(owners_payloads(driver, spec, [3, 3, 3], rounds, weights=True, told=told))
+        for rounds in (1, 3)
+    )
+    assert not one.errors | three.errors
+    assert three.losses == one.losses * 3
+    before, after = (safetensors.load(Path(done.results[0]["weights"])) for done in (one, three))
+    assert all(torch.equal(before[name], after[name]) for name in before)

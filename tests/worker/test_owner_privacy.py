@@ -94,7 +94,7 @@ def can_read(pid: int) -> bool:
 
 
 def test_no_byte_of_an_owners_data_is_with_others(pool: Any, tmp_path: Path) -> None:
-    """c's pipeline has two ranks, both of them the owner's: inputs are read at one end, targets at the other."""
+    """An owner with two ranks reads inputs in one and targets in the other."""
     pids = [process.popen.pid for process in pool.processes]
     if not can_read(pids[0]):
         pytest.skip("another process's memory can't be read here")
@@ -105,7 +105,8 @@ def test_no_byte_of_an_owners_data_is_with_others(pool: Any, tmp_path: Path) -> 
         markers = b"".join(prefix + secrets.token_bytes(24) for _ in range(SAMPLES))
         (private / owner).write_bytes(markers)
     (tmp_path / "train.py").write_text(TRAIN.replace("FOLDER", str(private)))
-    spec = WorkloadSpec(source="train.py", path=str(tmp_path / "train.py"), batch_size=BATCH, seed=3).to_dict()
+    path = str(tmp_path / "train.py")
+    spec = WorkloadSpec(source=path, path=path, batch_size=BATCH, seed=3).to_dict()
     kept = tmp_path / "kept"
     keeps = {"folder": str(kept), "every": 1, "keep": 9, "at_end": True, "attempt": 1}
     whose = ["a", "b", "c+d", "c+d"]  # by rank

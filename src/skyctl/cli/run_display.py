@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skyctl.control.comparison_job import ComparisonJob
     from skyctl.control.node_sessions import NodeSessions
     from skyctl.files import RunPaths
-    from skyctl.records.measurement import Measurement, ValidationMeasurement
+    from skyctl.records.measurement import Measurement, OwnerMeasurement, ValidationMeasurement
     from skyctl.records.plan import Plan
     from skyctl.run.callbacks import RunCallbacks, StepProgress
     from skyctl.run.rank_spec import RankSpec
@@ -279,8 +279,26 @@ def show_measurement(out: Output, measured: Measurement) -> None:
         )
     out.line(_loss_text(measured))
     show_validation(out, measured.validation)
+    if measured.owners:
+        _show_owners(out, measured.owners)
     if measured.weights is not None:
         out.line(f"weights: {measured.weights}")
+
+
+def _show_owners(out: Output, owners: Sequence[OwnerMeasurement]) -> None:
+    """A row for each owner of data."""
+    rows = [
+        (
+            one.owner,
+            one.rounds,
+            f"{one.local_steps:g}",
+            one.samples,
+            _format_metric(one.loss),
+            _format_metric(one.validation_loss),
+        )
+        for one in owners
+    ]
+    out.table(("owner", "rounds", "local steps", "samples", "last loss", "last validation loss"), rows)
 
 
 def _loss_text(measured: Measurement) -> str:

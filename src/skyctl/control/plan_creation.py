@@ -104,10 +104,10 @@ class PlanOptions:
 
     def settled_form(self) -> PlanOptions:
         """The same, with the form in place of ``auto`` where what else is asked for leaves only one."""
+        if self.parallel in (None, AUTO) and self.rhythm is not None and self.rhythm.is_rounds:
+            return replace(self, parallel=DATA)
         if self.parallel != AUTO:
             return self
-        if self.rhythm is not None and self.rhythm.is_rounds:
-            return replace(self, parallel=DATA)
         if self.assign_shares is not None:
             return replace(self, parallel=DATA)
         # even and alone are what needs no choice: one pipeline, and one device

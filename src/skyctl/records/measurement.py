@@ -94,16 +94,35 @@ class ValidationMeasurement(Record):
     metrics: dict[Name, float | None] | None = since(4, None)
 
 
+class OwnerMeasurement(Record):
+    """What an owner of data did over the run's rounds, of the last attempt.
+
+    Attributes:
+        rounds: in which it made local steps.
+        local_steps: of such a round, the median.
+        samples: that count in averages, in all.
+        loss: of its own local steps, in the last round that it made any in; None: there is none.
+        validation_loss: on its own held-out data, the last; None: there is none.
+    """
+
+    owner: Name
+    rounds: Index
+    local_steps: float
+    samples: Index
+    loss: float | None
+    validation_loss: float | None
+
+
 class Measurement(FileRecord):
     """``measurement.json`` in a run's folder; ``launch --json`` prints the same.
 
     ``predicted_interval``: the plan's, of its step; None where it has none. ``sync_s``: from the last
     pipeline's last backward to the end of the gradients' sum, the median step; ``predicted_sync_s``: as the
-    plan has it; None where there is one pipeline.
+    plan has it; None where there is one pipeline. ``owners``: where steps are rounds of several owners.
     """
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     run_id: Name
     strategy: str
     steps: Seq[StepMeasurement]
@@ -119,6 +138,7 @@ class Measurement(FileRecord):
     predicted_interval: Interval | None = since(3, None)
     sync_s: Seconds | None = since(5, None)
     predicted_sync_s: Seconds | None = since(5, None)
+    owners: Seq[OwnerMeasurement] = since(6, ())
 
     @model_validator(mode="after")
     def _explains_its_replicas(self) -> Measurement:

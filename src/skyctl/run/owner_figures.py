@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pvariance
+from statistics import fmean, median, pvariance
 from typing import Any
 
-from skyctl.records.measurement import ValidationMeasurement
+from skyctl.records.measurement import OwnerMeasurement, ValidationMeasurement
 from skyctl.worker.rank_events import StepEvent, ValidationEvent
 
 
@@ -38,6 +38,27 @@ def owner_figures(event: StepEvent, validation: ValidationEvent | None) -> Owner
         validation_loss=None if validation is None else validation.loss,
         validation_metrics=None if validation is None else validation.metrics,
     )
+
+
+def measured_owners(rounds: Sequence[Mapping[str, OwnerFigures]]) -> tuple[OwnerMeasurement, ...]:
+    """By owner, what it did in all of these rounds."""
+    found = []
+    for name in rounds[-1] if rounds else ():
+        each = [one[name] for one in rounds if name in one]
+        made = [one for one in each if one.local_steps]
+        losses = [one.loss for one in made if one.loss is not None]
+        validations = [one.validation_loss for one in each if one.validation_loss is not None]
+        found.append(
+            OwnerMeasurement(
+                owner=name,
+                rounds=len(made),
+                local_steps=float(median(one.local_steps for one in made)) if made else 0.0,
+                samples=sum(one.samples for one in each),
+                loss=losses[-1] if losses else None,
+                validation_loss=validations[-1] if validations else None,
+            )
+        )
+    return tuple(found)
 
 
 def owner_lines(owners: Mapping[str, OwnerFigures]) -> dict[str, Any]:

@@ -9,6 +9,10 @@ from skyctl.errors import InputError
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
 
+LEAST_WAIT_S, PATIENCE = 1800.0, 50.0
+"""How long a rank waits for others' local steps: so many seconds at least, and so many predicted rounds. Who
+does not answer is found by the supervisor, long before."""
+
 
 def check_rounds(plan: Plan) -> None:
     """Raises InputError where a plan's rounds are not launched by this version."""
@@ -42,7 +46,7 @@ def round_structure(plan: Plan, number: int) -> dict[str, Any]:
             "drop_stragglers": rhythm.drop_stragglers,
             "deadline_s": rhythm.round_deadline_s,
         }
-    return {"rounds": told}
+    return {"rounds": told, "timeout_s": max(LEAST_WAIT_S, PATIENCE * plan.predicted.iteration_s)}
 
 
 def compares_batches(plan: Plan) -> bool:

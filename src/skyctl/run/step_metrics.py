@@ -23,7 +23,7 @@ from skyctl.records.measurement import (
 from skyctl.records.plan import Plan
 from skyctl.run.callbacks import RunCallbacks, StepProgress
 from skyctl.run.event_sink import read_validation
-from skyctl.run.owner_figures import OwnerFigures, joined_validation, owner_figures
+from skyctl.run.owner_figures import OwnerFigures, joined_validation, measured_owners, owner_figures
 from skyctl.run.rank_spec import RankSpec
 from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
@@ -146,10 +146,10 @@ class StepCollector:
             grad_norm=first.grad_norm,
             repeats=first.repeats,
             validation=self.validation.get(step),
-            owners=self._owner_figures(step),
+            owners=self.owner_figures(step),
         )
 
-    def _owner_figures(self, step: int) -> dict[str, OwnerFigures]:
+    def owner_figures(self, step: int) -> dict[str, OwnerFigures]:
         """By owner, what it did in a round; empty where data is nobody's alone."""
         validations = self._validations.get(step, {})
         found = {}
@@ -238,6 +238,7 @@ def build_measurement(
         sync_s=collected.sync_s(settled),
         predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 else None,
         validation=tuple(one for step, one in sorted(collected.validation.items()) if step < done),
+        owners=measured_owners([collected.owner_figures(i) for i in range(first, done)]),
     )
 
 

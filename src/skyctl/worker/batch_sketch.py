@@ -74,6 +74,11 @@ class BatchSketcher:
         """The sketch of that step's batch, once; None where this stage has no batches."""
         return self._sketches.pop(step, None)
 
+    def take_some(self, first: int, count: int) -> BatchSketch | None:
+        """That of the first of so many batches, as ``take``; those of the others are dropped."""
+        found = [self.take(step) for step in range(first, first + count)]
+        return found[0]
+
     def _sketch(self, step: int, batch: Batch) -> BatchSketch:
         inputs, targets = batch
         place = self._position

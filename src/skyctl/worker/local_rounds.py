@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,6 +30,9 @@ from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.running_figures import SavedBuffers
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
+
+if TYPE_CHECKING:
+    from skyctl.workload.workload import Workload
 
 Tensor = torch.Tensor
 
@@ -292,6 +295,34 @@ def _add(total: StepReport, one: StepReport) -> None:
             getattr(total, field.name).extend(value)
         elif field.name == "grad_norm" and value is not None:
             total.grad_norm = value
+
+
+def make_rounds(
+    options: RoundOptions | None,
+    executor: Executor,
+    average: WeightAverage | None,
+    workload: Workload,
+    seeder: LayerSeeder,
+    clipper: GradientClipper | None,
+    first_round: int,
+) -> LocalRounds | None:
+    """Who makes a workload's rounds in the place of steps; None: gradients are summed in every step."""
+    if options is None:
+        return None
+    model = workload.model
+    affords = make_affords(
+        model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
+    )
+    return LocalRounds(
+        executor,
+        average,
+        options,
+        seeder=seeder,
+        seed=workload.spec.seed,
+        clipper=clipper,
+        affords=affords,
+        first_round=first_round,
+    )
 
 
 def make_affords(

@@ -25,11 +25,11 @@ from skyctl.worker.checkpointer import (
     save_weights,
 )
 from skyctl.worker.executor import Executor
-from skyctl.worker.gradient_clipping import GradientClipper, make_clipper
+from skyctl.worker.gradient_clipping import make_clipper
 from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.local_rounds import LocalRounds, RoundOptions, make_affords
+from skyctl.worker.local_rounds import RoundOptions, make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
@@ -235,7 +235,7 @@ class Trainer:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
         connections.connect(self._link.announce, self._link.address_of)
-        if self._rounds is not None:
+        if self._rounds is not None and not any("tie" in group for group in values["groups"]):
             self._average = WeightAverage(
                 stage.layers,
                 self._start,
@@ -326,10 +326,14 @@ class Trainer:
             validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
         validation_batch = self._sketch_validation()
         sketcher = self._make_sketcher(first_step)
-        sums = self._sync.sizes if self._sync is not None and not self._is_single else None
+        sums = None
+        if self._sync is not None and self._rounds is None and not self._is_single:
+            sums = self._sync.sizes
         self._channel.send(to_message(ReadyEvent(sums)))
         self._link.expect("start")
-        rounds = self._make_rounds(executor, clipper, first_step)
+        rounds = make_rounds(
+            self._rounds, executor, self._average, self._workload, self._seeder, clipper, first_step
+        )
         loop = TrainingLoop(
             executor=executor,
             recipe=self._recipe,
@@ -352,35 +356,11 @@ class Trainer:
         self._training = False
         return steps_done
 
-    def _make_rounds(
-        self, executor: Executor, clipper: GradientClipper | None, first_step: int
-    ) -> LocalRounds | None:
-        """Who makes rounds in the place of steps; None where gradients are summed in every step."""
-        if self._rounds is None:
-            return None
-        model = self._workload.model
-        return LocalRounds(
-            executor,
-            self._average,
-            self._rounds,
-            seeder=self._seeder,
-            seed=self._spec.seed,
-            clipper=clipper,
-            affords=make_affords(
-                model.functions.get("local_steps"),
-                self._rounds.owner,
-                model.source_name,
-                self._workload.user_errors,
-            ),
-            first_round=first_step,
-        )
-
     def _sketch_of_round(self, sketcher: BatchSketcher, round_number: int) -> BatchSketch | None:
-        """The sketch of a round's first batch; of an owner's data nothing is told."""
+        """The sketch of a round's first batch; None where it is not compared, as an owner's never is."""
         assert self._rounds is not None
-        first = round_number * self._rounds.steps
-        found = [sketcher.take(batch) for batch in range(first, first + self._rounds.steps)]
-        return found[0] if self._payload.get("compare_batches", True) and not self._is_owners else None
+        found = sketcher.take_some(round_number * self._rounds.steps, self._rounds.steps)
+        return found if self._payload.get("compare_batches", True) and not self._is_owners else None
 
     def _make_sketcher(self, first_step: int) -> BatchSketcher:
         """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""

@@ -1,0 +1,97 @@
+"""``--local-steps`` and what goes with it: plans from problem files, and what is exit 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.planner.data_problems import data_problem
+
+Run = Callable[..., tuple[int, str, str]]
+PLAN = ("plan", "--problem", "problem.json")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run) -> Run:
+    monkeypatch.chdir(tmp_path)
+    problem = data_problem(speeds=(2.0, 1.0, 1.0, 1.0), rate=1e4, microbatches=8, parallel="pipeline")
+    Path("problem.json").write_text(problem.to_json())
+    return skyctl
+
+
+def test_owners_make_rounds_and_it_is_said(run: Run) -> None:
+    more = ("--prox-mu", "0.5", "--clients-per-round", "2", "--drop-stragglers", "--round-deadline", "90")
+    code, out, err = run(*PLAN, "--local-steps", "4,2,3", "--owners", "n0,n1,n2+n3", *more, "-o", "plan.json")
+    assert code == 0, err
+    made = json.loads(Path("plan.json").read_text())
+    assert made["version"] == 11
+    assert made["problem"]["owners"] == [["n0"], ["n1"], ["n2", "n3"]]
+    assert [pipeline["local_steps"] for pipeline in made["pipelines"]] == [4, 2, 3]
+    assert made["sync"]["of"] == "weights"
+    assert "n2+n3" in out
+    assert "changes training: each owner makes 2 to 4 local steps by itself" in out
+    assert "FedProx" in out
+    assert "2 of 3 owners a round" in out
+    assert "is dropped" in out
+    assert "round: " in out
+    assert run("verify", "plan.json")[0] == 0
+
+
+def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
+    code, _, err = run(*PLAN, "--local-steps", "auto", "--owners", "all", "-o", "plan.json")
+    assert code == 0, err
+    made = json.loads(Path("plan.json").read_text())
+    steps = [pipeline["local_steps"] for pipeline in made["pipelines"]]
+    assert steps[0] == 2 * steps[1]
+    assert made["problem"]["parallel"] == "data"
+    code, _, err = run(*PLAN, "--parallel", "data", "--local-steps", "3", "-o", "common.json")
+    assert code == 0, err
+    made = json.loads(Path("common.json").read_text())
+    assert sum(pipeline["microbatches"] for pipeline in made["pipelines"]) == 8
+    for name in ("plan.json", "common.json"):
+        assert run("verify", name)[0] == 0
+    code, _, err = run(*PLAN, "--parallel", "data", "--local-steps", "3", "--assign", "n0=6,n1=2")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--prox-mu", "0.1"), "--prox-mu goes with --local-steps"),
+        (("--owners", "all"), "--owners goes with --local-steps"),
+        (("--drop-stragglers",), "--drop-stragglers goes with --local-steps"),
+        (("--local-steps", "0"), "a whole number of at least 1, or auto"),
+        (("--local-steps", "many"), "a whole number of at least 1, or auto"),
+        (("--local-steps", "2,3"), "goes with --owners"),
+        (("--local-steps", "2,3", "--owners", "n0,n1,n2"), "2 numbers of local steps for 3 owners"),
+        (("--local-steps", "2", "--prox-mu", "-1"), "--prox-mu must be"),
+        (("--local-steps", "2", "--owners", "all", "--round-deadline", "0"), "--round-deadline must be"),
+        (("--local-steps", "2", "--clients-per-round", "1"), "goes with --owners"),
+        (("--local-steps", "2", "--owners", "n0,,n1"), "an owner has no node"),
+        (("--local-steps", "2", "--owners", "n0,n0"), "names n0 twice"),
+        (("--local-steps", "2", "--owners", "n0,x"), "'x' is no node"),
+        (("--local-steps", "2", "--owners", "n0,n1", "--clients-per-round", "3"), "there are 2 owners"),
+        (("--local-steps", "2", "--sync-delay", "1"), "--sync-delay sums gradients"),
+        (("--local-steps", "2", "--sync-format", "bfloat16"), "does not go with --local-steps"),
+        (("--local-steps", "2", "--sync", "trees"), "does not go with --local-steps"),
+        (("--local-steps", "2", "--schedule", "gpipe"), "--schedule gpipe"),
+        (("--local-steps", "2", "--parallel", "pipeline"), "--local-steps says"),
+        (("--local-steps", "2", "--parallel", "hybrid"), "--local-steps goes with"),
+        (("--local-steps", "2", "--strategy", "alone"), "nobody to average"),
+    ],
+)
+def test_what_contradicts_is_exit_2(run: Run, words: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*PLAN, *words, "-o", "plan.json")
+    assert code == 2, (out, err)
+    assert said in err.replace("\n", " ")
+    assert not Path("plan.json").exists()
+
+
+def test_a_plan_has_settled_its_rounds(run: Run) -> None:
+    assert run(*PLAN, "--local-steps", "2", "--owners", "all", "-o", "plan.json")[0] == 0
+    Path("cluster.yaml").write_text("nodes:\n  - {name: n0, transport: local}\n")
+    code, _, err = run("launch", "plan.json", "--local-steps", "3")
+    assert code == 2
+    assert "--local-steps 3 does not go with the plan" in err

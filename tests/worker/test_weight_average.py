@@ -1,0 +1,99 @@
+"""Averages of weights by samples: the same bytes for all holders, whatever their layers are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.worker.sums import connected, places, ring, star, together
+from torch import nn
+
+from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
+from skyctl.workload.mixed_precision import master_of, to_low_precision
+
+COUNT = 3
+LAYERS = 4
+
+
+def make_layers(rank: int) -> list[nn.Module]:
+    """Layers of one rank: some in bfloat16 over masters, one whose weight is not contiguous, one frozen."""
+    torch.manual_seed(rank)
+    low, odd, frozen, plain = nn.Linear(5, 3), nn.Linear(4, 6), nn.Linear(2, 2), nn.Linear(7, 2)
+    for name, parameter in list(low.named_parameters()):
+        made = to_low_precision(parameter, parameter.detach().clone(), torch.bfloat16)
+        low._parameters[name] = made
+    odd.weight = nn.Parameter(torch.randn(4, 6).t())
+    frozen.requires_grad_(False)
+    return [low, odd, frozen, plain]
+
+
+def averaged(routes: Any, samples: list[int], ends: list[int]) -> tuple[list[list[nn.Module]], list[Any]]:
+    """Every rank's layers after an average, and what each was told."""
+    layers = [make_layers(rank) for rank in range(COUNT)]
+    with connected(routes, COUNT) as peers:
+
+        def act(rank: int) -> Any:
+            group = {"number": 0, "start": 0, "stop": LAYERS, "first_tag": 0, "routes": places(routes, rank)}
+            average = WeightAverage(layers[rank], 0, [group], peers[rank], chunk_bytes=64)
+            made.append(average)
+            return average.average(7, samples[rank], ends[rank])
+
+        made: list[WeightAverage] = []
+        reports = together(COUNT, act)
+    for one in made:
+        one.close()
+    for report in reports:
+        if isinstance(report, Exception):
+            raise report
+    return layers, reports
+
+
+@pytest.mark.parametrize("routes", [ring(COUNT), star(COUNT, 1)], ids=["ring", "star"])
+@pytest.mark.parametrize("samples", [[5, 0, 3], [1, 1, 1], [0, 0, 900_000]])
+def test_weights_are_the_mean_by_samples(routes: Any, samples: list[int]) -> None:
+    layers, reports = averaged(routes, samples, [GOES_ON] * COUNT)
+    before = [make_layers(rank) for rank in range(COUNT)]
+    assert [report.samples for report in reports] == [sum(samples)] * COUNT
+    assert {report.end for report in reports} == {GOES_ON}
+    for place in range(LAYERS):
+        for name, parameter in layers[0][place].named_parameters():
+            own = [dict(row[place].named_parameters())[name] for row in before]
+            found = [dict(row[place].named_parameters())[name] for row in layers]
+            if not parameter.requires_grad:
+                assert all(torch.equal(a, b) for a, b in zip(own, found, strict=True))
+                continue
+            mean = sum(n * master_of(w).detach() for n, w in zip(samples, own, strict=True)) / sum(samples)
+            assert isinstance(mean, torch.Tensor)
+            for one in found:
+                torch.testing.assert_close(master_of(one).detach(), mean, rtol=1e-6, atol=1e-6)
+                assert torch.equal(master_of(one), master_of(found[0])), "to the last bit"
+                assert torch.equal(one.detach().float(), master_of(one).detach().to(one.dtype).float())
+
+
+def test_who_knows_of_the_end_tells_all_and_nobodys_samples_are_told() -> None:
+    _, reports = averaged(ring(COUNT), [2, 2, 2], [GOES_ON, ENDS_NEXT, GOES_ON])
+    assert {report.end for report in reports} == {ENDS_NEXT}
+    _, reports = averaged(star(COUNT), [0, 0, 0], [ENDS_NEXT, ENDS, GOES_ON])
+    assert {report.end for report in reports} == {ENDS}
+    assert {report.samples for report in reports} == {0}
+
+
+def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
+    layers = [nn.Linear(2, 2) for _ in range(2)]
+    with torch.no_grad():
+        layers[1].weight.fill_(torch.nan)
+    expected = layers[0].weight.detach().clone()
+    routes = star(2)
+    made: list[WeightAverage] = []
+    with connected(routes, 2) as peers:
+
+        def act(rank: int) -> Any:
+            group = {"number": 0, "start": 0, "stop": 1, "first_tag": 0, "routes": places(routes, rank)}
+            made.append(WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64))
+            return made[-1].average(0, 4 if rank == 0 else 0, GOES_ON)
+
+        together(2, act)
+    for one in made:
+        one.close()
+    assert all(torch.equal(layer.weight, expected) for layer in layers)
