@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,6 +21,10 @@ from runs.fedprox_rounds import METHODS, Federation, Method
 BENCHMARKS = Path(__file__).resolve().parents[1]
 START = "from runs.fedprox_flower import main; main()"
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(BENCHMARKS)}
+
+
+START_S, ROUND_S = 300.0, 10.0
+"""How long a method may take at most: until Ray runs, and for each round."""
 
 
 class FlowerError(Exception):
@@ -42,20 +49,43 @@ def by_flower(
         with (Path(name) / "stderr").open("w+") as errors:
             try:
                 child = subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | ENVIRONMENT
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=os.environ | ENVIRONMENT,
+                    start_new_session=True,
                 )
             except OSError as exc:
                 raise FlowerError(f"{python}: {exc}") from exc
-            with child:
-                assert child.stdout is not None
+            try:
                 for method in methods:
-                    text = child.stdout.readline()
-                    while text and not text.startswith("{"):  # Ray may write there, too
-                        text = child.stdout.readline()
+                    text = _next_line(child, rounds)
                     if not text:
                         errors.seek(0)
                         raise FlowerError(f"Flower ended: {errors.read()[-500:].strip()}")
                     yield method, _read(json.loads(text))
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # with what Ray has started
+                child.wait()
+                assert child.stdout is not None
+                child.stdout.close()
+
+
+def _next_line(child: subprocess.Popen[str], rounds: int) -> str:
+    """The next method's line; empty where it did not come in time (Ray may lose its processes and wait)."""
+    assert child.stdout is not None
+    limit = threading.Timer(START_S + rounds * ROUND_S, child.kill)
+    limit.start()
+    try:
+        text = child.stdout.readline()
+        while text and not text.startswith("{"):  # Ray may write there, too
+            text = child.stdout.readline()
+    finally:
+        limit.cancel()
+        limit.join()
+    return text
 
 
 def _read(said: dict[str, Any]) -> FlowerHistory:
