@@ -13,6 +13,7 @@ from tests.run.test_rank_spec import make_plan
 from tests.worker import round_reference
 from tests.worker.test_hybrids import CLUSTER, DEVICES, NAMES
 from tests.worker.test_local_rounds import AFFORDS, EXAMPLE, OWN_DATA, affords, is_as
+from tests.worker.test_shared_parameters import TIES
 from tests.worker.workloads import DROPOUT, edit_workload
 
 from skyctl.checkpoint import safetensors
@@ -49,7 +50,10 @@ def told(
     made["version"] = 11
     named = [owner.split("+") for owner in owners]
     made["problem"] |= {"version": 11, "rhythm": {"local_steps": list(steps), **rhythm}, "owners": named}
+    made["problem"]["ties"] = [{"layers": layers, "bytes": 4.0} for layers in options.pop("ties", ())]
     made["sync"]["of"] = "weights"
+    if len(owners) == 1:
+        made["sync"] = None
     for pipeline, count in zip(made["pipelines"], steps, strict=True):
         pipeline["local_steps"] = count
     plan = Plan.model_validate(made)
@@ -154,3 +158,13 @@ def test_an_owner_stops_at_its_deadline_and_its_work_counts(workload: Workloads,
     undisturbed = [event["own_loss"] for event in done.steps[0]]
     assert first[0] == undisturbed[0]
     assert first[1:] != undisturbed[1:], "nothing was averaged: each round begins where the first one did"
+
+
+def test_one_owner_alone_with_tied_layers_in_two_stages(workload: Workloads, pool: Any) -> None:
+    """Nobody to average with: its tied parameters are summed in each of its steps, its optimizer is reset."""
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, *TIES, text=EXAMPLE)
+    alone: dict[str, Stages] = {"c+d": [(C, 0, 3), (D, 3, 7)]}
+    expected = round_reference.train(spec, MICROBATCHES, [3], 3, owners=["c+d"], mu=0.2)
+    done = pool.run(told(alone, [3], spec, 3, {"prox_mu": 0.2}, weights=True, ties=[[0, 4, 6]]))
+    assert not done.errors, done.errors
+    assert of_owners(done, [1]).losses == pytest.approx(expected.losses, rel=1e-5)
