@@ -171,7 +171,8 @@ def test_owners_get_what_the_simulation_gets(tmp_path, label):
     found = by_owners(SMALL, method, ROUNDS, tmp_path)
     assert found["weights_differ_by"] < 1e-6
     assert found["test_loss_differs_by"] < 1e-6
-    assert found["accuracy_differs_by"] < 1e-6
+    tested = sum(len(labels) for _, _, _, labels in SMALL.samples)
+    assert found["accuracy_differs_by"] < 1.5 / tested  # classes not seen yet are equal, but for rounding
 
 
 @pytest.mark.slow
