@@ -20,6 +20,7 @@ from skyctl.worker.gradient_sync import GradientSync
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
+from skyctl.worker.stale_sync import StaleSync
 from skyctl.worker.trace_recorder import SUM, TraceRecorder
 from skyctl.workload.structures import map_tensors
 
@@ -42,6 +43,7 @@ class StepReport:
             also in ``idle_s`` (until all have ended theirs) and ``transfer_s``.
         loss: on the last stage, the mean over the batch, or this pipeline's part of it.
         grad_norm: where gradients are clipped, the global norm before.
+        ahead: with a parameter server, by how many clocks it was ahead of the slowest when it might go on.
         is_last: the pipeline ends with this step.
         repeats: how often its microbatches were made again (``gradient_sync``); all other figures are of all.
         input_messages_s, gradient_messages_s: of the messages that were waited for from before their start,
@@ -57,6 +59,7 @@ class StepReport:
     sync_s: float | None = None
     loss: float | None = None
     grad_norm: float | None = None
+    ahead: int | None = None
     is_last: bool = False
     repeats: int = 0
     input_messages_s: list[float] = field(default_factory=list)
@@ -75,8 +78,9 @@ class Executor:
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
-        sync: sums the gradients with those of other pipelines.
-        before_update: called between the last backward, with its sum, and the optimizer's step.
+        sync: sums the gradients with those of other pipelines, or pushes them to a parameter server.
+        before_update: called between the last backward, with its sum, and the optimizer's step; with a
+            parameter server before the push.
         recorder: told what was done when, where a trace is wanted.
     """
 
@@ -93,7 +97,7 @@ class Executor:
     batch_size: int | None = None
     phase: str = "the first step"
     waiting: bool = False
-    sync: GradientSync | None = None
+    sync: GradientSync | StaleSync | None = None
     before_update: Callable[[StepReport], None] | None = None
     recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
@@ -255,18 +259,20 @@ class Executor:
         report.backward_s += seconds
         report.weight_s += seconds
 
-    def _sum_gradients(self, sync: GradientSync, step: int, report: StepReport) -> bool:
+    def _sum_gradients(self, sync: GradientSync | StaleSync, step: int, report: StepReport) -> bool:
         """After the last backward: gradients become the sums of all pipelines', which end together.
 
         Returns whether all of them must make the step's microbatches again first.
         """
+        if sync.updates_weights:
+            self._prepare_update(step, report)
         self.phase = f"step {step}, the sum of the gradients"
         self.waiting = True
         found = sync.finish(is_last=report.is_last)
         self.waiting = False
         report.idle_s += found.idle_s
         report.transfer_s += found.transfer_s
-        report.sync_s = found.sync_s
+        report.sync_s, report.ahead = found.sync_s, found.ahead
         report.is_last = found.is_last
         if self.recorder is not None:
             self.recorder.record_wait(0, found.idle_s, found.transfer_s, SUM)
@@ -274,9 +280,8 @@ class Executor:
 
     def _update(self, step: int, report: StepReport) -> None:
         """Before the next step: the gradients' norm, the optimizer, and the step's loss."""
-        if self.before_update is not None:
-            self.phase = f"step {step}, the gradients' norm"
-            self.before_update(report)
+        if self.sync is None or not self.sync.updates_weights:
+            self._prepare_update(step, report)
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
             seconds = self.timer.run(self._step_optimizer).wall_s
@@ -284,6 +289,11 @@ class Executor:
             report.optimizer_s += seconds
         if self.is_last:
             report.loss = float(sum(loss.item() for loss in self._losses))
+
+    def _prepare_update(self, step: int, report: StepReport) -> None:
+        if self.before_update is not None:
+            self.phase = f"step {step}, the gradients' norm"
+            self.before_update(report)
 
     def _step_optimizer(self) -> None:
         assert self.optimizer is not None

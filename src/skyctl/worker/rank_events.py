@@ -148,7 +148,8 @@ class StepEvent:
     start; None: there was none. ``loss``: on the last stage, its pipeline's part of the batch's mean.
     ``grad_norm``: over all stages, before clipping; None without clipping. ``learning_rate``: None for a
     stage that trains nothing. ``validates``: a validation follows on this rank's pipeline. ``samples``: of
-    its pipeline's microbatches. ``batch``: at both ends of the pipeline;
+    its pipeline's microbatches. ``ahead``: with a parameter server, by how many steps it was ahead of the
+    slowest worker when it might go on. ``batch``: at both ends of the pipeline;
     ``validation_batch``: with the first step, of the first held-out batch.
     """
 
@@ -174,6 +175,7 @@ class StepEvent:
     validation_batch: BatchSketch | None = None
     sync_s: Seconds | None = None
     repeats: Index = 0
+    ahead: Index | None = None
 
 
 @dataclass(frozen=True)

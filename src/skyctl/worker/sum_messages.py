@@ -15,8 +15,9 @@ import torch
 
 from skyctl.transport.peer_connection import PeerConnection, Work
 
-GRADIENTS, FIGURES, AGREEMENT = range(3)
-"""Kinds of messages: chunks of gradients, chunks of other figures, and what all ranks agree on."""
+GRADIENTS, FIGURES, AGREEMENT, WEIGHTS, LEAVE = range(5)
+"""Kinds of messages: chunks of gradients, chunks of other figures, what all ranks agree on; of a parameter
+server chunks of weights, and what it says with them (``push_pull``)."""
 UP, DOWN = range(2)
 """Towards the root, and from it."""
 HEADER = struct.Struct("=8q")
@@ -25,7 +26,7 @@ AHEAD_BYTES = 512 << 10
 """Of one edge's messages are received ahead, two at least. The word that a further one may come waits behind
 what this end sends over the same line; with 512 KiB in messages of 64 KiB both directions are kept full."""
 _UNDER_WAY = 2
-_KIND_NAMES = ("gradients", "running figures", "agreement")
+_KIND_NAMES = ("gradients", "running figures", "agreement", "weights", "leave")
 _DIRECTION_NAMES = ("up", "down")
 
 

@@ -121,6 +121,7 @@ class TrainingLoop:
             peak_memory_bytes=peak_memory_bytes(self.executor.device),
             sync_s=report.sync_s,
             repeats=report.repeats,
+            ahead=report.ahead,
             batch=self.sketch_of(step),
             validation_batch=self.validation_batch,
         )
