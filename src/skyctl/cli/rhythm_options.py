@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from skyctl.records.rhythm import Rhythm
 
 
+MOST_DIGITS = 9
+
+
 @dataclass(frozen=True, kw_only=True)
 class RhythmOptions:
     """The rhythm asked for; None: what a problem or run says, else each sum before the next step."""
@@ -38,6 +41,17 @@ class RhythmOptions:
         ),
     ] = None
 
+    staleness: Annotated[
+        str | None,
+        typer.Option(
+            "--staleness",
+            metavar="N|async",
+            help="One device holds weights and optimizer and applies each device's gradients as they come; "
+            "the others may be N steps ahead of the slowest, async: any number (changes training; "
+            "--parallel data).",
+        ),
+    ] = None
+
     def make_rhythm(self) -> Rhythm | None:
         """The rhythm as typed; None where nothing was.
 
@@ -48,6 +62,23 @@ class RhythmOptions:
 
         if self.undelayed_steps and not self.sync_delay:
             raise InputError("--undelayed-steps goes with --sync-delay 1")
+        staleness = None if self.staleness is None else parse_staleness(self.staleness)
+        if staleness not in (None, Rhythm()) and self.sync_delay:
+            raise InputError("--staleness and --sync-delay contradict each other: with staleness nothing is summed")
         if self.sync_delay is None:
-            return None
+            return staleness
         return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]
+
+
+def parse_staleness(text: str) -> Rhythm:
+    """The rhythm of ``--staleness N|async``; InputError for anything else."""
+    from skyctl.records.rhythm import Rhythm
+
+    if text == "async":
+        return Rhythm(staleness=None)
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise InputError(
+            f"--staleness {text!r} is neither a number of steps nor async",
+            hint="--staleness 3: at most three steps ahead of the slowest",
+        )
+    return Rhythm(staleness=int(text))

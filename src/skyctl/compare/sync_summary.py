@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
+from skyctl.compare.stale_summary import describe_stale
 from skyctl.planner.data.data_plan import read_data_placement
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.route_layouts import busiest_byte_s, device_routes, use_of
@@ -70,6 +71,8 @@ def describe_sync(plan: Plan) -> str:
     """
     if plan.sync is None:
         return ""
+    if plan.predicted.stale is not None:
+        return describe_stale(plan, plan.predicted.stale)
     if plan.problem.parallel == "hybrid":
         return _describe_groups(plan, plan.sync)
     rates = sync_rates(plan)

@@ -30,6 +30,7 @@ from skyctl.control.schedule_choice import (
     promising_first,
     with_schedule,
 )
+from skyctl.control.step_factors import with_measured_factors, with_observed_factors
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import plan
 from skyctl.planner.prediction_interval import with_interval
@@ -42,6 +43,7 @@ from skyctl.records.rhythm import Rhythm
 
 DEFAULT_TIME_LIMIT_S = 30.0
 FLOAT32 = "float32"
+STALENESS = "--staleness"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class PlanOptions:
     def sum_options(self) -> list[str]:
         """The options given that say how gradients are summed."""
         rhythm = None if self.rhythm is None or self.rhythm.is_synchronous else self.rhythm
-        sums = {"--sync-format": self.sync_format, "--sync": self.sync, "--sync-delay": rhythm}
+        name = STALENESS if rhythm is not None and rhythm.is_stale else "--sync-delay"
+        sums = {"--sync-format": self.sync_format, "--sync": self.sync, name: rhythm}
         return [name for name, value in sums.items() if value is not None]
 
 
@@ -149,6 +152,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         )
         for problem in made
     ]
+    made = [with_observed_factors(problem, profile) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -199,7 +203,8 @@ def plan_run(
     options = options.settled_form().with_chosen_schedule()
     problem, words = correct_from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
-    best = plan_best([override_problem(problem, options, pin_first, pin_last, dtype)], options)
+    problem = override_problem(problem, options, pin_first, pin_last, dtype)
+    best = plan_best([with_measured_factors(problem, done)], options)
     kept = {"workload": plan.workload, "machines": plan.machines, "encrypted": plan.encrypted}
     return best.model_copy(update=kept), words
 
@@ -242,10 +247,17 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         objective=options.objective or (problem.objective if problem is not None else None),
         sync=options.sync or (problem.sync if problem is not None else None),
         sums=options.sum_options(),
+        stale=_rhythm(options, problem).is_stale,
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
     return {**contradictions, **options.left_out}
+
+
+def _rhythm(options: PlanOptions, problem: Problem | None) -> Rhythm:
+    """What was asked for, or else what the problem has."""
+    known = problem.rhythm if problem is not None else Rhythm()
+    return known if options.rhythm is None else options.rhythm
 
 
 def _pipeline_iteration_s(
@@ -255,7 +267,8 @@ def _pipeline_iteration_s(
     left_s = deadline - time.perf_counter()
     if left_s <= 0:
         return None
-    pipelines = [in_form(problem, PIPELINE) for problem in candidates]
+    synchronous = [problem.model_copy(update={"rhythm": Rhythm()}) for problem in candidates]
+    pipelines = [in_form(problem, PIPELINE) for problem in synchronous]
     quick = replace(
         options,
         parallel=PIPELINE,

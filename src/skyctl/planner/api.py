@@ -78,8 +78,7 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     """A plan by one strategy; ``whole_blocks``: the problem's layers are whole transformer blocks."""
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
-    if not problem.rhythm.is_synchronous:
-        raise InputError("no plan has a rhythm other than the synchronous one yet")
+    _require_rhythm(problem)
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import plan_data
 
@@ -113,6 +112,19 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     return _made_plan(model, cast("Strategy", strategy), result, began, whole_blocks=whole_blocks)
 
 
+def _require_rhythm(problem: Problem) -> None:
+    """Raises InputError where the problem's rhythm does not go with its form."""
+    if problem.rhythm.is_synchronous or (problem.rhythm.is_stale and problem.parallel == DATA):
+        return
+    if problem.rhythm.is_stale:
+        raise InputError(
+            f"with staleness one device holds the weights for others that hold all layers as well; parallel is "
+            f"{problem.parallel}",
+            hint="--parallel data",
+        )
+    raise InputError("no plan has a rhythm with a delay yet")
+
+
 def assigned(
     problem: Problem, assignment: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]]
 ) -> Plan:
@@ -125,6 +137,7 @@ def assigned(
             layers left over.
         InfeasibleError: a device's memory or a pin does not allow it.
     """
+    _require_rhythm(problem)
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import assigned_data
 

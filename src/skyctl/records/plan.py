@@ -12,6 +12,8 @@ from skyctl.records.interval import Interval
 from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.sync import RoutePrices, Sync
 
+NOTABLE_GAIN = 1.05
+"""Less, as a factor, is not called faster."""
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
 
@@ -111,11 +113,34 @@ class ReplicaPrediction(Record):
     memory_bytes: Bytes
 
 
+class StalePrediction(Record):
+    """Where a parameter server takes the place of sums: the same draws without staleness, and the bound.
+
+    Attributes:
+        synchronous_s: a step in the long run where all wait for all after each.
+        bound_s: no staleness makes a step faster in the long run: what it takes the slowest device on
+            average, with nobody to wait for.
+        slowest: that device.
+        unknown: the devices of which no run has shown how uneven their steps are; they count as all alike.
+    """
+
+    synchronous_s: Seconds
+    bound_s: Seconds
+    slowest: Name
+    unknown: Seq[Name] = ()
+
+    @property
+    def helps(self) -> bool:
+        """Whether any staleness could make steps notably faster than all waiting for all."""
+        return self.synchronous_s > NOTABLE_GAIN * self.bound_s
+
+
 class Prediction(Record):
     """The simulator's prediction of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward).
 
     ``interval``: of ``iteration_s``; None where the problem does not say how sure its figures are.
-    ``sync_s``: from the last backward of all to the last byte of the summed gradients.
+    ``sync_s``: from the last backward of all to the last byte of the summed gradients; 0 where nothing is.
+    ``stale``: with a parameter server, whose ``iteration_s`` is a step in the long run.
     """
 
     iteration_s: Seconds
@@ -123,6 +148,7 @@ class Prediction(Record):
     replicas: Seq[ReplicaPrediction]
     interval: Interval | None = since(7, None)
     sync_s: Seconds = since(8, 0.0)
+    stale: StalePrediction | None = since(11, None)
 
 
 class Witness(Record):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.data.holder_costs import DataModel, HolderCost, buffer_bytes, chunk_bytes_at
+from skyctl.planner.data.holder_costs import DataModel, HolderCost, chunk_bytes_at
 from skyctl.planner.data.route_fill import fill_s
 from skyctl.planner.data.route_layouts import (
     DeviceRoute,
@@ -44,6 +44,7 @@ class HolderGroup:
         extra_s: by holder, e: with m microbatches its layers' sums are done after m · t + e.
         chunk_bytes: of a message, at most.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
+        edge_bytes: by holder, what it keeps for the edges of its routes (``DataModel.edge_bytes``).
     """
 
     holders: tuple[int, ...]
@@ -55,6 +56,7 @@ class HolderGroup:
     extra_s: tuple[float, ...]
     chunk_bytes: int
     fill_s: float = 0.0
+    edge_bytes: tuple[float, ...] = ()
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -109,11 +111,8 @@ class DataPlacement:
     @property
     def memory_bytes(self) -> tuple[float, ...]:
         """What each holder needs, chunks included."""
-        children = self.group.use.children
-        return tuple(
-            cost.memory_bytes + buffer_bytes(children.get(d, 0))
-            for d, cost in zip(self.group.holders, self.group.costs, strict=True)
-        )
+        pairs = zip(self.group.costs, self.group.edge_bytes, strict=True)
+        return tuple(cost.memory_bytes + edges for cost, edges in pairs)
 
 
 def processor_byte_s(model: DataModel, use: RouteUse, device: int) -> float:
@@ -152,7 +151,10 @@ def make_group(
     simple = layout is not None and not layout.trees  # a ring and a star fill no tree
     chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s)
     filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
-    return HolderGroup(holders, layout, tuple(costs), use, byte_s, times, extra_s, chunk_bytes, filled_s)
+    edges = tuple(model.edge_bytes(use.children.get(d, 0)) for d in holders)
+    return HolderGroup(
+        holders, layout, tuple(costs), use, byte_s, times, extra_s, chunk_bytes, filled_s, edges
+    )
 
 
 def fitting_group(model: DataModel, layout: Layout) -> HolderGroup | None:
