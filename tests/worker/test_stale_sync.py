@@ -46,9 +46,8 @@ def test_runs_to_the_end_and_no_worker_is_too_far_ahead(
     workload: Workloads, pool: Any, driver: ModuleType, most: int | None
 ) -> None:
     spec = workload("adamw")
-    payloads = driver.side_by_side(
-        spec, LAYERS, [1, 2, 1], star(3), STEPS, sync=stale(most), recipe={"total_steps": STEPS, "clip_norm": 0.1}
-    )
+    recipe = {"total_steps": STEPS, "clip_norm": 0.1}
+    payloads = driver.side_by_side(spec, LAYERS, [1, 2, 1], star(3), STEPS, sync=stale(most), recipe=recipe)
     done = pool.run(payloads)
     assert not done.errors, done.errors
     assert {result["steps"] for result in done.results.values()} == {STEPS}
@@ -160,7 +159,7 @@ def _root_weights(layers: list[nn.Module]) -> RootWeights:
     )
 
 
-def _sync(rank: int, layers: list[nn.Module], peers: Any, root: ParameterRoot | None, most: int | None) -> StaleSync:
+def _sync(rank: int, layers: list[nn.Module], peers: Any, root: ParameterRoot | None, most: int) -> StaleSync:
     group = {"number": 0, "first_tag": 0, "start": 0, "stop": 3, "routes": places(star(2), rank)}
     sync = {"groups": [group], "chunk_bytes": 16, **stale(most)}
     return StaleSync(layers, rank, sync, peers, share=0.5, first=0, steps=4, root=root)
@@ -251,9 +250,10 @@ def test_the_slowest_is_waited_for_and_meetings_hold_everybody() -> None:
     root.resume()
     held.join(10.0)
     assert root.is_last(3)
-    failing = threading.Thread(target=lambda: pytest.raises(RunError, root.take_leave, 1, out))
+    failing = threading.Timer(0.1, root.fail, [RunError("lost")])
     failing.start()
-    root.fail(RunError("lost"))
+    with pytest.raises(RunError, match="lost"):
+        root.take_leave(1, out)
     failing.join(10.0)
     with pytest.raises(RunError, match="lost"):
         push(0, 3)

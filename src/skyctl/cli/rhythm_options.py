@@ -64,7 +64,9 @@ class RhythmOptions:
             raise InputError("--undelayed-steps goes with --sync-delay 1")
         staleness = None if self.staleness is None else parse_staleness(self.staleness)
         if staleness not in (None, Rhythm()) and self.sync_delay:
-            raise InputError("--staleness and --sync-delay contradict each other: with staleness nothing is summed")
+            raise InputError(
+                "--staleness and --sync-delay contradict each other: with staleness nothing is summed"
+            )
         if self.sync_delay is None:
             return staleness
         return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from skyctl.compare.number_format import format_ratio, format_seconds
 from skyctl.compare.outcome import device_labels
 from skyctl.planner.stage_memory import human_bytes
-from skyctl.records.plan import NOTABLE_GAIN, Plan, StalePrediction
+from skyctl.records.plan import Plan
+from skyctl.records.stale_prediction import NOTABLE_GAIN, StalePrediction
 
 MAX_NAMES = 4
 
@@ -35,8 +36,8 @@ def describe_stale(plan: Plan, said: StalePrediction) -> str:
         )
     elif gain < NOTABLE_GAIN:
         text += (
-            f"; steps are hardly faster than with all waiting for all ({format_seconds(said.synchronous_s)}), and "
-            f"none are faster than {slowest}'s {limit} on average"
+            f"; steps are hardly faster than with all waiting for all "
+            f"({format_seconds(said.synchronous_s)}), and none are faster than {slowest}'s {limit} on average"
         )
     else:
         text += (

@@ -267,8 +267,7 @@ def _pipeline_iteration_s(
     left_s = deadline - time.perf_counter()
     if left_s <= 0:
         return None
-    synchronous = [problem.model_copy(update={"rhythm": Rhythm()}) for problem in candidates]
-    pipelines = [in_form(problem, PIPELINE) for problem in synchronous]
+    pipelines = [in_form(problem, PIPELINE) for problem in candidates]
     quick = replace(
         options,
         parallel=PIPELINE,

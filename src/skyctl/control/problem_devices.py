@@ -7,6 +7,7 @@ from typing import Any
 
 from skyctl.control.form_choice import STAGE_ORDERS
 from skyctl.records.problem import Parallel, Problem, SharedResource
+from skyctl.records.rhythm import Rhythm
 
 
 def with_devices(problem: Problem, ids: Collection[str]) -> Problem:
@@ -37,11 +38,13 @@ def in_form(problem: Problem, parallel: Parallel) -> Problem:
     """The same problem for plans of another form.
 
     A pipeline's has no devices that are to hold nothing; that of several pipelines has no schedule that only
-    one can have.
+    one can have. A parameter server is between devices that hold all layers each: others sum.
     """
     if parallel == "pipeline" and problem.helpers:
         problem = with_devices(problem, {device.id for device in problem.devices} - {*problem.helpers})
     update: dict[str, Any] = {"parallel": parallel}
     if parallel != "pipeline" and problem.schedule in STAGE_ORDERS:
         update["schedule"] = "1f1b"
+    if parallel != "data" and problem.rhythm.is_stale:
+        update["rhythm"] = Rhythm()
     return problem.model_copy(update=update)

@@ -51,12 +51,15 @@ class TrainingChange:
 def find_training_changes(plan: Plan, budget_s: float = MOST_S) -> list[TrainingChange]:
     """The best plan for each change that gains enough, in the forms that have plans.
 
-    None for a plan that was not searched for, and for one pipeline that was not chosen among forms.
+    None for a plan that was not searched for, for one pipeline that was not chosen among forms, and with a
+    parameter server.
 
     Args:
         budget_s: seconds for all of it, ``MOST_S`` at most.
     """
     searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
+    if plan.problem.rhythm.is_stale:  # changed enough, and its step is not one of a search
+        return []
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
         return []
     known_s = [one.iteration_s for one in plan.forms if one.iteration_s is not None]

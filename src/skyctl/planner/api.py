@@ -118,8 +118,8 @@ def _require_rhythm(problem: Problem) -> None:
         return
     if problem.rhythm.is_stale:
         raise InputError(
-            f"with staleness one device holds the weights for others that hold all layers as well; parallel is "
-            f"{problem.parallel}",
+            "with staleness one device holds the weights for others that hold all layers as well; parallel "
+            f"is {problem.parallel}",
             hint="--parallel data",
         )
     raise InputError("no plan has a rhythm with a delay yet")

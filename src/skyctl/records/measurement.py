@@ -10,7 +10,6 @@ from pydantic import model_validator
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
 
-
 LEAST_UNEVEN_STEPS = 20
 """Of fewer steps nothing is said of how uneven they are."""
 UNEVEN_PARTS = 20

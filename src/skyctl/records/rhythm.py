@@ -16,9 +16,9 @@ class Rhythm(Record):
         delay: 1: a step's gradients are summed while the next step computes, and applied after it (delayed
             parameter updates, DeDLOC, arXiv 2106.10207).
         undelayed_steps: how many steps at the start of the run are made without that delay.
-        staleness: other than 0: one device holds weights and optimizer and applies each pipeline's gradients as
-            they come, and a pipeline may be that many steps ahead of the slowest (stale synchronous parallel,
-            Ho et al., NIPS 2013); null: any number.
+        staleness: other than 0: one device holds weights and optimizer and applies each pipeline's gradients
+            as they come, and a pipeline may be that many steps ahead of the slowest (stale synchronous
+            parallel, Ho et al., NIPS 2013); null: any number.
     """
 
     delay: Literal[0, 1] = 0

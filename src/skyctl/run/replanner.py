@@ -280,10 +280,11 @@ class Replanner:
         """The problem without nodes that the run does not have.
 
         A plan's problem knows every node of its profile; which of them are used is its owner's choice. The
-        form is the run's own: it may be a pipeline only because nodes are missing.
+        form and the rhythm are the run's own: it may be a pipeline only because nodes are missing.
         """
         mine = {*self._sessions, coming}
         problem = in_form(problem, self._first_problem.parallel)
+        problem = problem.model_copy(update={"rhythm": self._first_problem.rhythm})
         return without_nodes(
             problem, {name: "not in the run" for name in nodes_of(problem) if name not in mine}
         )

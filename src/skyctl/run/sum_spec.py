@@ -26,8 +26,8 @@ def check_sums(plan: Plan) -> None:
     first = plan.pipelines[0].stages[0].device
     if plan.problem.rhythm.is_stale and [route.root for group in groups for route in group.routes] != [first]:
         raise InputError(
-            f"the first pipeline's device, {first}, is to hold the weights for all, and the plan's routes have "
-            "other roots",
+            f"the first pipeline's device, {first}, is to hold the weights for all, and the plan's routes "
+            "have other roots",
             hint="plan it again with --staleness",
         )
     if len(groups) > 1 and plan.sync.format == "fixed32":

@@ -18,7 +18,9 @@ class ClockRates:
         first: the first clock.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LearningRateScheduler, first: int) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scheduler: LearningRateScheduler, first: int
+    ) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
         self._newest = first
         self._options = {first: self._current()}

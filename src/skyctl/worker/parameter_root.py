@@ -98,7 +98,12 @@ class ParameterRoot:
         steps: int,
         meets_after: Callable[[int], bool] = lambda _clock: False,
     ) -> None:
-        self._weights, self._staleness, self._steps, self._meets_after = weights, staleness, steps, meets_after
+        self._weights, self._staleness, self._steps, self._meets_after = (
+            weights,
+            staleness,
+            steps,
+            meets_after,
+        )
         self._rates = ClockRates(weights.optimizer, weights.scheduler, first)
         self._finished = dict.fromkeys(workers, first)
         self._granted = dict(self._finished)
@@ -219,8 +224,8 @@ class ParameterRoot:
         for parameter, there in zip(self._weights.parameters, present, strict=True):
             part = gradients[at : at + parameter.numel()]
             at += parameter.numel()
-            like = {"device": parameter.device, "dtype": parameter.dtype}
-            parameter.grad = part.view(parameter.shape).to(**like) if there else None
+            shaped = part.view(parameter.shape)
+            parameter.grad = shaped.to(parameter.device, parameter.dtype) if there else None
         self._rates.set(clock)
         self._weights.optimizer.step()
         self._weights.optimizer.zero_grad(set_to_none=True)

@@ -112,7 +112,9 @@ class StaleSync:
             root.copy_weights(self._numbers)
             self._set_weights()  # what was read from a checkpoint
             self._serving = [
-                threading.Thread(target=self._serve, args=(root, peer, first), daemon=True, name=f"serves {peer}")
+                threading.Thread(
+                    target=self._serve, args=(root, peer, first), daemon=True, name=f"serves {peer}"
+                )
                 for peer in self._lines
             ]
             for thread in self._serving:
@@ -149,9 +151,7 @@ class StaleSync:
         began = time.perf_counter()
         push = Push(is_last, self._take_gradients())
         if self._root is not None:
-            self._root.push(
-                self._rank, self._clock, self._numbers, push.present, wants_end=push.wants_end
-            )
+            self._root.push(self._rank, self._clock, self._numbers, push.present, wants_end=push.wants_end)
             leave = self._root.take_leave(self._rank, self._numbers)
             if self._root.is_last(self._clock):
                 self._end_serving(self._root)

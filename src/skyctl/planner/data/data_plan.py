@@ -40,6 +40,7 @@ from skyctl.records.plan import (
 from skyctl.records.problem import Problem
 
 EVEN_METHOD = "equal shares, a ring"
+EVEN_STAR_METHOD = "equal shares, a star"
 ALONE_METHOD = "the fastest device that holds all layers"
 ASSIGNED_S = 10.0
 """Seconds to pack trees for a user's own shares, at most."""
@@ -65,7 +66,8 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
     problem = star_problem(problem)
     model = DataModel(problem)
     if strategy == "even":
-        return _made_plan(model, strategy, _even(model), EVEN_METHOD, began)
+        method = EVEN_STAR_METHOD if problem.rhythm.is_stale else EVEN_METHOD
+        return _made_plan(model, strategy, _even(model), method, began)
     if strategy == "alone":
         alone = best_alone(model)
         if alone is None:

@@ -1,8 +1,8 @@
 """Plans with a parameter server: a star at the first holder, and its steps played with measured draws.
 
-Holders, root and shares are those of the best star that sums: with the same work and the same lines. What is
-predicted is a step in the long run, of a play (``schedule.stale_simulation``) in which each device's steps are
-as uneven as they were measured to be.
+Holders, root and shares are those of the best star that sums: with the same work and the same lines. What
+is predicted is a step in the long run, of a play (``schedule.stale_simulation``) in which each device's steps
+are as uneven as they were measured to be.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from skyctl.errors import InputError
 from skyctl.planner.data.data_placement import DataPlacement
 from skyctl.planner.data.holder_costs import DataModel
-from skyctl.records.plan import Certificate, Plan, Prediction, ReplicaPrediction, StalePrediction
+from skyctl.records.plan import Certificate, Plan, Prediction, ReplicaPrediction
 from skyctl.records.problem import Device, Problem
+from skyctl.records.stale_prediction import StalePrediction
 from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.stale_simulation import WorkerTimes, simulate_stale
 

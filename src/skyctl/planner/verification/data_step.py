@@ -100,7 +100,9 @@ class DataStep:
             kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
         held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
         held += self._integers
-        if self.problem.rhythm.is_stale:  # a buffer for gradients; a server's weights, a buffer for each other
+        if (
+            self.problem.rhythm.is_stale
+        ):  # a buffer for gradients; a server's weights, a buffer for each other
             held += self.sizes * (1 + (1 + children if children else 0))
         return math.fsum(held) + max(LEAST_EDGE_BYTES, 2.0 * chunk_bytes) * children
 
