@@ -150,6 +150,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--parallel": options.parallel,
         "--sync-format": options.sync_format,
         "--sync": options.sync,
+        "--staleness": options.staleness,
         "--helper": ", ".join(options.helper) if options.helper else None,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,

@@ -139,6 +139,7 @@ class StepCollector:
             learning_rate=rates[0] if rates else None,
             grad_norm=first.grad_norm,
             repeats=first.repeats,
+            ahead=max((event.ahead for event in known if event.ahead is not None), default=None),
             validation=self.validation.get(step),
         )
 

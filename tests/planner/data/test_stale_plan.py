@@ -1,4 +1,4 @@
-"""Plans with a parameter server: whose the weights are, memory, what staleness gains, verify on changed records."""
+"""Plans with a parameter server: the root, memory, what staleness gains, verify on changed records."""
 
 from __future__ import annotations
 
