@@ -41,11 +41,11 @@ def stale(most: int | None) -> dict[str, Any]:
     return {"staleness": {"most": most}}
 
 
-@pytest.mark.parametrize("most", [1, 3, None])
+@pytest.mark.parametrize(("most", "dtype"), [(1, "float32"), (3, "bfloat16"), (None, "float32")])
 def test_runs_to_the_end_and_no_worker_is_too_far_ahead(
-    workload: Workloads, pool: Any, driver: ModuleType, most: int | None
+    workload: Workloads, pool: Any, driver: ModuleType, most: int | None, dtype: str
 ) -> None:
-    spec = workload("adamw")
+    spec = {**workload("adamw"), "dtype": dtype}
     recipe = {"total_steps": STEPS, "clip_norm": 0.1}
     payloads = driver.side_by_side(spec, LAYERS, [1, 2, 1], star(3), STEPS, sync=stale(most), recipe=recipe)
     done = pool.run(payloads)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from skyctl.errors import RunError, WorkloadError
 from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.gradient_sync import SyncReport
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.push_pull import Push, PushPull
@@ -32,6 +33,7 @@ from skyctl.worker.sum_messages import FIGURES
 from skyctl.worker.summed_gradients import check_dense, find_trained
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.optimizers import weight_name
+from skyctl.workload.recipe import Recipe
 
 Tensor = torch.Tensor
 _ROUTE_TAGS = 4
@@ -256,15 +258,21 @@ def make_stale_sync(
     *,
     share: float,
     first: int,
-    meets_after: Callable[[int], bool],
+    recipe: Recipe,
+    checkpointer: Checkpointer | None,
 ) -> StaleSync:
     """A rank's part, from its payload.
 
     Args:
         weights: where this rank is the root.
         share, first: as ``StaleSync`` has them.
-        meets_after: as ``ParameterRoot`` has it.
+        recipe, checkpointer: all workers meet before validations and checkpoints.
     """
+
+    def meets_after(clock: int) -> bool:
+        saves = checkpointer is not None and checkpointer.due(clock + 1, early=False, last=False)
+        return saves or recipe.validates(clock, last=False)
+
     rank, steps, sync = int(payload["rank"]), int(payload["steps"]), payload["sync"]
     root = None
     if weights is not None:

@@ -247,7 +247,8 @@ class Trainer:
                 self._root_weights,
                 share=len(self._sizes) / len(self._all_sizes),
                 first=first_step,
-                meets_after=lambda clock: _all_meet_after(clock, self._recipe, checkpointer),
+                recipe=self._recipe,
+                checkpointer=checkpointer,
             )
             return self._sync
         self._sync = GradientSync(
@@ -393,9 +394,3 @@ class Trainer:
         if not self._payload.get("weights"):
             return None
         return save_weights(path, stage.layers, self._start, self._workload.model)
-
-
-def _all_meet_after(clock: int, recipe: Recipe, checkpointer: Checkpointer | None) -> bool:
-    """Whether a validation or a checkpoint follows that clock, if it is not the last."""
-    saves = checkpointer is not None and checkpointer.due(clock + 1, early=False, last=False)
-    return saves or recipe.validates(clock, last=False)
