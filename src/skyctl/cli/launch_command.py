@@ -153,6 +153,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--sync": options.sync,
         "--sync-delay": options.sync_delay,
         "--undelayed-steps": options.undelayed_steps,
+        "--staleness": options.staleness,
         "--helper": ", ".join(options.helper) if options.helper else None,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,

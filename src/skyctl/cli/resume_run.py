@@ -145,6 +145,7 @@ def _refuse_other_training(known: StoredRun, request: TrainingRequest, options: 
             )
     placement = {
         "--strategy": options.strategy,
+        "--staleness": options.staleness,
         "--helper": ", ".join(options.helper) if options.helper else None,
         "--pin-first": options.pin_first,
         "--pin-last": options.pin_last,

@@ -19,6 +19,9 @@ OwnersChoice = tuple[tuple[str, ...], ...] | Literal["all"]
 """By owner, its nodes; ``all``: each node is an owner."""
 
 
+MOST_DIGITS = 9
+
+
 @dataclass(frozen=True, kw_only=True)
 class RhythmOptions:
     """The rhythm asked for; None: what a problem or run says, else each sum before the next step."""
@@ -96,6 +99,17 @@ class RhythmOptions:
         ),
     ] = None
 
+    staleness: Annotated[
+        str | None,
+        typer.Option(
+            "--staleness",
+            metavar="N|async",
+            help="One device holds weights and optimizer and applies each device's gradients as they come; "
+            "the others may be N steps ahead of the slowest, async: any number (changes training; "
+            "--parallel data).",
+        ),
+    ] = None
+
     def make_rhythm(self) -> Rhythm | None:
         """The rhythm as typed; None where nothing was.
 
@@ -106,6 +120,14 @@ class RhythmOptions:
 
         if self.undelayed_steps and not self.sync_delay:
             raise InputError("--undelayed-steps goes with --sync-delay 1")
+        stale = None if self.staleness is None else parse_staleness(self.staleness)
+        if stale is not None and not stale.is_synchronous:
+            others = {"--sync-delay": bool(self.sync_delay), "--local-steps": self.local_steps is not None}
+            for name, is_given in others.items():
+                if is_given:
+                    raise InputError(
+                        f"--staleness and {name} contradict each other: with staleness nothing is summed"
+                    )
         if self.local_steps is not None:
             return self._make_rounds()
         for name, given in self.given_rounds().items():
@@ -114,7 +136,7 @@ class RhythmOptions:
                     f"{name} goes with --local-steps", hint="--local-steps H, as in --local-steps 10"
                 )
         if self.sync_delay is None:
-            return None
+            return stale
         return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]
 
     def given_rounds(self) -> dict[str, object]:
@@ -186,3 +208,17 @@ def _parse_local_steps(text: str, *, owners: bool) -> int | tuple[int, ...] | Li
     if not owners:
         raise InputError("--local-steps with a number for each owner goes with --owners")
     return tuple(map(int, parts))
+
+
+def parse_staleness(text: str) -> Rhythm:
+    """The rhythm of ``--staleness N|async``; InputError for anything else."""
+    from skyctl.records.rhythm import Rhythm
+
+    if text == "async":
+        return Rhythm(staleness=None)
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise InputError(
+            f"--staleness {text!r} is neither a number of steps nor async",
+            hint="--staleness 3: at most three steps ahead of the slowest",
+        )
+    return Rhythm(staleness=int(text))

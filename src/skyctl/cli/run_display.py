@@ -264,8 +264,11 @@ def show_measurement(out: Output, measured: Measurement) -> None:
         rows,
     )
     step = measured.iteration_s
-    error = measured.predicted_iteration_s / step.median - 1 if step.median else 0.0
+    took_s = step.median if measured.mean_iteration_s is None else measured.mean_iteration_s
+    error = measured.predicted_iteration_s / took_s - 1 if took_s else 0.0
     interval, where = measured.predicted_interval, ""
+    if measured.mean_iteration_s is not None:
+        where = f", of the mean {format_seconds(took_s)}"
     if interval is not None:
         where = f", {'within' if interval.holds(step.median) else 'outside'} the interval"
     out.line(

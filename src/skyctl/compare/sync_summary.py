@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
 from skyctl.compare.round_summary import describe_rounds
+from skyctl.compare.stale_summary import describe_stale
 from skyctl.planner.api import predict
 from skyctl.planner.data.data_plan import read_data_placement
 from skyctl.planner.data.holder_costs import DataModel
@@ -75,6 +76,8 @@ def describe_sync(plan: Plan) -> str:
         return ""
     if plan.problem.rhythm.is_rounds:
         return "; ".join(describe_rounds(plan))
+    if plan.predicted.stale is not None:
+        return describe_stale(plan, plan.predicted.stale)
     if plan.problem.parallel == "hybrid":
         return _describe_groups(plan, plan.sync)
     rates = sync_rates(plan)

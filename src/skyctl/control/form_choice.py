@@ -60,6 +60,7 @@ def form_contradictions(
     objective: Objective | None,
     sync: SyncRoutes | None,
     sums: Sequence[str],
+    stale: bool = False,
     helpers: bool,
     whole_blocks: bool,
 ) -> dict[Parallel, str]:
@@ -70,12 +71,16 @@ def form_contradictions(
         objective: of the problem.
         sync: the routes that were asked for.
         sums: the options given that say how gradients are summed (``--sync``, ``--sync-format``).
+        stale: whether a parameter server is to take the place of sums.
         helpers: whether devices were named that hold nothing.
         whole_blocks: whether cuts may lie between transformer blocks only.
     """
     found: dict[Parallel, str] = {}
     if sums:
         found[PIPELINE] = f"{sums[0]} says how gradients are summed, and one pipeline sums none"
+    if stale:
+        needed = "with --staleness one device holds the weights for others that hold all layers, too"
+        found |= {PIPELINE: needed, HYBRID: needed}
     several: str | None = None
     if schedule in STAGE_ORDERS:
         several = f"schedule {schedule} goes with one pipeline only"

@@ -14,6 +14,7 @@ from skyctl.control.corrections import LEAST_BYTES_SHARE, Corrections, estimate_
 from skyctl.control.evidence import UNSTEADY_RATIO, Evidence
 from skyctl.control.evidence_notes import contradiction_text, spread_text
 from skyctl.control.problem_from_profile import build_problem, measured_shape
+from skyctl.control.step_factors import step_factors
 from skyctl.errors import InputError, MismatchError, SkyctlError
 from skyctl.files import newest_profile, recent_profiles, write_atomic
 from skyctl.planner.pipeline_simulations import pipeline_simulations
@@ -82,7 +83,11 @@ def observe_run(profile: Profile, plan: Plan, done: Measurement, seen: str) -> l
     found = []
     timed = zip(probed.placed_stages, done.replicas, _stage_times(probed, done), strict=True)
     for stage, replica, (device, expected_s, took_s) in timed:
-        layers = {"layers": (stage.start, stage.stop), "layers_spread": replica.layers_spread}
+        layers = {
+            "layers": (stage.start, stage.stop),
+            "layers_spread": replica.layers_spread,
+            "step_factors": step_factors(replica),
+        }
         update = {"device": device, **layers}
         found.append(about.model_copy(update=update | {"probed_s": expected_s, "seen_s": took_s}))
     for link, size, took_s in _message_times(probed, done):

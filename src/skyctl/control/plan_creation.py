@@ -33,6 +33,7 @@ from skyctl.control.schedule_choice import (
     promising_first,
     with_schedule,
 )
+from skyctl.control.step_factors import with_measured_factors, with_observed_factors
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.api import plan
 from skyctl.planner.prediction_interval import with_interval
@@ -46,6 +47,7 @@ from skyctl.records.sync_format import SyncFormat
 
 DEFAULT_TIME_LIMIT_S = 30.0
 FLOAT32 = "float32"
+STALENESS = "--staleness"
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def rhythm_options(rhythm: Rhythm | None) -> list[str]:
     """The options that ask for this rhythm; none where each sum is applied before the next step."""
     if rhythm is None or rhythm.is_synchronous:
         return []
+    if rhythm.is_stale:
+        return [STALENESS]
     return ["--local-steps"] if rhythm.is_rounds else ["--sync-delay"]
 
 
@@ -176,6 +180,7 @@ def problems_of(profile: Profile, options: PlanOptions) -> list[Problem]:
         for problem in made
     ]
     made = [with_rounds(with_matrices(problem, profile), options) for problem in made]
+    made = [with_observed_factors(problem, profile) for problem in made]
     return [with_link_dtypes(problem, options.link_dtype, workload.dtype) for problem in made]
 
 
@@ -226,7 +231,8 @@ def plan_run(
     options = options.settled_form().with_chosen_schedule()
     problem, words = correct_from_run(plan, done)
     dtype = plan.workload.dtype if plan.workload is not None else FLOAT32
-    best = plan_best([override_problem(problem, options, pin_first, pin_last, dtype)], options)
+    problem = override_problem(problem, options, pin_first, pin_last, dtype)
+    best = plan_best([with_measured_factors(problem, done)], options)
     kept = {"workload": plan.workload, "machines": plan.machines, "encrypted": plan.encrypted}
     return best.model_copy(update=kept), words
 
@@ -272,12 +278,19 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         objective=options.objective or (problem.objective if problem is not None else None),
         sync=options.sync or (problem.sync if problem is not None else None),
         sums=sums,
+        stale=_rhythm(options, problem).is_stale,
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
     if options.rhythm is not None and options.rhythm.is_rounds:
         contradictions[HYBRID] = "--local-steps goes with --parallel data only"
     return {**contradictions, **options.left_out}
+
+
+def _rhythm(options: PlanOptions, problem: Problem | None) -> Rhythm:
+    """What was asked for, or else what the problem has."""
+    known = problem.rhythm if problem is not None else Rhythm()
+    return known if options.rhythm is None else options.rhythm
 
 
 def _pipeline_iteration_s(

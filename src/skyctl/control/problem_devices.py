@@ -14,7 +14,8 @@ def in_form(problem: Problem, parallel: Parallel) -> Problem:
     """The same problem for plans of another form; one of rounds has no other.
 
     A pipeline's has no devices that are to hold nothing, and no rhythm of sums; that of several pipelines has
-    no schedule that only one can have.
+    no schedule that only one can have. A parameter server is between devices that hold all layers each, so
+    others sum.
     """
     if problem.rhythm.is_rounds:
         return problem
@@ -25,4 +26,6 @@ def in_form(problem: Problem, parallel: Parallel) -> Problem:
         update["rhythm"] = Rhythm()
     elif problem.schedule in STAGE_ORDERS:
         update["schedule"] = "1f1b"
+    if parallel != "data" and problem.rhythm.is_stale:
+        update["rhythm"] = Rhythm()
     return problem.model_copy(update=update)

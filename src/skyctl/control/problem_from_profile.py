@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from statistics import fmean, median
+from typing import Any
 
 from skyctl.control.figure_uncertainty import OVERHEAD, link_uncertainty, slice_uncertainty, time_uncertainty
 from skyctl.errors import InputError, InvalidRecordError, MismatchError
@@ -196,7 +197,7 @@ def _link_byte_s(profile: Profile, device: DeviceProfile, devices: Sequence[Devi
     return [sum(both) for both in ends.values() if len(both) == 2]
 
 
-def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, float]:
+def _sum_costs(profile: Profile, device: DeviceProfile, devices: Sequence[DeviceProfile]) -> dict[str, Any]:
     """What a byte of gradients takes of the device: ``reduce_byte_s`` and ``message_byte_s``.
 
     A message's byte as a sum over loopback has it, and what the links take more than loopback. A profile from

@@ -96,6 +96,12 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
             "--helper names devices that only help to sum gradients; with --parallel hybrid there are none",
             hint="--parallel data; or leave the device out with --limit",
         )
+    if parallel == HYBRID and options.rhythm is not None and options.rhythm.is_stale:
+        raise InputError(
+            "--staleness: one device holds the weights, for others that hold all layers as well; with "
+            "--parallel hybrid they are cut into stages",
+            hint="--parallel data",
+        )
     if options.parallel == DATA and options.schedule in STAGE_ORDERS:
         raise InputError(
             f"--schedule {options.schedule} orders a pipeline's stages; with --parallel data every device "

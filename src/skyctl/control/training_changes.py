@@ -63,14 +63,16 @@ def find_training_changes(
 ) -> list[TrainingChange]:
     """The best plan for each change that gains enough, in the forms that have plans.
 
-    None for a plan that was not searched for, and for one pipeline that was not chosen among forms.
+    None for a plan that was not searched for, for one pipeline that was not chosen among forms, and with a
+    parameter server.
 
     Args:
         budget_s: seconds for all of it, ``MOST_S`` at most.
         profile: which the plan was made from; None: what compressing saves is not looked at.
     """
     searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
-    if plan.problem.rhythm.is_rounds:  # compared with nothing: what they train is already something else
+    if plan.problem.rhythm.is_rounds or plan.problem.rhythm.is_stale:
+        # compared with nothing: what they train is already something else
         return []
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
         return []

@@ -78,16 +78,11 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     """A plan by one strategy; ``whole_blocks``: the problem's layers are whole transformer blocks."""
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    _require_rhythm(problem)
     if problem.rhythm.is_rounds:
         from skyctl.planner.rounds.round_plan import plan_rounds
 
         return plan_rounds(problem, cast("Strategy", strategy), time_limit_s)
-    if problem.parallel == "pipeline" and not problem.rhythm.is_synchronous:
-        raise InputError(
-            "a rhythm says when the gradients that several pipelines sum take effect, and one pipeline sums "
-            "none",
-            hint="--parallel data or hybrid; or leave --sync-delay out",
-        )
     if problem.parallel == DATA:
         from skyctl.planner.data.data_plan import plan_data
 
@@ -121,6 +116,23 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     return _made_plan(model, cast("Strategy", strategy), result, began, whole_blocks=whole_blocks)
 
 
+def _require_rhythm(problem: Problem) -> None:
+    """Raises InputError where a delay or staleness does not go with the problem's form."""
+    rhythm = problem.rhythm
+    if rhythm.is_stale and problem.parallel != DATA:
+        raise InputError(
+            "with staleness one device holds the weights for others that hold all layers as well; parallel "
+            f"is {problem.parallel}",
+            hint="--parallel data",
+        )
+    if rhythm.delay and problem.parallel == "pipeline":
+        raise InputError(
+            "a rhythm says when the gradients that several pipelines sum take effect, and one pipeline sums "
+            "none",
+            hint="--parallel data or hybrid; or leave --sync-delay out",
+        )
+
+
 def assigned(
     problem: Problem, assignment: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]]
 ) -> Plan:
@@ -133,6 +145,7 @@ def assigned(
             layers left over.
         InfeasibleError: a device's memory or a pin does not allow it.
     """
+    _require_rhythm(problem)
     if problem.rhythm.is_rounds:
         from skyctl.planner.rounds.round_plan import assigned_rounds
 

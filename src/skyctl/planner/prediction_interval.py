@@ -77,6 +77,8 @@ def _drawn_ratios(plan: Plan) -> list[float] | None:
         return None
     known = {device.id: device for device in plan.problem.devices}
     devices = [known[stage.device] for stage in plan.placed_stages]
+    if plan.predicted.stale is not None:  # of a play with draws of its own
+        return None
     if plan.predicted.iteration_s <= 0 or all(device.time_uncertainty is None for device in devices):
         return None
     if plan.problem.parallel == "data":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import model_validator
 
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
+
+LEAST_UNEVEN_STEPS = 20
+"""Of fewer steps nothing is said of how uneven they are."""
+UNEVEN_PARTS = 20
+"""Equally likely parts of the steps, each shown by the step in its middle."""
 
 
 class StepMeasurement(Record):
@@ -50,6 +55,8 @@ class ReplicaMeasurement(Record):
     ``input_message_s``, ``gradient_message_s``: the median transfer of those messages that were waited for
     from before their start. ``layers_spread``: p90 / p10 of the three together, step by step. ``sync_s``: of
     ``transfer_s`` and ``idle_s``, from its last backward to the end of the gradients' sum over pipelines.
+    ``layer_steps_s``: where every device holds all layers, how uneven its steps were: equally likely seconds
+    of a step's forwards and backwards, ascending; empty for fewer than ``LEAST_UNEVEN_STEPS`` steps.
     """
 
     device: Name
@@ -65,6 +72,7 @@ class ReplicaMeasurement(Record):
     gradient_message_s: Seconds | None = since(2, None)
     layers_spread: float | None = since(3, None)
     sync_s: Seconds | None = since(5, None)
+    layer_steps_s: Seq[Seconds] = since(6, ())
 
 
 class Difference(Record):
@@ -119,6 +127,8 @@ class Measurement(FileRecord):
     ``predicted_interval``: the plan's, of its step; None where it has none. ``sync_s``: from the last
     pipeline's last backward to the end of the gradients' sum, the median step; ``predicted_sync_s``: as the
     plan has it; None where there is one pipeline. ``owners``: where steps are rounds of several owners.
+    ``mean_iteration_s``: with a parameter server, which is predicted in the long run, a step on average over
+    all devices.
     """
 
     kind: Literal["skyctl/measurement"] = "skyctl/measurement"
@@ -139,6 +149,7 @@ class Measurement(FileRecord):
     sync_s: Seconds | None = since(5, None)
     predicted_sync_s: Seconds | None = since(5, None)
     owners: Seq[OwnerMeasurement] = since(6, ())
+    mean_iteration_s: Seconds | None = since(6, None)
 
     @model_validator(mode="after")
     def _explains_its_replicas(self) -> Measurement:
@@ -185,3 +196,10 @@ def quantiles(steps: Iterable[float]) -> Quantiles:
     """
     values = list(steps)
     return Quantiles(median=median(values), p10=quantile(values, 0.1), p90=quantile(values, 0.9))
+
+
+def middle_steps(steps: Sequence[float]) -> tuple[float, ...]:
+    """``UNEVEN_PARTS`` equally likely steps, ascending; none of fewer than ``LEAST_UNEVEN_STEPS``."""
+    if len(steps) < LEAST_UNEVEN_STEPS:
+        return ()
+    return tuple(quantile(steps, (part + 0.5) / UNEVEN_PARTS) for part in range(UNEVEN_PARTS))

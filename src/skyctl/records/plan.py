@@ -11,6 +11,7 @@ from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, S
 from skyctl.records.interval import Interval
 from skyctl.records.owners import check_local_steps
 from skyctl.records.problem import Parallel, Problem, Schedule
+from skyctl.records.stale_prediction import StalePrediction
 from skyctl.records.sync import RoutePrices, Sync
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
@@ -120,7 +121,8 @@ class Prediction(Record):
     """The simulator's prediction of one step. ``bottleneck_s``: the largest stage's Σ(forward + backward).
 
     ``interval``: of ``iteration_s``; None where the problem does not say how sure its figures are.
-    ``sync_s``: from the last backward of all to the last byte of the summed gradients.
+    ``sync_s``: from the last backward of all to the last byte of the summed gradients; 0 where nothing is.
+    ``stale``: with a parameter server, whose ``iteration_s`` is a step in the long run.
     """
 
     iteration_s: Seconds
@@ -128,6 +130,7 @@ class Prediction(Record):
     replicas: Seq[ReplicaPrediction]
     interval: Interval | None = since(7, None)
     sync_s: Seconds = since(8, 0.0)
+    stale: StalePrediction | None = since(11, None)
 
 
 class Witness(Record):

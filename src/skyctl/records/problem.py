@@ -71,6 +71,9 @@ class Device(Record):
 
     ``reduce_byte_s``, ``message_byte_s``: processor seconds to add a byte of a received gradient to its own,
     and to send or to receive a byte.
+
+    ``step_factors``: how uneven its steps are: what they took in its layers ÷ their median, ascending and
+    equally likely. None are given: all alike, as far as is known.
     """
 
     id: Name
@@ -84,6 +87,7 @@ class Device(Record):
     overhead_uncertainty: Uncertainty | None = since(7, None)
     reduce_byte_s: Seconds = since(8, 0.0)
     message_byte_s: Seconds = since(8, 0.0)
+    step_factors: Seq[Positive] = since(11, ())
 
 
 class Tie(Record):

@@ -191,7 +191,8 @@ class Observation(Record):
     A device: ``layers`` [start, stop) at ``microbatch_size`` of the workload ``digest``, seconds a step. A
     link: ``target`` given, seconds of one message of ``message_bytes``. ``probed_s`` is the probe's figure
     for the same, never one that an earlier observation has changed. ``layers_spread``: p90 / p10 of the
-    device's own seconds in its layers, step by step.
+    device's own seconds in its layers, step by step. ``step_factors``: a device's, as a problem's device has
+    them.
     """
 
     run_id: Name
@@ -207,6 +208,7 @@ class Observation(Record):
     probed_s: Seconds
     seen_s: Seconds
     layers_spread: float | None = since(7, None)
+    step_factors: Seq[Positive] = since(11, ())
 
 
 class Remeasurement(Record):

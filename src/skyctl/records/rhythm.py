@@ -29,6 +29,9 @@ class Rhythm(Record):
         drop_stragglers: the work of owners that make fewer steps than asked is dropped, and not averaged.
         round_deadline_s: an owner ends its part of a round with the local step in which so many seconds of
             it have passed.
+        staleness: other than 0: one device holds weights and optimizer and applies each pipeline's gradients
+            as they come, and a pipeline may be that many steps ahead of the slowest (stale synchronous
+            parallel, Ho et al., NIPS 2013); null: any number.
     """
 
     delay: Literal[0, 1] = 0
@@ -38,6 +41,7 @@ class Rhythm(Record):
     clients_per_round: Count | None = None
     drop_stragglers: bool = False
     round_deadline_s: Positive | None = None
+    staleness: Index | None = 0
 
     @property
     def is_synchronous(self) -> bool:
@@ -48,6 +52,11 @@ class Rhythm(Record):
     def is_rounds(self) -> bool:
         """Whether weights are averaged once a round, and not gradients summed every step."""
         return self.local_steps is not None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a parameter server takes the place of sums."""
+        return self.staleness != 0
 
     @model_validator(mode="after")
     def _means_something(self) -> Rhythm:
@@ -64,4 +73,7 @@ class Rhythm(Record):
             raise ValueError(f"{given[0]} is of a rhythm with local_steps")
         if self.delay and self.is_rounds:
             raise ValueError("a rhythm with local_steps sums no gradients, so it has no delay")
+        if self.is_stale and (self.delay or self.is_rounds):
+            other = "delay" if self.delay else "local_steps"
+            raise ValueError(f"with staleness other than 0 nothing is summed, so it has no {other}")
         return self

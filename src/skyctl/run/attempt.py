@@ -16,7 +16,7 @@ from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.run.artifacts import gather_weights, write_trace
-from skyctl.run.callbacks import EventHistory, RankGroupHooks
+from skyctl.run.callbacks import EventHistory, RankGroupHooks, RunCallbacks
 from skyctl.run.checkpoints import policy, restore
 from skyctl.run.checkpoints.replicator_group import run_folder_on_node
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
@@ -285,11 +285,18 @@ class Attempt:
             context.sink.paths,
             self._specs,
             dict(context.sessions),  # its own: a node that is given up still has to be told
-            with_early_deviation_note(context.callbacks, self._measurement),
+            self._callbacks(),
             context.options.deadlines,
             hooks,
             encrypt=context.options.encrypt or self._plan.encrypted,
         )
+
+    def _callbacks(self) -> RunCallbacks:
+        """Those that say early why steps are not as predicted; of uneven ones few steps tell nothing."""
+        callbacks = self._context.callbacks
+        if self._plan.predicted.stale is not None:
+            return callbacks
+        return with_early_deviation_note(callbacks, self._measurement)
 
     def _check_facts(self, facts: Mapping[int, EnvironmentEvent]) -> None:
         """Only the first attempt refuses: later ones train on what is there."""

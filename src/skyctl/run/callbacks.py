@@ -28,8 +28,9 @@ class StepProgress:
 
     ``left_s``: the steps that remain at the pace so far (None on the first). ``learning_rate``: of the first
     rank that trains anything. ``grad_norm``: over all stages, before clipping; None without clipping.
-    ``repeats``: how often its microbatches were made again (``--sync-format fixed32``). ``owners``: where a
-    step is a round of several owners, what each did in it.
+    ``repeats``: how often its microbatches were made again (``--sync-format fixed32``). ``ahead``: with a
+    parameter server, the most steps that any device was ahead of the slowest when it went on from this one.
+    ``owners``: where a step is a round of several owners, what each did in it.
     """
 
     step: int
@@ -41,6 +42,7 @@ class StepProgress:
     learning_rate: float | None = None
     grad_norm: float | None = None
     repeats: int = 0
+    ahead: int | None = None
     validation: ValidationMeasurement | None = None
     owners: Mapping[str, OwnerFigures] = field(default_factory=dict)
 

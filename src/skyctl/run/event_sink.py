@@ -188,6 +188,7 @@ def metrics_line(progress: StepProgress) -> dict[str, Any]:
         "iteration_s": progress.iteration_s,
         "samples_per_s": progress.samples_per_s,
         "repeats": progress.repeats or None,
+        "ahead": progress.ahead,
         **owner_lines(progress.owners),
     }
     return {key: value for key, value in line.items() if value is not None}

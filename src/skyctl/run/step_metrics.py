@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from skyctl.compare.deviation import describe_deviation, find_differences
 from skyctl.compare.number_format import format_estimate
@@ -17,6 +17,7 @@ from skyctl.records.measurement import (
     ReplicaPredicted,
     StepMeasurement,
     ValidationMeasurement,
+    middle_steps,
     quantile,
     quantiles,
 )
@@ -145,6 +146,7 @@ class StepCollector:
             learning_rate=rates[0] if rates else None,
             grad_norm=first.grad_norm,
             repeats=first.repeats,
+            ahead=max((event.ahead for event in known if event.ahead is not None), default=None),
             validation=self.validation.get(step),
             owners=self.owner_figures(step),
         )
@@ -196,6 +198,7 @@ def build_measurement(
         for i in range(first, done)
     )
     settled = list(range(first + 1, done)) or list(range(first, done))
+    stale = plan.problem.rhythm.is_stale
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     stages = [
         predicted_time_parts(simulation, stage, pipeline.local_steps or 1)
@@ -221,6 +224,7 @@ def build_measurement(
                 ),
                 **measured_time_parts(events),
                 layers_spread=layers_spread(events),
+                layer_steps_s=_layer_steps(events) if _all_hold_all(plan) else (),
                 sync_s=_median_or_none(event.sync_s for event in events),
             )
         )
@@ -236,7 +240,8 @@ def build_measurement(
         attempts=1,
         weights=weights,
         sync_s=collected.sync_s(settled),
-        predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 else None,
+        predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 and not stale else None,
+        mean_iteration_s=_mean_iteration_s(collected, settled) if stale else None,
         validation=tuple(one for step, one in sorted(collected.validation.items()) if step < done),
         owners=measured_owners([collected.owner_figures(i) for i in range(first, done)]),
     )
@@ -260,6 +265,20 @@ def layers_spread(events: Sequence[StepEvent]) -> float | None:
     seconds = [event.forward_s + event.backward_s + event.optimizer_s for event in events]
     low = quantile(seconds, 0.1)
     return quantile(seconds, 0.9) / low if low > 0 else None
+
+
+def _all_hold_all(plan: Plan) -> bool:
+    return len(plan.pipelines) > 1 and len(plan.placed_stages) == len(plan.pipelines)
+
+
+def _layer_steps(events: Sequence[StepEvent]) -> tuple[float, ...]:
+    return middle_steps([event.forward_s + event.backward_s for event in events])
+
+
+def _mean_iteration_s(collected: StepCollector, steps: Sequence[int]) -> float:
+    """Seconds of a step on average, over all ranks."""
+    each = [[events[step].iteration_s for step in steps] for events in collected.by_rank.values()]
+    return fmean(map(fmean, each))
 
 
 def predicted_time_parts(

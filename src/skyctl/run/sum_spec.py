@@ -23,6 +23,13 @@ def check_sums(plan: Plan) -> None:
     if len(plan.pipelines) == 1 or plan.sync is None:
         return
     groups, schedule = plan.sync.groups, plan.problem.schedule
+    first = plan.pipelines[0].stages[0].device
+    if plan.problem.rhythm.is_stale and [route.root for group in groups for route in group.routes] != [first]:
+        raise InputError(
+            f"the first pipeline's device, {first}, is to hold the weights for all, and the plan's routes "
+            "have other roots",
+            hint="plan it again with --staleness",
+        )
     if len(groups) > 1 and plan.sync.format == "fixed32":
         raise InputError(
             f"the plan sums {len(groups)} groups of layers as fixed32, and groups that are summed apart "
@@ -94,6 +101,7 @@ def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
         "groups": groups,
         "peers": sorted(peers),
         **delayed,
+        **({"staleness": {"most": rhythm.staleness}} if rhythm.is_stale else {}),
     }
 
 

@@ -21,6 +21,7 @@ from skyctl.worker.gradient_sync import GradientSync, SyncReport
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
+from skyctl.worker.stale_sync import StaleSync
 from skyctl.worker.trace_recorder import SUM, TraceRecorder
 from skyctl.workload.structures import map_tensors
 
@@ -43,6 +44,7 @@ class StepReport:
             that is then waited for; also in ``idle_s`` (until all have begun it) and ``transfer_s``.
         loss: on the last stage, the mean over the batch, or this pipeline's part of it.
         grad_norm: where gradients are clipped, the global norm before; of the last ones that were applied.
+        ahead: with a parameter server, by how many clocks it was ahead of the slowest when it might go on.
         is_last: the pipeline ends with this step.
         is_applied: the step's own gradients are applied at its end; with a delay they may not be yet.
         repeats: how often its microbatches were made again (``gradient_sync``); all other figures are of all.
@@ -62,6 +64,7 @@ class StepReport:
     sync_s: float | None = None
     loss: float | None = None
     grad_norm: float | None = None
+    ahead: int | None = None
     is_last: bool = False
     is_applied: bool = True
     repeats: int = 0
@@ -85,8 +88,9 @@ class Executor:
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
-        sync: sums the gradients with those of other pipelines.
-        before_update: called between the last backward, with its sum, and the optimizer's step.
+        sync: sums the gradients with those of other pipelines, or pushes them to a parameter server.
+        before_update: called between the last backward, with its sum, and the optimizer's step; with a
+            parameter server before the push.
         after_delayed_update: called after an update by the gradients of the step before.
         recorder: told what was done when, where a trace is wanted.
     """
@@ -104,7 +108,7 @@ class Executor:
     batch_size: int | None = None
     phase: str = "the first step"
     waiting: bool = False
-    sync: GradientSync | None = None
+    sync: GradientSync | StaleSync | None = None
     before_update: Callable[[StepReport], None] | None = None
     after_delayed_update: Callable[[], None] = _do_nothing
     recorder: TraceRecorder | None = None
@@ -272,17 +276,19 @@ class Executor:
         report.backward_s += seconds
         report.weight_s += seconds
 
-    def _sum_gradients(self, sync: GradientSync, step: int, report: StepReport) -> bool:
+    def _sum_gradients(self, sync: GradientSync | StaleSync, step: int, report: StepReport) -> bool:
         """After the last backward: gradients become the sums of all pipelines', which end together.
 
         Returns whether all of them must make the step's microbatches again first.
         """
+        if sync.updates_weights:
+            self._prepare_update(step, report)
         self.phase = f"step {step}, the sum of the gradients"
         self.waiting = True
         found = sync.finish(is_last=report.is_last)
         self.waiting = False
         self._count_sum(found, report)
-        report.sync_s = found.sync_s
+        report.sync_s, report.ahead = found.sync_s, found.ahead
         report.is_last = found.is_last
         return found.repeats
 
@@ -323,14 +329,18 @@ class Executor:
 
     def _update(self, step: int, report: StepReport) -> None:
         """Before the next step: the gradients' norm, and the optimizer."""
-        if self.before_update is not None:
-            self.phase = f"step {step}, the gradients' norm"
-            self.before_update(report)
+        if self.sync is None or not self.sync.updates_weights:
+            self._prepare_update(step, report)
         self.phase = f"step {step}, optimizer"
         if self.optimizer is not None:
             seconds = self.timer.run(self._step_optimizer).wall_s
             self._record(OPTIMIZER, 0, seconds)
             report.optimizer_s += seconds
+
+    def _prepare_update(self, step: int, report: StepReport) -> None:
+        if self.before_update is not None:
+            self.phase = f"step {step}, the gradients' norm"
+            self.before_update(report)
 
     def _step_optimizer(self) -> None:
         assert self.optimizer is not None

@@ -184,17 +184,20 @@ def make_clipper(
     counted_elsewhere: Sequence[nn.Parameter] = (),
     *,
     microbatches: int,
+    share: float = 1.0,
 ) -> GradientClipper | None:
     """The stage's clipper, called by the executor before each update; None where nothing is clipped.
 
     Args:
         microbatches: that the streams between stages were made for.
+        share: of the batch that the gradients are of; they are clipped to that share of the norm, and the
+            norm that is reported is theirs over that share.
     """
     if recipe.clip_norm is None:
         return None
     clipper = GradientClipper(
         executor.stage.parameters,
-        recipe.clip_norm,
+        share * recipe.clip_norm,
         previous=neighbours.previous,
         following=neighbours.following,
         tag=FIRST_TAG + 2 * microbatches,  # the first after those of the streams
@@ -206,7 +209,7 @@ def make_clipper(
     )
 
     def before_update(report: StepReport) -> None:
-        report.grad_norm = clipper.clip(report)
+        report.grad_norm = clipper.clip(report) / share
 
     executor.before_update = before_update
     return clipper

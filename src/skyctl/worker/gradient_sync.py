@@ -62,12 +62,14 @@ class SyncReport(NamedTuple):
         transfer_s: from then until the sum was there.
         is_last: some holder was told that the run ends with this step.
         repeats: nothing is summed: all holders make the step's microbatches again.
+        ahead: with a parameter server, by how many clocks this rank was ahead of the slowest then.
     """
 
     idle_s: float
     transfer_s: float
     is_last: bool
     repeats: bool
+    ahead: int | None = None
 
     @property
     def sync_s(self) -> float:
@@ -83,6 +85,7 @@ class GradientSync:
 
     Attributes:
         by_microbatch: whether gradients are taken after each microbatch, and a step may have to be repeated.
+        updates_weights: False: the optimizer does that, once gradients are summed.
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
@@ -100,6 +103,8 @@ class GradientSync:
         RunError: several groups and ``fixed32``: they would not make a step again together.
         WorkloadError: a layer's gradients are sparse or complex, and can't be summed.
     """
+
+    updates_weights = False
 
     def __init__(
         self,

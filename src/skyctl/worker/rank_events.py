@@ -151,7 +151,8 @@ class StepEvent:
     start; None: there was none. ``loss``: on the last stage, its pipeline's part of the batch's mean.
     ``grad_norm``: over all stages, before clipping; None without clipping. ``learning_rate``: None for a
     stage that trains nothing. ``validates``: a validation follows on this rank's pipeline. ``samples``: of
-    its pipeline's microbatches. ``batch``: at both ends of the pipeline;
+    its pipeline's microbatches. ``ahead``: with a parameter server, by how many steps it was ahead of the
+    slowest worker when it might go on. ``batch``: at both ends of the pipeline;
     ``validation_batch``: with the first step, of the first held-out batch. Where a step is a round,
     ``local_steps``: those made in it; ``samples``: that count in the average; ``own_loss``: on the last
     stage, the mean loss of its pipeline's local steps, which ``loss`` has the part of the whole of.
@@ -179,6 +180,7 @@ class StepEvent:
     validation_batch: BatchSketch | None = None
     sync_s: Seconds | None = None
     repeats: Index = 0
+    ahead: Index | None = None
     local_steps: Index | None = None
     own_loss: Annotated[float, AnyNumber()] | None = None
 

@@ -33,6 +33,7 @@ from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.local_rounds import RoundOptions, make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
+from skyctl.worker.parameter_root import RootWeights
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import (
@@ -44,6 +45,7 @@ from skyctl.worker.rank_events import (
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import NeighbourConnections
 from skyctl.worker.stage_ties import StageTies
+from skyctl.worker.stale_sync import StaleSync, is_root, leave_to_root, make_stale_sync
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.summed_gradients import check_summable
 from skyctl.worker.sync_connections import SyncConnections
@@ -74,7 +76,8 @@ class Trainer:
         self._training = False
         self._neighbours: NeighbourConnections | None = None
         self._sync_connections: SyncConnections | None = None
-        self._sync: GradientSync | None = None
+        self._sync: GradientSync | StaleSync | None = None
+        self._root_weights: RootWeights | None = None
         self._average: WeightAverage | None = None
         self._rounds = RoundOptions.from_payload(payload.get("rounds"))
         self._counted_elsewhere: list[nn.Parameter] = []
@@ -111,10 +114,14 @@ class Trainer:
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
         scheduler = self._make_scheduler(parameters, optimizer)
+        if is_root(payload):
+            self._root_weights = RootWeights(stage.layers, self._workload.optimizer, self._make_scheduler)
         first_step, checkpointer = self._restore(stage.layers, optimizer, scheduler)
         self._phase = CONNECT_PHASE
         neighbours = self._connect()
-        sync = self._connect_sync(stage)
+        sync = self._connect_sync(stage, first_step, checkpointer)
+        if isinstance(sync, StaleSync):
+            leave_to_root(optimizer)
         executor = self._executor = self._make_executor(stage, neighbours, optimizer, sync)
         steps_done = self._train(executor, neighbours, scheduler, first_step, checkpointer)
         self._phase = "end"
@@ -200,6 +207,8 @@ class Trainer:
             return 0, None
         self._phase = RESTORE_PHASE
         state = StageState(layers, optimizer, master_of, skip=scheduler.options)
+        if (root := self._root_weights) is not None:
+            state = StageState(layers, root.optimizer, root.stands_for, skip=root.scheduler.options)
         origin = ShardOrigin(
             run_id=str(self._payload["run_id"]),
             rank=int(self._payload["rank"]),
@@ -224,7 +233,9 @@ class Trainer:
         neighbours.connect(self._link.announce, lambda: self._link.address_of(None))
         return neighbours
 
-    def _connect_sync(self, stage: PipelineStage) -> GradientSync | None:
+    def _connect_sync(
+        self, stage: PipelineStage, first_step: int, checkpointer: Checkpointer | None
+    ) -> GradientSync | StaleSync | None:
         """Connects to those that this rank sums gradients with; None where it does not."""
         payload = self._payload
         values = payload.get("sync")
@@ -237,6 +248,18 @@ class Trainer:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
         connections.connect(self._link.announce, self._link.address_of)
+        if "staleness" in values:
+            self._sync = make_stale_sync(
+                payload,
+                stage.layers,
+                connections.peers,
+                self._root_weights,
+                share=len(self._sizes) / len(self._all_sizes),
+                first=first_step,
+                recipe=self._recipe,
+                checkpointer=checkpointer,
+            )
+            return self._sync
         if self._rounds is not None and not any("tie" in group for group in values["groups"]):
             self._average = WeightAverage(
                 stage.layers,
@@ -288,7 +311,7 @@ class Trainer:
         stage: PipelineStage,
         neighbours: NeighbourConnections,
         optimizer: torch.optim.Optimizer | None,
-        sync: GradientSync | None,
+        sync: GradientSync | StaleSync | None,
     ) -> Executor:
         payload, is_last = self._payload, self._payload["next"] is None
         inputs = self._boundary(self._start)
@@ -307,7 +330,7 @@ class Trainer:
             schedule=payload["schedule"],
             in_flight=payload["in_flight"],
             deferred_weights=int(payload.get("weights_behind") or 0),
-            optimizer=optimizer,
+            optimizer=None if sync is not None and sync.updates_weights else optimizer,
             is_last=is_last,
             device=self._device,
             recorder=self._recorder,
@@ -330,6 +353,7 @@ class Trainer:
             layers,
             self._counted_elsewhere,
             microbatches=len(self._streamed_sizes),
+            share=self._clipped_share,
         )
         validator = None
         # the first pipeline validates, with all samples; owners do, each with data of its own
@@ -372,6 +396,13 @@ class Trainer:
         assert self._rounds is not None
         found = sketcher.take_some(round_number * self._rounds.steps, self._rounds.steps)
         return found if self._payload.get("compare_batches", True) and not self._is_owners else None
+
+    @property
+    def _clipped_share(self) -> float:
+        """Of the batch, that the gradients which are clipped are of."""
+        if self._sync is None or not self._sync.updates_weights:
+            return 1.0
+        return sum(self._sizes) / self._spec.batch_size
 
     def _make_sketcher(self, first_step: int) -> BatchSketcher:
         """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""

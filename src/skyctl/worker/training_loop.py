@@ -130,6 +130,7 @@ class TrainingLoop:
             repeats=report.repeats,
             local_steps=report.local_steps,
             own_loss=report.own_loss,
+            ahead=report.ahead,
             batch=self.sketch_of(step),
             validation_batch=self.validation_batch,
         )

@@ -6,13 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from skyctl.planner.data.holder_costs import (
-    DataModel,
-    HolderCost,
-    buffer_bytes,
-    chunk_bytes_at,
-    message_factor,
-)
+from skyctl.planner.data.holder_costs import DataModel, HolderCost, chunk_bytes_at, message_factor
 from skyctl.planner.data.route_fill import fill_s
 from skyctl.planner.data.route_layouts import (
     DeviceRoute,
@@ -52,6 +46,7 @@ class HolderGroup:
         chunk_bytes: of a message, at most.
         fill_s: what messages take beyond that, which pass deep trees edge by edge.
         beside_s: with a delay, what the whole sum takes, beside which the next step is computed; else 0.
+        edge_bytes: by holder, what it keeps for the edges of its routes (``DataModel.edge_bytes``).
     """
 
     holders: tuple[int, ...]
@@ -65,6 +60,7 @@ class HolderGroup:
     fill_s: float = 0.0
     delayed: bool = False
     beside_s: float = 0.0
+    edge_bytes: tuple[float, ...] = ()
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -136,11 +132,8 @@ class DataPlacement:
     @property
     def memory_bytes(self) -> tuple[float, ...]:
         """What each holder needs, chunks included."""
-        children = self.group.use.children
-        return tuple(
-            cost.memory_bytes + buffer_bytes(children.get(d, 0))
-            for d, cost in zip(self.group.holders, self.group.costs, strict=True)
-        )
+        pairs = zip(self.group.costs, self.group.edge_bytes, strict=True)
+        return tuple(cost.memory_bytes + edges for cost, edges in pairs)
 
 
 def processor_byte_s(model: DataModel, use: RouteUse, device: int, factor: float = 1.0) -> float:
@@ -186,8 +179,20 @@ def make_group(
     chunk_bytes = chunk_bytes or chunk_bytes_at(byte_s, model.passes)
     filled_s = 0.0 if simple else fill_s(model, routes, holders, chunk_bytes)
     beside_s = model.total_bytes * byte_s + filled_s + use.latency_s if delayed else 0.0
+    edges = tuple(model.edge_bytes(use.children.get(d, 0)) for d in holders)
     return HolderGroup(
-        holders, layout, tuple(costs), use, byte_s, times, extra_s, chunk_bytes, filled_s, delayed, beside_s
+        holders,
+        layout,
+        tuple(costs),
+        use,
+        byte_s,
+        times,
+        extra_s,
+        chunk_bytes,
+        filled_s,
+        delayed,
+        beside_s,
+        edges,
     )
 
 

@@ -24,6 +24,7 @@ from skyctl.planner.data.route_layouts import Layout, make_sync, read_routes
 from skyctl.planner.data.route_search import search_routes
 from skyctl.planner.data.set_bounds import ONE_LINE
 from skyctl.planner.data.set_search import SetSearch, best_alone, search_all, search_greedy
+from skyctl.planner.data.stale_plan import predict_stale, star_problem, with_server
 from skyctl.planner.data.unused_holders import explain_unused
 from skyctl.planner.plan_record import make_certificate
 from skyctl.records.plan import (
@@ -39,6 +40,7 @@ from skyctl.records.plan import (
 from skyctl.records.problem import Problem
 
 EVEN_METHOD = "equal shares, a ring"
+EVEN_STAR_METHOD = "equal shares, a star"
 ALONE_METHOD = "the fastest device that holds all layers"
 ASSIGNED_S = 10.0
 """Seconds to pack trees for a user's own shares, at most."""
@@ -61,9 +63,11 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
         InfeasibleError: no device can hold all layers (``even``: one of them can't, or gets no microbatch).
     """
     began = time.perf_counter()
+    problem = star_problem(problem)
     model = DataModel(problem)
     if strategy == "even":
-        return _made_plan(model, strategy, _even(model), EVEN_METHOD, began)
+        method = EVEN_STAR_METHOD if problem.rhythm.is_stale else EVEN_METHOD
+        return _made_plan(model, strategy, _even(model), method, began)
     if strategy == "alone":
         alone = best_alone(model)
         if alone is None:
@@ -100,6 +104,7 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
         InfeasibleError: a device's memory or a pin does not allow it.
     """
     began = time.perf_counter()
+    problem = star_problem(problem)
     model = DataModel(problem)
     shares: dict[int, int] = {}
     for item in assignment:
@@ -146,10 +151,11 @@ def _assigned_s(gain: float, placed: DataPlacement) -> float:
 def _even(model: DataModel) -> DataPlacement:
     """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement.
 
-    Helpers hold nothing, and a ring has none.
+    Helpers hold nothing, and a ring has none. With a parameter server it is a star at the first device.
     """
     helpers = model.problem.helpers or ()
-    layout = Layout(tuple(d for d, name in enumerate(model.ids) if name not in helpers))
+    holding = tuple(d for d, name in enumerate(model.ids) if name not in helpers)
+    layout = Layout(holding, holding[0] if model.problem.rhythm.is_stale and holding else None)
     count = len(layout.holders)
     if not count:
         raise_no_holder(model)
@@ -186,7 +192,8 @@ def _made_plan(
         proof = proof.model_copy(update={"witness": Witness(route_prices=found.prices)})
     layout = placed.group.layout
     assert layout is not None
-    return _record(model, strategy, placed, proof, layout)
+    made = _record(model, strategy, placed, proof, layout)
+    return with_server(model, placed, made) if model.problem.rhythm.is_stale else made
 
 
 def _record(
@@ -246,7 +253,10 @@ def predict_data(problem: Problem, plan: Plan) -> Prediction:
         InputError: see ``api.predict``.
     """
     model = DataModel(problem)
-    return _prediction(model, read_data_placement(model, plan))
+    placed = read_data_placement(model, plan)
+    if problem.rhythm.is_stale and len(placed.holders) > 1:
+        return predict_stale(model, placed)
+    return _prediction(model, placed)
 
 
 def read_data_placement(model: DataModel, plan: Plan) -> DataPlacement:

@@ -209,9 +209,19 @@ class DataModel:
         """The devices that may help some holders or other."""
         return () if self.problem.sync in ("ring", "star") else tuple(self._helper_order)
 
+    def edge_bytes(self, children: int) -> float:
+        """What a holder keeps more where so many edges arrive at it.
+
+        With a parameter server that is also a buffer for its own gradients, and at the root the weights that
+        pushes are applied to, and a buffer for each other worker.
+        """
+        if not self.problem.rhythm.is_stale:
+            return buffer_bytes(children)
+        return buffer_bytes(children) + self.total_bytes * (1 + (1 + children if children else 0))
+
     def helper_bytes(self, device: int, children: int) -> float:
         """What a device needs to help: what is taken of its memory anyway, and its chunks."""
-        return self.problem.devices[device].reserved_bytes + buffer_bytes(children)
+        return self.problem.devices[device].reserved_bytes + self.edge_bytes(children)
 
     def may_help(self, device: int, children: int) -> bool:
         """Whether it has the memory to help with that many arriving edges."""
@@ -250,7 +260,7 @@ class DataModel:
 
     def least_bytes(self, device: int, children: int = 0) -> float:
         """The fewest bytes that it needs as a holder with that many arriving edges."""
-        return min(cost.memory_bytes for cost in self._costs[device]) + buffer_bytes(children)
+        return min(cost.memory_bytes for cost in self._costs[device]) + self.edge_bytes(children)
 
     def cost(self, device: int, *, recompute: bool) -> HolderCost:
         """The device as a holder, whether it has the memory or not. InputError: it may not recompute."""
@@ -268,7 +278,7 @@ class DataModel:
             return None
         described = self.problem.devices[device]
         for cost in self._costs[device]:
-            if stage_memory.fits_device(cost.memory_bytes + buffer_bytes(children), described):
+            if stage_memory.fits_device(cost.memory_bytes + self.edge_bytes(children), described):
                 return cost
         return None
 

@@ -101,6 +101,9 @@ class DataStep:
             kept[1:] = [min(x.activation_bytes, before.output_bytes) for before, x in pairwise(layers)]
         held = [self.devices[device].reserved_bytes, *(x.state_bytes for x in layers), *kept, max(once)]
         held += self.format.kept
+        if self.problem.rhythm.is_stale:
+            # a buffer for gradients; a server's weights, and a buffer for each other device
+            held += self.sizes * (1 + (1 + children if children else 0))
         return math.fsum(held) + max(LEAST_EDGE_BYTES, 2.0 * chunk_bytes) * children
 
     def fits(self, device: str, need_bytes: float) -> bool:

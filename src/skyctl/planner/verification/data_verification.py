@@ -18,6 +18,7 @@ from skyctl.planner.verification.data_step import (
     ways_from_root,
 )
 from skyctl.planner.verification.route_bound import Wires
+from skyctl.planner.verification.stale_step import check_server, stale_step
 from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -40,6 +41,17 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
     needs = [step.need_bytes(x.device, x.recompute, arriving.get(x.device, 0), chunk_bytes) for x in holders]
     times = step.play(holders, trees, chunk_bytes)
     claimed = plan.certificate.value_s
+    value = [
+        Check(
+            name="value",
+            ok=is_close(times.iteration_s, claimed),
+            detail=f"{claimed:.6g} s claimed, {times.iteration_s:.6g} s found",
+        )
+    ]
+    if problem.rhythm.is_stale and trees:
+        server = stale_step(step, holders, trees)
+        value = check_server(plan, holders, server)
+        times = StepTimes(plan.predicted.iteration_s, 0.0, server.compute_s)
     return [
         Check(name="pipelines", ok=True, detail=f"{len(holders)} holders compute {shares} microbatches"),
         Check(name="routes", ok=True, detail=f"{len(trees)} over all holders"),
@@ -48,11 +60,7 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
         _pins(step, holders),
         _memory(step, holders, needs),
         _helpers(step, plan, arriving, chunk_bytes),
-        Check(
-            name="value",
-            ok=is_close(times.iteration_s, claimed),
-            detail=f"{claimed:.6g} s claimed, {times.iteration_s:.6g} s found",
-        ),
+        *value,
         _prediction(plan, step, holders, times, needs),
         check_certificate(plan),
         *_bounds(step, plan),

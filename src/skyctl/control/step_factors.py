@@ -1,0 +1,51 @@
+"""How uneven devices' steps are: from what runs measured into the planner's problem.
+
+Only a parameter server's plan depends on it, so only its problem has these figures.
+"""
+
+from __future__ import annotations
+
+from skyctl.control.problem_from_profile import measured_shape, measured_workload
+from skyctl.records.measurement import Measurement, ReplicaMeasurement, median
+from skyctl.records.problem import Problem
+from skyctl.records.profile import Profile
+
+
+def step_factors(replica: ReplicaMeasurement) -> tuple[float, ...]:
+    """What a device's steps took in its layers ÷ their median, equally likely; none: it is not known."""
+    steps = replica.layer_steps_s
+    middle = median(steps) if steps else 0.0
+    return tuple(step / middle for step in steps) if middle > 0 and min(steps) > 0 else ()
+
+
+def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
+    """The problem with what the newest run of the same layers showed of each device's steps.
+
+    As it is where its rhythm does not ask for that.
+    """
+    if not problem.rhythm.is_stale:
+        return problem
+    about = (
+        measured_workload(profile).digest,
+        measured_shape(profile, problem.microbatches).microbatch_size,
+    )
+    found: dict[str, tuple[float, ...]] = {}
+    for one in sorted(profile.observations, key=lambda one: one.seen):
+        if one.step_factors and (one.digest, one.microbatch_size) == about:
+            found[one.device] = one.step_factors
+    return _with_factors(problem, found)
+
+
+def with_measured_factors(problem: Problem, done: Measurement) -> Problem:
+    """The same, of one run's measurement."""
+    if not problem.rhythm.is_stale:
+        return problem
+    return _with_factors(problem, {replica.device: step_factors(replica) for replica in done.replicas})
+
+
+def _with_factors(problem: Problem, found: dict[str, tuple[float, ...]]) -> Problem:
+    devices = tuple(
+        device.model_copy(update={"step_factors": found.get(device.id) or device.step_factors})
+        for device in problem.devices
+    )
+    return problem.model_copy(update={"devices": devices})

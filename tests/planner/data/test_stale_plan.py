@@ -1,0 +1,156 @@
+"""Plans with a parameter server: the root, memory, what staleness gains, verify on changed records."""
+
+from __future__ import annotations
+
+import pytest
+from tests.planner.data_problems import data_problem, random_data_problem
+
+from skyctl import InfeasibleError, plan, predict, verify
+from skyctl.errors import InputError
+from skyctl.planner.api import assigned
+from skyctl.records.base import parse
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Problem
+from skyctl.records.rhythm import Rhythm
+
+STALLS = (*[1.0] * 18, *[10.0] * 2)
+
+
+def stale_problem(
+    staleness: int | None = 3, factors=STALLS, speeds=(60.0, 60.0, 60.0, 60.0), **more
+) -> Problem:
+    """Microbatches of 0.1 s on a device of speed 60, of which a tenth take a second."""
+    problem = data_problem(speeds, microbatches=len(speeds), rhythm=Rhythm(staleness=staleness), **more)
+    devices = tuple(d.model_copy(update={"step_factors": factors}) for d in problem.devices)
+    return problem.model_copy(update={"devices": devices})
+
+
+@pytest.mark.parametrize(
+    ("staleness", "gain"), [(1, 205 / 168), (3, 205 / 137), (10, 205 / 111), (None, 205 / 95)]
+)
+def test_what_staleness_gains_is_predicted_from_measured_steps(staleness: int | None, gain: float) -> None:
+    made = plan(stale_problem(staleness))
+    said = made.predicted.stale
+    assert said is not None
+    assert said.synchronous_s / made.predicted.iteration_s == pytest.approx(gain, rel=0.06)
+    assert said.bound_s == pytest.approx(0.19)
+    assert (said.helps, said.unknown) == (True, ())
+    assert made.certificate.status == "feasible"
+    assert verify(made.problem, made).ok
+    assert predict(made.problem, made) == made.predicted
+    again = parse(Plan, made.to_json(), "plan")
+    assert again == made
+    assert '"version": 11' in made.to_json()
+
+
+def test_a_device_that_is_always_slow_can_not_be_helped() -> None:
+    made = assigned(
+        stale_problem(3, factors=(), speeds=(60.0, 60.0, 20.0)),
+        [("n0/cpu:0", 1), ("n1/cpu:0", 1), ("n2/cpu:0", 1)],
+    )
+    said = made.predicted.stale
+    assert said is not None
+    assert (said.helps, said.slowest, said.unknown) == (
+        False,
+        "n2/cpu:0",
+        ("n0/cpu:0", "n1/cpu:0", "n2/cpu:0"),
+    )
+    assert made.predicted.iteration_s == pytest.approx(said.bound_s)
+    assert made.predicted.iteration_s == pytest.approx(said.synchronous_s)
+    assert verify(made.problem, made).ok
+
+
+def test_the_root_comes_first_and_has_memory_for_weights_and_a_buffer_for_each() -> None:
+    """Only the third device has the memory for the weights that pushes are applied to."""
+    size = 2e6
+    needs = 4 * 2 * size  # state
+    worker, root = needs + 2 * size, needs + 2 * size * (1 + 1 + 2) + 2 * 524288
+    memory = [worker, worker, root]
+    problem = data_problem(
+        (60.0, 60.0, 60.0), rate=1e9, gradient=size, microbatches=3, memory=memory, rhythm=Rhythm(staleness=1)
+    )
+    made = plan(problem)
+    assert [p.stages[0].device for p in made.pipelines] == ["n2/cpu:0", "n0/cpu:0", "n1/cpu:0"]
+    assert made.sync.groups[0].routes[0].root == "n2/cpu:0"
+    assert [r.memory_bytes for r in made.predicted.replicas] == pytest.approx([root, worker, worker])
+    assert verify(made.problem, made).ok
+    short = [room - 1e5 for room in memory]
+    with pytest.raises(InfeasibleError):
+        assigned(
+            problem.model_copy(
+                update={
+                    "devices": tuple(
+                        d.model_copy(update={"memory_bytes": room})
+                        for d, room in zip(problem.devices, short, strict=True)
+                    )
+                }
+            ),
+            [("n0/cpu:0", 1), ("n1/cpu:0", 1), ("n2/cpu:0", 1)],
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sync": "ring"}, "not --sync ring"),
+        ({"sync": "trees"}, "not --sync trees"),
+        ({"sync": "server"}, "not --sync server"),
+        ({"helpers": ("n1/cpu:0",)}, "n1/cpu:0 can't help"),
+        ({"sync_format": "bfloat16"}, "not as bfloat16"),
+        ({"parallel": "pipeline"}, "parallel is pipeline"),
+        ({"parallel": "hybrid"}, "parallel is hybrid"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(changes: dict[str, object], said: str) -> None:
+    problem = stale_problem().model_copy(update=changes)
+    with pytest.raises(InputError, match=said):
+        plan(problem)
+
+
+def test_verify_finds_what_was_changed() -> None:
+    made = plan(stale_problem(rate=1e6))
+
+    def fails(**changes: object) -> set[str]:
+        changed = made.model_copy(update=changes)
+        return {check.name for check in verify(changed.problem, changed).checks if not check.ok}
+
+    said = made.predicted.stale
+    assert said is not None
+    assert fails() == set()
+    for changes in (
+        {"bound_s": said.bound_s / 2},
+        {"synchronous_s": made.predicted.iteration_s / 2},
+        {"slowest": "n9/cpu:0"},
+        {"unknown": ("n1/cpu:0",)},
+    ):
+        wrong = made.predicted.model_copy(update={"stale": said.model_copy(update=changes)})
+        assert fails(predicted=wrong) == {"value"}, changes
+    quick = said.bound_s / 2
+    wrong = made.predicted.model_copy(update={"iteration_s": quick})
+    proof = made.certificate.model_copy(update={"value_s": quick})
+    assert "value" in fails(predicted=wrong, certificate=proof)
+    assert "value" in fails(predicted=made.predicted.model_copy(update={"stale": None}))
+    pipelines = (*made.pipelines[1:], made.pipelines[0])
+    replicas = made.predicted.replicas
+    moved = made.predicted.model_copy(update={"replicas": (*replicas[1:], replicas[0])})
+    assert fails(pipelines=pipelines, predicted=moved) == {"server"}
+
+
+def test_random_problems_are_planned_as_they_verify() -> None:
+    made = 0
+    for seed in range(40):
+        asked = {
+            "rhythm": Rhythm(staleness=seed % 4 or None),
+            "sync": "auto",
+            "sync_format": "float32",
+            "helpers": None,
+        }
+        problem = random_data_problem(seed).model_copy(update=asked)
+        try:
+            found = plan(problem)
+        except InfeasibleError:
+            continue
+        verdict = verify(found.problem, found)
+        assert verdict.ok, (seed, [check for check in verdict.checks if not check.ok])
+        made += len(found.pipelines) > 1
+    assert made > 10
