@@ -143,6 +143,16 @@ def test_a_helper_is_killed(nodes: Any, losses: list[float]) -> None:
     assert left_of_state(nodes.state) == []
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("plan", ["four", "three", "hybrid"])
+def test_ranks_are_killed_at_ten_random_moments(nodes: Any, losses: list[float], plan: str) -> None:
+    run = launch(nodes, plan, "--max-restarts", "12")
+    attempts = run.kill_at_random("abcd", 25)
+    assert attempts > 1
+    run.is_as(losses, attempts)
+    assert left_of_state(nodes.state) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["four", "three", "hybrid"])
 def test_a_stopped_run_ends_with_one_step_for_all_and_goes_on(nodes: Any, plan: str) -> None:

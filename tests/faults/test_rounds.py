@@ -3,12 +3,9 @@ that is killed, a run that is stopped and goes on."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,20 +146,10 @@ def test_a_rank_is_killed_and_the_round_is_made_again(
 
 @pytest.mark.matrix
 def test_owners_are_killed_at_ten_random_moments(nodes: Any, losses: dict[str, list[float]]) -> None:
-    draw = random.Random(25)
     run = launch(nodes, "few", "--max-restarts", "12")
-    for attempt in range(1, 11):
-        run.begins(attempt)
-        node = draw.choice("abcd")
-        rank = run.rank(node)
-        time.sleep(draw.uniform(0.0, 3.0))
-        if run.state["status"] == "done":
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank, signal.SIGKILL)
-    run.end()
-    assert len(run.state["attempts"]) > 1
-    run.is_as(losses["few"], len(run.state["attempts"]))
+    attempts = run.kill_at_random("abcd", 25)
+    assert attempts > 1
+    run.is_as(losses["few"], attempts)
     assert left_of_state(nodes.state) == []
 
 

@@ -51,6 +51,16 @@ def is_done(run: Run, attempts: int) -> None:
     assert run.steps[-1]["loss"] < 2.0
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", [25, 26])
+def test_the_root_and_workers_are_killed_at_ten_random_moments(nodes: Any, seed: int) -> None:
+    run = launch(nodes, "--max-restarts", "12")
+    attempts = run.kill_at_random("abc", seed)
+    assert attempts > 1
+    is_done(run, attempts)
+    assert left_of_state(nodes.state) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["a", "c"])
 def test_the_root_or_a_worker_is_killed(nodes: Any, node: str) -> None:

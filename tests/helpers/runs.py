@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +78,24 @@ class Run:
         """Until that attempt has begun."""
         self.until(lambda: len(self.state["attempts"]) >= attempts)
         return self
+
+    def kill_at_random(self, nodes: str, seed: int, most: int = 10) -> int:
+        """Kills a rank at a random moment of each attempt, so often at most; how many attempts were begun.
+
+        Args:
+            nodes: names of one letter, of which each kill's is drawn; the run allows that many restarts.
+        """
+        draw = random.Random(seed)
+        for attempt in range(1, most + 1):
+            self.begins(attempt)
+            rank = self.rank(draw.choice(nodes))
+            time.sleep(draw.uniform(0.0, 3.0))
+            if self.state["status"] == "done":
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        self.end()
+        return len(self.state["attempts"])
 
     def attach(self) -> None:
         """Another command takes it over."""
