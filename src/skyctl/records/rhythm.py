@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from skyctl.records.base import Count, Index, Positive, Record, Seq
+from skyctl.records.base import Count, Index, Positive, Record, Seq, since
 
 AUTO_STEPS: Literal["auto"] = "auto"
 """Local steps in proportion to speed, so many that sums take little of a round."""
@@ -34,14 +34,14 @@ class Rhythm(Record):
             parallel, Ho et al., NIPS 2013); null: any number.
     """
 
-    delay: Literal[0, 1] = 0
-    undelayed_steps: Index = 0
-    local_steps: Count | Annotated[Seq[Count], Field(min_length=1)] | Literal["auto"] | None = None
-    prox_mu: Annotated[float, Field(ge=0)] = 0.0
-    clients_per_round: Count | None = None
-    drop_stragglers: bool = False
-    round_deadline_s: Positive | None = None
-    staleness: Index | None = 0
+    delay: Literal[0, 1] = since(11, 0)
+    undelayed_steps: Index = since(11, 0)
+    local_steps: Count | Annotated[Seq[Count], Field(min_length=1)] | Literal["auto"] | None = since(11, None)
+    prox_mu: float = since(11, 0.0, ge=0)
+    clients_per_round: Count | None = since(11, None)
+    drop_stragglers: bool = since(11, False)
+    round_deadline_s: Positive | None = since(11, None)
+    staleness: Index | None = since(11, 0)
 
     @property
     def is_synchronous(self) -> bool:
