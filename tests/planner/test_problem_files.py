@@ -132,7 +132,7 @@ FAULTS = {
     "nothing": ("", "problem.json is not JSON"),
     "a list": ("[]", "must hold a JSON object"),
     "the wrong kind": (document(kind="skyctl/plan"), "skyctl/problem", "skyctl/plan"),
-    "a newer version": (document(version=11), "version 11", "upgrade"),
+    "a newer version": (document(version=99), "version 99", "upgrade"),
     "a step of too many seconds": (document(layers=layers(flops=1e308)), "too large"),
     "a speed too small": (document(devices=devices(flops_per_s=1e-320)), "too large"),
     "a bandwidth too small": (document(links=links(bandwidth_bytes_per_s=1e-320)), "too large"),
