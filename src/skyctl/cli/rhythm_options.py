@@ -97,7 +97,7 @@ class RhythmOptions:
         typer.Option(
             "--drop-stragglers",
             help="With --owners: leave out the work of those that make fewer local steps than asked; "
-            "default: it counts by its samples (changes training).",
+            "default: it counts, by its samples (changes training).",
         ),
     ] = False
     round_deadline: Annotated[
@@ -129,8 +129,7 @@ class RhythmOptions:
             for name, is_given in others.items():
                 if is_given:
                     raise InputError(
-                        f"--staleness and {name} contradict each other: with staleness nothing is "
-                        "summed",
+                        f"--staleness and {name} contradict each other: with staleness nothing is summed",
                         hint=f"leave --staleness or {name} out",
                     )
         if self.local_steps is not None:
