@@ -342,9 +342,9 @@ class PlacementOptions(RhythmOptions):
             "--sync-format",
             metavar="FORMAT",
             autocompletion=complete_choices(*SYNC_FORMATS),
-            help="With --parallel data or hybrid: sums of gradients as float32 (default), fixed32 (integers: "
-            "the same bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes "
-            "training), or powersgd:R (of rank R with error feedback, a few percent; changes training).",
+            help="With --parallel data or hybrid: sum gradients as float32 (default), fixed32 (integers: the "
+            "same bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes "
+            "training), or powersgd:R (rank R with error feedback: a few percent of them; changes training).",
         ),
     ] = None
     uncompressed_steps: Annotated[
@@ -353,7 +353,7 @@ class PlacementOptions(RhythmOptions):
             "--uncompressed-steps",
             min=0,
             metavar="N",
-            help="With --sync-format powersgd:R: the first N steps are summed in float32.",
+            help="With --sync-format powersgd:R: sum the first N steps in float32.",
         ),
     ] = None
     sync: Annotated[
@@ -362,9 +362,9 @@ class PlacementOptions(RhythmOptions):
             "--sync",
             metavar="ROUTES",
             autocompletion=complete_choices(*SYNC_ROUTES),
-            help="With --parallel data or hybrid: gradients over a ring, a star, auto (default: the fastest; "
-            "trees where they save a twentieth of a step), or with data a server (a star at a helper, too), "
-            "packed trees.",
+            help="With --parallel data or hybrid: sum over a ring, a star, or auto (default: the fastest; "
+            "trees where they save a twentieth of a step); with data also over a server (a star whose root "
+            "may be a helper) or packed trees.",
         ),
     ] = None
     helper: Annotated[
@@ -373,8 +373,8 @@ class PlacementOptions(RhythmOptions):
             "--helper",
             metavar="NODE",
             autocompletion=complete_nodes,
-            help="With --parallel data: this one holds nothing, and only helps to sum gradients. Repeatable. "
-            "Default: any that holds nothing may.",
+            help="With --parallel data: a node that holds no layers and only helps to sum gradients. "
+            "Repeatable. Default: any that holds none may.",
         ),
     ] = None
     pin_first: Annotated[

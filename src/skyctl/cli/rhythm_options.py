@@ -1,4 +1,4 @@
-"""Options of when what pipelines sum takes effect. Each of them changes training."""
+"""The options of rhythms: when what several pipelines sum takes effect. Each rhythm changes training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 ALL_OWNERS: Literal["all"] = "all"
 OwnersChoice = tuple[tuple[str, ...], ...] | Literal["all"]
 """By owner, its nodes; ``all``: each node is an owner."""
-
-
 MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class RhythmOptions:
-    """The rhythm asked for; None: what a problem or run says, else each sum before the next step."""
+    """The rhythm asked for. None: what a problem or run says, else each sum before the next step."""
 
     sync_delay: Annotated[
         int | None,
@@ -33,8 +31,8 @@ class RhythmOptions:
             min=0,
             max=1,
             metavar="N",
-            help="1: sum a step's gradients while the next one computes, and apply them after it (changes "
-            "training).",
+            help="1: sum a step's gradients while the next step computes, and apply them after it (changes "
+            "training; --parallel data or hybrid).",
         ),
     ] = None
     undelayed_steps: Annotated[
@@ -43,17 +41,27 @@ class RhythmOptions:
             "--undelayed-steps",
             min=0,
             metavar="N",
-            help="With --sync-delay 1: the first N steps are made without the delay.",
+            help="With --sync-delay 1: make the first N steps without the delay.",
+        ),
+    ] = None
+    staleness: Annotated[
+        str | None,
+        typer.Option(
+            "--staleness",
+            metavar="N|async",
+            help="Push gradients to one device, which holds weights and optimizer and applies them as they "
+            "come, and let each device run up to N steps ahead of the slowest, or any number: async (changes "
+            "training; --parallel data).",
         ),
     ] = None
     local_steps: Annotated[
         str | None,
         typer.Option(
             "--local-steps",
-            metavar="H",
-            help="Each device makes H steps by itself, then their weights are averaged: a round, counted as "
-            "one of the run's steps. One number for each owner (20,5,5), or auto: in proportion to speed "
-            "(changes training).",
+            metavar="H|auto",
+            help="Have each device make H steps by itself, then average weights: a round, counted as one of "
+            "the run's steps. One number for all, one for each owner (20,5,5), or auto: in proportion to "
+            "speed (changes training).",
         ),
     ] = None
     owners: Annotated[
@@ -61,8 +69,8 @@ class RhythmOptions:
         typer.Option(
             "--owners",
             metavar="NODES",
-            help="With --local-steps: nodes that train on data of their own, which never leaves them: "
-            "a,b,c+d (c and d belong to one owner), or all.",
+            help="With --local-steps: have each owner train on data of its own, which never leaves its "
+            "nodes: a,b,c+d (c and d are one owner's), or all: each node is an owner (changes training).",
         ),
     ] = None
     prox_mu: Annotated[
@@ -70,8 +78,8 @@ class RhythmOptions:
         typer.Option(
             "--prox-mu",
             metavar="MU",
-            help="With --local-steps: the weight of FedProx's term, which holds local weights near the "
-            "round's first ones.",
+            help="With --local-steps: hold local weights near the round's first ones, by FedProx's proximal "
+            "term times MU (changes training).",
         ),
     ] = None
     clients_per_round: Annotated[
@@ -80,14 +88,16 @@ class RhythmOptions:
             "--clients-per-round",
             min=1,
             metavar="K",
-            help="With --owners: K of them, drawn by the seed, take part in each round.",
+            help="With --owners: have K of them, drawn by the seed, take part in each round (changes "
+            "training).",
         ),
     ] = None
     drop_stragglers: Annotated[
         bool,
         typer.Option(
             "--drop-stragglers",
-            help="With --owners: leave out the work of those that make fewer steps than asked (kept, else).",
+            help="With --owners: leave out the work of those that make fewer local steps than asked; "
+            "default: it counts, by its samples (changes training).",
         ),
     ] = False
     round_deadline: Annotated[
@@ -95,18 +105,8 @@ class RhythmOptions:
         typer.Option(
             "--round-deadline",
             metavar="SECONDS",
-            help="With --owners: an owner ends its part of a round with the step in which that time is up.",
-        ),
-    ] = None
-
-    staleness: Annotated[
-        str | None,
-        typer.Option(
-            "--staleness",
-            metavar="N|async",
-            help="One device holds weights and optimizer and applies each device's gradients as they come; "
-            "the others may be N steps ahead of the slowest, async: any number (changes training; "
-            "--parallel data).",
+            help="With --owners: end an owner's part of a round with the local step in which that time is up "
+            "(changes training).",
         ),
     ] = None
 
@@ -119,21 +119,25 @@ class RhythmOptions:
         from skyctl.records.rhythm import Rhythm
 
         if self.undelayed_steps and not self.sync_delay:
-            raise InputError("--undelayed-steps goes with --sync-delay 1")
+            raise InputError(
+                "--undelayed-steps goes with --sync-delay 1",
+                hint="add --sync-delay 1, or leave --undelayed-steps out",
+            )
         stale = None if self.staleness is None else parse_staleness(self.staleness)
         if stale is not None and not stale.is_synchronous:
             others = {"--sync-delay": bool(self.sync_delay), "--local-steps": self.local_steps is not None}
             for name, is_given in others.items():
                 if is_given:
                     raise InputError(
-                        f"--staleness and {name} contradict each other: with staleness nothing is summed"
+                        f"--staleness and {name} contradict each other: with staleness nothing is summed",
+                        hint=f"leave --staleness or {name} out",
                     )
         if self.local_steps is not None:
             return self._make_rounds()
         for name, given in self.given_rounds().items():
             if given is not None:
                 raise InputError(
-                    f"{name} goes with --local-steps", hint="--local-steps H, as in --local-steps 10"
+                    f"{name} goes with --local-steps", hint=f"add --local-steps 10, or leave {name} out"
                 )
         if self.sync_delay is None:
             return stale
@@ -164,29 +168,42 @@ class RhythmOptions:
         named = [name for owner in found for name in owner]
         if not all(named):
             raise InputError(
-                f"--owners {self.owners!r}: an owner has no node", hint="as in --owners a,b,c+d, or all"
+                f"--owners {self.owners!r}: an owner has no node",
+                hint="name each owner's nodes, as in --owners a,b,c+d, or all",
             )
         if twice := next((name for name in named if named.count(name) > 1), None):
-            raise InputError(f"--owners names {twice} twice")
+            raise InputError(
+                f"--owners names {twice} twice", hint="a node has one owner, as in --owners a,b,c+d"
+            )
         return found
 
     def _make_rounds(self) -> Rhythm:
         from skyctl.records.rhythm import Rhythm
 
         if self.sync_delay:
-            raise InputError("--sync-delay sums gradients, and with --local-steps there are none to sum")
+            raise InputError(
+                "--sync-delay sums gradients a step later, and with --local-steps none are summed",
+                hint="leave --sync-delay or --local-steps out",
+            )
         for name, given in (
             ("--clients-per-round", self.clients_per_round is not None),
             ("--drop-stragglers", self.drop_stragglers),
             ("--round-deadline", self.round_deadline is not None),
         ):
             if given and self.owners is None:
-                raise InputError(f"{name} goes with --owners", hint="--owners all: each node is one")
+                raise InputError(
+                    f"{name} goes with --owners",
+                    hint=f"add --owners all (each node is an owner), or leave {name} out",
+                )
         if self.prox_mu is not None and not 0 <= self.prox_mu < math.inf:
-            raise InputError(f"--prox-mu must be a number of at least 0, not {self.prox_mu}")
+            raise InputError(
+                f"--prox-mu must be a number of at least 0, not {self.prox_mu}",
+                hint="--prox-mu 0.1; 0 is without the term",
+            )
         if self.round_deadline is not None and not 0 < self.round_deadline < math.inf:
             raise InputError(
-                f"--round-deadline must be a positive number of seconds, not {self.round_deadline}"
+                f"--round-deadline must be a positive number of seconds, not {self.round_deadline}",
+                hint="--round-deadline 60; without a deadline leave it out",
             )
         return Rhythm(
             local_steps=_parse_local_steps(self.local_steps or "", owners=self.owners is not None),
@@ -202,16 +219,22 @@ def _parse_local_steps(text: str, *, owners: bool) -> int | tuple[int, ...] | Li
         return "auto"
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) for part in parts):
-        raise InputError(f"--local-steps must be a whole number of at least 1, or auto, not {text!r}")
+        raise InputError(
+            f"--local-steps must be a whole number of at least 1, or auto, not {text!r}",
+            hint="--local-steps 10; with --owners also one number for each: 20,5,5",
+        )
     if len(parts) == 1:
         return int(parts[0])
     if not owners:
-        raise InputError("--local-steps with a number for each owner goes with --owners")
+        raise InputError(
+            "--local-steps with a number for each owner goes with --owners",
+            hint="add --owners all (each node is an owner), or give one number",
+        )
     return tuple(map(int, parts))
 
 
 def parse_staleness(text: str) -> Rhythm:
-    """The rhythm of ``--staleness N|async``; InputError for anything else."""
+    """The rhythm of ``--staleness N|async``. Raises InputError for anything else."""
     from skyctl.records.rhythm import Rhythm
 
     if text == "async":
@@ -219,6 +242,6 @@ def parse_staleness(text: str) -> Rhythm:
     if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
         raise InputError(
             f"--staleness {text!r} is neither a number of steps nor async",
-            hint="--staleness 3: at most three steps ahead of the slowest",
+            hint="--staleness 3: at most three steps ahead of the slowest; async: any number",
         )
     return Rhythm(staleness=int(text))

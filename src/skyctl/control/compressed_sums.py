@@ -1,4 +1,4 @@
-"""What problems of compressed sums have more: the shapes of all gradients."""
+"""What a problem with compressed sums needs besides: the shapes of its layers' gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says of rounds and their owners, as fields of a problem."""
+"""What options say of rounds and their owners, as fields of a problem."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from skyctl.records.profile import Profile
 
 
 def step_factors(replica: ReplicaMeasurement) -> tuple[float, ...]:
-    """What a device's steps took in its layers ÷ their median, equally likely; none: it is not known."""
+    """What a device's steps took in its layers ÷ their median, equally likely; empty: not known."""
     steps = replica.layer_steps_s
     middle = median(steps) if steps else 0.0
     return tuple(step / middle for step in steps) if middle > 0 and min(steps) > 0 else ()

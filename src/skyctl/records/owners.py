@@ -1,4 +1,4 @@
-"""Owners of data: what a problem and a plan with local steps must have, and what owners are called."""
+"""Owners of data, what they are called, and what must hold of problems and plans with local steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _check_owners(problem: Problem, owners: Sequence[Sequence[str]]) -> None:
 
 
 def check_local_steps(plan: Plan) -> None:
-    """Raises ValueError where pipelines make local steps, and the problem asks for none, or the other way."""
+    """Raises ValueError where a plan's local steps, sum or pipelines are not what its problem asks for."""
     rounds = plan.problem.rhythm.is_rounds
     if any((pipeline.local_steps is not None) != rounds for pipeline in plan.pipelines):
         raise ValueError("pipelines have local_steps where the problem's rhythm has them, and only there")

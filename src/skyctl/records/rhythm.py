@@ -1,4 +1,4 @@
-"""When what pipelines sum takes effect."""
+"""The rhythm of a problem: when what several pipelines sum takes effect."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pydantic import Field, model_validator
 from skyctl.records.base import Count, Index, Positive, Record, Seq, since
 
 AUTO_STEPS: Literal["auto"] = "auto"
-"""Local steps in proportion to speed, so many that sums take little of a round."""
+"""Local steps in proportion to speed, so many that averages take little of a round."""
 
 
 class Rhythm(Record):
-    """When the sums of several pipelines take effect; as it is by default, each before the next step.
+    """When what several pipelines sum takes effect; by default each sum before the next step.
+
+    A delay, local steps and a staleness exclude each other.
 
     Attributes:
         delay: 1: a step's gradients are summed while the next step computes, and applied after it (delayed
@@ -26,12 +28,12 @@ class Rhythm(Record):
         prox_mu: µ of the term µ/2 · ‖w − w₀‖² in every local loss, w₀ being the weights at the round's start
             (FedProx, arXiv 1812.06127).
         clients_per_round: so many owners, drawn anew, take part in each round; None: all.
-        drop_stragglers: the work of owners that make fewer steps than asked is dropped, and not averaged.
+        drop_stragglers: the work of owners that make fewer local steps than asked is not averaged.
         round_deadline_s: an owner ends its part of a round with the local step in which so many seconds of
             it have passed.
         staleness: other than 0: one device holds weights and optimizer and applies each pipeline's gradients
             as they come, and a pipeline may be that many steps ahead of the slowest (stale synchronous
-            parallel, Ho et al., NIPS 2013); null: any number.
+            parallel, Ho et al., NIPS 2013); None: any number.
     """
 
     delay: Literal[0, 1] = since(11, 0)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from skyctl.records.base import Name, Record, Seconds, Seq
 
 NOTABLE_GAIN = 1.05
-"""Less, as a factor, is not called faster."""
+"""Times as fast; less is not called faster."""
 
 
 class StalePrediction(Record):
-    """Where a parameter server takes the place of sums: the same draws without staleness, and the bound.
+    """What a step with a parameter server is held against: without staleness, and with any.
 
     Attributes:
-        synchronous_s: a step in the long run where all wait for all after each.
-        bound_s: no staleness makes a step faster in the long run: what it takes the slowest device on
-            average, with nobody to wait for.
+        synchronous_s: seconds of a step in the long run, of the same draws, where all wait for all after
+            each step.
+        bound_s: seconds of a step that no staleness is below in the long run: what one takes the slowest
+            device on average, with nobody to wait for.
         slowest: that device.
         unknown: the devices of which no run has shown how uneven their steps are; they count as all alike.
     """

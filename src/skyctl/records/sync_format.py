@@ -1,4 +1,4 @@
-"""What gradients are sent as where pipelines sum them: a name, of PowerSGD with its rank."""
+"""What gradients are summed as, by name: a number format, or PowerSGD with its rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of local steps: who takes part in which. The same on every machine, by the seed alone."""
+"""Which owners take part in which round of local steps: the same on every machine, by the seed alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skyctl.errors import InputError
 
 
 def clients_of_round(count: int, per_round: int | None, seed: int, round_number: int) -> tuple[int, ...]:
-    """Who takes part in a round (FedAvg, arXiv 1602.05629): ascending indices of owners.
+    """The clients of a round (FedAvg, arXiv 1602.05629): indices of the owners that take part in it.
 
     They are ``random.Random(f"{seed}/{round_number}").sample(range(count), per_round)``, in ascending order.
 

@@ -41,7 +41,7 @@ class WorkerTimes:
 
 @dataclass
 class StalePlay:
-    """How it went.
+    """How a run of workers went, as played.
 
     Attributes:
         ends: by worker and clock, when it had the weights for the next one, in seconds.

@@ -1,4 +1,4 @@
-"""The learning rates of clocks that are not applied in their order: a scheduler's, kept by clock."""
+"""Learning rates by clock: pushes to a parameter server come out of order, and each has its own clock's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyctl.worker.lr_scheduler import LearningRateScheduler
 
 
 class ClockRates:
-    """Gives an optimizer the rates of a clock, of any from the oldest on that is still to come.
+    """Sets an optimizer's rates to those of a clock: of any that is not forgotten yet.
 
     Args:
         optimizer: whose groups are set.

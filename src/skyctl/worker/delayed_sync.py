@@ -1,9 +1,9 @@
-"""Sums that are applied a step later: made while the next step computes (``sum_delay``).
+"""Delayed updates: a step's gradients are summed while the next step computes, and applied after it.
 
 A step's gradients are taken out of the parameters after its last backward, so that the next backwards make
-new ones: a second set of gradients is there, and no more. What ranks agree on about a step they agree on in
-the background as well. So where a pipeline is told in step k that the run ends, all know it after step k + 1,
-which is then the last.
+new ones: there are two sets of gradients, and one of weights. What ranks agree on about a step they agree on
+in the background, too. So where a pipeline is told in step k that the run ends, all know it after step k + 1,
+which is then the last. Which steps wait for their own sum (*settle*) is in ``sum_delay``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from skyctl.worker.summed_gradients import AGREED_FLAGS, DetachedGradients
 
 
 class DelayedSync(GradientSync):
-    """One stage's part in each step's sum, where sums are applied a step later.
+    """One stage's part in each step's sum of gradients, where updates are delayed by a step.
 
-    Of a step that ``delays``: ``change_over`` after its last backward, then ``settle`` where it settles; of
-    any other step as ``GradientSync``.
+    In a step that ``delays`` its caller calls ``change_over`` after the last backward, then ``settle`` where
+    the step settles; in any other step it makes the calls of a ``GradientSync``.
 
     Args:
         delay: which steps settle.
@@ -50,7 +50,7 @@ class DelayedSync(GradientSync):
         return bool(self._pending) or not self.settles(step)
 
     def begin(self, step: int, *, early: bool = True) -> None:
-        """The step's last backward is next; before it nothing is done where the step ``delays``."""
+        """The step's last backward is next. Nothing is done where the step ``delays``."""
         if not self.delays(step):
             super().begin(step, early=early)
 

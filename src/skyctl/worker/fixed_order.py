@@ -1,4 +1,4 @@
-"""Linear algebra on thin matrices whose results have the same bits on any processor and with any threads.
+"""Linear algebra on thin matrices: the same bits on any processor, with any number of threads.
 
 Libraries add up in an order that depends on the processor. Here additions are either single ones in a fixed
 order, or of whole numbers so small that float64 holds every sum exactly.

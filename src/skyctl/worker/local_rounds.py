@@ -2,11 +2,12 @@
 
 Local SGD (arXiv 1805.09767) where pipelines share each batch; FedAvg (arXiv 1602.05629) where each is an
 owner's, with data of its own; with ``prox_mu`` FedProx (arXiv 1812.06127): the gradient of µ/2 · ‖w − w₀‖² is
-added to the local one, w₀ being the weights at the round's start, and the work of those that could make fewer
-steps than asked is kept, weighted by its samples.
+added to the local one, w₀ being the weights at the round's start, and the work of stragglers, owners that
+make fewer steps than asked, is kept, weighted by its samples.
 
-Local step j of round r trains on batch r · H + j of the pipeline's own stream, whatever came of earlier
-rounds: so a run that goes on from a checkpoint trains on the batches that it would have had.
+With H local steps a round, local step j of round r trains on batch r · H + j of the pipeline's own stream,
+whatever came of earlier rounds: so a run that goes on from a checkpoint trains on the batches that it would
+have had.
 
 A step of the run is a round: its event, validations and checkpoints follow the average.
 """
@@ -45,6 +46,10 @@ class RoundOptions:
         steps: local steps of this rank's pipeline in a round.
         owner: what this rank's owner is called; None: pipelines share each batch.
         index, owners: the owner's place among all, and how many there are.
+        prox_mu: µ of FedProx's proximal term; 0: without it.
+        clients: how many owners take part in each round; None: all.
+        drop_stragglers: work of fewer steps than asked is left out of the average.
+        deadline_s: seconds of a round after which this rank begins no further local step; None: no limit.
     """
 
     steps: int
@@ -66,7 +71,9 @@ class LocalRounds:
     """Makes rounds in the place of a training loop's steps.
 
     Args:
-        average: None: this pipeline is alone.
+        executor: makes the local steps, without a sum.
+        average: of the weights at a round's end; None: this pipeline is alone.
+        seeder, clipper: of the executor's layers, told the number of each local step.
         affords: how many local steps the owner can make in a round; None: all of them.
         first_round: of this attempt.
         seed: the run's, by which clients are drawn.

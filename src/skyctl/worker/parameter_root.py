@@ -1,8 +1,8 @@
 """A parameter server: weights, their optimizer, and how far each worker is (Ho et al., SSP, NIPS 2013).
 
 Every push is applied as it arrives, with the learning rate of its clock. A worker may begin its next clock
-once the slowest is at most ``staleness`` clocks behind; it then pulls the weights as they are. So what it
-computes with holds at least every push of clocks that many before its own.
+once the slowest is at most ``staleness`` clocks behind; it then pulls the weights as they are. So the
+weights that it computes with hold every push of clocks more than ``staleness`` before its own.
 
 After some clocks all workers meet: before validations, checkpoints and the end, all wait for each other, pull
 the same weights, and nothing further is applied until the root's own worker goes on.

@@ -1,8 +1,9 @@
 """What a worker and its parameter server send each other: gradients there, leave and weights back.
 
-A push is a head (whether the worker was told to end, and which parameters have a gradient) and the numbers in
-chunks; the answer a head (``Leave``) and the weights in chunks. Every message says whose clock it is of
-(``sum_messages``), so that a mix-up or a lie is an error, and not a wrong sum.
+Leave is what a worker needs to begin its next clock. A push is a head (whether the worker was told to end,
+and which parameters have a gradient) and the numbers in chunks; the answer is a head (``Leave``) and the
+weights in chunks. Every message says which clock it is of (``sum_messages``), so that a mix-up or a lie is an
+error, and not a wrong sum.
 """
 
 from __future__ import annotations

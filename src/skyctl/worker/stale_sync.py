@@ -1,8 +1,8 @@
 """A worker of a parameter server: in the place of a sum it pushes its gradients and pulls weights.
 
-The worker's clock is its step. It computes the gradient of its share of a step's batch, weighted by the
-samples' share of the whole batch, with the weights that it pulled last. The root (``parameter_root``) is the
-first rank, which computes as well: it serves each other worker in a thread of its own.
+A worker is a holder; its clock is its step. It computes the gradient of its share of a step's batch, weighted
+by the samples' share of the whole batch, with the weights that it pulled last. The root (``parameter_root``)
+is the first rank, which computes as well: it serves each other worker in a thread of its own.
 
 Optimizers, their state and the learning rate are the root's; clipping is of each worker's own gradients.
 """
@@ -41,7 +41,7 @@ _ROUTE_TAGS = 4
 
 
 class StaleSync:
-    """One worker's part; what the executor and the training loop call is as in ``GradientSync``.
+    """One worker's pushes and pulls, which the executor and the training loop call as a ``GradientSync``.
 
     Attributes:
         by_microbatch: False: gradients are taken after a step's last backward.

@@ -1,4 +1,4 @@
-"""Which steps of a run settle, where sums are applied a step later (delayed parameter updates, DeDLOC).
+"""Which steps of a run settle, where updates are delayed by a step (DeDLOC, arXiv 2106.10207).
 
 The gradients of step k are summed while step k + 1 computes, and applied after it. A step that *settles*
 waits for its own sum and applies it before it ends, so that afterwards as many updates are done as steps. All
@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SumDelay:
-    """The delay of a run's sums, by one step.
+    """A run's delay of updates by one step.
 
     Attributes:
         steps: of the whole run; the last one settles.
         undelayed_steps: so many at its beginning settle.
-        every: of how many steps the weights are looked at after the last (a checkpoint, a validation); 0 or
-            None: of none.
+        every: after every so many steps the weights are looked at (by a checkpoint, a validation), so that
+            step settles; 0 or None: never.
     """
 
     steps: int

@@ -1,7 +1,7 @@
-"""The rounds of one step's sum of gradients, as every rank of a group has them, helpers too.
+"""The passes of one step's sum of gradients, as holders and helpers cut them alike.
 
-All formats have one round, and ``powersgd:R`` has two (``low_rank_gradients``), both in float32; its first
-steps may be summed whole.
+Every format has one pass but ``powersgd:R``, which has two (``low_rank_gradients``), both in float32; a run's
+first steps may be summed whole.
 """
 
 from __future__ import annotations

@@ -38,10 +38,11 @@ class AverageReport(NamedTuple):
     """One round's average, as one rank saw it.
 
     Attributes:
-        samples: that all holders together have given work of; 0: the weights are not changed, but spoilt.
+        samples: that all holders' weights together are of; 0: there is no average, and the weights are
+            spoilt, so the caller restores them.
         idle_s: waiting for other holders to end their local steps.
         transfer_s: from then until the average was there.
-        end: ``GOES_ON``, ``ENDS_NEXT`` or ``ENDS``, as all holders of these layers have it.
+        end: ``GOES_ON``, ``ENDS_NEXT`` or ``ENDS``, as agreed by all holders of these layers.
     """
 
     samples: int

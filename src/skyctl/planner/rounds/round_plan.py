@@ -1,7 +1,8 @@
 """Plans of rounds: pipelines that make local steps by themselves and then average their weights.
 
-Owners all take part, each with one device or with a pipeline of its own devices. Without owners, devices
-share each batch as in data parallelism: of the fastest two, three, … those with the shortest round are taken.
+All owners are in the plan, each with one device or with a pipeline of its own devices. Without owners,
+devices share each batch as in data parallelism: of the fastest two, three, … those are taken whose round is
+shortest for its local steps.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from skyctl.records.sync import Route, Sync, SyncGroup
 
 OWNERS_METHOD = "all owners, each on its own devices"
 LEVEL_METHOD = "level shares over the fastest devices"
-FASTER = "no faster plan of its owner's was found with it"
+FASTER = "no faster plan for its owner was found with it"
 EVEN_METHOD = "equal shares for all devices"
 
 
 def plan_rounds(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
-    """A plan of rounds by one strategy but ``assigned``.
+    """A plan of rounds by any strategy but ``assigned``.
 
     Raises:
         InputError: ``alone``: one device averages with nobody; or a schedule or objective of one pipeline.
@@ -60,8 +61,8 @@ def assigned_rounds(problem: Problem, assignment: Sequence[tuple[str, int]]) -> 
     """The plan with a user's own shares, (device, microbatches), of common batches.
 
     Raises:
-        InputError: the problem has owners; unknown or repeated device, a share below 1, or shares that are
-            not the step's in sum.
+        InputError: the problem has owners; unknown or repeated device, a share below 1, or shares that do not
+            add up to the step's microbatches.
         InfeasibleError: a device's memory does not allow it.
     """
     if problem.owners is not None:
@@ -151,7 +152,7 @@ def _able(model: RoundModel) -> list[int]:
 
 
 def _level(model: RoundModel) -> list[LocalPipeline]:
-    """Of the fastest two, three, … devices those with the shortest round."""
+    """Of the fastest two, three, … devices those whose round is shortest for its local steps."""
     able = _able(model)
     best: tuple[float, list[LocalPipeline]] | None = None
     for count in range(2, min(len(able), model.problem.microbatches) + 1):
