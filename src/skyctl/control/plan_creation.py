@@ -251,8 +251,8 @@ def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     if options.parallel == AUTO:
         return with_interval(_plan_any_form(candidates, options))
     best = with_interval(_plan_best(candidates, options))
-    if best.problem.parallel != DATA or not options.beside_pipeline:
-        return best
+    if best.problem.parallel != DATA or best.problem.rhythm.is_rounds or not options.beside_pipeline:
+        return best  # a round is no step
     return best.model_copy(
         update={"pipeline_iteration_s": _pipeline_iteration_s(candidates, options, deadline)}
     )
@@ -282,7 +282,7 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
-    if options.rhythm is not None and options.rhythm.is_rounds:
+    if _rhythm(options, problem).is_rounds:
         contradictions[HYBRID] = "--local-steps goes with --parallel data only"
     return {**contradictions, **options.left_out}
 
