@@ -377,3 +377,15 @@ def test_a_parameter_server_is_a_star_at_the_first_device(changes: dict[str, str
         return
     with pytest.raises(InputError, match=words):
         check_plan_fits(plan, CLUSTER)
+
+
+@pytest.mark.parametrize(("staleness", "wait_s"), [(0, None), (2, 1800.0), (99, 5000.0), (None, 50_000.0)])
+def test_a_rank_waits_for_all_steps_that_another_may_be_behind(
+    staleness: int | None, wait_s: float | None
+) -> None:
+    plan = changed_problem(make_plan_side_by_side(), rhythm=Rhythm(staleness=staleness))
+    told = dict.fromkeys("ab", "192.0.2.1")
+    specs = rank_specs(
+        plan, CLUSTER, run_id="r", steps=1000, workload={"a": {}, "b": {}}, addresses=told
+    )  # fmt: skip
+    assert [spec.payload.get("timeout_s") for spec in specs] == [wait_s] * 2

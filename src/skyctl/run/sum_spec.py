@@ -12,10 +12,13 @@ from typing import Any
 from skyctl.errors import InputError
 from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.run.round_spec import LEAST_WAIT_S, PATIENCE
 from skyctl.schedule.actions import ZERO_BUBBLE
 
 TIE_CHUNK_BYTES = 65_536
 """Of the gradients of shared parameters, in a message."""
+MOST_WAIT_S = 1e6
+"""Longer than any run's rank waits for a peer."""
 
 
 def check_sums(plan: Plan) -> None:
@@ -84,6 +87,19 @@ def _check_server(plan: Plan, sync: Sync) -> None:
         fault = f"with --staleness gradients and weights travel as float32, and the plan has {sync.format}"
     if fault is not None:
         raise InputError(fault, hint="plan it again with --staleness")
+
+
+def stale_patience(plan: Plan, steps: int) -> dict[str, float]:
+    """``timeout_s`` of the payloads with a parameter server; nothing without.
+
+    Where all meet, a rank waits for all the steps that the slowest is behind. Who does not answer is found by
+    the supervisor, long before.
+    """
+    rhythm = plan.problem.rhythm
+    if not rhythm.is_stale:
+        return {}
+    behind = steps if rhythm.staleness is None else min(steps, rhythm.staleness + 1)
+    return {"timeout_s": min(MOST_WAIT_S, max(LEAST_WAIT_S, PATIENCE * behind * plan.predicted.iteration_s))}
 
 
 def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:
