@@ -248,6 +248,8 @@ def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     """
     deadline = time.perf_counter() + options.time_limit_s
     options = options.settled_form()
+    if options.parallel == AUTO and candidates[0].rhythm.is_rounds:
+        options = replace(options, parallel=candidates[0].parallel)  # rounds have no other form
     if options.parallel == AUTO:
         return with_interval(_plan_any_form(candidates, options))
     best = with_interval(_plan_best(candidates, options))
@@ -282,7 +284,7 @@ def forms_left_out(options: PlanOptions, problem: Problem | None = None) -> dict
         helpers=bool(options.helpers or (problem is not None and problem.helpers)),
         whole_blocks=options.whole_blocks,
     )
-    if _rhythm(options, problem).is_rounds:
+    if options.rhythm is not None and options.rhythm.is_rounds:
         contradictions[HYBRID] = "--local-steps goes with --parallel data only"
     return {**contradictions, **options.left_out}
 
