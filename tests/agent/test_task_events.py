@@ -10,7 +10,14 @@ import pytest
 from skyctl.agent.task_events import LogEvent, read_event, to_message
 from skyctl.checkpoint.replicator_events import CopiedShard, LayersReplicated, ReplicatorListening
 from skyctl.errors import ProtocolError
-from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
+from skyctl.worker.rank_events import (
+    CheckpointEvent,
+    ReadyEvent,
+    StepEvent,
+    SumSizes,
+    ValidationEvent,
+    WrittenShard,
+)
 
 from ..helpers.events import step_event
 
@@ -29,6 +36,7 @@ def over_the_wire(message: dict[str, Any]) -> dict[str, Any]:
         step_event(3, grad_norm=1.5, peak_memory_bytes=2**30),
         CheckpointEvent(20, {0: WrittenShard(SHA256, 10), 7: WrittenShard(SHA256, 20)}, 0.5, ("a note",)),
         CheckpointEvent(20, {}, 0.5, error="the disk is full"),
+        ReadyEvent(SumSizes((7_000_000_000, 5), 200, 0)),
         ValidationEvent(4, 0.5, 0.1),
         ValidationEvent(4, 0.5, 0.1, {"accuracy": 0.5, "f1/macro": None}),
         LayersReplicated(20, 1, "b", {3: CopiedShard(SHA256, 10)}, 10, 0.1),

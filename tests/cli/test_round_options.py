@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.planner.data_problems import data_problem
+
+from skyctl.cli.resume_run import _refuse_other_training
+from skyctl.cli.rhythm_options import RhythmOptions
+from skyctl.cli.run_options import LaunchOptions
+from skyctl.errors import InputError
+from skyctl.records.rhythm import Rhythm
+from skyctl.workload.recipe import Recipe
 
 Run = Callable[..., tuple[int, str, str]]
 PLAN = ("plan", "--problem", "problem.json")
@@ -50,6 +59,7 @@ def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
     assert code == 0, err
     made = json.loads(Path("common.json").read_text())
     assert sum(pipeline["microbatches"] for pipeline in made["pipelines"]) == 8
+    assert "pipeline_iteration_s" not in made, "a round is no step"
     for name in ("plan.json", "common.json"):
         assert run("verify", name)[0] == 0
     code, _, err = run(*PLAN, "--parallel", "data", "--local-steps", "3", "--assign", "n0=6,n1=2")
@@ -95,3 +105,55 @@ def test_a_plan_has_settled_its_rounds(run: Run) -> None:
     code, _, err = run("launch", "plan.json", "--local-steps", "3")
     assert code == 2
     assert "--local-steps 3 does not go with the plan" in err
+
+
+@pytest.mark.parametrize("owners", [(), ("--owners", "n0,n1+n2")])
+def test_a_problem_of_rounds_has_one_form(run: Run, owners: tuple[str, ...]) -> None:
+    assert run(*PLAN, "--local-steps", "2", *owners, "-o", "plan.json")[0] == 0
+    Path("rounds.json").write_text(json.dumps(json.loads(Path("plan.json").read_text())["problem"]))
+    code, _, err = run("plan", "--problem", "rounds.json", "--parallel", "auto", "-o", "auto.json")
+    assert code == 0, err
+    assert "forms" not in json.loads(Path("auto.json").read_text())
+    assert run("verify", "auto.json")[0] == 0
+
+
+def test_a_plan_gives_nobody_another_owners_data(run: Run) -> None:
+    assert run(*PLAN, "--local-steps", "2", "--owners", "n0,n1", "-o", "plan.json")[0] == 0
+    text = Path("plan.json").read_text()
+    made = json.loads(text)
+    made["problem"]["owners"].reverse()
+    Path("plan.json").write_text(json.dumps(made))
+    code, _, err = run("verify", "plan.json")
+    assert code == 2
+    assert "pipeline 0 trains on the data of n1, and 'n0/cpu:0' is not its owner's" in err.replace("\n", " ")
+
+
+def test_no_delay_leaves_staleness_as_it_is() -> None:
+    assert RhythmOptions(sync_delay=0, staleness="3").make_rhythm() == Rhythm(staleness=3)
+    assert RhythmOptions(sync_delay=0).make_rhythm() == Rhythm()
+    assert RhythmOptions(sync_delay=1, undelayed_steps=4).make_rhythm() == Rhythm(delay=1, undelayed_steps=4)
+    assert RhythmOptions().make_rhythm() is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--parallel", "data"),
+        ("--sync", "star"),
+        ("--sync-delay", "1"),
+        ("--local-steps", "2"),
+        ("--owners", "all"),
+    ],
+)
+def test_a_run_that_is_resumed_has_settled_how_it_is_planned(words: tuple[str, str]) -> None:
+    options: Any = LaunchOptions(
+        **{words[0][2:].replace("-", "_"): int(words[1]) if words[1] == "1" else words[1]}
+    )
+    state: Any = SimpleNamespace()
+    known: Any = SimpleNamespace(state=state, paths=SimpleNamespace(run_id="r"))
+    spec = SimpleNamespace(
+        **dict.fromkeys(("batch_size", "seed", "dtype", "data_path", "random_inputs", "learning_rate"))
+    )
+    request: Any = SimpleNamespace(spec=spec, recipe=Recipe(total_steps=1))
+    with pytest.raises(InputError, match=f"{words[0]} {words[1]} does not go with --resume"):
+        _refuse_other_training(known, request, options)

@@ -18,6 +18,7 @@ from skyctl.errors import InfeasibleError, InputError
 from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.records.rhythm import Rhythm
 
 REF = WorkloadRef(source="x", digest="0", batch_size=32, dtype="float32", seed=0)
 SPEEDS = {"slow": 1.0, "fast": 4.0, "middle": 2.0}
@@ -237,3 +238,18 @@ def test_the_chosen_way_to_sum_is_the_comparisons_own_plan(monkeypatch: pytest.M
     assert all(row.predicted_s for row in rows)
     alone = StrategyOutcome("alone", plan_profile(None, PlanOptions("alone"), REF))
     assert whole.syncs(None, [own, alone]) == []  # type: ignore[arg-type]
+
+
+def test_a_parameter_server_has_no_other_way_than_a_star(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_profile(_profile, options, _ref):
+        made = problem(8, SPEEDS, rate=1e3).model_copy(
+            update={"parallel": "data", "rhythm": Rhythm(staleness=2), "sync": options.sync or "auto"}
+        )
+        return plan_best([made], PlanOptions(options.strategy, time_limit_s=5.0))
+
+    monkeypatch.setattr(comparison_job, "plan_profile", plan_profile)
+    request = SimpleNamespace(ref=lambda _workload: REF)
+    whole = ComparisonJob(None, request, SimpleNamespace(digest="0"), PlanOptions(parallel="data"))  # type: ignore[arg-type]
+    own = StrategyOutcome("optimal", plan_profile(None, PlanOptions(), REF))
+    assert own.plan.sync is not None
+    assert whole.syncs(None, [own]) == []  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from skyctl.errors import InfeasibleError
-from skyctl.planner.api import plan
+from skyctl.planner.api import plan, verify
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
@@ -91,6 +91,20 @@ def test_the_rest_is_planned_by_the_same_strategy() -> None:
     assert set(nodes_in(made)) == {"a", "c"}
     assert made.strategy == "optimal"
     assert replan(plan(whole, "even"), without_nodes(whole, {"c": ""})).strategy == "even"
+
+
+@pytest.mark.parametrize("sync", ["auto", "server", "trees"])
+def test_what_is_left_to_one_device_can_be_verified(sync: str) -> None:
+    whole = problem("a", "b", parallel="data", sync=sync)
+    made = replan(plan(whole), without_nodes(whole, {"b": ""}))
+    assert nodes_in(made) == ("a",)
+    assert verify(made.problem, made).ok
+
+
+def test_a_helper_that_is_left_alone_holds_nothing() -> None:
+    whole = problem("a", "b", parallel="data", helpers=("b/cpu:0",))
+    with pytest.raises(InfeasibleError, match="every device is to help"):
+        replan(plan(whole), without_nodes(whole, {"a": ""}))
 
 
 def test_a_dead_link_is_planned_around_for_good() -> None:

@@ -20,6 +20,7 @@ from skyctl.records.plan import (
     ReplicaPrediction,
 )
 from skyctl.records.problem import Device, Layer, Link, Problem, Tie
+from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync import Route, Sync, SyncGroup
 from skyctl.run.rank_spec import (
     check_plan_fits,
@@ -348,3 +349,43 @@ def test_what_this_version_does_not_launch_is_refused() -> None:
     helped = plan.sync.model_copy(update={"groups": (first, *plan.sync.groups[1:])})
     with pytest.raises(InputError, match="a route of layers 0–1 goes over d/cpu:0, which does not hold them"):
         check_plan_fits(plan.model_copy(update={"sync": helped}), WIDE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"root": "a/cpu:0"}, "is to hold the weights for all"),
+        ({"over": "idle/cpu:0"}, "push to b/cpu:0 itself"),
+        ({"format": "int8"}, "travel as float32, and the plan has int8"),
+    ],
+)
+def test_a_parameter_server_is_a_star_at_the_first_device(changes: dict[str, str], words: str) -> None:
+    plan = changed_problem(
+        make_plan_side_by_side(root=changes.get("root", "b/cpu:0")), rhythm=Rhythm(staleness=2)
+    )
+    assert plan.sync is not None
+    (route,) = plan.sync.groups[0].routes
+    if over := changes.get("over"):
+        up, down = (("a/cpu:0", over), (over, "b/cpu:0")), (("b/cpu:0", over), (over, "a/cpu:0"))
+        route = route.model_copy(update={"up": up, "down": down})
+    group = plan.sync.groups[0].model_copy(update={"routes": (route,)})
+    sync = plan.sync.model_copy(update={"groups": (group,), "format": changes.get("format", "float32")})
+    plan = plan.model_copy(update={"sync": sync})
+    if not words:
+        check_plan_fits(plan, CLUSTER)
+        return
+    with pytest.raises(InputError, match=words):
+        check_plan_fits(plan, CLUSTER)
+
+
+@pytest.mark.parametrize(("staleness", "wait_s"), [(0, None), (2, 1800.0), (99, 5000.0), (None, 50_000.0)])
+def test_a_rank_waits_for_all_steps_that_another_may_be_behind(
+    staleness: int | None, wait_s: float | None
+) -> None:
+    plan = changed_problem(make_plan_side_by_side(), rhythm=Rhythm(staleness=staleness))
+    told = dict.fromkeys("ab", "192.0.2.1")
+    specs = rank_specs(
+        plan, CLUSTER, run_id="r", steps=1000, workload={"a": {}, "b": {}}, addresses=told
+    )  # fmt: skip
+    assert [spec.payload.get("timeout_s") for spec in specs] == [wait_s] * 2

@@ -15,6 +15,7 @@ from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.records.rhythm import Rhythm
 from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.base import ConnectOptions
 from skyctl.run import replanner
@@ -291,3 +292,28 @@ def test_what_was_asked_for_and_can_not_be_had_is_said(desk: Callable[[Plan], De
     assert here.replanner.decided is None
     assert here.said == ["node x can't be used: the cluster file has no node x"]
     assert with_observed_times(made.problem, {}) == made.problem
+
+
+def test_owners_that_are_left_keep_their_own_local_steps(desk: Callable[[Plan], Desk]) -> None:
+    """A lost owner's node comes back without its data: the plan is the one there is."""
+    rounds = {
+        "parallel": "data",
+        "rhythm": Rhythm(local_steps=(1, 2, 9)),
+        "owners": tuple((name,) for name in NODES),
+    }
+    first = plan(Problem.model_validate({**dict(problem()), **rounds}))
+    here = desk(first)
+    session = here.sessions.pop("a")
+    session.silent_s = 20.0
+    here.replanner.note_lost("a", session, first)
+    made = replan(first, without_nodes(first.problem, {"a": ""}))
+    assert [pipeline.local_steps for pipeline in made.pipelines] == [2, 9]
+    done = StepCollector(2, STEPS, last_ranks=(0, 1), owners=("b", "c"))
+    for step, rank in itertools.product(range(12), range(2)):
+        done.add(rank, step_event(step, iteration_s=made.predicted.iteration_s))
+    assert len(done.complete()) == 12
+    session.silent_s = 0.0
+    for _ in range(3):
+        here.look(made, done, {"a": "gone"})
+    assert here.sessions["a"] is session
+    assert here.replanner.decided is None

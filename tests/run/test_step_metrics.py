@@ -12,6 +12,8 @@ from tests.planner.planner_problems import problem
 from skyctl.planner.api import plan
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import ValidationMeasurement
+from skyctl.run.event_sink import metrics_line
+from skyctl.run.owner_figures import measured_owners
 from skyctl.run.step_metrics import StepCollector, build_measurement, layers_spread
 from skyctl.worker.rank_events import ValidationEvent
 
@@ -87,3 +89,20 @@ def test_of_several_stages_the_first_one_of_each_pipeline_says_what_the_sum_took
         collected.add(rank, step_event(0, loss=0.5 if rank % 2 else None, sync_s=sync_s))
     assert collected.sync_s([0]) == 0.2
     assert collected.loss(0) == 1.0
+
+
+def test_figures_of_owners_that_are_no_numbers_do_not_end_a_run() -> None:
+    """Nobody looks at the loss of work that was dropped, and a node may say anything."""
+    collected = StepCollector(ranks=2, steps=1, last_ranks=(0, 1), owners=("a", "b"))
+    for rank, loss in enumerate((float("nan"), 0.5)):
+        event = step_event(0, loss=0.5, own_loss=loss, local_steps=2, samples=rank, validates=True)
+        collected.add(rank, event)
+        told = ValidationEvent(0, 1e308, 0.1, {"accuracy": 1e308}, samples=10**7)
+        collected.add_validation(rank, told)
+    (found,) = collected.complete()
+    assert [one.loss for one in found.owners.values()] == [None, 0.5]
+    assert found.validation is not None
+    assert (found.validation.loss, found.validation.metrics) == (1e308, {"accuracy": 1e308})
+    assert [one.loss for one in measured_owners([found.owners])] == [None, 0.5]
+    owners = {name: replace(one, loss=sign * 1e308) for sign, (name, one) in enumerate(found.owners.items())}
+    assert metrics_line(replace(found, owners=owners)).get("loss_variance") is None

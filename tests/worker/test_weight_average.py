@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from tests.worker.sums import connected, places, ring, star, together
 from torch import nn
 
+from skyctl.errors import RunError
+from skyctl.worker.running_figures import running_figures
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 from skyctl.workload.mixed_precision import master_of, to_low_precision
 
@@ -97,3 +100,15 @@ def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
     for one in made:
         one.close()
     assert all(torch.equal(layer.weight, expected) for layer in layers)
+
+
+@pytest.mark.parametrize("samples", [[math.nan, 2, 3], [-9, 2, 3], [1e39, 2, 3]])
+def test_numbers_of_samples_that_can_not_be_are_an_error_for_all(samples: list[Any]) -> None:
+    with pytest.raises(RunError, match="samples that holders say their weights are of add up to"):
+        averaged(star(COUNT, 1), samples, [GOES_ON] * COUNT)
+
+
+def test_a_number_of_batches_that_can_not_be_is_an_error() -> None:
+    (figures,) = running_figures(nn.BatchNorm1d(2))
+    with pytest.raises(RunError, match="batches that holders say a norm has seen add up to nan"):
+        figures.set(torch.full((5,), math.nan))

@@ -146,24 +146,10 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
 def _refuse_settled(path: Path, options: LaunchOptions) -> None:
     """A plan file has settled these; giving them again would be ignored, so it is an error."""
     given = {
-        "--strategy": options.strategy,
-        "--parallel": options.parallel,
-        "--sync-format": options.sync_format,
-        "--uncompressed-steps": options.uncompressed_steps,
-        "--sync": options.sync,
-        "--sync-delay": options.sync_delay,
-        "--undelayed-steps": options.undelayed_steps,
-        "--staleness": options.staleness,
-        "--helper": ", ".join(options.helper) if options.helper else None,
-        "--pin-first": options.pin_first,
-        "--pin-last": options.pin_last,
+        **options.settled_by_plan(),
         "--batch-size": options.batch_size,
-        "--microbatches": options.microbatches,
-        "--schedule": options.schedule,
         "--seed": options.seed,
         "--dtype": options.dtype,
-        "--link-dtype": ", ".join(options.link_dtype) if options.link_dtype else None,
-        **options.given_rounds(),
     }
     for flag, value in given.items():
         if value is not None:

@@ -143,17 +143,7 @@ def _refuse_other_training(known: StoredRun, request: TrainingRequest, options: 
             raise other_training_error(
                 known.state, f"{flag} {given} does not go with --resume", f"{flag} {need}"
             )
-    placement = {
-        "--strategy": options.strategy,
-        "--staleness": options.staleness,
-        "--helper": ", ".join(options.helper) if options.helper else None,
-        "--pin-first": options.pin_first,
-        "--pin-last": options.pin_last,
-        "--microbatches": options.microbatches,
-        "--schedule": options.schedule,
-        "--link-dtype": ", ".join(options.link_dtype) if options.link_dtype else None,
-        "--init-from": options.init_from,
-    }
+    placement = {**options.settled_by_plan(), "--init-from": options.init_from}
     for flag, value in placement.items():
         if value is None:
             continue

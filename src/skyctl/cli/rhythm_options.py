@@ -139,9 +139,9 @@ class RhythmOptions:
                 raise InputError(
                     f"{name} goes with --local-steps", hint=f"add --local-steps 10, or leave {name} out"
                 )
-        if self.sync_delay is None:
-            return stale
-        return Rhythm(delay=self.sync_delay, undelayed_steps=self.undelayed_steps or 0)  # type: ignore[arg-type]
+        if self.sync_delay:
+            return Rhythm(delay=1, undelayed_steps=self.undelayed_steps or 0)
+        return Rhythm() if stale is None and self.sync_delay is not None else stale
 
     def given_rounds(self) -> dict[str, object]:
         """By option of rounds, what was typed; None where nothing was."""

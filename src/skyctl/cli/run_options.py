@@ -223,6 +223,26 @@ class LaunchOptions(
 ):
     """All options of ``launch``. Help lists the groups from the last one to the first."""
 
+    def settled_by_plan(self) -> dict[str, object]:
+        """By option that says how to plan, what was typed (None: nothing): a plan has settled all of them."""
+        return {
+            "--strategy": self.strategy,
+            "--parallel": self.parallel,
+            "--sync-format": self.sync_format,
+            "--uncompressed-steps": self.uncompressed_steps,
+            "--sync": self.sync,
+            "--sync-delay": self.sync_delay,
+            "--undelayed-steps": self.undelayed_steps,
+            "--staleness": self.staleness,
+            "--helper": ", ".join(self.helper) if self.helper else None,
+            "--pin-first": self.pin_first,
+            "--pin-last": self.pin_last,
+            "--microbatches": self.microbatches,
+            "--schedule": self.schedule,
+            "--link-dtype": ", ".join(self.link_dtype) if self.link_dtype else None,
+            **self.given_rounds(),
+        }
+
     def run_options(self) -> RunOptions:
         """The options of a new run, as the run room has them."""
         from skyctl.run.run_context import RunOptions

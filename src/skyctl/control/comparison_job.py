@@ -122,8 +122,8 @@ class ComparisonJob:
         *_, last = outcomes
         if last.plan is None or last.plan.strategy not in ("heuristic", "optimal"):
             return []
-        if last.plan.problem.parallel != DATA:
-            return []
+        if last.plan.problem.parallel != DATA or last.plan.problem.rhythm.is_stale:
+            return []  # a parameter server has a star only
         if (own := sync_choice(last.plan)) is None:
             return []
         found = {}

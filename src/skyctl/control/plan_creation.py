@@ -248,11 +248,13 @@ def plan_best(candidates: Sequence[Problem], options: PlanOptions) -> Plan:
     """
     deadline = time.perf_counter() + options.time_limit_s
     options = options.settled_form()
+    if options.parallel == AUTO and candidates[0].rhythm.is_rounds:
+        options = replace(options, parallel=candidates[0].parallel)  # rounds have no other form
     if options.parallel == AUTO:
         return with_interval(_plan_any_form(candidates, options))
     best = with_interval(_plan_best(candidates, options))
-    if best.problem.parallel != DATA or not options.beside_pipeline:
-        return best
+    if best.problem.parallel != DATA or best.problem.rhythm.is_rounds or not options.beside_pipeline:
+        return best  # a round is no step
     return best.model_copy(
         update={"pipeline_iteration_s": _pipeline_iteration_s(candidates, options, deadline)}
     )

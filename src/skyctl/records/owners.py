@@ -76,9 +76,15 @@ def check_local_steps(plan: Plan) -> None:
     owners = plan.problem.owners
     if owners is not None and len(owners) != len(plan.pipelines):
         raise ValueError(f"the plan has {len(plan.pipelines)} pipelines for {len(owners)} owners")
-    for number, pipeline in enumerate(plan.pipelines if owners is not None else ()):
+    for number, (owner, pipeline) in enumerate(zip(owners or (), plan.pipelines, strict=False)):
         if pipeline.microbatches != plan.problem.microbatches:
             raise ValueError(
                 f"pipeline {number} takes {pipeline.microbatches} microbatches; of its own batches an owner "
                 f"computes all {plan.problem.microbatches}"
             )
+        for stage in pipeline.stages:
+            if node_of(stage.device) not in owner:
+                raise ValueError(
+                    f"pipeline {number} trains on the data of {'+'.join(owner)}, and "
+                    f"{stage.device!r} is not its owner's"
+                )

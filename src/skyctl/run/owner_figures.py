@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, pvariance
+from statistics import median, pvariance
 from typing import Any
 
 from skyctl.records.measurement import OwnerMeasurement, ValidationMeasurement
@@ -18,7 +19,8 @@ class OwnerFigures:
     Attributes:
         local_steps: that it made; 0: it had no part in the round.
         samples: that count in the average of weights; 0: none, or they were dropped.
-        loss: the mean over what it trained on, before the average; None: nothing.
+        loss: the mean over what it trained on, before the average; None: nothing, or it is no number (of
+            work that was dropped, which ends no run).
         validation_loss, validation_metrics: on its own held-out data, with the averaged weights.
     """
 
@@ -31,10 +33,11 @@ class OwnerFigures:
 
 def owner_figures(event: StepEvent, validation: ValidationEvent | None) -> OwnerFigures:
     """The figures of the owner whose last rank has told these."""
+    loss = event.own_loss
     return OwnerFigures(
         local_steps=event.local_steps or 0,
         samples=event.samples,
-        loss=event.own_loss,
+        loss=loss if loss is not None and math.isfinite(loss) else None,
         validation_loss=None if validation is None else validation.loss,
         validation_metrics=None if validation is None else validation.metrics,
     )
@@ -76,8 +79,8 @@ def owner_lines(owners: Mapping[str, OwnerFigures]) -> dict[str, Any]:
     validations = [one.validation_loss for one in owners.values() if one.validation_loss is not None]
     return {
         "owners": each,
-        "loss_variance": pvariance(losses) if losses else None,
-        "validation_loss_variance": pvariance(validations) if validations else None,
+        "loss_variance": _variance(losses),
+        "validation_loss_variance": _variance(validations),
     }
 
 
@@ -92,10 +95,24 @@ def joined_validation(step: int, events: Sequence[ValidationEvent]) -> Validatio
         values = [(event.metrics or {}).get(name) for event in events]
         known = [value for value in values if value is not None]
         assert metrics is not None
-        metrics[name] = fmean(known, weights) if len(known) == len(values) else None
+        metrics[name] = _mean(known, weights) if len(known) == len(values) else None
     if len(events) == 1:  # as it was told
         told = events[0].metrics
         metrics = None if told is None else dict(told)
         return ValidationMeasurement(step=step, loss=events[0].loss, metrics=metrics)
-    loss = fmean([event.loss for event in events], weights)
+    loss = _mean([event.loss for event in events], weights)
     return ValidationMeasurement(step=step, loss=loss, metrics=metrics)
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean; no sum on the way is larger than the largest value, whatever nodes say."""
+    total = math.fsum(weights)
+    return math.fsum(value * (weight / total) for value, weight in zip(values, weights, strict=True))
+
+
+def _variance(values: Sequence[float]) -> float | None:
+    """None of no values, and where it is too large for a float."""
+    try:
+        return pvariance(values) if values else None
+    except OverflowError:
+        return None

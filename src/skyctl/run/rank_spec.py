@@ -15,7 +15,7 @@ from skyctl.errors import InputError, MismatchError
 from skyctl.records.cluster import Cluster, Node, split_device_id
 from skyctl.records.plan import Plan
 from skyctl.run.round_spec import check_rounds, compares_batches, round_structure, with_owner
-from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, tie_sums
+from skyctl.run.sum_spec import add_clocks, check_sums, group_sums, stale_patience, tie_sums
 from skyctl.schedule.actions import check_in_flight
 
 
@@ -156,6 +156,7 @@ def rank_specs(
             "sync": sync,
             "trace": trace,
             "facts": True,
+            **stale_patience(plan, steps),
         }
         if structure.get("helps"):
             payload["figures_every"] = [(recipe or {}).get("validate_every")]

@@ -284,7 +284,8 @@ class Replanner:
         """
         mine = {*self._sessions, coming}
         problem = in_form(problem, self._first_problem.parallel)
-        problem = problem.model_copy(update={"rhythm": self._first_problem.rhythm})
+        if not problem.rhythm.is_rounds:  # of rounds the owners that are left have numbers of their own
+            problem = problem.model_copy(update={"rhythm": self._first_problem.rhythm})
         return without_nodes(
             problem, {name: "not in the run" for name in nodes_of(problem) if name not in mine}
         )

@@ -12,10 +12,13 @@ from typing import Any
 from skyctl.errors import InputError
 from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.run.round_spec import LEAST_WAIT_S, PATIENCE
 from skyctl.schedule.actions import ZERO_BUBBLE
 
 TIE_CHUNK_BYTES = 65_536
 """Of the gradients of shared parameters, in a message."""
+MOST_WAIT_S = 1e6
+"""Longer than any run's rank waits for a peer."""
 
 
 def check_sums(plan: Plan) -> None:
@@ -23,13 +26,8 @@ def check_sums(plan: Plan) -> None:
     if len(plan.pipelines) == 1 or plan.sync is None:
         return
     groups, schedule = plan.sync.groups, plan.problem.schedule
-    first = plan.pipelines[0].stages[0].device
-    if plan.problem.rhythm.is_stale and [route.root for group in groups for route in group.routes] != [first]:
-        raise InputError(
-            f"the first pipeline's device, {first}, is to hold the weights for all, and the plan's routes "
-            "have other roots",
-            hint="plan it again with --staleness",
-        )
+    if plan.problem.rhythm.is_stale:
+        _check_server(plan, plan.sync)
     if len(groups) > 1 and plan.sync.format == "fixed32":
         raise InputError(
             f"the plan sums {len(groups)} groups of layers as fixed32, and groups that are summed apart "
@@ -67,6 +65,41 @@ def check_sums(plan: Plan) -> None:
                     "hold them; of several groups of layers each is summed by those that hold it alone",
                     hint="plan again without helpers",
                 )
+
+
+def _check_server(plan: Plan, sync: Sync) -> None:
+    """Raises InputError where a plan with a parameter server is not a star at the first pipeline's device."""
+    first, *others = [pipeline.stages[0].device for pipeline in plan.pipelines]
+    fault: str | None = None
+    routes = [route for group in sync.groups for route in group.routes]
+    if [route.root for route in routes] != [first]:
+        fault = (
+            f"the first pipeline's device, {first}, is to hold the weights for all, and the plan's routes "
+        )
+        fault += "have other roots"
+    elif any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        fault = f"{first} is to hold the weights for devices that hold all layers, and the plan cuts these"
+    elif {*routes[0].up} != {(one, first) for one in others} or {*routes[0].down} != {
+        (first, one) for one in others
+    }:
+        fault = f"each device is to push to {first} itself, and the plan's route goes another way"
+    elif sync.format != "float32":
+        fault = f"with --staleness gradients and weights travel as float32, and the plan has {sync.format}"
+    if fault is not None:
+        raise InputError(fault, hint="plan it again with --staleness")
+
+
+def stale_patience(plan: Plan, steps: int) -> dict[str, float]:
+    """``timeout_s`` of the payloads with a parameter server; nothing without.
+
+    Where all meet, a rank waits for all the steps that the slowest is behind. Who does not answer is found by
+    the supervisor, long before.
+    """
+    rhythm = plan.problem.rhythm
+    if not rhythm.is_stale:
+        return {}
+    behind = steps if rhythm.staleness is None else min(steps, rhythm.staleness + 1)
+    return {"timeout_s": min(MOST_WAIT_S, max(LEAST_WAIT_S, PATIENCE * behind * plan.predicted.iteration_s))}
 
 
 def group_sums(plan: Plan, sync: Sync, rank: int) -> dict[str, Any]:

@@ -32,6 +32,8 @@ CONNECT_PHASE = "connect"
 RESTORE_PHASE = "reading the checkpoint"
 """The phase of a rank that reads its layers' files."""
 MetricName = Annotated[str, Matches(METRIC_NAME)]
+Numel = Annotated[int, Within(0, 1 << 40)]
+"""How many numbers tensors have: of a large model's embedding hundreds of millions."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ class SumSizes:
     ``powersgd:R``, by layer, of each pass of a compressed step; empty: gradients are summed whole.
     """
 
-    layers: tuple[Index, ...]
+    layers: tuple[Numel, ...]
     parameters: Index
     figures: Index
-    first: tuple[Index, ...] = ()
-    second: tuple[Index, ...] = ()
+    first: tuple[Numel, ...] = ()
+    second: tuple[Numel, ...] = ()
 
 
 @dataclass(frozen=True)

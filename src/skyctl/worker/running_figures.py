@@ -6,10 +6,13 @@ before they are saved or validated with. A step that is made again begins with t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
+
+from skyctl.errors import RunError
 
 Tensor = torch.Tensor
 
@@ -36,14 +39,16 @@ class RunningFigures:
         return torch.cat([*parts, torch.tensor([float(more)])])
 
     def set(self, summed: Tensor) -> None:
-        """Takes what all holders' figures sum to."""
-        at = 0
+        """Takes what all holders' figures sum to. RunError: the number of batches seen is none."""
+        at, seen = 0, summed[-1].item()
+        if not (math.isfinite(seen) and seen >= 0):
+            raise RunError(f"the batches that holders say a norm has seen add up to {seen:g}")
         with torch.no_grad():
             for buffer in self._buffers:
                 buffer.copy_(summed[at : at + buffer.numel()].view(buffer.shape))
                 at += buffer.numel()
             if self._count is not None:
-                self._count.fill_(self._counted + round(summed[at].item()))
+                self._count.fill_(self._counted + round(seen))
         self.mark()
 
 

@@ -10,6 +10,7 @@ Running figures of batch norms are averaged in the same way.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
 from skyctl.worker.running_figures import RunningFigures, running_figures
@@ -167,6 +169,8 @@ class _GroupAverage:
         *values, count = self._values
         self._values = []
         total = count.item()
+        if not (math.isfinite(total) and total >= 0):
+            raise RunError(f"the samples that holders say their weights are of add up to {total:g}")
         if total > 0:
             with torch.no_grad():
                 for weight, value in zip(self._weights, values, strict=False):

@@ -60,7 +60,12 @@ class Wires:
         return max(self.link_s.get(edge, 0.0), *(self.shared_s[k] for k in self.over.get(edge, ())), 0.0)
 
     def least_s(self, edges: Sequence[Edge]) -> float:
-        """Seconds of a byte that is cut among all these edges: as fast as they are together, or less."""
+        """Seconds of a byte that is cut among all these edges: as fast as they are together, or less.
+
+        Without edges there is nowhere that it has to go.
+        """
+        if not edges:
+            return 0.0
         rate = [1 / s if (s := self.line_s(edge)) > 0 else math.inf for edge in edges]
         caps = [math.fsum(rate)]
         for number in {k for edge in edges for k in self.over.get(edge, ())}:
