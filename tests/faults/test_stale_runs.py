@@ -99,7 +99,7 @@ def test_what_a_synchronous_run_showed_is_what_staleness_is_predicted_from(nodes
     made = json.loads(nodes.run("plan", "train.py", *words, "--json", code=0).stdout)
     assert made["predicted"]["stale"].get("unknown", []) == []
     assert all(device["step_factors"] for device in made["problem"]["devices"])
-    assert made["problem"]["rhythm"] == {"delay": 0, "undelayed_steps": 0, "staleness": None}
+    assert made["problem"]["rhythm"]["staleness"] is None
     (nodes.folder / "async.json").write_text(json.dumps(made))
     nodes.run("verify", "async.json", code=0)
     words = ("--steps", "12", "--trace", "--json")
