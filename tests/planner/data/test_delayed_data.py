@@ -87,7 +87,8 @@ def test_a_changed_step_is_found():
 def test_files_have_the_version_that_knows_it():
     made = plan(delayed(data_problem(rate=100.0)))
     raw = json.loads(made.to_json())
-    assert (raw["version"], raw["problem"]["rhythm"]) == (11, {"delay": 1, "undelayed_steps": 0})
+    rhythm = raw["problem"]["rhythm"]
+    assert (raw["version"], rhythm["delay"], rhythm["undelayed_steps"]) == (11, 1, 0)
     assert json.loads(plan(data_problem(rate=100.0)).to_json())["version"] < 11
     assert Plan.model_validate(raw).problem.rhythm == Rhythm(delay=1)
 
