@@ -59,7 +59,8 @@ def nodes(another: Callable[..., Any]) -> Any:
         words = ("plan", "train.py", *SIZES, *DELAYED, "--assign", *shares, "-o", f"{name}.json")
         made.run(*words, code=0)
     four = json.loads((made.folder / "four.json").read_text())
-    assert (four["version"], four["problem"]["rhythm"]) == (11, {"delay": 1, "undelayed_steps": 2})
+    rhythm = four["problem"]["rhythm"]
+    assert (four["version"], rhythm["delay"], rhythm["undelayed_steps"]) == (11, 1, 2)
     hybrid = hybrid_plan(four, HYBRIDS["hybrid"])
     hybrid["version"] = hybrid["problem"]["version"] = 11
     (made.folder / "hybrid.json").write_text(json.dumps(hybrid))
