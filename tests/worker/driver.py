@@ -103,13 +103,20 @@ class Process:
 
 
 class Pool:
-    """Processes that play ranks. ``prefix``: by number, what to put before a process's command."""
+    """Processes that play ranks. ``prefix``: by number, what to put before a process's command.
+
+    After a run in which nobody got any further there are new ones, so that the next one is not disturbed.
+    """
 
     def __init__(
         self, number: int, folder: Path, prefix: Callable[[int], Sequence[str]] = lambda _number: ()
     ) -> None:
+        self._number, self._folder, self._prefix = number, folder, prefix
+        self._start()
+
+    def _start(self) -> None:
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
-        self.processes = [Process(i, folder, self.events, prefix(i)) for i in range(number)]
+        self.processes = [Process(i, self._folder, self.events, self._prefix(i)) for i in range(self._number)]
 
     def run(
         self,
@@ -165,6 +172,8 @@ class Pool:
                 if rank in open_ranks and event["event"] != "alive":
                     return rank, event
         traces = "\n".join(f"rank {rank}:\n{self.processes[rank].traces()}" for rank in sorted(open_ranks))
+        self.close()
+        self._start()
         raise AssertionError(f"no rank got any further for {RUN_S:.0f} s\n{traces}")
 
     def close(self) -> None:
