@@ -2,8 +2,8 @@
 
 Prints one JSON line a point. ``--write`` puts the table into docs/forms.md.
 
-    python benchmarks/form_map.py --write                  # 10, 32 and 100 devices, a quarter of an hour
-    python benchmarks/form_map.py --devices 300            # another number of them
+    python benchmarks/form_map.py --write                  # ten devices, two minutes
+    python benchmarks/form_map.py --devices 100            # more of them
 
 Lines between regions are those that Yuan et al. measured and published (Decentralized Training of Foundation
 Models in Heterogeneous Environments, NeurIPS 2022, 2206.01288): delay in ms and Gbit/s; within a region 5 ms
@@ -54,7 +54,7 @@ TOKENS = (2**13, 2**15, 2**17, 2**19)
 MICROBATCH_TOKENS = 8192
 """At most."""
 SITES = (1, 2, 4, 8, 50)
-DEVICES = (10, 32, 100)
+DEVICES = (10,)
 LIMIT_S = 4.0
 
 
