@@ -267,7 +267,7 @@ class _RoundStart:
 
     @torch.no_grad()
     def take(self) -> None:
-        """A round begins."""
+        """Keeps the weights and buffers that a round begins with."""
         if self._weights:
             torch._foreach_copy_(self._saved, self._weights)
         self._buffers = SavedBuffers(self._layers)

@@ -119,7 +119,7 @@ class LowRankGradients(FloatGradients):
         return [one.summed_q.view(-1) for one in found if one.summed_q is not None]
 
     def finish(self, codes: bytes) -> None:
-        """Gradients become P Qᵀ."""
+        """Compressed gradients become P Qᵀ, of rank R; residuals what that leaves out."""
         if not self._compresses:
             super().finish(codes)
             return

@@ -124,7 +124,7 @@ class StaleSync:
 
     @property
     def sizes(self) -> SumSizes:
-        """Of what is pushed."""
+        """How many numbers a push has: those of all trained parameters."""
         return SumSizes((self._numbers.numel(),), len(self._masters), 0)
 
     def start_step(self) -> None:

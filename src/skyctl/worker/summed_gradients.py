@@ -125,7 +125,7 @@ class FloatGradients:
         raise RunError("a rank wants a step to be made again, and sums of floats never need that")
 
     def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
-        """Nothing."""
+        """Nothing: this format has one pass."""
         return ()
 
     def finish(self, codes: bytes) -> None:
@@ -135,7 +135,7 @@ class FloatGradients:
         self._taken = []
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Sums of floats keep nothing from step to step."""
 
     def _put(self, place: int, flat: Tensor, had: bool, *, present: bool) -> None:
         """Puts a sum into the gradient. ``had``: there was one before; ``present``: some rank had one."""
@@ -235,7 +235,7 @@ class IntegerGradients:
         self.restart()
 
     def second_pass(self, codes: bytes) -> Sequence[Tensor]:  # noqa: ARG002
-        """Nothing."""
+        """Nothing: this format has one pass."""
         return ()
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ from tests.planner.hybrid_problems import brute_force, random_hybrid_problem
 from skyctl import InfeasibleError, plan, predict, verify
 from skyctl.planner.hybrid.hybrid_bound import hybrid_bound
 from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough, prove_hybrid
-from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.records.plan import Witness
 
 PROBLEMS = 200
@@ -100,7 +100,7 @@ def test_no_hybrid_with_a_delay_is_below_the_bound_by_prices():
         if best is None:
             continue
         assert found.bound_s <= best * (1 + 1e-9), i
-        step, witness = HybridStep(problem), Witness(layer_prices=found.layer_prices)
+        step, witness = CheckedHybrid(problem), Witness(layer_prices=found.layer_prices)
         proved += are_prices_enough(step, found.bound_s, witness)
         assert not are_prices_enough(step, best * (1 + 1e-6), witness), i
         assert prove_hybrid(step, best * (1 + 1e-6)).holds is not True, i

@@ -38,7 +38,7 @@ def gradient_bytes(layer: Layer) -> float:
 
 
 def summed_bytes(problem: Problem) -> list[SummedBytes]:
-    """By layer."""
+    """By layer of the problem, what its gradients take in the problem's ``sync_format``; in bytes."""
     rank = powersgd_rank(problem.sync_format)
     if rank is not None:
         return [_compressed(layer, rank) for layer in problem.layers]

@@ -21,7 +21,7 @@ from skyctl.planner.hybrid.unused_devices import explain_unused
 from skyctl.planner.plan_record import make_certificate
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
-from skyctl.planner.verification.hybrid_step import HybridStep as CheckedStep
+from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.records.plan import (
     Certificate,
     Pipeline,
@@ -97,7 +97,7 @@ def _bounded(problem: Problem, proof: Certificate, bound: HybridBound) -> Certif
     if not 0 < bound.bound_s <= proof.value_s:
         return proof
     witness = Witness(layer_prices=bound.layer_prices)
-    if not are_prices_enough(CheckedStep(problem), bound.bound_s, witness):
+    if not are_prices_enough(CheckedHybrid(problem), bound.bound_s, witness):
         return proof
     method = f"{proof.method}; bound by prices of layers"
     made = make_certificate(proof.value_s, bound.bound_s, proved=False, method=method, wall_s=proof.wall_s)

@@ -98,7 +98,7 @@ def predict_rounds(problem: Problem, plan: Plan) -> Prediction:
 
 
 def _holder(model: RoundModel, device: int, microbatches: int) -> LocalPipeline:
-    """All layers on one device."""
+    """The pipeline of one stage that has all layers on a device, with so many microbatches a local step."""
     placement = (StageAssignment(device, 0, model.base.layers),)
     return LocalPipeline(placement, StageExecution.plain([1]), microbatches)
 

@@ -8,7 +8,7 @@ from skyctl.planner.verification import lower_bound
 from skyctl.planner.verification.data_bound import prove_data
 from skyctl.planner.verification.data_step import DataStep
 from skyctl.planner.verification.hybrid_bound_proof import prove_hybrid
-from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.planner.verification.problem_data import ProblemData, Proof
 from skyctl.planner.verification.verdict import TOLERANCE, Check, is_close
 from skyctl.records.plan import FormOutcome, Plan
@@ -60,7 +60,7 @@ def _prove(problem: Problem, bound_s: float, outcome: FormOutcome) -> Proof:
     if problem.parallel == "pipeline":
         return lower_bound.prove(ProblemData(problem), bound_s, outcome.witness)
     if problem.parallel == "hybrid":
-        return prove_hybrid(HybridStep(problem), bound_s, outcome.witness)
+        return prove_hybrid(CheckedHybrid(problem), bound_s, outcome.witness)
     step = DataStep(problem)
     priced = outcome.witness.route_prices if outcome.witness is not None else ()
     known = [one for one in priced if set(one.devices) <= set(step.devices)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
 
 from skyctl.planner.verification.data_step import DEFAULT_CHUNK_BYTES
-from skyctl.planner.verification.hybrid_step import HeldRange, HybridStep, SummedRange
+from skyctl.planner.verification.hybrid_step import CheckedHybrid, HeldRange, SummedRange
 from skyctl.planner.verification.problem_data import Proof
 from skyctl.schedule.actions import least_in_flight
 
@@ -26,7 +26,7 @@ Known = dict[frozenset[int], dict[int, list[Row]]]
 """Pipelines by their devices, then by microbatches."""
 
 
-def prove_by_enumeration(step: HybridStep, below_s: float) -> Proof:
+def prove_by_enumeration(step: CheckedHybrid, below_s: float) -> Proof:
     """Whether no plan of two pipelines or more has a step below ``below_s`` seconds."""
     devices, layers = len(step.ids), step.facts.layers
     most = min(devices - 1, layers)
@@ -56,7 +56,7 @@ def prove_by_enumeration(step: HybridStep, below_s: float) -> Proof:
     return Proof(True, f"none of the {played} plans whose pipelines keep it by themselves does with its sums")
 
 
-def _row(step: HybridStep, order: Sequence[int], cuts: Sequence[int], count: int) -> Row:
+def _row(step: CheckedHybrid, order: Sequence[int], cuts: Sequence[int], count: int) -> Row:
     schedule, stages = step.problem.schedule, len(order)
     return tuple(
         HeldRange(device, start, stop, least_in_flight(schedule, number, stages, count), count)
@@ -64,7 +64,7 @@ def _row(step: HybridStep, order: Sequence[int], cuts: Sequence[int], count: int
     )
 
 
-def _may_keep(step: HybridStep, row: Row, below_s: float) -> bool:
+def _may_keep(step: CheckedHybrid, row: Row, below_s: float) -> bool:
     """Whether it is allowed, and ends early enough but for its sums."""
     facts = step.facts
     if not (facts.may_be_first(row[0].device) and facts.may_be_last(row[-1].device)):
@@ -105,7 +105,7 @@ def _shared_out(known: Known, parts: Sequence[frozenset[int]], total: int) -> It
             yield [known[part][count] for part, count in zip(parts, counts, strict=True)]
 
 
-def _keeps(step: HybridStep, rows: Sequence[Row], below_s: float) -> bool:
+def _keeps(step: CheckedHybrid, rows: Sequence[Row], below_s: float) -> bool:
     """Whether a plan of these pipelines fits, and its step with all sums is below the limit."""
     groups = [
         SummedRange(start, stop, step.chosen_trees(start, stop, devices))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.planner.verification.problem_data import Array, Ints, Proof, sums
 from skyctl.planner.verification.route_bound import Edge
 from skyctl.schedule.actions import least_in_flight
@@ -24,7 +24,7 @@ ROUNDING = 1e-11
 """Relative to all prices: how far Σ u must stay below, and to the limit: how far above it still counts."""
 
 
-def prove_by_prices(step: HybridStep, below_s: float, prices: Sequence[float]) -> Proof:
+def prove_by_prices(step: CheckedHybrid, below_s: float, prices: Sequence[float]) -> Proof:
     """Whether the prices prove that no two pipelines or more have a step below ``below_s`` seconds."""
     worth = np.array(prices, dtype=float)
     if len(worth) != step.facts.layers:
@@ -46,7 +46,7 @@ def prove_by_prices(step: HybridStep, below_s: float, prices: Sequence[float]) -
 class _StageLimit:
     """What a device can take of a step below a limit, as a part of one of several pipelines."""
 
-    def __init__(self, step: HybridStep, below_s: float) -> None:
+    def __init__(self, step: CheckedHybrid, below_s: float) -> None:
         self.step = step
         self.below_s = below_s * (1 + ROUNDING) if below_s < math.inf else math.inf
         self.count = step.facts.layers

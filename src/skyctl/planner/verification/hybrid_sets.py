@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from skyctl.planner.verification.hybrid_step import HybridStep
+from skyctl.planner.verification.hybrid_step import CheckedHybrid
 from skyctl.planner.verification.problem_data import ProblemData, Proof
 from skyctl.planner.verification.proof_by_paths import MAX_TABLE_CELLS, PathTables, table_cells
 
@@ -25,7 +25,7 @@ ROUNDING = 1e-11
 Counts = npt.NDArray[np.int64]
 
 
-def prove_by_sets(step: HybridStep, below_s: float) -> Proof:
+def prove_by_sets(step: CheckedHybrid, below_s: float) -> Proof:
     """Whether no plan of two pipelines or more has a step below ``below_s`` seconds."""
     devices, wanted = len(step.ids), step.problem.microbatches
     if not 2 <= devices <= MAX_DEVICES or table_cells(step.facts) > MAX_TABLE_CELLS:
@@ -43,7 +43,7 @@ def prove_by_sets(step: HybridStep, below_s: float) -> Proof:
     return Proof(None, "disjoint sets of devices may take all microbatches below it, were there no sums")
 
 
-def _least_after_s(step: HybridStep) -> float:
+def _least_after_s(step: CheckedHybrid) -> float:
     """What follows the last backward at least: a sum's way out and in, and the slowest optimizer."""
     wires, ids = step.data.wires, step.ids
     latency_s = min(
@@ -55,7 +55,7 @@ def _least_after_s(step: HybridStep) -> float:
     return latency_s + float(optimizers.min(axis=0).max())
 
 
-def _keep(step: HybridStep, count: int, limit_s: float) -> npt.NDArray[np.bool_]:
+def _keep(step: CheckedHybrid, count: int, limit_s: float) -> npt.NDArray[np.bool_]:
     """By set of devices (as bits), whether paths let it end ``count`` microbatches in less."""
     update: dict[str, Any] = {"microbatches": count, "recompute": False}
     facts = ProblemData(step.problem.model_copy(update=update))

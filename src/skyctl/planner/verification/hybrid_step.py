@@ -57,7 +57,7 @@ class HybridTimes(NamedTuple):
 Rows = Sequence[Sequence[HeldRange]]
 
 
-class HybridStep:
+class CheckedHybrid:
     """One problem's layers, links and devices, as the contract's Hybrids reads them."""
 
     def __init__(self, problem: Problem) -> None:

@@ -9,7 +9,7 @@ from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.data_step import CheckedRoute, checked_routes, ring_and_stars
 from skyctl.planner.verification.hybrid_bound_proof import prove_hybrid
-from skyctl.planner.verification.hybrid_step import HeldRange, HybridStep, HybridTimes, SummedRange
+from skyctl.planner.verification.hybrid_step import CheckedHybrid, HeldRange, HybridTimes, SummedRange
 from skyctl.planner.verification.verdict import (
     TOLERANCE,
     Check,
@@ -30,7 +30,7 @@ def check_hybrid_plan(problem: Problem, plan: Plan) -> list[Check]:
     try:
         _require_hybrid(problem)
         rows = _read_rows(problem, plan)
-        step = HybridStep(problem)
+        step = CheckedHybrid(problem)
         groups = _read_groups(step, plan, rows)
     except InputError as exc:
         return [Check(name="pipelines", ok=False, detail=exc.message)]
@@ -105,7 +105,7 @@ def _read_rows(problem: Problem, plan: Plan) -> Rows:
     return rows
 
 
-def _read_groups(step: HybridStep, plan: Plan, rows: Rows) -> list[SummedRange]:
+def _read_groups(step: CheckedHybrid, plan: Plan, rows: Rows) -> list[SummedRange]:
     """Raises InputError where the groups are not what the same devices hold, or routes no ring or star."""
     problem, sync = step.problem, plan.sync
     if sync is None:
@@ -149,7 +149,7 @@ def are_same_routes(trees: Sequence[CheckedRoute], others: Sequence[CheckedRoute
     )
 
 
-def _pins(step: HybridStep, rows: Rows) -> Check:
+def _pins(step: CheckedHybrid, rows: Rows) -> Check:
     for number, row in enumerate(rows):
         for one, may, where in (
             (row[0], step.facts.may_be_first, "first"),
@@ -161,7 +161,7 @@ def _pins(step: HybridStep, rows: Rows) -> Check:
     return Check(name="pins", ok=True, detail="every pipeline's first and last stage are where they may be")
 
 
-def _ties(step: HybridStep, held: Sequence[HeldRange]) -> Check:
+def _ties(step: CheckedHybrid, held: Sequence[HeldRange]) -> Check:
     for one in held:
         if step.splits_tie(one.start, one.stop):
             detail = f"{step.ids[one.device]} holds some of the layers that share parameters, not all"
@@ -169,7 +169,7 @@ def _ties(step: HybridStep, held: Sequence[HeldRange]) -> Check:
     return Check(name="ties", ok=True, detail="layers that share parameters are in one stage each")
 
 
-def _memory(step: HybridStep, held: Sequence[HeldRange], needs: Sequence[float]) -> Check:
+def _memory(step: CheckedHybrid, held: Sequence[HeldRange], needs: Sequence[float]) -> Check:
     for one, need in zip(held, needs, strict=True):
         name = step.ids[one.device]
         has = step.data.devices[name].memory_bytes
@@ -180,7 +180,7 @@ def _memory(step: HybridStep, held: Sequence[HeldRange], needs: Sequence[float])
 
 
 def _prediction(
-    plan: Plan, step: HybridStep, held: Sequence[HeldRange], times: HybridTimes, needs: Sequence[float]
+    plan: Plan, step: CheckedHybrid, held: Sequence[HeldRange], times: HybridTimes, needs: Sequence[float]
 ) -> Check:
     said = plan.predicted
     slack = TOLERANCE * max(times.iteration_s, 1e-6)
@@ -197,7 +197,7 @@ def _prediction(
     return Check(name="prediction", ok=ok, detail=detail)
 
 
-def _bound(step: HybridStep, plan: Plan) -> Check:
+def _bound(step: CheckedHybrid, plan: Plan) -> Check:
     bound_s, witness = plan.certificate.lower_bound_s, plan.certificate.witness
     if bound_s is None:
         return Check(name="bound", ok=True, detail="none claimed", checked=False)

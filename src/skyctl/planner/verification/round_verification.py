@@ -12,7 +12,7 @@ from itertools import combinations
 from skyctl.errors import InputError
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.data_step import checked_routes, ring_and_stars
-from skyctl.planner.verification.hybrid_step import HeldRange, HybridStep, SummedRange
+from skyctl.planner.verification.hybrid_step import CheckedHybrid, HeldRange, SummedRange
 from skyctl.planner.verification.hybrid_verification import are_same_routes
 from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
 from skyctl.records.cluster import node_of
@@ -30,7 +30,7 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
     """Every check of a plan whose pipelines make local steps; fewer where it can't be read."""
     try:
         rows = _read_rows(problem, plan)
-        step = HybridStep(problem)
+        step = CheckedHybrid(problem)
         groups = _read_groups(step, plan, rows)
     except InputError as exc:
         return [Check(name="pipelines", ok=False, detail=exc.message)]
@@ -103,7 +103,7 @@ def _read_rows(problem: Problem, plan: Plan) -> Rows:
     return rows
 
 
-def _read_groups(step: HybridStep, plan: Plan, rows: Rows) -> list[SummedRange]:
+def _read_groups(step: CheckedHybrid, plan: Plan, rows: Rows) -> list[SummedRange]:
     """Raises InputError where the groups are not what the same devices hold, or routes no ring or star."""
     sync = plan.sync
     if len(rows) == 1:
@@ -124,22 +124,22 @@ def _read_groups(step: HybridStep, plan: Plan, rows: Rows) -> list[SummedRange]:
     return out
 
 
-def _step_s(step: HybridStep, row: Sequence[HeldRange]) -> float:
+def _step_s(step: CheckedHybrid, row: Sequence[HeldRange]) -> float:
     """One local step: the pipeline's play, each stage's optimizer after it, and FedProx's term."""
     done_s = max(end + step.optimizer_s(one) for end, one in zip(step.ends(row), row, strict=True))
     return done_s + (max(2 * _pass_s(step, one) for one in row) if step.problem.rhythm.prox_mu > 0 else 0.0)
 
 
-def _pass_s(step: HybridStep, one: HeldRange) -> float:
+def _pass_s(step: CheckedHybrid, one: HeldRange) -> float:
     return step.problem.devices[one.device].reduce_byte_s * math.fsum(step.data.sizes[one.start : one.stop])
 
 
-def _compute_s(step: HybridStep, one: HeldRange) -> float:
+def _compute_s(step: CheckedHybrid, one: HeldRange) -> float:
     times = step.stage_times(one)
     return one.microbatches * (times.forward_s + times.backward_s) + step.optimizer_s(one)
 
 
-def _slowest_s(problem: Problem, step: HybridStep, rows: Rows, steps: Sequence[int]) -> float:
+def _slowest_s(problem: Problem, step: CheckedHybrid, rows: Rows, steps: Sequence[int]) -> float:
     """Local work of the slowest that takes part, in the median round."""
     limit_s = problem.rhythm.round_deadline_s
     work = []
@@ -158,7 +158,7 @@ def _slowest_s(problem: Problem, step: HybridStep, rows: Rows, steps: Sequence[i
     return next(x for i, x in enumerate(work) if 2 * math.comb(i + 1, clients) >= whole)
 
 
-def _average_s(step: HybridStep, rows: Rows, groups: Sequence[SummedRange], passes: int) -> float:
+def _average_s(step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], passes: int) -> float:
     """The busiest line, shared resource or processor, the longest way's latency, and what scaling takes."""
     if not groups:
         return 0.0
@@ -200,7 +200,7 @@ def _steps(problem: Problem, steps: Sequence[int]) -> Check:
     return Check(name="local steps", ok=ok, detail=detail)
 
 
-def _owners(problem: Problem, step: HybridStep, rows: Rows) -> Check:
+def _owners(problem: Problem, step: CheckedHybrid, rows: Rows) -> Check:
     for owner, row in zip(problem.owners or (), rows, strict=False):
         for one in row:
             if node_of(step.ids[one.device]) not in owner:
@@ -210,7 +210,7 @@ def _owners(problem: Problem, step: HybridStep, rows: Rows) -> Check:
     return Check(name="owners", ok=True, detail=said)
 
 
-def _memory(step: HybridStep, held: Sequence[HeldRange], needs: Sequence[float]) -> Check:
+def _memory(step: CheckedHybrid, held: Sequence[HeldRange], needs: Sequence[float]) -> Check:
     for one, need in zip(held, needs, strict=True):
         name = step.ids[one.device]
         has = step.data.devices[name].memory_bytes
@@ -222,7 +222,7 @@ def _memory(step: HybridStep, held: Sequence[HeldRange], needs: Sequence[float])
 
 def _prediction(
     plan: Plan,
-    step: HybridStep,
+    step: CheckedHybrid,
     held: Sequence[HeldRange],
     times: tuple[float, float],
     compute_s: Sequence[float],
