@@ -111,11 +111,12 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
     viewer.process.terminate()
     viewer.end(143)
     follower = here.start("logs", "-f", "-n", "0", "--rank", "0")
+    run.until(lambda: "forward" in follower.out)
     (ended,) = json.loads(here.run("stop", "--json", code=0).stdout)["runs"]
     assert (ended["status"], ended["already"]) == ("stopped", False)
     run.is_stopped()
     assert ended["checkpoint"] == run.state["step"]
-    assert "forward" in follower.end().stdout
+    assert follower.end().stdout.startswith("forward ")
     assert left_of_state(here.state) == []
     again = here.run("stop", run.id)
     assert (again.returncode, "had ended" in again.stdout) == (0, True)
