@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.helpers.commands import run_in
 
+Run = Callable[..., tuple[int, str, str]]
 TRAIN = """
 from torch import nn
 
@@ -118,3 +120,57 @@ def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
         done = run_in(folder, "compare", "train.py", *words, SKYCTL_HOME=str(folder / "state"))
         assert done.returncode == 2
         assert words[0] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--owners", "all"), "--owners is for owners of data"),
+        (("--owners", "a,b", "--clients-per-round", "1"), "--owners is for owners of data"),
+        (("--drop-stragglers",), "--drop-stragglers is for owners of data"),
+        (("--measure", "--trace"), "--trace draws single steps"),
+        (("--sync-delay", "1"), "--sync-delay sums gradients a step later"),
+    ],
+)
+def test_what_rounds_can_not_be_compared_with_is_refused_before_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # there is neither a cluster nor a workload
+    code, _, err = skyctl("compare", "nothing.py", "--local-steps", "2", *words)
+    assert code == 2
+    assert said in " ".join(err.split())
+    assert "next: " in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_rounds_are_run_beside_the_synchronous_plan(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    home = str(tmp_path / "state")
+    assert run_in(tmp_path, "init", "--local", "2", SKYCTL_HOME=home).returncode == 0
+    done = run_in(
+        tmp_path, "compare", "train.py", "--measure", "--steps", "3", "--strategy", "alone,optimal",
+        "--microbatches", "4", "--local-steps", "2", "-o", "out", "--json", SKYCTL_HOME=home,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["version"] == 5
+    rows = {row["strategy"]: row for row in document["rows"]}
+    assert list(rows) == ["alone", "pipeline", "synchronous", "optimal"]
+    assert rows["optimal"]["steps_per_iteration"] == 2
+    assert "steps_per_iteration" not in rows["synchronous"]
+    run = json.loads((tmp_path / "out" / "optimal.measurement.json").read_text())
+    assert len(run["steps"]) == 3  # rounds
+    assert rows["optimal"]["measured"]["median"] == run["iteration_s"]["median"] / 2
+    plans = {name: json.loads((tmp_path / "out" / f"{name}.plan.json").read_text()) for name in rows}
+    assert [one["local_steps"] for one in plans["optimal"]["pipelines"]] == [2, 2]
+    assert "rhythm" not in plans["synchronous"]["problem"]
+    assert rows["synchronous"]["measured"]["median"] > 0
+    assert "synchronous" in {gain["over"] for gain in document["conclusion"]["gains"]} | {
+        document["conclusion"]["best"]
+    }
+    assert "a round counts as 2 steps" in done.stderr
+    assert "changes training: each device makes 2 local steps" in " ".join(done.stderr.split())
+    assert "a round counts as 2 steps" in (tmp_path / "out" / "report.html").read_text().replace(
+        "\u00a0", " "
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from skyctl.compare import conclusion
 from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusion
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
+from skyctl.compare.step_seconds import median_errors
 from skyctl.records.measurement import StepMeasurement, quantiles
 
 TWO = ("tower/cpu:0", "laptop/cpu:0")
@@ -187,7 +189,7 @@ def test_a_median_lies_as_often_as_it_should_within_its_errors(outcome, count: i
         took_s = [math.exp(draw.gauss(0, 0.1)) for _ in range(count)]
         steps = tuple(StepMeasurement(step=i, loss=1.0, iteration_s=s) for i, s in enumerate([9.0, *took_s]))
         run = made.model_copy(update={"steps": steps, "iteration_s": quantiles(took_s)})
-        below, above = conclusion._median_errors(run)
+        below, above = median_errors(run)
         held += -below <= -math.log(run.iteration_s.median) <= above
     assert least <= held / 1000 <= 0.92
 
@@ -197,3 +199,49 @@ def test_strategies_with_the_same_plan_are_named_together(outcome, alone) -> Non
         outcome(name, counts=(8, 4), compute_s=(1.4, 1.3), step_s=2.4) for name in ("heuristic", "optimal")
     ]
     assert said(*two, alone(2.0)) == "tower alone is best: 1.20× as fast as heuristic and optimal, predicted"
+
+
+@pytest.fixture
+def plain(outcome):
+    """Makes the outcome of the best strategy without the rhythm."""
+
+    def make(**more) -> StrategyOutcome:
+        return replace(outcome("optimal", **more), strategy="synchronous")
+
+    return make
+
+
+def test_what_a_rhythm_gains_is_said(outcome, alone, plain) -> None:
+    even = outcome("even")
+    best = outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.25)
+    without = plain(counts=(7, 5), compute_s=(1.0, 1.2), step_s=1.5)
+    assert said(even, alone(2.0), without, best) == (
+        "optimal is 2.00× as fast as even, 1.60× as fast as tower alone, 1.20× as fast as synchronous, "
+        "predicted"
+    )
+    tie = plain(counts=(7, 5), compute_s=(1.0, 1.2), step_s=1.25)
+    assert said(even, tie, best) == (
+        "optimal is 2.00× as fast as even, predicted; no difference that can be told from synchronous"
+    )
+    same = plain(counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.25)
+    assert said(even, same, best) == (
+        "optimal is 2.00× as fast as even, predicted; synchronous is the same plan"
+    )
+    none = StrategyOutcome("synchronous", None, "too small")
+    assert said(even, none, best).endswith("as fast as even, predicted; synchronous does not fit")
+    assert said(even, without, alone(1.2), best) == (
+        "tower alone is best: 1.04× as fast as optimal, 1.25× as fast as synchronous, 2.08× as fast as even, "
+        "predicted"
+    )
+
+
+def test_a_rhythm_that_gains_nothing_is_not_the_best(outcome, plain) -> None:
+    best = outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.5)
+    without = plain(counts=(7, 5), compute_s=(1.0, 1.2), step_s=1.25)
+    assert said(outcome("even"), without, best) == (
+        "synchronous is 2.00× as fast as even, 1.20× as fast as optimal, predicted"
+    )
+    base = outcome("even", step_s=1.25)
+    assert said(base, without, best).startswith("nothing beats even here: 1.25 s a step, predicted; ")
+    slow = plain(counts=(7, 5), compute_s=(1.0, 1.2), step_s=2.5)
+    assert said(base, slow, best).endswith("; even is 2.00× as fast as synchronous, predicted")

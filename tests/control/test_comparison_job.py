@@ -11,7 +11,7 @@ from skyctl.cli.show_comparison import _choice
 from skyctl.compare.conclusion import conclude, describe_conclusion
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.sweeps import nodes_sweep
-from skyctl.control import comparison_job
+from skyctl.control import comparison_job, comparison_sweeps
 from skyctl.control.comparison_job import ComparisonJob
 from skyctl.control.plan_creation import PlanOptions, plan_best
 from skyctl.errors import InfeasibleError, InputError
@@ -66,7 +66,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> ComparisonJob:
 
 def test_the_best_number_is_what_is_compared(job: ComparisonJob) -> None:
     said: list[str] = []
-    outcomes, sweep = comparison_job.sweep_microbatches(job, None, (1, 2, 8, 32), said.append)  # type: ignore[arg-type]
+    outcomes, sweep = comparison_sweeps.sweep_microbatches(job, None, (1, 2, 8, 32), said.append)  # type: ignore[arg-type]
     assert [point.value for point in sweep.points] == [1, 2, 8, 32]
     assert [cell.status for cell in sweep.points[0].cells] == ["infeasible"] * 4
     best = min(sweep.line("optimal"), key=lambda one: one[1])[0]
@@ -77,14 +77,14 @@ def test_the_best_number_is_what_is_compared(job: ComparisonJob) -> None:
 
 def test_where_nothing_fits_anywhere(job: ComparisonJob) -> None:
     with pytest.raises(InfeasibleError, match="no strategy gives a plan"):
-        comparison_job.sweep_microbatches(job, None, (1,), lambda _text: None)  # type: ignore[arg-type]
+        comparison_sweeps.sweep_microbatches(job, None, (1,), lambda _text: None)  # type: ignore[arg-type]
 
 
 def test_nodes_come_by_speed(job: ComparisonJob) -> None:
     outcomes = job.plans(None)  # type: ignore[arg-type]
-    assert comparison_job.nodes_by_speed(outcomes) == ["fast", "middle", "slow"]
-    assert comparison_job.nodes_by_speed(outcomes, ["slow"]) == ["slow", "fast", "middle"]
-    points = comparison_job.plan_nodes(job, None, outcomes, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
+    assert comparison_sweeps.nodes_by_speed(outcomes) == ["fast", "middle", "slow"]
+    assert comparison_sweeps.nodes_by_speed(outcomes, ["slow"]) == ["slow", "fast", "middle"]
+    points = comparison_sweeps.plan_nodes(job, None, outcomes, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
     sweep = nodes_sweep(points, 3)
     assert [point.nodes for point in sweep.points] == [
         ("fast",),
@@ -96,7 +96,7 @@ def test_nodes_come_by_speed(job: ComparisonJob) -> None:
     assert steps == sorted(steps, reverse=True)
     assert sweep.chosen == 3
     with pytest.raises(InputError, match="3 nodes were measured"):
-        comparison_job.plan_nodes(job, None, outcomes, (4,), lambda _text: None)  # type: ignore[arg-type]
+        comparison_sweeps.plan_nodes(job, None, outcomes, (4,), lambda _text: None)  # type: ignore[arg-type]
 
 
 def test_all_rows_take_the_best_ones_choice(monkeypatch):
@@ -203,14 +203,14 @@ def test_where_no_device_holds_the_model_alone_says_why(measured_numbers) -> Non
 
 def test_every_number_of_nodes_is_run_once(job: ComparisonJob) -> None:
     planned = job.plans(None)  # type: ignore[arg-type]
-    points = comparison_job.plan_nodes(job, None, planned, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
+    points = comparison_sweeps.plan_nodes(job, None, planned, (1, 2, 3), lambda _text: None)  # type: ignore[arg-type]
     asked = []
 
     def measure(outcomes):
         asked.extend(o.strategy for o in outcomes)
         return [replace(outcomes[0], error="rank 0 died"), *outcomes[1:]]
 
-    done = comparison_job.measure_nodes(points, planned, planned, measure)
+    done = comparison_sweeps.measure_nodes(points, planned, planned, measure)
     assert asked == ["optimal, 1 node", "optimal, 2 nodes"]
     assert [point.outcomes[-1].strategy for point in done] == ["optimal"] * 3
     assert done[0].outcomes[-1].error == "rank 0 died"

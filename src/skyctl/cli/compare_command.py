@@ -42,6 +42,10 @@ PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbos
 """Parameters of ``compare`` that go with --paper."""
 
 
+COMPARED_ROUNDS = ("--local-steps", "--prox-mu")
+"""Options of rounds that need no owners of data."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
     """Which strategies, numbers of microbatches and of nodes are compared, predicted or measured."""
@@ -130,6 +134,20 @@ class CompareOptions(
     ] = None
     yes: YesOption = False
 
+    def check(self) -> None:
+        """As ``ComparisonOptions.check``; refuses owners of data, and traces of rounds, too."""
+        super().check()
+        for name, given in self.given_rounds().items():
+            if given is not None and name not in COMPARED_ROUNDS:
+                raise InputError(
+                    f"compare puts a synchronous run beside rounds, and {name} is for owners of data: what "
+                    "one owns nobody else may train on, so no synchronous run can",
+                    hint=f"leave {name} out, as in --local-steps 10; skyctl launch trains with owners",
+                )
+        rhythm = self.make_rhythm()
+        if self.trace and rhythm is not None and rhythm.is_rounds:
+            raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
+
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""
         from skyctl.control.comparison_job import ComparisonJob
@@ -154,11 +172,7 @@ class CompareOptions(
             time_limit_s=self.time_limit,
             only_nodes=[node.name for node in target.cluster.nodes],
         )
-        if options.rhythm is not None and options.rhythm.is_rounds:
-            raise InputError(
-                "compare puts steps beside each other, and with --local-steps a round is several steps",
-                hint="skyctl launch trains it, and shows its round beside the prediction",
-            )
+        options = options.settled_form()  # of rounds there is one form
         # who asks for shares of samples wants to know whether they pay
         beside = options.parallel in (DATA, HYBRID)
         if beside:
@@ -240,7 +254,7 @@ def _measured(
 ) -> tuple[Profile, list[StrategyOutcome], list[ComparisonSweep]]:
     """The profile (probed, where none fits), and what each plan of it was run to."""
     from skyctl.cli.run_display import measure_with_progress
-    from skyctl.control.comparison_job import measure_nodes
+    from skyctl.control.comparison_sweeps import measure_nodes
     from skyctl.control.contradiction_recheck import recheck_contradictions
     from skyctl.control.node_sessions import connect_nodes, require_all
     from skyctl.run.run_context import RunOptions
@@ -273,7 +287,7 @@ def _planned(
     """The plans that are compared, and where asked for the sweep of microbatches and the points of nodes."""
     from skyctl.cli.show_profile import show_learned, warn_unmeasured
     from skyctl.compare.outcome import pipeline_problem
-    from skyctl.control.comparison_job import nodes_by_speed, plan_nodes, sweep_microbatches
+    from skyctl.control.comparison_sweeps import nodes_by_speed, plan_nodes, sweep_microbatches
 
     warn_unmeasured(out, profile, job.cluster)
     sweeps = []
@@ -297,7 +311,7 @@ def _planned(
 def _nodes_sweeps(points: list[NodesPoint], outcomes: list[StrategyOutcome]) -> list[ComparisonSweep]:
     """The sweep of nodes, where it was asked for."""
     from skyctl.compare.sweeps import nodes_sweep
-    from skyctl.control.comparison_job import nodes_by_speed
+    from skyctl.control.comparison_sweeps import nodes_by_speed
 
     return [nodes_sweep(points, len(nodes_by_speed(outcomes)))] if points else []
 

@@ -20,6 +20,7 @@ from skyctl.compare.outcome import (
     pipeline_problem,
     summarize_outcomes,
 )
+from skyctl.compare.step_seconds import describe_steps
 from skyctl.errors import SkyctlError
 from skyctl.files import comparison_folder, make_private, write_atomic
 
@@ -83,6 +84,7 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     if report.syncs:
         out.line()
         out.table(*sync_table(report.syncs))
+    if report.syncs or _has_rhythm(outcomes):
         out.line(_sync_sentence(outcomes), wrap=True)
     for sweep in report.sweeps:
         _show_sweep(out, sweep)
@@ -93,6 +95,12 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     out.line(f"report: {files['report']} (plots, plans and comparison.json beside it)")
     out.json(document)
     return place
+
+
+def _has_rhythm(outcomes: Sequence[StrategyOutcome]) -> bool:
+    """Whether the last outcome's pipelines sum in another rhythm than the synchronous one."""
+    plan = outcomes[-1].plan if outcomes else None
+    return plan is not None and plan.sync is not None and not plan.problem.rhythm.is_synchronous
 
 
 def _sync_sentence(outcomes: Sequence[StrategyOutcome]) -> str:
@@ -114,7 +122,10 @@ def _show_sweep(out: Output, sweep: ComparisonSweep) -> None:
 
 
 def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
-    """A line with the schedule and the number of microbatches of all rows; some may have their own."""
+    """A line with the schedule and the number of microbatches of all rows; some may have their own.
+
+    Then what a step's seconds stand for, where that is to be said.
+    """
     problem = pipeline_problem(outcomes)
     if problem is None:
         return []
@@ -125,7 +136,8 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
         if own.microbatches != problem.microbatches or differs:
             schedule = f"{own.schedule}, " if differs else ""
             others += f"; {outcome.strategy}: {schedule}{own.microbatches} microbatches"
-    return [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
+    said = [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
+    return [*said, *describe_steps({outcome.strategy: outcome.plan for outcome in outcomes})]
 
 
 def _shared_runs(compared: list[ComparisonRow]) -> list[str]:

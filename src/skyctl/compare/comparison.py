@@ -22,7 +22,7 @@ from skyctl.compare.number_format import (
     format_seconds,
     format_seconds_range,
 )
-from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome
+from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome, summarize_outcomes
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.compare.sync_summary import SyncRow
 from skyctl.records.base import FileRecord, Seq, since
@@ -41,7 +41,7 @@ class Comparison(FileRecord):
     """
 
     kind: Literal["skyctl/comparison"] = "skyctl/comparison"
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     cluster: str | None = None
     workload: str | None = None
     rows: Seq[ComparisonRow]
@@ -109,7 +109,7 @@ def _cells(row: ComparisonRow, measured: bool) -> list[list[str]]:
     if measured:
         took = row.measured
         cells += [
-            [format_seconds(took.median), format_seconds_range(took.p10, took.p90)] if took else [UNKNOWN],
+            [format_seconds(row.measured_s), format_seconds_range(took.p10, took.p90)] if took else [UNKNOWN],
             [format_ratio(row.measured_speedup)],
             [format_percent(row.prediction_error), *_within(row)],
             [format_number(row.final_loss)],
@@ -126,7 +126,8 @@ def _within(row: ComparisonRow) -> list[str]:
 class StrategyProgress:
     """How far a strategy's run is. ``took_s``: its steps so far, the first of which is warm-up.
 
-    ``phase``: what it does before and after its steps.
+    ``phase``: what it does before and after its steps. ``unit``: what the run counts; all seconds are for the
+    samples of a step, of which one of these has ``steps_per_iteration``.
     """
 
     strategy: str
@@ -135,6 +136,8 @@ class StrategyProgress:
     steps: int
     state: Literal["waiting", "running", "done", "failed", "no plan"]
     phase: str = ""
+    unit: Literal["step", "round"] = "step"
+    steps_per_iteration: float = 1.0
     losses: list[float] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
 
@@ -148,10 +151,24 @@ class StrategyProgress:
         done = len(self.took_s)
         if self.state == "running" and done and not self.phase:
             full = round(10 * min(1.0, done / max(1, self.steps)))
-            return f"{'█' * full}{'░' * (10 - full)} step {done} of {self.steps}"
+            return f"{'█' * full}{'░' * (10 - full)} {self.unit} {done} of {self.steps}"
         if self.state == "done":
-            return f"done, {done} step{'' if done == 1 else 's'}"
+            return f"done, {done} {self.unit}{'' if done == 1 else 's'}"
         return self.phase or self.state
+
+
+def _waiting(outcome: StrategyOutcome, row: ComparisonRow, steps: int) -> StrategyProgress:
+    """A strategy before its run. ``steps``: that it makes, or rounds."""
+    rounds = outcome.plan is not None and outcome.plan.problem.rhythm.is_rounds
+    return StrategyProgress(
+        outcome.strategy,
+        row.predicted_s,
+        row.predicted_interval,
+        steps,
+        "no plan" if outcome.plan is None else "waiting",
+        unit="round" if rounds else "step",
+        steps_per_iteration=row.steps_per_iteration,
+    )
 
 
 class ProgressTable:
@@ -159,14 +176,8 @@ class ProgressTable:
 
     def __init__(self, outcomes: Sequence[StrategyOutcome], steps: int) -> None:
         self._lines = {
-            o.strategy: StrategyProgress(
-                o.strategy,
-                o.plan.predicted.iteration_s if o.plan is not None else None,
-                o.plan.predicted.interval if o.plan is not None else None,
-                steps,
-                "waiting" if o.plan is not None else "no plan",
-            )
-            for o in outcomes
+            outcome.strategy: _waiting(outcome, row, steps)
+            for outcome, row in zip(outcomes, summarize_outcomes(outcomes), strict=True)
         }
 
     def show_phase(self, strategy: str, text: str) -> None:
@@ -179,7 +190,7 @@ class ProgressTable:
         line = self._lines[strategy]
         line.state, line.phase = "running", ""
         line.losses.append(loss)
-        line.took_s.append(took_s)
+        line.took_s.append(took_s / line.steps_per_iteration)
 
     def end_run(self, outcome: StrategyOutcome) -> None:
         """Takes in what came of a strategy; one that shares another's run gets that one's figures."""
@@ -188,7 +199,8 @@ class ProgressTable:
         if outcome.measurement is not None:
             line.state = "done"
             line.losses = [step.loss for step in outcome.measurement.steps]
-            line.took_s = [step.iteration_s for step in outcome.measurement.steps]
+            steps = outcome.measurement.steps
+            line.took_s = [step.iteration_s / line.steps_per_iteration for step in steps]
         elif outcome.plan is not None:
             line.state = "failed"
 
@@ -212,7 +224,7 @@ class ProgressTable:
         loss, took, _, gain = self._figures(line)
         predicted = format_estimate(line.predicted_s, line.interval)
         figures = f"loss {loss} · {took} a step, predicted {predicted} · {gain}"
-        return f"{strategy}: done, {len(line.took_s)} steps · {figures}"
+        return f"{strategy}: done, {len(line.took_s)} {line.unit}s · {figures}"
 
     def _figures(self, line: StrategyProgress) -> tuple[str, str, str, str]:
         """The last loss, the step, its prediction, and the gain over even (in brackets what is predicted)."""

@@ -9,16 +9,25 @@ from skyctl.compare.number_format import format_ratio, format_ratio_interval, fo
 from skyctl.compare.outcome import (
     ALONE,
     BASELINE,
-    FORMS,
     PROVED_GAP,
+    ROWS_BESIDE,
+    SYNCHRONOUS,
     ComparisonRow,
     StrategyOutcome,
     summarize_outcomes,
 )
+from skyctl.compare.step_seconds import (
+    Uneven,
+    mean_step_s,
+    measured_steps,
+    predicted_step_s,
+    ratio_errors,
+    uneven_steps,
+)
 from skyctl.planner.prediction_interval import ratio_interval
 from skyctl.records.base import Name, Record, Seq
-from skyctl.records.interval import INTERVAL_SHARE
 from skyctl.records.measurement import Measurement
+from skyctl.records.plan import Plan
 
 LEAST_REPORTED_GAIN = 0.005
 """Below this part a plan is not called faster where it is not known how sure that is."""
@@ -29,9 +38,10 @@ MEASUREMENT_NOISE = 0.02
 class Gain(Record):
     """How many times as fast a plan is as another: the other's step / its own.
 
-    ``predicted``: by the predicted steps; ``measured``: by the medians, where both were run. ``low``,
-    ``high``: in eight cases of ten the ratio (the measured one, where there is one) is between them; None:
-    unknown. ``told``: whether the difference can be told, so that one may be called faster.
+    ``predicted``: by the predicted steps; ``measured``: by the medians (beside a parameter server by the
+    means), where both were run; both for as many samples. ``low``, ``high``: in eight cases of ten the ratio
+    (the measured one, where there is one) is between them; None: unknown. ``told``: whether the difference
+    can be told, so that one may be called faster.
     ``same_plan``: there is none, both are one plan.
     """
 
@@ -76,20 +86,21 @@ def conclude(outcomes: Sequence[StrategyOutcome]) -> Conclusion:
     if best is None:
         return Conclusion()
     by_name = {outcome.strategy: outcome for outcome in outcomes}
+    uneven = uneven_steps(outcome.plan for outcome in outcomes)
     alone = by_name.get(ALONE)
     alone_is_best = False
     if alone is not None and (alone.measurement is not None or not any(o.measurement for o in outcomes)):
-        ahead = compare_plans(by_name[best], alone)
+        ahead = compare_plans(by_name[best], alone, uneven)
         alone_is_best = ahead is not None and not ahead.faster
     best = ALONE if alone_is_best else best
-    found = [compare_plans(by_name[best], other) for other in outcomes if other.strategy != best]
+    found = [compare_plans(by_name[best], other, uneven) for other in outcomes if other.strategy != best]
     return Conclusion(
         best=best, alone_is_best=alone_is_best, gains=tuple(gain for gain in found if gain is not None)
     )
 
 
 def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
-    """The strategy with the shortest step, and of those as short a proved one; forms' own rows come last.
+    """The strategy with the shortest step, and of those as short a proved one; rows beside come last.
 
     By the measured step where any was measured, and then within ``MEASUREMENT_NOISE``. None: no plan.
     """
@@ -104,24 +115,37 @@ def _fastest(compared: Sequence[ComparisonRow]) -> str | None:
     order = {"optimal": 0, "bounded": 1, "feasible": 2}
 
     def rank(row: ComparisonRow) -> tuple[bool, int, bool, float]:
-        is_form = row.strategy in FORMS
-        return is_form, order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0
+        beside = row.strategy in ROWS_BESIDE
+        return beside, order.get(row.status, 3), row.strategy == BASELINE, row.shown_s or 0.0
 
     return min(near, key=rank).strategy
 
 
-def compare_plans(one: StrategyOutcome, other: StrategyOutcome) -> Gain | None:
-    """How many times as fast ``one`` is as ``other``; None where either has no plan, or takes no time."""
+def compare_plans(one: StrategyOutcome, other: StrategyOutcome, uneven: Uneven | None = None) -> Gain | None:
+    """How many times as fast ``one`` is as ``other``; None where either has no plan, or takes no time.
+
+    Args:
+        uneven: of ``uneven_steps``, of all that is compared; None: of these two.
+    """
     if one.plan is None or other.plan is None or not one.plan.predicted.iteration_s:
         return None
-    predicted = other.plan.predicted.iteration_s / one.plan.predicted.iteration_s
+    if uneven is None:
+        uneven = uneven_steps((one.plan, other.plan))
+    predicted = predicted_step_s(other.plan, uneven) / predicted_step_s(one.plan, uneven)
     if is_same_plan(one, other):
         return Gain(over=other.strategy, predicted=predicted, told=False, same_plan=True)
-    measured = None
-    if one.measurement is not None and other.measurement is not None and one.measurement.iteration_s.median:
-        measured = other.measurement.iteration_s.median / one.measurement.iteration_s.median
-        bounds: tuple[float, float] | None = _measured_ratio_interval(one.measurement, other.measurement)
-    else:
+    measured: float | None = None
+    bounds: tuple[float, float] | None = None
+    own_s = _measured_s(one.plan, one.measurement, uneven)
+    others_s = _measured_s(other.plan, other.measurement, uneven)
+    if one.measurement is not None and other.measurement is not None and own_s and others_s is not None:
+        measured = others_s / own_s
+        below, above = ratio_errors(one.measurement, other.measurement, of_means=uneven is not None)
+        bounds = (
+            measured * math.exp(-max(below, MEASUREMENT_NOISE)),
+            measured * math.exp(max(above, MEASUREMENT_NOISE)),
+        )
+    elif uneven is None:
         bounds = ratio_interval(other.plan, one.plan)
     low, high = bounds or (None, None)
     ratio = predicted if measured is None else measured
@@ -137,39 +161,16 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
         one.plan.pipelines == other.plan.pipelines
         and one.plan.sync == other.plan.sync
         and one.plan.problem.schedule == other.plan.problem.schedule
+        # one pipeline sums nothing, so no rhythm has a part in it
+        and (len(one.plan.pipelines) == 1 or one.plan.problem.rhythm == other.plan.problem.rhythm)
     )
 
 
-def _measured_ratio_interval(one: Measurement, other: Measurement) -> tuple[float, float]:
-    """Where the median step of ``other`` ÷ that of ``one`` is, with the probability of an ``Interval``.
-
-    The two medians' errors are independent; together they are never taken for less than
-    ``MEASUREMENT_NOISE``.
-    """
-    ratio = other.iteration_s.median / one.iteration_s.median
-    (one_below, one_above), (below, above) = _median_errors(one), _median_errors(other)
-    low, high = math.hypot(below, one_above), math.hypot(above, one_below)
-    return ratio * math.exp(-max(low, MEASUREMENT_NOISE)), ratio * math.exp(max(high, MEASUREMENT_NOISE))
-
-
-def _median_errors(run: Measurement) -> tuple[float, float]:
-    """How far the logarithm of a run's median step may be too high, and too low.
-
-    Between two of the steps by rank, whatever their distribution is (Hoefler and Belli 2015, section 3.1.3):
-    a few slow steps do not widen it. Fewer than four steps after the first have no ranks that far apart;
-    then it is their whole range.
-    """
-    ordered = sorted(step.iteration_s for step in run.steps[1:] or run.steps)
-    count, rank, outside = len(ordered), 0, 0.0
-    while rank < (count - 1) // 2:
-        outside += 2 * math.comb(count, rank) / 2**count  # that the median is beyond the next two by rank
-        if outside + 2 * math.comb(count, rank + 1) / 2**count > 1 - INTERVAL_SHARE:
-            break
-        rank += 1
-    low_s, high_s, middle_s = ordered[rank], ordered[-1 - rank], run.iteration_s.median
-    if low_s <= 0 or middle_s <= 0:
-        return 0.0, 0.0
-    return max(0.0, math.log(middle_s / low_s)), max(0.0, math.log(high_s / middle_s))
+def _measured_s(plan: Plan, done: Measurement | None, uneven: Uneven | None) -> float | None:
+    """Seconds of a run's step that are compared; None: there was no run."""
+    if done is None:
+        return None
+    return measured_steps(plan, done).median if uneven is None else mean_step_s(plan, done)
 
 
 def describe_conclusion(
@@ -177,7 +178,8 @@ def describe_conclusion(
 ) -> str:
     """``optimal is 1.83× as fast as even, 1.40× as fast as tower alone, measured (predicted 1.9× and 1.5×)``.
 
-    Where one device alone is best, that comes first.
+    Where one device alone is best, that comes first. Where there is a plan without the rhythm, what the best
+    one gains over that is said, too.
 
     Args:
         capitalized: begin as a heading does; a strategy's name stays as it is.
@@ -188,10 +190,16 @@ def describe_conclusion(
     if conclusion.alone_is_best:
         return _describe_alone(conclusion, rows)
     best, base, alone = rows[conclusion.best], rows.get(BASELINE), rows.get(ALONE)
-    names = {BASELINE: BASELINE, ALONE: f"{alone.device_label} alone" if alone is not None else ""}
-    over_even, over_alone = conclusion.over(BASELINE), conclusion.over(ALONE)
-    faster = [gain for gain in (over_even, over_alone) if gain is not None and gain.faster]
-    end = "; no device can train alone" if alone is not None and alone.status == "infeasible" else ""
+    names = {name: name for name in rows}
+    names |= {ALONE: f"{alone.device_label} alone" if alone is not None else ""}
+    others = [BASELINE, ALONE, SYNCHRONOUS]
+    if best.strategy == SYNCHRONOUS:
+        others += [list(rows)[-1]]  # the best strategy's, which has the rhythm
+    over_even = conclusion.over(BASELINE)
+    gains = [gain for gain in map(conclusion.over, dict.fromkeys(others)) if gain is not None]
+    faster = [gain for gain in gains if gain.faster]
+    end = _describe_synchronous(conclusion, rows.get(SYNCHRONOUS))
+    end += "; no device can train alone" if alone is not None and alone.status == "infeasible" else ""
     if base is not None and (best is base or (over_even is not None and not over_even.faster)):
         text = _describe_tie(conclusion, rows, over_even, capitalized=capitalized)
         more = f"; {best.strategy} is {_gain_texts(faster, names)}" if faster else ""
@@ -202,20 +210,42 @@ def describe_conclusion(
     return f"{lead}{best.strategy} is {_gain_texts(faster, names)}{end}"
 
 
+def _describe_synchronous(conclusion: Conclusion, row: ComparisonRow | None) -> str:
+    """What is said of the plan without the rhythm where the best one is not faster; nothing where it is."""
+    if row is None or row.strategy == conclusion.best:
+        return ""
+    if not row.planned:
+        return (
+            f"; {SYNCHRONOUS} has no plan" if row.status == "undecided" else f"; {SYNCHRONOUS} does not fit"
+        )
+    gain = conclusion.over(SYNCHRONOUS)
+    if gain is None or gain.faster:
+        return ""
+    if gain.same_plan:
+        return f"; {SYNCHRONOUS} is the same plan"
+    if gain.told and gain.ratio > 0:  # it was to be run and was not, or it would be the best
+        return f"; {SYNCHRONOUS} is predicted to be {format_ratio(1 / gain.ratio)} as fast"
+    return f"; no difference that can be told from {SYNCHRONOUS}"
+
+
 def _describe_alone(conclusion: Conclusion, rows: dict[str, ComparisonRow]) -> str:
     """``tower alone is best: 1.20× as fast as optimal, 1.83× as fast as even, measured``."""
     best, over_even = rows[ALONE], conclusion.over(BASELINE)
     pipelines = [gain for gain in conclusion.gains if gain.over != BASELINE]
     same = [gain.over for gain in pipelines if gain.same_plan]
     nearest = min(pipelines, key=lambda gain: gain.ratio, default=None)
-    told, names = [], {BASELINE: BASELINE, ALONE: f"{best.device_label} alone"}
+    told, names = [], {name: name for name in (BASELINE, SYNCHRONOUS)}
     parts = []
     if same:
         parts.append(f"{' and '.join(same)} leave{'' if len(same) > 1 else 's'} all other devices unused")
     elif nearest is not None:
         told.append(nearest)
         names[nearest.over] = " and ".join(gain.over for gain in pipelines if gain.ratio == nearest.ratio)
-    told += [over_even] if over_even is not None and not over_even.same_plan else []
+    apart = [gain for gain in (conclusion.over(SYNCHRONOUS), over_even) if gain is not None]
+    said = [gain.ratio for gain in told]  # with its name, where others gain as much
+    told += [
+        gain for gain in apart if not gain.same_plan and (gain.over == BASELINE or gain.ratio not in said)
+    ]
     parts += [f"no difference that can be told from {names[gain.over]}" for gain in told if not gain.faster]
     if faster := [gain for gain in told if gain.faster]:
         parts.append(_gain_texts(faster, names))
@@ -269,4 +299,4 @@ def _gain_texts(gains: Sequence[Gain], names: dict[str, str]) -> str:
 
 def _step_times(row: ComparisonRow) -> str:
     text = f"{format_seconds(row.predicted_s)} a step, predicted"
-    return text + (f"; {format_seconds(row.measured.median)} measured" if row.measured else "")
+    return text + (f"; {format_seconds(row.measured_s)} measured" if row.measured else "")

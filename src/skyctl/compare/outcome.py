@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq, since
+from skyctl.compare.step_seconds import (
+    Uneven,
+    mean_step_s,
+    measured_steps,
+    predicted_interval,
+    predicted_step_s,
+    uneven_steps,
+)
+from skyctl.records.base import Count, Index, Name, Positive, Record, Seconds, Seq, since
 from skyctl.records.cluster import split_device_id
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import Measurement, Quantiles
@@ -18,8 +26,10 @@ BASELINE = "even"
 """The strategy that speed-ups are over."""
 ALONE = "alone"
 """The strategy of the fastest device that holds the whole model."""
-FORMS = ("pipeline", "data", "hybrid")
-"""What a row is called that has the best plan of a form, beside those that share one."""
+SYNCHRONOUS = "synchronous"
+"""The row of the best plan without the rhythm that the others have."""
+ROWS_BESIDE = ("pipeline", "data", "hybrid", SYNCHRONOUS)
+"""What rows are called that stand beside the strategies': the best plan of another form or rhythm."""
 PROVED_GAP = 1e-9
 """A plan this close to its bound, value / bound − 1, is at the bound: what is left is rounding."""
 
@@ -41,8 +51,8 @@ class StrategyOutcome:
 class DeviceShare(Record):
     """A device's layers [start, stop) and its times in a step. ``label``: its shortest clear name.
 
-    ``microbatches``, ``samples``: of each step, that its pipeline takes; None where there is only one (and
-    ``samples`` where the batch is not known).
+    ``microbatches``, ``samples``: of each step (of a round, each local step), that its pipeline takes; None
+    where there is only one (and ``samples`` where the batch is not known).
     """
 
     device: Name
@@ -67,6 +77,10 @@ class ComparisonRow(Record):
     ``prediction_error``: predicted / measured − 1. ``error``: why it is infeasible or did not run.
     ``predicted_interval``: of ``predicted_s``. ``predicted_sync_s``, ``measured_sync_s``: of the step, what
     summing the pipelines' gradients takes after the last backward; None where there is one pipeline.
+    ``steps_per_iteration``: how many synchronous steps' samples its run trains on in what it counts as a
+    step; more than 1 for rounds. All seconds of the row and its shares are divided by it.
+    ``mean_measured_s``: the measured step on average, where a row of the comparison has a parameter server;
+    then ``predicted_s`` is on average, too, and speed-ups and errors are of these, not of the median.
     """
 
     strategy: Name
@@ -89,6 +103,8 @@ class ComparisonRow(Record):
     predicted_interval: Interval | None = since(3, None)
     predicted_sync_s: Seconds | None = since(4, None)
     measured_sync_s: Seconds | None = since(4, None)
+    steps_per_iteration: Positive = since(5, 1.0)
+    mean_measured_s: Seconds | None = since(5, None)
 
     @property
     def device_label(self) -> str:
@@ -119,9 +135,16 @@ class ComparisonRow(Record):
         return f"{self.status}: {self.error}" if self.error else self.status
 
     @property
+    def measured_s(self) -> float | None:
+        """The measured step that is compared: the median, or on average; None: it was not run."""
+        if self.measured is None:
+            return None
+        return self.measured.median if self.mean_measured_s is None else self.mean_measured_s
+
+    @property
     def shown_s(self) -> float | None:
-        """The step's seconds: as measured (median), else as predicted."""
-        return self.measured.median if self.measured else self.predicted_s
+        """The step's seconds: as measured, else as predicted."""
+        return self.predicted_s if self.measured_s is None else self.measured_s
 
     @property
     def shown_speedup(self) -> float | None:
@@ -137,16 +160,20 @@ class ComparisonRow(Record):
 def summarize_outcomes(outcomes: Sequence[StrategyOutcome]) -> list[ComparisonRow]:
     """A row for each outcome, in their order; bounds and speed-ups are taken over all of them."""
     bounds = _bounds(outcomes)
-    base = next((_step_s(o) for o in outcomes if o.strategy == BASELINE), (None, None))
-    return [_row(outcome, bounds, base) for outcome in outcomes]
-
-
-def _step_s(outcome: StrategyOutcome) -> tuple[float | None, float | None]:
-    """A step's seconds: predicted, measured (median)."""
-    return (
-        outcome.plan.predicted.iteration_s if outcome.plan else None,
-        outcome.measurement.iteration_s.median if outcome.measurement else None,
-    )
+    uneven = uneven_steps(outcome.plan for outcome in outcomes)
+    rows = [_row(outcome, bounds, uneven) for outcome in outcomes]
+    base = next((row for row in rows if row.strategy == BASELINE), None)
+    if base is None:
+        return rows
+    return [
+        row.model_copy(
+            update={
+                "predicted_speedup": _ratio(base.predicted_s, row.predicted_s),
+                "measured_speedup": _ratio(base.measured_s, row.measured_s),
+            }
+        )
+        for row in rows
+    ]
 
 
 def _bounds(outcomes: Sequence[StrategyOutcome]) -> list[tuple[Problem, float]]:
@@ -166,8 +193,9 @@ def _bounds(outcomes: Sequence[StrategyOutcome]) -> list[tuple[Problem, float]]:
 
 
 def _row(
-    outcome: StrategyOutcome, bounds: list[tuple[Problem, float]], base: tuple[float | None, float | None]
+    outcome: StrategyOutcome, bounds: list[tuple[Problem, float]], uneven: Uneven | None
 ) -> ComparisonRow:
+    """The outcome's row, without its speed-ups."""
     plan, measurement = outcome.plan, outcome.measurement
     if plan is None:
         return ComparisonRow(
@@ -176,7 +204,10 @@ def _row(
             error=outcome.error or "no plan was made",
         )
     bound_s = next((value for known, value in bounds if known == plan.problem), None)
-    predicted_s, measured_s = _step_s(outcome)
+    steps = plan.steps_per_iteration
+    predicted_s = predicted_step_s(plan, uneven)
+    measured = measured_steps(plan, measurement) if measurement else None
+    mean_s = mean_step_s(plan, measurement) if measurement and uneven is not None else None
     shares = _shares(plan, measurement)
     return ComparisonRow(
         strategy=outcome.strategy,
@@ -187,18 +218,20 @@ def _row(
         microbatches=plan.problem.microbatches,
         objective=plan.problem.objective,
         predicted_s=predicted_s,
-        bound_s=bound_s,
+        bound_s=None if bound_s is None else bound_s / steps,
         gap=plan.certificate.value_s / bound_s - 1 if bound_s else None,
-        predicted_speedup=_ratio(base[0], predicted_s),
-        measured=measurement.iteration_s if measurement else None,
-        measured_speedup=_ratio(base[1], measured_s),
-        prediction_error=_ratio(predicted_s, measured_s, minus=1),
+        measured=measured,
+        prediction_error=_ratio(
+            predicted_s, measured.median if measured and mean_s is None else mean_s, minus=1
+        ),
         final_loss=measurement.final_loss if measurement else None,
         run_id=measurement.run_id if measurement else None,
         error=outcome.error,
-        predicted_interval=plan.predicted.interval,
-        predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 else None,
-        measured_sync_s=measurement.sync_s if measurement else None,
+        predicted_interval=predicted_interval(plan, uneven),
+        predicted_sync_s=plan.predicted.sync_s / steps if len(plan.pipelines) > 1 else None,
+        measured_sync_s=_ratio(measurement.sync_s if measurement else None, steps),
+        steps_per_iteration=steps,
+        mean_measured_s=mean_s,
     )
 
 
@@ -209,7 +242,7 @@ def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
     """
     if len(plan.pipelines) == len(shares) > 1:
         each = " · ".join(f"{share.label} {share.microbatches}" for share in shares)
-        return f"{each} of {plan.problem.microbatches} microbatches, all layers"
+        return f"{each} of {plan.problem.microbatches} microbatches, all layers{_local_steps(plan)}"
     if len(plan.pipelines) > 1:
         of_device = {share.device: share for share in shares}
         rows = [
@@ -219,6 +252,15 @@ def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
         ]
         return f"{' | '.join(rows)} of {plan.problem.microbatches} microbatches"
     return " · ".join(map(_range, shares))
+
+
+def _local_steps(plan: Plan) -> str:
+    """``; 4 local steps`` or, by pipeline, ``; 4 · 9 local steps``; nothing where the plan has no rounds."""
+    if not plan.problem.rhythm.is_rounds:
+        return ""
+    counts = [pipeline.local_steps or 1 for pipeline in plan.pipelines]
+    each = " · ".join(map(str, counts)) if len(set(counts)) > 1 else str(counts[0])
+    return f"; {each} local step{'' if set(counts) == {1} else 's'}"
 
 
 def _range(share: DeviceShare) -> str:
@@ -253,6 +295,7 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     measured = {replica.device: replica for replica in measurement.replicas} if measurement else {}
     taken = _samples_taken(plan)
+    steps = plan.steps_per_iteration
     shares = []
     for stage in plan.placed_stages:
         planned, ran = predicted.get(stage.device), measured.get(stage.device)
@@ -262,11 +305,11 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
                 label=labels[stage.device],
                 start=stage.start,
                 stop=stage.stop,
-                predicted_compute_s=planned.compute_s if planned else 0.0,
-                predicted_idle_s=planned.idle_s if planned else 0.0,
-                measured_compute_s=ran.compute_s if ran else None,
-                measured_transfer_s=ran.transfer_s if ran else None,
-                measured_idle_s=ran.idle_s if ran else None,
+                predicted_compute_s=planned.compute_s / steps if planned else 0.0,
+                predicted_idle_s=planned.idle_s / steps if planned else 0.0,
+                measured_compute_s=ran.compute_s / steps if ran else None,
+                measured_transfer_s=ran.transfer_s / steps if ran else None,
+                measured_idle_s=ran.idle_s / steps if ran else None,
                 **taken.get(stage.device, {}),
             )
         )
@@ -274,9 +317,9 @@ def _shares(plan: Plan, measurement: Measurement | None) -> list[DeviceShare]:
 
 
 def pipeline_problem(outcomes: Sequence[StrategyOutcome]) -> Problem | None:
-    """The problem that the rows answer: ``alone``'s or another form's only where there is no other plan."""
+    """The problem that the rows answer: that of ``alone`` or a row beside only where there is no other."""
     made = [outcome for outcome in outcomes if outcome.plan is not None]
-    made.sort(key=lambda outcome: outcome.strategy in (ALONE, *FORMS))
+    made.sort(key=lambda outcome: outcome.strategy in (ALONE, *ROWS_BESIDE))
     return made[0].plan.problem if made and made[0].plan is not None else None
 
 

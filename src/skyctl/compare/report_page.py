@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from skyctl.compare.certificate_text import describe_certificate
 from skyctl.compare.charts.chart import ChartBar, ChartCurve, ChartLane, LineChart, ValueAxis
 from skyctl.compare.charts.curve_charts import SWEEP_TITLES, loss_charts, strategy_legend, sweep_chart
 from skyctl.compare.charts.device_charts import device_speed_chart
@@ -36,30 +37,15 @@ from skyctl.compare.number_format import (
     format_ratio_interval,
     format_seconds,
 )
-from skyctl.compare.outcome import ALONE, BASELINE, ComparisonRow
-from skyctl.compare.report_data import ComparisonReport, VerifiedPlan
+from skyctl.compare.outcome import ALONE, BASELINE, SYNCHRONOUS, ComparisonRow
+from skyctl.compare.report_data import ComparisonReport
 from skyctl.compare.sweeps import ComparisonSweep, describe_sweep, sweep_table
 from skyctl.compare.sync_summary import describe_sync, sync_table
 from skyctl.records.measurement import Measurement
-from skyctl.records.plan import Plan
 
 TEMPLATES = Path(__file__).parent / "templates"
 _UNIT = re.compile(r"(\d) (%|s|ms|µs|[KMGT]?i?B)(?!\w)")
 """A figure and its unit, which no line break may part."""
-
-
-STRATEGY_TEXTS = {
-    "even": "the same number of layers for every device, in the order of the cluster file",
-    "alone": "the fastest device that holds the whole model, with the best measured number of microbatches",
-    "heuristic": "layers by memory, levelled by speed, then improved by local search",
-    "optimal": "an exact search with bounds, which stops when nothing better is left or its time is over",
-    "pipeline": "the best pipeline, beside devices that hold all layers each",
-    "data": "the best shares of devices that hold all layers each, beside pipelines",
-    "hybrid": "the best of several pipelines with cuts of their own, side by side",
-}
-
-
-FORMS_TEXT = "the simplest of the best pipeline, data and hybrid plans that is within 1 % of the fastest"
 
 
 def render_report(report: ComparisonReport) -> str:
@@ -172,7 +158,7 @@ def _tiles(report: ComparisonReport) -> list[tuple[str, str, list[str]]]:
     tiles += [
         (f"as fast as {rows[gain.over].label}", format_ratio(gain.ratio), _gain_notes(gain))
         for gain in report.conclusion.gains
-        if gain.over in (BASELINE, ALONE) and not gain.same_plan
+        if gain.over in (BASELINE, ALONE, SYNCHRONOUS) and not gain.same_plan
     ]
     errors = [abs(row.prediction_error) for row in report.measured if row.prediction_error is not None]
     if errors:
@@ -252,7 +238,7 @@ def _steps_table(report: ComparisonReport) -> _Table:
         if measured:
             took = row.measured
             spread = f"{format_seconds(took.p10)} – {format_seconds(took.p90)}" if took else UNKNOWN
-            cells += [format_seconds(took.median if took else None), spread]
+            cells += [format_seconds(row.measured_s), spread]
             within = {None: "", True: ", within", False: ", outside"}[row.within_interval]
             cells += [format_ratio(row.measured_speedup), format_percent(row.prediction_error) + within]
             cells.append(format_number(row.final_loss))
@@ -290,8 +276,15 @@ def _labelled(done: Measurement, labels: dict[str, str]) -> Measurement:
 
 
 def _loss_difference(report: ComparisonReport) -> str:
-    """By how much the losses of different runs differ at most; empty where there was one run."""
-    runs = [outcome.measurement for outcome in report.outcomes if outcome.measurement is not None]
+    """By how much the losses of different runs differ at most; empty where there was one run.
+
+    Rounds are left out: theirs are of other batches than steps'.
+    """
+    runs = [
+        outcome.measurement
+        for outcome in report.outcomes
+        if outcome.measurement is not None and not report.plan(outcome.strategy).problem.rhythm.is_rounds
+    ]
     if len({run.run_id for run in runs}) < 2:
         return ""
     first = {step.step: step.loss for step in runs[0].steps}
@@ -335,77 +328,3 @@ def _sweep(sweep: ComparisonSweep) -> dict[str, Any]:
         "rows": rows,
         "chosen": next((i for i, one in enumerate(sweep.points) if one.value == sweep.chosen), -1),
     }
-
-
-class CertificateText(NamedTuple):
-    """``facts``: (name, value) each. ``verified``: what ``verify`` found, where it was asked."""
-
-    strategy: str
-    status: str
-    claim: str
-    facts: tuple[tuple[str, str], ...]
-    proved: bool
-    verified: VerifiedPlan | None
-
-
-def describe_certificate(report: ComparisonReport, row: ComparisonRow) -> CertificateText:
-    """What is claimed of the plan in that row, and how sure that is."""
-    plan = report.plan(row.strategy)
-    sure = plan.certificate
-    how = FORMS_TEXT if plan.forms else STRATEGY_TEXTS.get(row.strategy, "as assigned")
-    return CertificateText(
-        row.strategy,
-        _status(row, plan),
-        _claim(row, plan),
-        (
-            ("plan", f"{row.strategy}.plan.json: {how}"),
-            ("method", f"{sure.method}, in {format_seconds(sure.wall_s)}"),
-        ),
-        row.proved,
-        report.verified.get(row.strategy),
-    )
-
-
-def _status(row: ComparisonRow, plan: Plan) -> str:
-    if plan.certificate.status == "optimal":
-        return "proved optimal"
-    if plan.certificate.status == "bounded":
-        return f"within {format_percent(row.gap, sign=False)} of the best"
-    return "claims no bound of its own"
-
-
-def _claim(row: ComparisonRow, plan: Plan) -> str:
-    problem, sure = plan.problem, plan.certificate
-    what = (
-        f"{_count(len(problem.layers), 'layer')} on {_count(len(problem.devices), 'device')}, "
-        f"{_count(problem.microbatches, 'microbatch', 'microbatches')}, schedule {problem.schedule}"
-    )
-    goal = "a step" if problem.objective == "iteration" else "a microbatch on the slowest stage"
-    choices = "cut of the layers and no choice or order of the devices"
-    if problem.parallel == "data":
-        choices = "choice of the devices, of their shares and of the routes to sum over"
-        if problem.sync in ("ring", "star"):
-            choices = f"choice of the devices, of their shares and of a {problem.sync} to sum over"
-    elif problem.parallel == "hybrid":
-        choices = "choice of pipelines, of their devices, cuts and shares and of the routes to sum over"
-    if sure.status == "optimal":
-        return (
-            f"For {what}: no {choices} takes less than "
-            f"{format_seconds(sure.lower_bound_s)} {goal} by the model of time; this plan takes just that."
-        )
-    if sure.lower_bound_s is not None:
-        return (
-            f"For {what}: nothing can take less than {format_seconds(sure.lower_bound_s)} {goal}; this plan "
-            f"takes {format_seconds(sure.value_s)}. What lies between was not searched to its end in the "
-            "time given."
-        )
-    if row.bound_s is not None:
-        above = f"takes {format_seconds(sure.value_s)}, {format_percent(row.gap, sign=False)} above it"
-        where = "is at that bound, so it is as good as any" if row.proved else above
-        proved = f"the bound that optimal proved, {format_seconds(row.bound_s)} {goal}, holds for it too"
-        return f"For {what}: {proved}; it {where}."
-    return f"For {what}: {format_seconds(sure.value_s)} {goal}; nothing is claimed about others."
-
-
-def _count(count: int, one: str, several: str | None = None) -> str:
-    return f"{count} {one if count == 1 else several or one + 's'}"

@@ -83,13 +83,19 @@ class ComparisonSweep(Record):
 
 
 def nodes_sweep(points: Sequence[NodesPoint], chosen: int) -> ComparisonSweep:
-    """The sweep of these points. ``chosen``: how many nodes the comparison itself has."""
+    """The sweep of these points, with the rows that all of them have.
+
+    ``chosen``: how many nodes the comparison itself has.
+    """
+    names = [{one.strategy for one in point.outcomes} for point in points]
+    everywhere = set.intersection(*names) if names else set()
     before: Sequence[StrategyOutcome] = ()
     made = []
     for point in points:
-        found = sweep_point(len(point.nodes), point.outcomes, nodes=point.nodes, before=before)
+        outcomes = [one for one in point.outcomes if one.strategy in everywhere]
+        found = sweep_point(len(point.nodes), outcomes, nodes=point.nodes, before=before)
         made.append(found.model_copy(update={"added": point.nodes[-1] if len(point.nodes) > 1 else None}))
-        before = point.outcomes
+        before = outcomes
     known = any(point.value == chosen for point in made)
     return ComparisonSweep(kind="nodes", points=tuple(made), chosen=chosen if known else None)
 
@@ -109,7 +115,7 @@ def sweep_point(
             status=row.status,
             predicted_s=row.predicted_s,
             gap=row.gap,
-            measured_s=row.measured.median if row.measured else None,
+            measured_s=row.measured_s,
             unused=row.unused,
             error=row.error,
             predicted_interval=row.predicted_interval,
@@ -126,7 +132,7 @@ def add_measured_steps(sweep: ComparisonSweep, compared: Sequence[ComparisonRow]
         (
             row.strategy,
             row.microbatches if sweep.kind == "microbatches" else sweep.chosen,
-        ): row.measured.median
+        ): row.measured_s
         for row in compared
         if row.measured
     }

@@ -220,7 +220,7 @@ def sync_rows(found: dict[SyncChoice, StrategyOutcome], chosen: SyncChoice) -> l
                 predicted_s=row.predicted_s,
                 predicted_interval=row.predicted_interval,
                 predicted_sync_s=row.predicted_sync_s,
-                measured_s=row.measured.median if row.measured else None,
+                measured_s=row.measured_s,
                 measured_sync_s=row.measured_sync_s,
                 chosen=sync == chosen,
                 error=outcome.error,

@@ -1,4 +1,4 @@
-"""A comparison of strategies: planned on one profile, run for real where asked, and swept over one number."""
+"""A comparison of strategies: planned on one profile, and run for real where asked."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from skyctl.compare.conclusion import is_same_plan
-from skyctl.compare.outcome import ALONE, BASELINE, StrategyOutcome, pipeline_problem
-from skyctl.compare.sweeps import ComparisonSweep, NodesPoint, sweep_point
+from skyctl.compare.outcome import ALONE, BASELINE, SYNCHRONOUS, StrategyOutcome
 from skyctl.compare.sync_summary import SYNC_CHOICES, SyncRow, sync_choice, sync_rows
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choose_among
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import PlanOptions, forms_left_out, plan_profile
 from skyctl.control.profiles import find_profile, probe_cluster
-from skyctl.control.schedule_choice import AUTO
+from skyctl.control.schedule_choice import AUTO, predicted_step_s
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
-from skyctl.records.cluster import Cluster, node_of
+from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan, WorkloadRef
-from skyctl.records.problem import Parallel, Problem
+from skyctl.records.problem import Parallel
 from skyctl.records.profile import Profile
+from skyctl.records.rhythm import Rhythm
 from skyctl.workload.workload import Workload
 
 STRATEGIES = (BASELINE, ALONE, "heuristic", "optimal")
 
-MeasureAll = Callable[[list[StrategyOutcome]], list[StrategyOutcome]]
-"""Runs all plans of these outcomes, for real."""
 RunOnePlan = Callable[[str, Plan], Measurement]
 """Runs the plan of the strategy that is named, for real."""
 OnProgress = Callable[[str], None]
@@ -40,7 +38,7 @@ class ComparisonJob:
 
     ``other_form``: the best plans of other forms, a pipeline's or data parallelism's, have rows, too. Where
     the form is ``auto`` the strategies' rows are pipelines, every form has a row, and the last, the best
-    strategy's, is the plan that is taken of these.
+    strategy's, is the plan that is taken of these. A rhythm is compared with the plan that has none.
     """
 
     cluster: Cluster
@@ -56,9 +54,9 @@ class ComparisonJob:
 
     def plans(self, profile: Profile) -> list[StrategyOutcome]:
         """Each strategy's outcome, planned and not run."""
-        options = _of_strategies(self.options)
+        options = of_strategies(self.options)
         made = plan_strategies(profile, options, self._ref, self.strategies)
-        return self.with_other_forms(profile, self.options, made)
+        return self.with_rows_beside(profile, self.options, made)
 
     @property
     def _ref(self) -> WorkloadRef:
@@ -68,14 +66,32 @@ class ComparisonJob:
     def _best_strategy(self) -> str:
         return "optimal" if "optimal" in self.strategies else "heuristic"
 
-    def with_other_forms(
+    def with_rows_beside(
         self, profile: Profile, options: PlanOptions, outcomes: Sequence[StrategyOutcome]
     ) -> list[StrategyOutcome]:
-        """The same and, where asked for, before the last other forms' best plans, under the forms' names.
+        """The same and, before the last, the best plans of other forms, and of no rhythm, under their names.
 
-        They take whichever measured number of microbatches and schedule are fastest there, with ``auto`` of
-        those that ``options`` leave.
+        Forms have rows where that was asked for, and ``synchronous`` where a rhythm was. They take whichever
+        measured number of microbatches and schedule are fastest there, with ``auto``, and without the rhythm,
+        of those that ``options`` leave.
         """
+        found = self._with_forms(profile, options, outcomes)
+        if not found or options.rhythm is None or options.rhythm.is_synchronous:
+            return found
+        *before, last = found
+        return [*before, self._synchronous(profile, options, last.plan), last]
+
+    def _synchronous(self, profile: Profile, options: PlanOptions, best: Plan | None) -> StrategyOutcome:
+        """The best strategy's plan without the rhythm: of the form of ``best``, where that has it."""
+        form = options.parallel
+        if form == AUTO and best is not None and not best.problem.rhythm.is_synchronous:
+            form = best.problem.parallel
+        plain = replace(options, strategy=self._best_strategy, parallel=form, rhythm=Rhythm())
+        return replace(_outcome(profile, plain, self._ref), strategy=SYNCHRONOUS)
+
+    def _with_forms(
+        self, profile: Profile, options: PlanOptions, outcomes: Sequence[StrategyOutcome]
+    ) -> list[StrategyOutcome]:
         if options.parallel == AUTO:
             return self._with_all_forms(profile, options, outcomes)
         if not self.other_form:
@@ -122,15 +138,16 @@ class ComparisonJob:
         *_, last = outcomes
         if last.plan is None or last.plan.strategy not in ("heuristic", "optimal"):
             return []
-        if last.plan.problem.parallel != DATA or last.plan.problem.rhythm.is_stale:
-            return []  # a parameter server has a star only
+        rhythm = last.plan.problem.rhythm
+        if last.plan.problem.parallel != DATA or rhythm.is_stale or rhythm.is_rounds:
+            return []  # a parameter server has a star only, and rounds sum no gradients
         if (own := sync_choice(last.plan)) is None:
             return []
         found = {}
         choices = SYNC_CHOICES if own in SYNC_CHOICES else (*SYNC_CHOICES, own)
         for sync in choices:
             options = replace(
-                _within(self.options, len(choices)),
+                within_limit(self.options, len(choices)),
                 parallel=DATA,
                 strategy=last.plan.strategy,
                 microbatches=last.plan.problem.microbatches,
@@ -172,10 +189,12 @@ def plan_strategies(
     Raises:
         InfeasibleError, UndecidedError: none of them has a plan.
     """
-    return require_a_plan(_best_alone(profile, options, ref, plan_each(profile, options, ref, strategies)))
+    return require_a_plan(
+        with_best_alone(profile, options, ref, plan_each(profile, options, ref, strategies))
+    )
 
 
-def _best_alone(
+def with_best_alone(
     profile: Profile, options: PlanOptions, ref: WorkloadRef, outcomes: Sequence[StrategyOutcome]
 ) -> list[StrategyOutcome]:
     """The same, ``alone`` with the best of all measured numbers of microbatches in place of a given one."""
@@ -193,7 +212,7 @@ def plan_each(
     outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
     made = [outcome.plan for outcome in outcomes if outcome.plan is not None and outcome.strategy != ALONE]
     if (options.microbatches is None or options.schedule in (None, AUTO)) and made:
-        chosen = min(made, key=lambda plan: plan.predicted.iteration_s).problem
+        chosen = min(made, key=predicted_step_s).problem
         for i, outcome in enumerate(outcomes):
             if outcome.strategy != ALONE and (outcome.plan is None or outcome.plan.problem != chosen):
                 alike = replace(options, microbatches=chosen.microbatches, schedule=chosen.schedule)
@@ -215,7 +234,8 @@ def require_a_plan(outcomes: list[StrategyOutcome]) -> list[StrategyOutcome]:
 
 def _outcome(profile: Profile, options: PlanOptions, ref: WorkloadRef) -> StrategyOutcome:
     if options.strategy == ALONE:
-        options = replace(options, schedule="1f1b")  # of one stage the simplest schedule is as good as any
+        # of one stage the simplest schedule is as good as any; and it sums with nobody, in any rhythm
+        options = replace(options, schedule="1f1b", rhythm=None)
     if options.parallel == HYBRID and options.strategy in (BASELINE, ALONE):
         # what needs no search is one pipeline
         options = replace(options.without_sums(), parallel=PIPELINE)
@@ -232,7 +252,7 @@ def _form_outcome(
     return replace(_outcome(profile, replace(options, parallel=form), ref), strategy=form)
 
 
-def _of_strategies(options: PlanOptions) -> PlanOptions:
+def of_strategies(options: PlanOptions) -> PlanOptions:
     """How the strategies' own rows are planned: with ``auto`` as pipelines, in which helpers have no part."""
     if options.parallel != AUTO:
         return options
@@ -275,136 +295,6 @@ def _measured(
         return replace(outcome, error=str(exc))
 
 
-def sweep_microbatches(
-    job: ComparisonJob, profile: Profile, values: Sequence[int], on_progress: OnProgress
-) -> tuple[list[StrategyOutcome], ComparisonSweep]:
-    """The comparison at the best of these numbers, and what each of them would give.
-
-    The time limit is shared by the points; the best one is planned again with all of it where nothing was
-    proved.
-
-    Raises:
-        InfeasibleError, UndecidedError: no strategy has a plan at any of them.
-    """
-    ref = job.request.ref(job.workload.digest)
-    tried: list[tuple[int, list[StrategyOutcome]]] = []
-    for value in values:
-        on_progress(f"planning for {value} microbatches")
-        options = _within(replace(_of_strategies(job.options), microbatches=value), len(values))
-        tried.append((value, plan_each(profile, options, ref, job.strategies)))
-    chosen, outcomes = min(tried, key=lambda one: _best_s(one[1]))
-    require_a_plan([outcome for _, found in tried for outcome in found])
-    if not _all_proved(outcomes) and len(values) > 1:
-        on_progress(f"planning for {chosen} microbatches, with all of the time")
-        options = replace(_of_strategies(job.options), microbatches=chosen)
-        again = plan_each(profile, options, ref, job.strategies)
-        outcomes = min(outcomes, again, key=_best_s)
-        tried = [(value, outcomes if value == chosen else found) for value, found in tried]
-    points = tuple(sweep_point(value, found) for value, found in tried)
-    options = replace(_of_strategies(job.options), microbatches=chosen)
-    outcomes = _best_alone(profile, options, ref, outcomes)
-    sweep = ComparisonSweep(kind="microbatches", points=points, chosen=chosen)
-    return job.with_other_forms(profile, job.options, outcomes), sweep
-
-
-def plan_nodes(
-    job: ComparisonJob,
-    profile: Profile,
-    outcomes: Sequence[StrategyOutcome],
-    counts: Sequence[int],
-    on_progress: OnProgress,
-) -> list[NodesPoint]:
-    """What the first nodes by speed would give, for each number of them; all else as in ``outcomes``.
-
-    Nodes that ``--pin-first`` and ``--pin-last`` name come first, as there is no plan without them.
-
-    Raises:
-        InputError: more nodes than were measured are asked for.
-    """
-    order = nodes_by_speed(outcomes, [*(job.options.first_stage or ()), *(job.options.last_stage or ())])
-    most = max(counts)
-    if most > len(order):
-        raise InputError(
-            f"--nodes {most}: {len(order)} node{'s were' if len(order) != 1 else ' was'} measured",
-            hint=f"at most --nodes 1..{len(order)}, or --nodes 1..N for all",
-        )
-    ref = job.request.ref(job.workload.digest)
-    points: list[NodesPoint] = []
-    for count in counts:
-        names = tuple(order[:count])
-        if count == len(order):
-            points.append(NodesPoint(names, outcomes))
-            continue
-        on_progress(f"planning for {count} of {len(order)} nodes")
-        options = replace(job.options, only_nodes=names, microbatches=_problem_of(outcomes).microbatches)
-        options = _within(options, len(counts))
-        alike = _of_strategies(options)
-        found = _best_alone(profile, alike, ref, plan_each(profile, alike, ref, job.strategies))
-        if options.parallel == AUTO:
-            found = job.with_other_forms(profile, options, found)
-        points.append(NodesPoint(names, found))
-    return points
-
-
-def measure_nodes(
-    points: Sequence[NodesPoint],
-    planned: Sequence[StrategyOutcome],
-    measured: Sequence[StrategyOutcome],
-    measure: MeasureAll,
-) -> list[NodesPoint]:
-    """Runs the last strategy's plan of each point, under a name that says which.
-
-    Args:
-        planned: the comparison's own outcomes, which the point with all nodes has.
-        measured: the same, measured.
-    """
-    todo = {
-        f"{point.outcomes[-1].strategy}, {len(point.nodes)} node{'s' if len(point.nodes) > 1 else ''}": point
-        for point in points
-        if point.outcomes is not planned
-    }
-    ran = measure([replace(point.outcomes[-1], strategy=name) for name, point in todo.items()])
-    done = {
-        point.nodes: replace(outcome, strategy=point.outcomes[-1].strategy)
-        for point, outcome in zip(todo.values(), ran, strict=True)
-    }
-    return [
-        NodesPoint(
-            point.nodes, [*point.outcomes[:-1], done[point.nodes]] if point.nodes in done else measured
-        )
-        for point in points
-    ]
-
-
-def _problem_of(outcomes: Sequence[StrategyOutcome]) -> Problem:
-    problem = pipeline_problem(outcomes)
-    assert problem is not None
-    return problem
-
-
-def nodes_by_speed(outcomes: Sequence[StrategyOutcome], first: Sequence[str] = ()) -> list[str]:
-    """The nodes of the outcomes' problem, the fastest on the whole model first; ``first`` before all."""
-    problem = _problem_of(outcomes)
-    rates: dict[str, float] = {}
-    for device in problem.devices:
-        each_s = problem.alone_s(device)
-        node = node_of(device.id)
-        rates[node] = rates.get(node, 0.0) + (1 / each_s if each_s > 0 else 0.0)
-    return sorted(rates, key=lambda node: (node not in first, -rates[node]))
-
-
-def _within(options: PlanOptions, points: int) -> PlanOptions:
+def within_limit(options: PlanOptions, points: int) -> PlanOptions:
+    """The same with its part of the time limit where so many are planned."""
     return replace(options, time_limit_s=max(LEAST_SEARCH_S, options.time_limit_s / points))
-
-
-def _best_s(outcomes: Sequence[StrategyOutcome]) -> float:
-    """The least predicted step, of pipelines where there are any."""
-    pipelines = [o for o in outcomes if o.strategy != ALONE and o.plan is not None] or outcomes
-    steps = [o.plan.predicted.iteration_s for o in pipelines if o.plan is not None]
-    return min(steps, default=float("inf"))
-
-
-def _all_proved(outcomes: Sequence[StrategyOutcome]) -> bool:
-    """Whether a longer search would change nothing: what was searched is proved."""
-    searched = [o for o in outcomes if o.strategy == "optimal"]
-    return all(o.plan is not None and o.plan.certificate.status == "optimal" for o in searched)

@@ -23,6 +23,7 @@ from skyctl.compare.report_data import (
     StepTimelines,
     VerifiedPlan,
 )
+from skyctl.compare.step_seconds import describe_steps
 from skyctl.compare.sweeps import ComparisonSweep, add_measured_steps
 from skyctl.compare.sync_summary import SyncRow
 from skyctl.control.route_map import map_routes
@@ -155,6 +156,7 @@ def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
         for o in outcomes
         if o.plan is not None and o.strategy != ALONE and o.plan.problem.schedule != problem.schedule
     )
+    about += describe_steps({outcome.strategy: outcome.plan for outcome in outcomes})
     steps = max((len(o.measurement.steps) for o in outcomes if o.measurement is not None), default=0)
     return [*about, f"{steps} training steps"] if steps else about
 
@@ -242,10 +244,13 @@ def _link_cell(way: str, cell: LinkSummaryCell | None, span: tuple[float, float]
 
 
 def _steps(outcome: StrategyOutcome) -> StepTimelines:
-    """The plan's step, simulated once more, and what was traced of its run."""
+    """The plan's step, simulated once more, and what was traced of its run; nothing of rounds."""
     plan = outcome.plan
     assert plan is not None
-    if len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS:
+    if (
+        plan.problem.rhythm.is_rounds
+        or len(plan.placed_stages) * plan.problem.microbatches * 2 > SIMULATED_ACTIONS
+    ):
         return StepTimelines()
     devices = [stage.device for stage in plan.placed_stages]
     simulated = timeline.plan_timeline(plan, pipeline_simulations(plan))

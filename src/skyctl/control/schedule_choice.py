@@ -85,7 +85,7 @@ def promising_first(problems: Sequence[Problem], plans: Sequence[Plan]) -> list[
 
 def predicted_step_s(plan: Plan) -> float:
     """Predicted seconds of a step, comparable between numbers of microbatches, whatever the objective."""
-    return plan.predicted.iteration_s
+    return plan.step_s
 
 
 def with_schedule(problem: Problem, schedule: Schedule) -> Problem:

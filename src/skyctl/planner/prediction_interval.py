@@ -54,14 +54,14 @@ def with_interval(plan: Plan) -> Plan:
 
 
 def ratio_interval(slower: Plan, faster: Plan) -> tuple[float, float] | None:
-    """Where the step of ``slower`` ÷ that of ``faster`` lies, with the same probability as an ``Interval``.
+    """Where ``step_s`` of ``slower`` ÷ that of ``faster`` lies, with the same probability as an ``Interval``.
 
     None where either's problem has no uncertainties. Where it holds 1, neither can be called faster.
     """
     drawn = _drawn_ratios(slower), _drawn_ratios(faster)
     if drawn[0] is None or drawn[1] is None:
         return None
-    expected = slower.predicted.iteration_s / faster.predicted.iteration_s
+    expected = slower.step_s / faster.step_s
     low, high = _bounds([expected * a / b for a, b in zip(drawn[0], drawn[1], strict=True)])
     return min(low, expected), max(high, expected)
 

@@ -12,7 +12,7 @@ from skyctl.records.interval import Interval
 from skyctl.records.owners import check_local_steps
 from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.stale_prediction import StalePrediction
-from skyctl.records.sync import RoutePrices, Sync
+from skyctl.records.sync import RoutePrices, Sync, check_sums
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
@@ -291,6 +291,23 @@ class Plan(FileRecord):
         there -= {stage.device for stage in self.placed_stages}
         return tuple(device.id for device in self.problem.devices if device.id in there)
 
+    @property
+    def steps_per_iteration(self) -> float:
+        """How many synchronous steps' samples an iteration trains on: 1, and a round as many as it has steps.
+
+        Local steps count by their pipeline's part of the problem's microbatches, so with unequal ones it need
+        not be a whole number. Of owners all are taken to make all of their steps.
+        """
+        if not self.problem.rhythm.is_rounds:
+            return 1.0
+        made = sum(pipeline.microbatches * (pipeline.local_steps or 1) for pipeline in self.pipelines)
+        return made / self.problem.microbatches
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds for the samples of a synchronous step, comparable between rhythms."""
+        return self.predicted.iteration_s / self.steps_per_iteration
+
     def version_of_values(self) -> int:
         """7 where one device alone is the strategy, 8 for several pipelines, 9 where others help to sum."""
         if self.helpers:
@@ -362,7 +379,7 @@ class Plan(FileRecord):
             raise ValueError(
                 f"the pipelines take {total} microbatches, the problem has {self.problem.microbatches}"
             )
-        _check_sync(self)
+        check_sums(self)
         check_local_steps(self)
         return self
 
@@ -380,31 +397,3 @@ def _as_mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a stage and its replica are JSON objects (one is {value!r:.60})")
     return dict(value)
-
-
-def _check_sync(plan: Plan) -> None:
-    """Raises ValueError where what the pipelines sum is not what they hold together."""
-    if plan.sync is None:
-        if len(plan.pipelines) > 1:
-            raise ValueError("several pipelines need a sync: nothing says how their gradients are summed")
-        return
-    known = {device.id for device in plan.problem.devices}
-    at = 0
-    for group in plan.sync.groups:
-        if group.start != at or group.stop <= group.start:
-            raise ValueError(f"sync groups must follow each other: one is [{group.start}, {group.stop})")
-        at = group.stop
-        holders = {s.device for s in plan.placed_stages if s.start < group.stop and s.stop > group.start}
-        for route in group.routes:
-            for edges in (route.up, route.down):
-                there = {route.root} | {device for edge in edges for device in edge}
-                if not holders <= there:
-                    raise ValueError(
-                        f"a route leaves out {sorted(holders - there)[0]!r}, which holds the layers"
-                    )
-                if not there <= known:
-                    raise ValueError(
-                        f"a route names {sorted(there - known)[0]!r}, which is not in the problem"
-                    )
-    if at != len(plan.problem.layers):
-        raise ValueError(f"sync groups cover {at} layers, the problem has {len(plan.problem.layers)}")

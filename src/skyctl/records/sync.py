@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from skyctl.records.base import Count, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.sync_format import SyncFormat, powersgd_rank
+
+if TYPE_CHECKING:
+    from skyctl.records.plan import Plan
 
 
 class Route(Record):
@@ -122,3 +125,31 @@ def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, chi
             at, passed = parents.get(at, ""), passed + 1
             if not at or passed > len(parents):
                 raise ValueError(f"{name}: no way leads from {device!r} to the root {root!r}")
+
+
+def check_sums(plan: Plan) -> None:
+    """Raises ValueError where what the pipelines sum is not what they hold together."""
+    if plan.sync is None:
+        if len(plan.pipelines) > 1:
+            raise ValueError("several pipelines need a sync: nothing says how their gradients are summed")
+        return
+    known = {device.id for device in plan.problem.devices}
+    at = 0
+    for group in plan.sync.groups:
+        if group.start != at or group.stop <= group.start:
+            raise ValueError(f"sync groups must follow each other: one is [{group.start}, {group.stop})")
+        at = group.stop
+        holders = {s.device for s in plan.placed_stages if s.start < group.stop and s.stop > group.start}
+        for route in group.routes:
+            for edges in (route.up, route.down):
+                there = {route.root} | {device for edge in edges for device in edge}
+                if not holders <= there:
+                    raise ValueError(
+                        f"a route leaves out {sorted(holders - there)[0]!r}, which holds the layers"
+                    )
+                if not there <= known:
+                    raise ValueError(
+                        f"a route names {sorted(there - known)[0]!r}, which is not in the problem"
+                    )
+    if at != len(plan.problem.layers):
+        raise ValueError(f"sync groups cover {at} layers, the problem has {len(plan.problem.layers)}")

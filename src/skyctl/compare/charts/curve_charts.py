@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from skyctl.compare.charts.chart import (
@@ -28,12 +28,16 @@ MAX_SWEEP_TICKS = 13
 
 
 def loss_charts(report: ComparisonReport) -> ChartGroup:
-    """By step, where the curves of all plans coincide, and by time; no charts where nothing was run."""
+    """By step, where the curves of all plans coincide, and by time; no charts where nothing was run.
+
+    A round stands at as many steps as it counts as.
+    """
     runs = [(o.strategy, o.measurement) for o in report.outcomes if o.measurement is not None]
     if not runs:
         return ChartGroup(())
     strategies = [row.strategy for row in report.rows]
-    charts = (_loss_by_step(runs, strategies), _loss_by_time(runs, strategies))
+    counts = {row.strategy: row.steps_per_iteration for row in report.rows}
+    charts = (_loss_by_step(runs, strategies, counts), _loss_by_time(runs, strategies))
     return ChartGroup((charts,), strategy_legend([strategy for strategy, _ in runs], strategies))
 
 
@@ -42,13 +46,17 @@ def strategy_legend(shown: Sequence[str], strategies: Sequence[str]) -> tuple[Le
     return tuple(LegendEntry("line", f"s-{strategy_look(one, strategies)}", one) for one in shown)
 
 
-def _loss_by_step(runs: Sequence[tuple[str, Measurement]], strategies: Sequence[str]) -> LineChart:
+def _loss_by_step(
+    runs: Sequence[tuple[str, Measurement]], strategies: Sequence[str], counts: Mapping[str, float]
+) -> LineChart:
+    """``counts``: by strategy, how many steps one of its run's counts as."""
     curves = tuple(
         ChartCurve(
             strategy,
             tuple(
-                CurvePoint(s.step + 1, s.loss, f"{strategy}, step {s.step + 1}: {s.loss:.4f}")
+                CurvePoint(at, s.loss, f"{strategy}, step {at:g}: {s.loss:.4f}")
                 for s in run.steps
+                for at in [(s.step + 1) * counts[strategy]]
             ),
             strategy_look(strategy, strategies),
             width=2.0 + 2.5 * (len(runs) - 1 - i),

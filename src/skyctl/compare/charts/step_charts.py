@@ -39,23 +39,26 @@ MAX_DRAWN_LAYERS = 160
 
 def step_time_chart(report: ComparisonReport) -> LaneChart:
     """A lane a strategy: its step as predicted and as measured, and the bound."""
-    bound_s = next(
-        (row.bound_s for row in report.planned if row.bound_s and row.objective == "iteration"), None
-    )
+    bounded = any(_bound_s(row) is not None for row in report.planned)
     known = any(row.predicted_interval for row in report.planned)
     interval = ", with its 80% interval" if known else ""
     legend = [LegendEntry("swatch", "predicted", f"predicted{interval}")]
     if report.measured:
         legend.append(LegendEntry("swatch", "measured", "measured: median, with p10 to p90"))
-    if bound_s is not None:
+    if bounded:
         legend.append(LegendEntry("upright", "bound", "the bound: no plan is predicted faster (proved)"))
     return LaneChart(
         "One training step",
         seconds_axis(_longest_s(report), "a step"),
-        (LanePanel(tuple(_step_lane(row, bound_s) for row in report.planned)),),
+        (LanePanel(tuple(_step_lane(row, _bound_s(row)) for row in report.planned)),),
         summary=(TextPart("shorter is better"),),
         legend=tuple(legend),
     )
+
+
+def _bound_s(row: ComparisonRow) -> float | None:
+    """No plan of that row's problem is predicted faster; None: nothing is claimed of steps."""
+    return row.bound_s if row.bound_s and row.objective == "iteration" else None
 
 
 def _step_lane(row: ComparisonRow, bound_s: float | None) -> ChartLane:
@@ -70,10 +73,10 @@ def _step_lane(row: ComparisonRow, bound_s: float | None) -> ChartLane:
     if row.measured:
         took = row.measured
         spread = f"p10 {format_seconds(took.p10)}, p90 {format_seconds(took.p90)}"
-        tooltip = f"{row.label}, measured: {format_seconds(took.median)}, {spread}"
-        marks.append(ChartBar(0, took.median, 18, 13, "measured", tooltip))
+        tooltip = f"{row.label}, measured: {format_seconds(row.measured_s)}, {spread}"
+        marks.append(ChartBar(0, row.measured_s or 0.0, 18, 13, "measured", tooltip))
         marks += whisker(took.p10, took.p90, 24.5, 3.5)
-        label += f", measured {format_seconds(took.median)}"
+        label += f", measured {format_seconds(row.measured_s)}"
     if bound_s is not None:
         marks.append(VerticalLine(bound_s, 0, 34, "bound"))
     details = (f"predicted {predicted}",) if row.measured else ()
@@ -113,7 +116,7 @@ def _share_chart(
     step, *interval = estimate_parts(row.predicted_s, row.predicted_interval)
     summary = [TextPart(step, "strong"), TextPart(" ".join(["", *interval, "predicted"]))]
     if row.measured:
-        measured = TextPart(format_seconds(row.measured.median), "strong")
+        measured = TextPart(format_seconds(row.measured_s), "strong")
         summary += [TextPart(" · "), measured, TextPart(" measured")]
     if row.shown_speedup is not None:
         summary.append(TextPart(f" · {format_ratio(row.shown_speedup)}"))
@@ -144,7 +147,7 @@ def _share_lane(report: ComparisonReport, row: ComparisonRow, share: DeviceShare
         marks.append(ChartBar(0, measured_s, 24, 6, "measured", tooltip))
     marks.append(VerticalLine(step_s, -3, 37, "end"))
     if row.measured:
-        marks.append(VerticalLine(row.measured.median, -3, 37, "end seen"))
+        marks.append(VerticalLine(row.measured_s or 0.0, -3, 37, "end seen"))
     count = share.stop - share.start
     return ChartLane(
         share.label,
@@ -188,18 +191,16 @@ def layer_times_s(plan: Plan, device: str, start: int, stop: int) -> list[float]
     """Seconds a step of each of the layers [start, stop) on a device: all microbatches, and the optimizer."""
     problem = plan.problem
     times = problem.times.get(device)
+    share = next(one for one in plan.pipelines if any(stage.device == device for stage in one.stages))
+    steps = (share.local_steps or 1) / plan.steps_per_iteration
     recomputed = any(stage.recompute for stage in plan.placed_stages if stage.device == device)
-    count = next(
-        pipeline.microbatches
-        for pipeline in plan.pipelines
-        if any(stage.device == device for stage in pipeline.stages)
-    )
+    count = steps * share.microbatches
     if times is None:
         rate = next(one.flops_per_s for one in problem.devices if one.id == device)
         factor = 4 / 3 if recomputed else 1
         return [count * layer.flops / rate * factor for layer in problem.layers[start:stop]]
     parts = zip(times.forward_s, times.backward_s, times.optimizer_s, strict=True)
-    whole = [count * (f * (2 if recomputed else 1) + b) + o for f, b, o in parts]
+    whole = [count * (f * (2 if recomputed else 1) + b) + steps * o for f, b, o in parts]
     return whole[start:stop]
 
 
@@ -234,7 +235,13 @@ def prediction_chart(report: ComparisonReport) -> LaneChart:
             spread += whisker(row.predicted_interval.low_s, row.predicted_interval.high_s, 11, 8)
         lanes.append(
             _prediction_lane(
-                name, f"{name}, the step", row.predicted_s or 0.0, took.median, axis, spread, ": the step"
+                name,
+                f"{name}, the step",
+                row.predicted_s or 0.0,
+                row.measured_s or 0.0,
+                axis,
+                spread,
+                ": the step",
             )
         )
         for share in row.shares:
@@ -303,7 +310,9 @@ def bound_chart(report: ComparisonReport) -> LaneChart | None:
         "Distance from the bound",
         seconds_axis(max(values_s.values()), "a step" if by_step else "a microbatch"),
         (LanePanel(tuple(lanes)),),
-        summary=(
+        summary=()
+        if len({row.bound_s for row in bounded}) > 1
+        else (
             TextPart("no plan can take less than "),
             TextPart(format_seconds(bounded[0].bound_s), "strong"),
             TextPart("" if by_step else " a microbatch"),
@@ -373,8 +382,8 @@ def utilization(row: ComparisonRow, devices: int) -> tuple[float | None, float |
     if row.predicted_s and devices:
         predicted = sum(share.predicted_compute_s for share in row.shares) / (devices * row.predicted_s)
     parts_s = [share.measured_compute_s for share in row.shares]
-    if row.measured and row.measured.median and devices and None not in parts_s:
-        measured = sum(one or 0.0 for one in parts_s) / (devices * row.measured.median)
+    if row.measured_s and devices and None not in parts_s:
+        measured = sum(one or 0.0 for one in parts_s) / (devices * row.measured_s)
     return (
         None if predicted is None else min(1.0, predicted),
         None if measured is None else min(1.0, measured),
