@@ -14,17 +14,20 @@ from typing import Any
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import DataModel, buffer_bytes
+from skyctl.planner.data.summed_bytes import SENT_SHARE
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
 from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups
 from skyctl.planner.stage_memory import device_bytes
 from skyctl.records.plan import Prediction, ReplicaPrediction
 from skyctl.records.problem import Layer, Problem
 from skyctl.records.rhythm import AUTO_STEPS, Rhythm
+from skyctl.records.sync_format import ROUNDED_FORMATS
 
 SUM_SHARE = 0.1
 """Of a round, what the average may take with ``auto``."""
-SCALINGS = 2
-"""Passes over the weights that an average takes beside the sum: times the samples, and divided by all."""
+SCALINGS, ROUNDED_SCALINGS = 2, 5
+"""Passes over the weights that an average takes beside the sum: times the samples, and divided by all; in a
+format that rounds also less the round's first weights, plus what was lost before, and what is lost now."""
 MEDIAN = 0.5
 
 
@@ -56,12 +59,17 @@ class RoundTimes:
 
 def keeps_start(problem: Problem) -> bool:
     """Whether a stage keeps a copy of the weights that the round began with."""
-    return problem.owners is not None or problem.rhythm.prox_mu > 0
+    return problem.owners is not None or problem.rhythm.prox_mu > 0 or rounds_weights(problem)
+
+
+def rounds_weights(problem: Problem) -> bool:
+    """Whether weights are averaged in a format that rounds them, with error feedback."""
+    return problem.sync_format in ROUNDED_FORMATS
 
 
 def local_problem(problem: Problem) -> Problem:
-    """The problem of one local step, as one pipeline's: layers hold what they keep of the round's start."""
-    copied = 1.0 if keeps_start(problem) else 0.0
+    """The problem of one local step, as one pipeline's: layers hold what they keep from round to round."""
+    copied = float(keeps_start(problem) + rounds_weights(problem))
     layers = tuple(
         layer.model_copy(
             update={
@@ -72,7 +80,8 @@ def local_problem(problem: Problem) -> Problem:
         for layer in problem.layers
     )
     update: dict[str, Any] = {"layers": layers, "parallel": "pipeline", "rhythm": Rhythm(), "owners": None}
-    return problem.model_copy(update={**update, "recompute": False, "helpers": None})
+    update |= {"sync_format": "float32", "recompute": False, "helpers": None}
+    return problem.model_copy(update=update)
 
 
 def weight_bytes(layer: Layer) -> float:
@@ -94,6 +103,7 @@ class RoundModel:
         self.ids = self.base.ids
         self._sums = SumRoutes(self.lines)
         self._weights = [weight_bytes(layer) for layer in problem.layers]
+        self._sent = [SENT_SHARE[problem.sync_format] * size for size in self._weights]
 
     def groups(self, pipelines: Sequence[LocalPipeline]) -> list[SumGroup]:
         """The ranges of layers that the same devices hold, and the fastest ring or star of each."""
@@ -101,13 +111,13 @@ class RoundModel:
             return []
         found = []
         for start, stop, holders in layer_groups([one.placement for one in pipelines]):
-            size = math.fsum(self._weights[start:stop])
+            size = math.fsum(self._sent[start:stop])
             found.append(SumGroup(start, stop, holders, size, self._sums.fastest(holders, size)))
         return found
 
     def routed(self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[Any]) -> SumGroup:
         """A group with the routes that a plan's record has."""
-        size = math.fsum(self._weights[start:stop])
+        size = math.fsum(self._sent[start:stop])
         return SumGroup(start, stop, holders, size, self._sums.of(routes))
 
     def step_s(self, pipeline: LocalPipeline) -> float:
@@ -190,9 +200,10 @@ class RoundModel:
             )
             for d, start, stop in held
         ]
-        passes = SCALINGS + keeps_start(self.problem)
+        rounded = rounds_weights(self.problem)
+        passes = (ROUNDED_SCALINGS if rounded else SCALINGS) + keeps_start(self.problem)
         scaled_s = max(passes * self._pass_s(*stage) for stage in held)
-        latency_s = max(group.routed.use.latency_s for group in groups)
+        latency_s = (1 + rounded) * max(group.routed.use.latency_s for group in groups)
         return max(*lines.values(), *busy, 0.0) + latency_s + scaled_s
 
     def _steps(self, step_s: Sequence[float], sync_s: float) -> tuple[int, ...]:

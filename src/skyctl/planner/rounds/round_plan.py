@@ -233,6 +233,7 @@ def _sync_record(model: RoundModel, groups: Sequence[SumGroup]) -> Sync | None:
 
     return Sync(
         of="weights",
+        format=model.problem.sync_format,
         chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in groups)),
         groups=tuple(
             SyncGroup(

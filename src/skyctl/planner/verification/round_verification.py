@@ -36,13 +36,14 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
         return [Check(name="pipelines", ok=False, detail=exc.message)]
     held = [one for row in rows for one in row]
     chunk_bytes = Sync.model_fields["chunk_bytes"].default if plan.sync is None else plan.sync.chunk_bytes
+    rounded = problem.sync_format != "float32"
     kept = _copies(problem)
     needs = [
-        step.need_bytes(one, groups, chunk_bytes) + kept * math.fsum(step.data.sizes[one.start : one.stop])
+        step.need_bytes(one, groups, chunk_bytes) + (kept + rounded) * _weight_bytes(step, one)
         for one in held
     ]
     steps = [pipeline.local_steps or 0 for pipeline in plan.pipelines]
-    sync_s = _average_s(step, rows, groups, passes=2 + kept)
+    sync_s = _average_s(step, rows, groups, sums=2 if rounded else 1, passes=(5 if rounded else 2) + kept)
     round_s = _slowest_s(problem, step, rows, steps) + sync_s
     compute_s = [count * _compute_s(step, one) for count, row in zip(steps, rows, strict=True) for one in row]
     claimed = plan.certificate.value_s
@@ -65,7 +66,14 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
 
 def _copies(problem: Problem) -> int:
     """Whether stages keep the weights that a round began with."""
-    return int(problem.owners is not None or problem.rhythm.prox_mu > 0)
+    rounded = problem.sync_format != "float32"
+    return int(problem.owners is not None or problem.rhythm.prox_mu > 0 or rounded)
+
+
+def _weight_bytes(step: CheckedHybrid, one: HeldRange) -> float:
+    """Of its trained weights in float32."""
+    layers = step.problem.layers[one.start : one.stop]
+    return math.fsum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
 
 
 def _words(steps: Sequence[int]) -> str:
@@ -110,7 +118,7 @@ def _read_groups(step: CheckedHybrid, plan: Plan, rows: Rows) -> list[SummedRang
         if sync is not None:
             raise InputError("one pipeline alone has nobody to average its weights with")
         return []
-    if sync is None or sync.of != "weights" or sync.format != "float32":
+    if sync is None or sync.of != "weights" or sync.format != plan.problem.sync_format:
         raise InputError("nothing says how weights are averaged")
     wanted = step.groups(rows)
     if [(group.start, group.stop) for group in sync.groups] != [(start, stop) for start, stop, _ in wanted]:
@@ -131,7 +139,7 @@ def _step_s(step: CheckedHybrid, row: Sequence[HeldRange]) -> float:
 
 
 def _pass_s(step: CheckedHybrid, one: HeldRange) -> float:
-    return step.problem.devices[one.device].reduce_byte_s * math.fsum(step.data.sizes[one.start : one.stop])
+    return step.problem.devices[one.device].reduce_byte_s * _weight_bytes(step, one)
 
 
 def _compute_s(step: CheckedHybrid, one: HeldRange) -> float:
@@ -158,8 +166,13 @@ def _slowest_s(problem: Problem, step: CheckedHybrid, rows: Rows, steps: Sequenc
     return next(x for i, x in enumerate(work) if 2 * math.comb(i + 1, clients) >= whole)
 
 
-def _average_s(step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], passes: int) -> float:
-    """The busiest line, shared resource or processor, the longest way's latency, and what scaling takes."""
+def _average_s(
+    step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], *, sums: int, passes: int
+) -> float:
+    """The busiest line, shared resource or processor, the longest way's latency, and what scaling takes.
+
+    ``sums``: one after another; ``passes``: over the weights beside them.
+    """
     if not groups:
         return 0.0
     lines: dict[object, float] = {}
@@ -185,7 +198,7 @@ def _average_s(step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], p
         )
         for one in held
     ]
-    latency_s = max(step.data.latency_s(group.trees) for group in groups)
+    latency_s = sums * max(step.data.latency_s(group.trees) for group in groups)
     return max(*lines.values(), *busy, 0.0) + latency_s + passes * max(_pass_s(step, one) for one in held)
 
 
