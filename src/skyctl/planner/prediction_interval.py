@@ -72,15 +72,15 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _drawn_ratios(plan: Plan) -> list[float] | None:
-    """By draw, the plan's step ÷ the one without uncertainties; None for rounds, and without any."""
-    if plan.problem.rhythm.is_rounds:
-        return None
+    """By draw, the plan's step ÷ the one without uncertainties; None where there are none."""
     known = {device.id: device for device in plan.problem.devices}
     devices = [known[stage.device] for stage in plan.placed_stages]
     if plan.predicted.stale is not None:  # of a play with draws of its own
         return None
     if plan.predicted.iteration_s <= 0 or all(device.time_uncertainty is None for device in devices):
         return None
+    if plan.problem.rhythm.is_rounds:
+        return _round_ratios(plan)
     if plan.problem.parallel == "data":
         return _data_ratios(plan)
     if plan.problem.parallel == "hybrid":
@@ -113,13 +113,27 @@ def _hybrid_ratios(plan: Plan) -> list[float]:
     """The same of a plan of several pipelines: each with each draw's times, and the sums of all."""
     from skyctl.planner.hybrid.scaled_hybrids import scaled_steps_s
 
+    expected_s = plan.predicted.iteration_s
+    steps_s = scaled_steps_s(plan, _pipeline_draws(plan), _time_factors())
+    return [step_s / expected_s for step_s in steps_s]
+
+
+def _round_ratios(plan: Plan) -> list[float]:
+    """The same of a plan of rounds: each pipeline with each draw's times, and the average of all."""
+    from skyctl.planner.rounds.scaled_rounds import scaled_rounds_s
+
+    expected_s = plan.predicted.iteration_s
+    rounds_s = scaled_rounds_s(plan, _pipeline_draws(plan), _time_factors())
+    return [round_s / expected_s for round_s in rounds_s]
+
+
+def _pipeline_draws(plan: Plan) -> list[Iterator[SimulationInput]]:
+    """By pipeline, its simulation with each draw's times."""
     known = {device.id: device for device in plan.problem.devices}
-    pipelines = [
+    return [
         _draws_of(plan.problem, play, [known[stage.device] for stage in pipeline.stages])
         for play, pipeline in zip(pipeline_simulations(plan), plan.pipelines, strict=True)
     ]
-    expected_s = plan.predicted.iteration_s
-    return [step_s / expected_s for step_s in scaled_steps_s(plan, pipelines, _time_factors())]
 
 
 def _time_factors() -> TimeFactors:

@@ -9,6 +9,7 @@ import pytest
 
 from skyctl.errors import InfeasibleError, InputError, InvalidRecordError
 from skyctl.planner.api import plan, predict, verify
+from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import with_devices
 from skyctl.planner.rounds.round_model import median_slowest_s
 from skyctl.records.base import parse
@@ -129,6 +130,29 @@ def test_an_average_in_fewer_bytes_is_two_sums_and_keeps_what_it_loses(
     assert predict(made.problem, made) == made.predicted
     other = made.sync.model_copy(update={"format": "float32"})
     assert not verify(made.problem, made.model_copy(update={"sync": other})).ok
+
+
+@pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d"), ("a", "c+d")])
+def test_the_interval_is_of_the_same_round(owners: tuple[str, ...]) -> None:
+    asked = owned({"local_steps": 5, "prox_mu": 0.1}, *owners) if owners else problem({"local_steps": 5})
+
+    def made(uncertainty: float) -> Plan:
+        devices = [
+            one.model_copy(update={"time_uncertainty": uncertainty, "overhead_uncertainty": uncertainty})
+            for one in asked.devices
+        ]
+        links = [one.model_copy(update={"uncertainty": uncertainty}) for one in asked.links]
+        return with_interval(
+            plan(asked.model_copy(update={"devices": tuple(devices), "links": tuple(links)}))
+        )
+
+    sure, unsure = made(1e-6), made(0.3)
+    for one in (sure, unsure):
+        assert one.predicted.interval is not None
+        assert one.predicted.interval.low_s <= one.predicted.iteration_s <= one.predicted.interval.high_s
+    assert sure.predicted.interval.high_s < 1.1 * sure.predicted.iteration_s
+    assert unsure.predicted.interval.high_s > 1.2 * unsure.predicted.iteration_s
+    assert with_interval(plan(asked)).predicted.interval is None
 
 
 def test_clients_and_deadlines_shorten_the_median_round() -> None:

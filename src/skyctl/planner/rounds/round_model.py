@@ -16,7 +16,8 @@ from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import DataModel, buffer_bytes
 from skyctl.planner.data.summed_bytes import SENT_SHARE
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
-from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups
+from skyctl.planner.hybrid.hybrid_model import AS_MEASURED, TimeScale
+from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups, loads_of
 from skyctl.planner.stage_memory import device_bytes
 from skyctl.records.plan import Prediction, ReplicaPrediction
 from skyctl.records.problem import Layer, Problem
@@ -124,19 +125,31 @@ class RoundModel:
         """Seconds of one local step, FedProx's term included."""
         costs = self.base.with_microbatches(pipeline.microbatches)
         found = simulate_step(costs, pipeline.placement, pipeline.execution).iteration_s
-        if self.problem.rhythm.prox_mu > 0:
-            found += max(2 * self._pass_s(*stage) for stage in pipeline.placement)
-        return found
+        return found + self.term_s(pipeline)
+
+    def term_s(self, pipeline: LocalPipeline) -> float:
+        """Seconds of a local step that FedProx's term takes."""
+        if self.problem.rhythm.prox_mu <= 0:
+            return 0.0
+        return max(2 * self._pass_s(*stage) for stage in pipeline.placement)
 
     def times(
         self,
         pipelines: Sequence[LocalPipeline],
         groups: Sequence[SumGroup],
         steps: Sequence[int] | None = None,
+        step_s: Sequence[float] | None = None,
+        scale: TimeScale = AS_MEASURED,
     ) -> RoundTimes:
-        """What a round takes. ``steps``: by pipeline, its local steps; None: as the problem asks for."""
-        step_s = [self.step_s(one) for one in pipelines]
-        sync_s = self._sync_s(pipelines, groups)
+        """What a round takes.
+
+        Args:
+            steps: by pipeline, its local steps; None: as the problem asks for.
+            step_s: by pipeline, the seconds of one; None: ``step_s`` of each.
+            scale: of what the average takes.
+        """
+        step_s = [self.step_s(one) for one in pipelines] if step_s is None else step_s
+        sync_s = self._sync_s(pipelines, groups, scale)
         steps = self._steps(step_s, sync_s) if steps is None else steps
         limit_s = self.problem.rhythm.round_deadline_s
         work_s = []
@@ -183,17 +196,20 @@ class RoundModel:
         """Seconds of a device to go over its weights once, as when it adds what it has received."""
         return self.problem.devices[device].reduce_byte_s * math.fsum(self._weights[start:stop])
 
-    def _sync_s(self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup]) -> float:
+    def _sync_s(
+        self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup], scale: TimeScale
+    ) -> float:
         """Seconds of the average: the busiest line or processor, the longest way, and what scaling takes."""
         if not groups:
             return 0.0
         lines: dict[Hashable, float] = {}
         for group in groups:
-            for what, byte_s in group.routed.loads:
+            for what, byte_s in loads_of(self.lines, group.routed.use, scale.link):
                 lines[what] = lines.get(what, 0.0) + group.size_bytes * byte_s
         held = [stage for one in pipelines for stage in one.placement]
         busy = [
-            math.fsum(
+            scale.device(d)
+            * math.fsum(
                 group.size_bytes * processor_byte_s(self.lines, group.routed.use, d)
                 for group in groups
                 if start <= group.start < stop
@@ -202,7 +218,7 @@ class RoundModel:
         ]
         rounded = rounds_weights(self.problem)
         passes = (ROUNDED_SCALINGS if rounded else SCALINGS) + keeps_start(self.problem)
-        scaled_s = max(passes * self._pass_s(*stage) for stage in held)
+        scaled_s = max(passes * scale.device(stage.device) * self._pass_s(*stage) for stage in held)
         latency_s = (1 + rounded) * max(group.routed.use.latency_s for group in groups)
         return max(*lines.values(), *busy, 0.0) + latency_s + scaled_s
 
