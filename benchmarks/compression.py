@@ -1,14 +1,16 @@
-"""PowerSGD's sums of gradients: how far losses drift, what is sent, how much faster steps are, as predicted?
+"""Sums in fewer bytes: how far losses drift, what is sent, how much faster steps are, as predicted?
 
 One JSON line a case. ``lab`` needs root (network namespaces, cgroups, sshd).
 
     python benchmarks/compression.py                 # everything, half an hour and more
-    python benchmarks/compression.py --only losses   # also: lab, ddp
+    python benchmarks/compression.py --only losses   # also: lab, rounds, ddp
 
 losses: two ranks, no limit on their link, ``STEPS`` steps of a GPT in float32, and with rank 4 after ten
 uncompressed ones, without checkpoints and with one every 20 or five steps (residuals are dropped there).
 lab: the same model over lines of 10 Mbit/s, three holders and a helper as the root: bytes that leave
-nodes a step, and steps predicted and measured. ddp: torch's hook on Gloo, with one bucket and with several.
+nodes a step, and steps predicted and measured, in float32 and with rank 4. rounds: the same of local SGD,
+whose weights are averaged as float32, bfloat16 and int8. ddp: torch's hook on Gloo, with one bucket and
+with several.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from runs.labs import Bench, lab
 from tests.lab import fault_injection
 from tests.worker.sums import star
 
+from skyctl.records.sync_format import WEIGHT_FORMATS
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -41,6 +44,9 @@ LAB = """nodes:
   - {name: h, cpus: 0.3, memory_gib: 2, rate_mbit: 50}
 """
 SIZES = ("--batch-size", 3, "--microbatches", 3)
+SHARES = ("--assign", "n1=1,n2=1,n3=1", "--parallel", "data")
+SUMS = (*SHARES, "--sync", "server", "--helper", "h")
+ROUNDS = (*SHARES, "--local-steps", "4")
 DDP = Path(__file__).parent / "runs" / "powersgd_ddp.py"
 
 
@@ -89,8 +95,9 @@ def measure_lab() -> None:
     """Steps and bytes of both formats."""
     with lab(LAB) as bench:
         bench.skyctl("probe", GPT, *SIZES)
-        rows = [_measure(bench, "float32", 3, 5), _measure(bench, FORMAT, 6, 26)]
-    plain, compressed = rows
+        plain, compressed = (
+            _measure(bench, name, SUMS, *steps) for name, steps in (("float32", (3, 5)), (FORMAT, (6, 26)))
+        )
     row = {
         "benchmark": "compression",
         "case": "lab",
@@ -103,11 +110,23 @@ def measure_lab() -> None:
     print(json.dumps(row), flush=True)
 
 
-def _measure(bench: Bench, name: str, fewer: int, more: int) -> dict[str, Any]:
+def measure_rounds() -> None:
+    """Rounds and bytes of each format that weights are averaged in; of float32 and the same seed the loss."""
+    with lab(LAB) as bench:
+        bench.skyctl("probe", GPT, *SIZES)
+        rows = {name: _measure(bench, name, ROUNDS, 3, 8) for name in WEIGHT_FORMATS}
+    row: dict[str, Any] = {"benchmark": "compression", "case": "rounds", **rows}
+    plain = rows["float32"]
+    for name in WEIGHT_FORMATS[1:]:
+        row[f"{name}_bytes_share"] = round(rows[name]["bytes_a_step"] / plain["bytes_a_step"], 4)
+        row[f"{name}_times_as_fast"] = round(plain["measured_s"] / rows[name]["measured_s"], 2)
+    print(json.dumps(row), flush=True)
+
+
+def _measure(bench: Bench, name: str, how: Sequence[str], fewer: int, more: int) -> dict[str, Any]:
     """A plan's step; bytes a step are what leaves all nodes in ``more`` steps beyond that in ``fewer``."""
     path = bench.folder / f"{name}.json"
-    shares = ("--assign", "n1=1,n2=1,n3=1", "--parallel", "data", "--sync", "server", "--helper", "h")
-    bench.skyctl("plan", GPT, *SIZES, *shares, "--sync-format", name, "--no-learn", "-o", path)
+    bench.skyctl("plan", GPT, *SIZES, *how, "--sync-format", name, "--no-learn", "-o", path)
     sent, done = [], {}
     for steps in (fewer, more):
         before = _sent_bytes(bench)
@@ -121,6 +140,7 @@ def _measure(bench: Bench, name: str, fewer: int, more: int) -> dict[str, Any]:
         "sync_s": round(done["sync_s"], 4),
         "predicted_sync_s": round(plan["predicted"]["sync_s"], 4),
         "compute_s": round(max(one["compute_s"] for one in done["replicas"]), 4),
+        "loss": round(done["final_loss"], 4),
     }
 
 
@@ -161,7 +181,12 @@ def ddp() -> None:
         print(json.dumps(row), flush=True)
 
 
-CASES: dict[str, Callable[[], None]] = {"losses": losses, "lab": measure_lab, "ddp": ddp}
+CASES: dict[str, Callable[[], None]] = {
+    "losses": losses,
+    "lab": measure_lab,
+    "rounds": measure_rounds,
+    "ddp": ddp,
+}
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from runs.delay import delay
+from runs.delay import CASES, delay
 
-RHYTHMS = {"delay": (delay, ("sleeping", "gpt", "loss"))}
+RHYTHMS = {"delay": (delay, CASES)}
 
 
 def main() -> None:

@@ -288,6 +288,7 @@ def step_of(problem, chosen, shares, routes):
     links = {(x.source, x.target): x for x in problem.links}
     sizes = [x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in problem.layers]
     passes_count, whole = 1, 0.0
+    predicted = 3 * sum(sizes) if problem.rhythm.delay else 0.0
     if problem.sync_format == "powersgd:2":
         both = passes_of(problem)
         sizes = [first for first, *_ in both]
@@ -326,7 +327,8 @@ def step_of(problem, chosen, shares, routes):
         passed = sum(share for share, up, down in routes for message in up + down if d.id in message)
         passed *= 2 if problem.rhythm.delay and slowest >= 4e-8 else 1  # in short messages
         processors.append(ends[-1] + sum(sizes) * (d.reduce_byte_s * added + d.message_byte_s * passed))
-        optimizers.append(sum(known.optimizer_s) + 9 * whole * d.reduce_byte_s if known else 0.0)
+        added_s = (9 * whole + predicted) * d.reduce_byte_s
+        optimizers.append(sum(known.optimizer_s) + added_s if known else 0.0)
     if len(chosen) == 1:
         return ends[0] + optimizers[0]
     if problem.rhythm.delay:
@@ -363,8 +365,9 @@ def depth(links, messages, root, child):
 def need_of(problem, device, recompute):
     layers = problem.layers
     need = device.reserved_bytes + sum(x.state_bytes for x in layers)
-    if problem.sync_format == "fixed32" or problem.rhythm.delay:  # as integers, or of the step before
-        need += sum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
+    # gradients and weights of the step before, or gradients as integers
+    sets = 2 if problem.rhythm.delay else int(problem.sync_format == "fixed32")
+    need += sets * sum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
     if problem.sync_format == "powersgd:2":
         need += sum(one[3] for one in passes_of(problem))
     if not recompute:

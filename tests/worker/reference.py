@@ -34,7 +34,8 @@ def train(
 ) -> Reference:
     """``recipe.total_steps`` steps with torch's own tools for clipping.
 
-    ``settles``: whether the gradients of a step are applied before the next one; else they are after it.
+    ``settles``: whether the gradients of a step are applied before the next one; else they are after it,
+    and with an optimizer that has momentum that step's weights are extrapolated by the update before.
     """
     torch.set_num_threads(1)
     loaded = load_workload(WorkloadSpec.from_dict(workload))
@@ -47,6 +48,7 @@ def train(
     split = microbatch_sizes(workload["batch_size"], microbatches)
     batches, found = loaded.batches(), Reference()
     late: list[tuple[int, list[torch.Tensor | None]]] = []
+    before: list[torch.Tensor] = []
 
     def update(step: int, gradients: list[torch.Tensor | None]) -> None:
         for group, rate in zip(optimizer.param_groups, own, strict=True):
@@ -61,6 +63,9 @@ def train(
 
     for step in range(recipe.total_steps):
         randomness.step = step
+        now = [master.detach().clone() for master in masters]
+        if before and _has_momentum(optimizer):
+            _set(parameters, [2 * x - y for x, y in zip(now, before, strict=True)])
         inputs, targets = next(batches)
         total = 0.0
         parts = zip(split, inputs.split(split), targets.split(split), strict=True)
@@ -78,6 +83,8 @@ def train(
         late.append((step, [master.grad for master in masters]))
         for master in masters:
             master.grad = None
+        _set(parameters, now)
+        before = [] if settles(step) or len(late) < 2 else now
         while len(late) > (not settles(step)):
             update(*late.pop(0))
         if recipe.validates(step, last=step + 1 == recipe.total_steps):
@@ -88,6 +95,19 @@ def train(
         for name, p in layer.named_parameters()
     }
     return found
+
+
+def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    names = ("exp_avg", "momentum_buffer")
+    return any(state.get(name) is not None for state in optimizer.state.values() for name in names)
+
+
+def _set(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            master_of(parameter).copy_(value)
+            if master_of(parameter) is not parameter:
+                parameter.copy_(value)
 
 
 def validate(loaded: Workload, layers: list[torch.nn.Module], split: list[int], number: int) -> float:

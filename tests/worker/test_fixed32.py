@@ -21,10 +21,11 @@ from torch import nn
 from skyctl.checkpoint import safetensors
 from skyctl.errors import RunError
 from skyctl.worker.gradient_sync import GradientSync
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
+from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import IntegerGradients, TrainedParameter
 from skyctl.workload.recipe import Recipe
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.worker import round_reference
 from tests.worker.sums import ring, star
-from tests.worker.test_resume import BATCH_NORM
+from tests.worker.test_resume import BATCH_NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, edit_workload
 
 from skyctl.checkpoint import safetensors
@@ -122,6 +122,34 @@ def test_owners_are_as_in_one_process(
         affords=affords,
     )
     is_as(pool.run(owners_payloads(driver, spec, [5, 2, 3], 6, weights=True, told=told)), expected)
+
+
+@pytest.mark.parametrize("sync_format", ["bfloat16", "int8"])
+def test_an_average_in_fewer_bytes_trains_nearly_as_well_and_resumes_to_the_bit(
+    workload: Workloads, pool: Any, driver: ModuleType, tmp_path: Path, sync_format: str
+) -> None:
+    norm = (BATCH_NORM[0], "nn.BatchNorm1d(5), nn.GELU(), Head()")
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, norm, text=EXAMPLE + AFFORDS)
+    exact = pool.run(owners_payloads(driver, spec, [5, 2, 3], 6))
+
+    def run(name: str, **more: Any) -> Any:
+        asked = {
+            "sync": {"format": sync_format},
+            "weights": True,
+            "checkpoint": keeping(tmp_path / name),
+            **more,
+        }
+        done = pool.run(owners_payloads(driver, spec, [5, 2, 3], 6, **asked))
+        assert not done.errors, done.errors
+        return done
+
+    whole = run("whole")
+    assert whole.losses != exact.losses
+    assert whole.losses == pytest.approx(exact.losses, rel=0.02)
+    rest = run("rest", resume=resuming(whole, tmp_path / "whole", step=3))
+    assert rest.losses == whole.losses[3:]
+    first, second = (safetensors.load(Path(done.results[0]["weights"])) for done in (whole, rest))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_running_figures_are_averaged_by_samples(workload: Workloads, pool: Any, driver: ModuleType) -> None:

@@ -11,9 +11,10 @@ from tests.worker.sums import RouteEdges, connected, places, ring, star, togethe
 
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
+from skyctl.worker.sum_round import SumRound
 
 TREE: list[RouteEdges] = [
     (0.3, 1, [(0, 3), (2, 3), (3, 1)], [(1, 3), (3, 0), (3, 2)]),

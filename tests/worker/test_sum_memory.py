@@ -46,11 +46,12 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     import torch
 
     from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
-    from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+    from skyctl.worker.route_sum import RoutePlace, RouteSum
     from skyctl.worker.stage_io import Neighbour
     from skyctl.worker.sum_helper import SumHelper
     from skyctl.worker.sum_layout import make_layout
     from skyctl.worker.sum_messages import GRADIENTS
+    from skyctl.worker.sum_round import SumRound
     from skyctl.worker.summed_gradients import AGREED_FLAGS
 
     torch.set_num_threads(1)

@@ -11,6 +11,7 @@ from tests.worker.sums import connected, places, ring, star, together
 from torch import nn
 
 from skyctl.errors import RunError
+from skyctl.worker.round_start import RoundStart
 from skyctl.worker.running_figures import running_figures
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 from skyctl.workload.mixed_precision import master_of, to_low_precision
@@ -72,6 +73,47 @@ def test_weights_are_the_mean_by_samples(routes: Any, samples: list[int]) -> Non
                 torch.testing.assert_close(master_of(one).detach(), mean, rtol=1e-6, atol=1e-6)
                 assert torch.equal(master_of(one), master_of(found[0])), "to the last bit"
                 assert torch.equal(one.detach().float(), master_of(one).detach().to(one.dtype).float())
+
+
+@pytest.mark.parametrize(("sync_format", "rounding"), [("bfloat16", 2.0**-8), ("int8", 1 / 254)])
+@pytest.mark.parametrize("routes", [ring(COUNT), star(COUNT, 1)], ids=["ring", "star"])
+def test_what_rounding_loses_comes_with_later_rounds(sync_format: str, rounding: float, routes: Any) -> None:
+    """However many rounds there are, the mean is off by no more than a few roundings of one round."""
+    rounds, size = 40, 300
+    torch.manual_seed(0)
+    changes = torch.rand(COUNT, size) * 1e-3 + 0.1
+    changes[:, 0] = 1.0  # the largest of its block
+    samples = [[1, 2, 0], [3, 1, 2]]
+    start = torch.randn(size)
+    weights = [nn.Linear(size, 1, bias=False) for _ in range(COUNT)]
+    made: list[WeightAverage] = []
+    with connected(routes, COUNT) as peers:
+
+        def act(rank: int) -> None:
+            group = {"number": 0, "start": 0, "stop": 1, "first_tag": 0, "routes": places(routes, rank)}
+            layers = [weights[rank]]
+            average = WeightAverage(layers, 0, [group], peers[rank], format=sync_format, chunk_bytes=300)
+            made.append(average)
+            begun = RoundStart(layers)
+            with torch.no_grad():
+                weights[rank].weight[0] = start
+            for number in range(rounds):
+                begun.take()
+                with torch.no_grad():
+                    weights[rank].weight[0] += changes[rank]
+                average.average(number, samples[number % 2][rank], GOES_ON, begun)
+
+        for found in together(COUNT, act):
+            assert not isinstance(found, Exception), found
+    for one in made:
+        one.close()
+    exact = start.double()
+    for number in range(rounds):
+        counts = samples[number % 2]
+        exact += sum(n * change.double() for n, change in zip(counts, changes, strict=True)) / sum(counts)
+    off = (weights[0].weight[0].detach() - exact).abs().max().item()
+    assert 0 < off < 4 * rounding, "without feedback it would be off by tens of roundings"
+    assert all(torch.equal(one.weight, weights[0].weight) for one in weights)
 
 
 def test_who_knows_of_the_end_tells_all_and_nobodys_samples_are_told() -> None:

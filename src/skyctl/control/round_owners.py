@@ -8,6 +8,7 @@ from skyctl.errors import InputError, InvalidRecordError
 from skyctl.records.base import describe
 from skyctl.records.cluster import node_of
 from skyctl.records.problem import Parallel, Problem
+from skyctl.records.sync_format import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from skyctl.control.plan_creation import PlanOptions
@@ -35,15 +36,16 @@ def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
     for flag, given in (
         ("--helper", options.helpers is not None),
         (f"--sync {options.sync}", options.sync in ("server", "trees")),
-        (f"--sync-format {options.sync_format}", options.sync_format not in (None, "float32")),
+        (f"--sync-format {options.sync_format}", options.sync_format not in (None, *WEIGHT_FORMATS)),
         (f"--schedule {options.schedule}", options.schedule not in (None, "auto", "1f1b", "sequential")),
         (f"--objective {options.objective}", options.objective not in (None, "iteration")),
         ("--whole-blocks", options.whole_blocks),
     ):
         if given:
             raise InputError(
-                f"{flag} does not go with --local-steps, whose weights are averaged as float32 over a ring "
-                "or a star of those that hold them",
+                f"{flag} does not go with --local-steps, whose weights are averaged as "
+                f"{', '.join(WEIGHT_FORMATS[:-1])} or {WEIGHT_FORMATS[-1]} over a ring or a star of those "
+                "that hold them",
                 hint=f"leave {flag.split()[0]} out",
             )
     if options.owners is None:

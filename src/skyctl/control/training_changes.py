@@ -18,7 +18,7 @@ from skyctl.planner.api import plan as plan_problem
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Parallel, Problem
 from skyctl.records.profile import Profile
-from skyctl.records.rhythm import Rhythm
+from skyctl.records.rhythm import AUTO_STEPS, Rhythm
 from skyctl.records.sync_format import ROUNDED_FORMATS
 
 COMPRESSED = "powersgd:4"
@@ -64,14 +64,14 @@ def find_training_changes(
     """The best plan for each change that gains enough, in the forms that have plans.
 
     None for a plan that was not searched for, for one pipeline that was not chosen among forms, and with a
-    parameter server.
+    parameter server. Of rounds only the format of their average is looked at.
 
     Args:
         budget_s: seconds for all of it, ``MOST_S`` at most.
         profile: which the plan was made from; None: what compressing saves is not looked at.
     """
     searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
-    if plan.problem.rhythm.is_rounds or plan.problem.rhythm.is_stale:
+    if plan.problem.rhythm.is_stale or plan.problem.rhythm.local_steps == AUTO_STEPS:
         # compared with nothing: what they train is already something else
         return []
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
@@ -100,6 +100,10 @@ def _changed(plan: Plan, profile: Profile | None) -> Iterator[tuple[ChangeKind, 
     forms = [one.parallel for one in plan.forms if one.iteration_s is not None] or [plan.problem.parallel]
     for form in forms:
         problem = in_form(plan.problem, form)
+        if problem.rhythm.is_rounds:
+            if plan.sync is not None and problem.sync_format == "float32":
+                yield "sync format", "int8", problem.model_copy(update={"sync_format": "int8"})
+            return
         if form != PIPELINE and problem.sync_format in ("float32", "fixed32"):
             yield "sync format", "bfloat16", problem.model_copy(update={"sync_format": "bfloat16"})
             if profile is not None and problem.rhythm.is_synchronous:

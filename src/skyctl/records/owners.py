@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from skyctl.records.cluster import node_of
+from skyctl.records.sync_format import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from skyctl.records.plan import Plan
@@ -28,8 +29,8 @@ def check_rounds(problem: Problem) -> None:
         raise ValueError(
             "local steps without owners are of devices that hold all layers each: parallel 'data'"
         )
-    if problem.sync_format != "float32":
-        raise ValueError(f"weights are averaged as float32, not as {problem.sync_format}")
+    if problem.sync_format not in WEIGHT_FORMATS:
+        raise ValueError(f"weights are averaged as {', '.join(WEIGHT_FORMATS)}, not as {problem.sync_format}")
     if problem.sync in ("server", "trees") or problem.helpers:
         raise ValueError(
             "weights are averaged over a ring or a star of those that hold them, without helpers"

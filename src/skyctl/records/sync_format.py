@@ -10,6 +10,8 @@ from pydantic import AfterValidator
 PLAIN_FORMATS = ("float32", "bfloat16", "fixed32", "int8")
 ROUNDED_FORMATS = ("bfloat16", "int8")
 """Those in which each hop of a sum rounds, and so changes what is trained."""
+WEIGHT_FORMATS = ("float32", *ROUNDED_FORMATS)
+"""Those in which weights are averaged at a round's end."""
 MOST_RANK = 256
 _POWERSGD = re.compile(r"powersgd:([1-9][0-9]{0,3})")
 

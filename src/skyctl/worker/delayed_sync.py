@@ -13,9 +13,9 @@ from typing import Any
 
 from skyctl.errors import RunError
 from skyctl.worker.gradient_sync import GradientSync, GroupSync, SyncReport
-from skyctl.worker.route_sum import SumRound
 from skyctl.worker.sum_codecs import FIXED32
 from skyctl.worker.sum_delay import SumDelay
+from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import AGREED_FLAGS, DetachedGradients
 
 

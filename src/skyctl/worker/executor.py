@@ -19,6 +19,7 @@ from skyctl.worker.batches import split_inputs, split_targets
 from skyctl.worker.delayed_sync import DelayedSync
 from skyctl.worker.gradient_sync import GradientSync, SyncReport
 from skyctl.worker.messages import LAST_STEP, MessageReceiver, ReceivedMessage
+from skyctl.worker.predicted_weights import PredictedWeights
 from skyctl.worker.stage import PipelineStage
 from skyctl.worker.stage_io import StageIO
 from skyctl.worker.stale_sync import StaleSync
@@ -92,6 +93,7 @@ class Executor:
         before_update: called between the last backward, with its sum, and the optimizer's step; with a
             parameter server before the push.
         after_delayed_update: called after an update by the gradients of the step before.
+        predicted: with a delay, the weights that steps are computed with; None: those that there are.
         recorder: told what was done when, where a trace is wanted.
     """
 
@@ -111,6 +113,7 @@ class Executor:
     sync: GradientSync | StaleSync | None = None
     before_update: Callable[[StepReport], None] | None = None
     after_delayed_update: Callable[[], None] = _do_nothing
+    predicted: PredictedWeights | None = None
     recorder: TraceRecorder | None = None
     _losses: list[Tensor] = field(default_factory=list)
     _while_waiting: Callable[[], None] = _do_nothing
@@ -146,7 +149,11 @@ class Executor:
         self._while_waiting = while_waiting
         if self.sync is not None:
             self.sync.start_step()
+        if self.predicted is not None:
+            report.optimizer_s += self.timer.run(self.predicted.enter).wall_s
         self._run_microbatches(step, batch, report, stop_requested)
+        if self.predicted is not None:
+            report.optimizer_s += self.timer.run(self.predicted.leave).wall_s
         if isinstance(self.sync, DelayedSync) and self.sync.delays(step):
             self._update_later(self.sync, step, report)
         else:
@@ -307,6 +314,8 @@ class Executor:
             self._count_sum(earlier, report)
             report.sync_s += earlier.sync_s
             report.is_last = earlier.is_last
+            if self.predicted is not None:
+                report.optimizer_s += self.timer.run(self.predicted.keep).wall_s
             self._update(step, report)
             self.after_delayed_update()
         report.is_applied = report.is_last or sync.settles(step)
@@ -319,6 +328,8 @@ class Executor:
             report.sync_s += own.sync_s
             report.is_last = report.is_last or own.is_last
             self._update(step, report)
+            if self.predicted is not None:
+                self.predicted.forget()
 
     def _count_sum(self, found: SyncReport, report: StepReport) -> None:
         """Adds what was waited for a sum to the step's figures."""

@@ -33,13 +33,14 @@ from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.low_rank_gradients import LowRankGradients, pass_numels, seed_of
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.running_figures import RunningFigures, SavedBuffers, running_figures
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_layout import SumLayout, make_layout
 from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
 from skyctl.worker.sum_passes import Numels, SumPasses, buckets_of, rank_of
+from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import (
     AGREED_FLAGS,
     FloatGradients,

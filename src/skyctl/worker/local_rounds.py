@@ -15,22 +15,20 @@ A step of the run is a round: its event, validations and checkpoints follow the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.schedule.rounds import clients_of_round
 from skyctl.worker.executor import Executor, StepReport
 from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.layer_seeder import LayerSeeder
-from skyctl.worker.running_figures import SavedBuffers
+from skyctl.worker.round_start import RoundStart
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
-from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
@@ -97,9 +95,9 @@ class LocalRounds:
         self._next_batch = first_round * options.steps
         self._asked_to_end = False
         self._last_part = 0.0
-        self._start: _RoundStart | None = None
-        if options.owner is not None or options.prox_mu:
-            self._start = _RoundStart(executor.stage.layers)
+        self._start: RoundStart | None = None
+        if options.owner is not None or options.prox_mu or (average is not None and average.needs_start):
+            self._start = RoundStart(executor.stage.layers)
         if options.prox_mu:
             self._add_prox_term(options.prox_mu)
 
@@ -147,6 +145,11 @@ class LocalRounds:
         else:
             report.loss = None
         return report
+
+    def forget(self) -> None:
+        """Drops what a checkpoint does not hold, as a run that resumes here has none of it."""
+        if self._average is not None:
+            self._average.forget()
 
     def _steps_of(self, round_number: int) -> int:
         """How many local steps this pipeline is to make in that round; 0: it does not take part."""
@@ -206,7 +209,7 @@ class LocalRounds:
         total = samples
         if self._average is not None:
             executor.waiting = True
-            found = self._average.average(step, samples, end)
+            found = self._average.average(step, samples, end, self._start)
             executor.waiting = False
             report.idle_s += found.idle_s
             report.transfer_s += found.transfer_s
@@ -252,44 +255,6 @@ class LocalRounds:
                 after(report)
 
         executor.before_update = before_update
-
-
-class _RoundStart:
-    """What a stage's weights and buffers were at a round's start."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = list(layers)
-        found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
-        self._trained = list(found.values())
-        self._weights = [master_of(p).detach() for p in self._trained]
-        self._saved = [torch.empty_like(weight) for weight in self._weights]
-        self._buffers: SavedBuffers | None = None
-
-    @torch.no_grad()
-    def take(self) -> None:
-        """Keeps the weights and buffers that a round begins with."""
-        if self._weights:
-            torch._foreach_copy_(self._saved, self._weights)
-        self._buffers = SavedBuffers(self._layers)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Nobody's work counts: all is as it was."""
-        if self._weights:
-            torch._foreach_copy_(self._weights, self._saved)
-            low = [p.detach() for p in self._trained]
-            torch._foreach_copy_(low, self._weights)
-        if self._buffers is not None:
-            self._buffers.restore()
-
-    @torch.no_grad()
-    def add_difference(self, mu: float) -> None:
-        """Adds µ(w − w₀) to every gradient there is."""
-        for parameter, weight, saved in zip(self._trained, self._weights, self._saved, strict=True):
-            accumulate_into_master(parameter)
-            gradient = master_of(parameter).grad
-            if gradient is not None:
-                gradient.add_(weight - saved, alpha=mu)  # not µw − µw₀: that rounds at the size of w
 
 
 def _add(total: StepReport, one: StepReport) -> None:

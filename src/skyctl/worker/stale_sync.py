@@ -24,12 +24,13 @@ from skyctl.worker.gradient_sync import SyncReport
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.running_figures import running_figures
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FIGURES
+from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import check_dense, find_trained
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.optimizers import weight_name

@@ -20,13 +20,14 @@ from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
 from skyctl.worker.sum_passes import SumPasses
+from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder

@@ -15,10 +15,10 @@ import torch
 
 from skyctl.transport.peer_connection import PeerConnection, Work
 
-GRADIENTS, FIGURES, AGREEMENT, FACTORS, WEIGHTS, LEAVE = range(6)
+GRADIENTS, FIGURES, AGREEMENT, FACTORS, WEIGHTS, LEAVE, DIFFERENCES = range(7)
 """Kinds of messages: chunks of gradients, of other figures, what all ranks agree on, chunks of what is summed
-in a second pass (``low_rank_gradients``), chunks of weights, and what a parameter server says with them
-(``push_pull``)."""
+in a second pass (``low_rank_gradients``), chunks of weights, what a parameter server says with them
+(``push_pull``), and chunks of what weights have changed by in a round (``weight_average``)."""
 UP, DOWN = range(2)
 """Towards the root, and from it."""
 HEADER = struct.Struct("=8q")
@@ -27,7 +27,7 @@ AHEAD_BYTES = 512 << 10
 """Of one edge's messages are received ahead, two at least. The word that a further one may come waits behind
 what this end sends over the same line; with 512 KiB in messages of 64 KiB both directions are kept full."""
 _UNDER_WAY = 2
-_KIND_NAMES = ("gradients", "running figures", "agreement", "factors", "weights", "leave")
+_KIND_NAMES = ("gradients", "running figures", "agreement", "factors", "weights", "leave", "differences")
 _DIRECTION_NAMES = ("up", "down")
 
 

@@ -34,6 +34,7 @@ from skyctl.worker.local_rounds import RoundOptions, make_rounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.parameter_root import RootWeights
+from skyctl.worker.predicted_weights import PredictedWeights
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import (
@@ -266,6 +267,7 @@ class Trainer:
                 self._start,
                 values["groups"],
                 connections.peers,
+                format=values["format"],
                 chunk_bytes=int(values["chunk_bytes"]),
             )
             return None
@@ -333,6 +335,9 @@ class Trainer:
             optimizer=None if sync is not None and sync.updates_weights else optimizer,
             is_last=is_last,
             device=self._device,
+            predicted=PredictedWeights(stage.layers, optimizer)
+            if optimizer is not None and isinstance(sync, DelayedSync)
+            else None,
             recorder=self._recorder,
         )
 
@@ -381,7 +386,7 @@ class Trainer:
             checkpointer=checkpointer,
             sketch_of=sketcher.take if rounds is None else partial(self._sketch_of_round, sketcher),
             validation_batch=validation_batch,
-            make_step=None if rounds is None else rounds.step,
+            rounds=rounds,
         )
         self._training = True
         steps_done = loop.run(Prefetcher(sketcher), first_step, int(self._payload["steps"]))

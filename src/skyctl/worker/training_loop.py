@@ -14,6 +14,7 @@ from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.executor import Executor, StepReport
 from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.local_rounds import LocalRounds
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_events import BatchSketch, StepEvent, ValidationEvent
@@ -30,7 +31,7 @@ class TrainingLoop:
         stop_requested: whether the launcher wants an early end; on the first rank only, None on the others.
         sketch_of: the sketch of a step's batch; None where the stage has no batches.
         validation_batch: the sketch of the first held-out batch, sent with the first step.
-        make_step: what makes a step; None: the executor, with its arguments.
+        rounds: what makes rounds in the place of steps; None: the executor makes steps.
     """
 
     executor: Executor
@@ -44,7 +45,7 @@ class TrainingLoop:
     checkpointer: Checkpointer | None = None
     sketch_of: Callable[[int], BatchSketch | None] = lambda _step: None
     validation_batch: BatchSketch | None = None
-    make_step: Callable[..., StepReport] | None = None
+    rounds: LocalRounds | None = None
 
     def run(self, batches: Prefetcher, first_step: int, steps: int) -> int:
         """Makes steps [first_step, steps); returns how many of the run's steps are done at the end.
@@ -53,7 +54,7 @@ class TrainingLoop:
         """
         executor = self.executor
         executor.after_delayed_update = self.scheduler.advance
-        make_step = self.make_step or executor.step
+        make_step = executor.step if self.rounds is None else self.rounds.step
         began = time.perf_counter()
         for step in range(first_step, steps):
             self.seeder.step = step
@@ -105,6 +106,8 @@ class TrainingLoop:
         self.send(to_message(self.checkpointer.write(step + 1)))
         if self.executor.sync is not None:
             self.executor.sync.forget()
+        if self.rounds is not None:
+            self.rounds.forget()
 
     def _send_step(self, step: int, iteration_s: float, report: StepReport, *, validates: bool) -> None:
         inputs_s, gradients_s = report.input_messages_s, report.gradient_messages_s

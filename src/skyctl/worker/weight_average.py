@@ -5,7 +5,12 @@ routes (``route_sum``) these become the sums of all holders, with Σn behind the
 holders end with the same bytes. One that has nothing to give has n = 0, and takes what the others give. Where
 Σn is 0 there are no weights left: the caller restores those that the round began with.
 
-Running figures of batch norms are averaged in the same way.
+In a format that rounds (``records.sync_format.ROUNDED_FORMATS``) there are two sums: first Σn as float32,
+then n / Σn · (w − w₀), w₀ being the weights that the round began with, the same on all holders. What a
+holder's encoding loses of a partial sum it adds to its part of the next round's (error feedback: Seide et
+al., *1-Bit Stochastic Gradient Descent*, Interspeech 2014).
+
+Running figures of batch norms are averaged with Σn.
 """
 
 from __future__ import annotations
@@ -20,12 +25,14 @@ from torch import nn
 
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.round_start import RoundStart
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.running_figures import RunningFigures, running_figures
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import SumLayout, make_layout
-from skyctl.worker.sum_messages import WEIGHTS
+from skyctl.worker.sum_messages import DIFFERENCES, WEIGHTS
+from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import check_summable, find_trained
 from skyctl.workload.mixed_precision import master_of
 
@@ -33,7 +40,7 @@ Tensor = torch.Tensor
 
 GOES_ON, ENDS_NEXT, ENDS = range(3)
 """Whether the run ends: not yet, with the next round, with this one. What ranks agree on is the largest."""
-_FORMAT = "float32"
+_EXACT = "float32"
 
 
 class AverageReport(NamedTuple):
@@ -58,11 +65,13 @@ class WeightAverage:
 
     Attributes:
         groups: how many ranges of its layers are averaged apart, each with holders of its own.
+        needs_start: whether ``average`` needs to know the weights that the round began with.
 
     Args:
         layers: the stage's, [start, start + len(layers)) of the model.
         groups: ``sync.groups`` of the rank's payload.
         peers: the connections to every rank on their routes, by rank.
+        format: of the weights that are sent, ``sync.format`` of the plan.
         chunk_bytes: the most bytes of weights in a message.
 
     Raises:
@@ -76,9 +85,11 @@ class WeightAverage:
         groups: Sequence[Mapping[str, Any]],
         peers: Mapping[int, Neighbour],
         *,
+        format: str = _EXACT,  # noqa: A002 — as the plan calls it
         chunk_bytes: int,
     ) -> None:
         check_summable(layers)
+        self.needs_start = format != _EXACT
         trained = find_trained(layers)
         connections = {rank: peer.connection for rank, peer in peers.items()}
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
@@ -90,19 +101,22 @@ class WeightAverage:
             sums = RouteSum(int(values["number"]), routes, connections, FIRST_TAG + int(values["first_tag"]))
             weights = [p.master for p in trained if first <= p.layer < stop]
             figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
-            self._groups.append(_GroupAverage(sums, weights, figures, chunk_bytes))
+            self._groups.append(_GroupAverage(sums, weights, figures, format, chunk_bytes))
 
     @property
     def groups(self) -> int:
         """How many groups of holders this stage is in."""
         return len(self._groups)
 
-    def average(self, round_number: int, samples: int, end: int) -> AverageReport:
+    def average(
+        self, round_number: int, samples: int, end: int, start: RoundStart | None = None
+    ) -> AverageReport:
         """Puts the average of all holders' weights in the place of this one's.
 
         Args:
             samples: that this rank's weights are of; 0: they count nothing.
             end: as far as this rank knows.
+            start: the weights that the round began with, where the average needs them.
 
         Raises:
             PeerLostError: a holder is gone.
@@ -115,6 +129,12 @@ class WeightAverage:
         agreed = max((group.agree(end) for group in reversed(self._groups)), default=end)
         announced = time.perf_counter()
         totals = [group.finish() for group in self._groups]
+        if self.needs_start:
+            assert start is not None, "the weights that the round began with"
+            for group, total in zip(self._groups, totals, strict=True):
+                group.begin_differences(round_number, samples, total, start)
+            for group in self._groups:
+                group.finish_differences(start)
         with torch.no_grad():
             if self._low:
                 torch._foreach_copy_(self._low, self._masters)
@@ -124,6 +144,11 @@ class WeightAverage:
         return AverageReport(
             min(totals, default=samples), waited_s - travelling_s, transfer_s, agreed if self._groups else end
         )
+
+    def forget(self) -> None:
+        """Drops what encodings have lost, as a run that resumes here has none of it."""
+        for group in self._groups:
+            group.forget()
 
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""
@@ -139,22 +164,26 @@ class _GroupAverage:
         sums: RouteSum,
         weights: Sequence[nn.Parameter],
         figures: Sequence[RunningFigures],
+        format: str,  # noqa: A002
         chunk_bytes: int,
     ) -> None:
-        self._sums, self._weights, self._figures = sums, list(weights), list(figures)
-        numels = [*(w.numel() for w in weights), *(figure.numel for figure in figures), 1]
+        self._sums, self._weights, self._figures, self._format = sums, list(weights), list(figures), format
         shares = [route.share for route in sums.routes]
-        self._layout: SumLayout = make_layout([numels], shares, chunk_numel(_FORMAT, chunk_bytes))
+        sizes = [w.numel() for w in weights]
+        counted = [*(figure.numel for figure in figures), 1]
+        whole = [*sizes, *counted] if format == _EXACT else counted
+        self._layout: SumLayout = make_layout([whole], shares, chunk_numel(_EXACT, chunk_bytes))
+        self._rounded = make_layout([sizes], shares, chunk_numel(format, chunk_bytes))
+        self._errors: list[Tensor] | None = None
         self._round: SumRound | None = None
         self._values: list[Tensor] = []
 
     def begin(self, round_number: int, samples: int) -> None:
-        self._round = SumRound(self._layout, round_number, kind=WEIGHTS, format=_FORMAT)
+        self._round = SumRound(self._layout, round_number, kind=WEIGHTS, format=_EXACT)
         self._sums.begin(self._round, 1)
-        with torch.no_grad():
-            values = [weight.detach().reshape(-1) for weight in self._weights]  # in place where contiguous
-            for value in values:
-                _scale(value, samples)
+        values = self._flat_weights() if self._format == _EXACT else []
+        for value in values:
+            _scale(value, samples)
         values += [_scale(figure.weighted(1.0), samples, keep_last=True) for figure in self._figures]
         self._values = [*values, torch.tensor([float(samples)])]
         self._round.add_bucket(self._values)
@@ -164,26 +193,71 @@ class _GroupAverage:
 
     def finish(self) -> int:
         """Waits for the sums and divides them; returns the samples that they are of."""
-        assert self._round is not None
-        self._round.wait()
-        *values, count = self._values
-        self._values = []
+        *values, count = self._summed()
         total = count.item()
         if not (math.isfinite(total) and total >= 0):
             raise RunError(f"the samples that holders say their weights are of add up to {total:g}")
         if total > 0:
-            with torch.no_grad():
-                for weight, value in zip(self._weights, values, strict=False):
-                    value.div_(total)
-                    if not weight.is_contiguous():
-                        weight.copy_(value.view(weight.shape))
-            for figure, value in zip(self._figures, values[len(self._weights) :], strict=True):
+            figures = values[len(values) - len(self._figures) :]
+            weights = values[: len(values) - len(self._figures)]
+            for value in weights:
+                value.div_(total)
+            self._set_weights(weights)
+            for figure, value in zip(self._figures, figures, strict=True):
                 value[:-1].div_(total)
                 figure.set(value)
         return round(total)
 
+    def begin_differences(self, round_number: int, samples: int, total: int, start: RoundStart) -> None:
+        """Begins the sum of what rounds have changed, each by its part of the samples; none of no samples."""
+        if not total:
+            return
+        values = self._flat_weights()
+        for value, weight in zip(values, self._weights, strict=True):
+            _scale(value.sub_(start.of(weight).reshape(-1)), samples)
+            value.div_(total)
+        if self._errors is None:
+            self._errors = [torch.zeros_like(value) for value in values]
+        elif values:
+            torch._foreach_add_(values, self._errors)
+        errors = [self._errors]
+        self._round = SumRound(
+            self._rounded, round_number, kind=DIFFERENCES, format=self._format, errors=errors
+        )
+        self._sums.begin(self._round)
+        self._values = values
+        self._round.add_bucket(values)
+
+    def finish_differences(self, start: RoundStart) -> None:
+        """Waits for the sum that was begun, and adds it to what the weights were."""
+        if not self._values:
+            return
+        values = self._summed()
+        for value, weight in zip(values, self._weights, strict=True):
+            value.add_(start.of(weight).reshape(-1))
+        self._set_weights(values)
+
+    def forget(self) -> None:
+        self._errors = None
+
     def close(self) -> None:
         self._sums.close()
+
+    def _flat_weights(self) -> list[Tensor]:
+        return [weight.detach().reshape(-1) for weight in self._weights]  # in place where contiguous
+
+    def _set_weights(self, values: Sequence[Tensor]) -> None:
+        """Takes the flat values of those weights that they are no view of."""
+        for weight, value in zip(self._weights, values, strict=bool(values)):
+            if not weight.is_contiguous():
+                weight.detach().copy_(value.view(weight.shape))
+
+    def _summed(self) -> list[Tensor]:
+        """Waits for the sum that was begun; what it has made of this holder's values."""
+        assert self._round is not None
+        self._round.wait()
+        values, self._values = self._values, []
+        return values
 
 
 def _scale(value: Tensor, samples: int, *, keep_last: bool = False) -> Tensor:

@@ -41,17 +41,18 @@ def test_optimizer_and_processor_come_to_the_computing():
     }
     changed = delayed(Problem.model_validate({**dict(problem), **update}))
     made = plan(changed)
-    # of a ring of two each adds half of 200 bytes, and sends and receives two halves each, in short messages
-    assert made.predicted.iteration_s == pytest.approx(24 + 1 + 100 * 0.01 + 2 * 400 * 0.005)
+    # of a ring of two each adds half of 200 bytes, and sends and receives two halves each, in short messages;
+    # predicting weights takes as long as adding 600
+    assert made.predicted.iteration_s == pytest.approx(24 + 1 + 700 * 0.01 + 2 * 400 * 0.005)
     assert verify(changed, made).ok
 
 
-def test_a_second_set_of_gradients_is_kept():
+def test_a_second_set_of_gradients_and_of_weights_is_kept():
     problem = data_problem(rate=100.0)
     plain, late = plan(problem), plan(delayed(problem))
     more = [b.memory_bytes - a.memory_bytes for a, b in
             zip(plain.predicted.replicas, late.predicted.replicas, strict=True)]  # fmt: skip
-    assert more == [200.0, 200.0]
+    assert more == [400.0, 400.0]
     halved = delayed(problem.model_copy(update={"sync_format": "bfloat16"}))
     assert plan(halved).predicted.replicas[0].memory_bytes == late.predicted.replicas[0].memory_bytes
 

@@ -9,6 +9,7 @@ import pytest
 
 from skyctl.errors import InfeasibleError, InputError, InvalidRecordError
 from skyctl.planner.api import plan, predict, verify
+from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import with_devices
 from skyctl.planner.rounds.round_model import median_slowest_s
 from skyctl.records.base import parse
@@ -106,6 +107,54 @@ def test_fedprox_costs_two_passes_a_step_and_auto_levels_the_work() -> None:
     assert verify(numbers.problem, numbers).ok
 
 
+@pytest.mark.parametrize(("sync_format", "share"), [("bfloat16", 1 / 2), ("int8", 33 / 128)])
+@pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d")])
+def test_an_average_in_fewer_bytes_is_two_sums_and_keeps_what_it_loses(
+    sync_format: str, share: float, owners: tuple[str, ...]
+) -> None:
+    rhythm = {"local_steps": 5}
+    made = plan(
+        owned(rhythm, *owners, sync_format=sync_format)
+        if owners
+        else problem(rhythm, sync_format=sync_format)
+    )
+    total = LAYERS * SIZE
+    count = len(made.pipelines)
+    line_s = max(BYTE_S, (count - 1) * (REDUCE_S + 2 * MESSAGE_S)) * share * total
+    assert made.predicted.sync_s == pytest.approx(line_s + 4 * LATENCY_S + 6 * REDUCE_S * total)
+    kept = LAYERS * (4 * SIZE + 2 * SIZE + 1e5)
+    assert min(one.memory_bytes for one in made.predicted.replicas) == pytest.approx(kept)
+    assert made.sync is not None
+    assert made.sync.format == sync_format
+    assert verify(made.problem, made).ok
+    assert predict(made.problem, made) == made.predicted
+    other = made.sync.model_copy(update={"format": "float32"})
+    assert not verify(made.problem, made.model_copy(update={"sync": other})).ok
+
+
+@pytest.mark.parametrize("owners", [(), ("a", "b", "c", "d"), ("a", "c+d")])
+def test_the_interval_is_of_the_same_round(owners: tuple[str, ...]) -> None:
+    asked = owned({"local_steps": 5, "prox_mu": 0.1}, *owners) if owners else problem({"local_steps": 5})
+
+    def made(uncertainty: float) -> Plan:
+        devices = [
+            one.model_copy(update={"time_uncertainty": uncertainty, "overhead_uncertainty": uncertainty})
+            for one in asked.devices
+        ]
+        links = [one.model_copy(update={"uncertainty": uncertainty}) for one in asked.links]
+        return with_interval(
+            plan(asked.model_copy(update={"devices": tuple(devices), "links": tuple(links)}))
+        )
+
+    sure, unsure = made(1e-6), made(0.3)
+    for one in (sure, unsure):
+        assert one.predicted.interval is not None
+        assert one.predicted.interval.low_s <= one.predicted.iteration_s <= one.predicted.interval.high_s
+    assert sure.predicted.interval.high_s < 1.1 * sure.predicted.iteration_s
+    assert unsure.predicted.interval.high_s > 1.2 * unsure.predicted.iteration_s
+    assert with_interval(plan(asked)).predicted.interval is None
+
+
 def test_clients_and_deadlines_shorten_the_median_round() -> None:
     work = [4 * (MICROBATCHES * SPEEDS[name] + 0.1) for name in NODES]
     for clients in (1, 2, 3, 4):
@@ -162,7 +211,7 @@ def test_common_batches_are_shared_by_those_with_the_shortest_round() -> None:
         ({"local_steps": [2, 2]}, {}, "of a problem with owners"),
         ({"local_steps": 2, "clients_per_round": 1}, {}, "of a problem with owners"),
         ({"local_steps": 2}, {"parallel": "pipeline"}, "parallel 'data'"),
-        ({"local_steps": 2}, {"sync_format": "bfloat16"}, "averaged as float32"),
+        ({"local_steps": 2}, {"sync_format": "fixed32"}, "averaged as float32, bfloat16, int8, not as"),
         ({"local_steps": 2}, {"sync": "trees"}, "a ring or a star"),
         ({}, {"owners": [["a"]]}, "owners are of a problem whose rhythm"),
         ({"local_steps": 2}, {"owners": [["a"], ["x"]]}, "'x', which has no device"),

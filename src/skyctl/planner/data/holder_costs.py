@@ -16,7 +16,7 @@ from typing import NamedTuple
 from skyctl.errors import InputError
 from skyctl.planner import stage_memory
 from skyctl.planner.data.line_rates import Line, lines_of, lines_rate
-from skyctl.planner.data.summed_bytes import summed_bytes, with_compression
+from skyctl.planner.data.summed_bytes import summed_bytes, with_added_work
 from skyctl.records.problem import Device, Problem
 from skyctl.records.sync import Sync
 
@@ -156,7 +156,7 @@ class DataModel:
         if problem.parallel == "data":
             self.layer_bytes = self.late_bytes(0, len(sizes))
         self._kept_bytes = math.fsum(size.kept for size in sizes)
-        self._timed = with_compression(problem)
+        self._timed = with_added_work(problem)
         self.total_bytes = math.fsum(self.layer_bytes)
         pins = [names for names in (problem.first_stage, problem.last_stage) if names is not None]
         named = problem.helpers or ()

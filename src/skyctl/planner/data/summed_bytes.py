@@ -11,9 +11,12 @@ from typing import NamedTuple
 from skyctl.records.problem import Layer, Problem
 from skyctl.records.sync_format import powersgd_rank
 
-_SHARE = {"float32": 1.0, "fixed32": 1.0, "bfloat16": 0.5, "int8": 33 / 128}
-"""Bytes sent for a byte of a float32 gradient; of int8 with a scale of 4 bytes for 128 numbers."""
+SENT_SHARE = {"float32": 1.0, "fixed32": 1.0, "bfloat16": 0.5, "int8": 33 / 128}
+"""By format, bytes sent for a byte of float32; of int8 with a scale of 4 bytes for 128 numbers."""
 _NUMBER_BYTES = 4.0
+COMPRESSING, PREDICTING = 3.0, 3.0
+"""How often a byte could be added while it is compressed (for each of R + 1), or while a byte of weights is
+predicted."""
 
 
 class SummedBytes(NamedTuple):
@@ -22,14 +25,15 @@ class SummedBytes(NamedTuple):
     Attributes:
         first, second: as they are sent, pass by pass.
         kept: what a holder keeps beside gradients: integers, residuals and factors, or with a delay the
-            gradients of the step before.
-        compressed: float32 bytes of the gradients that are compressed.
+            gradients and the weights of the step before.
+        added: what else its processor does, as bytes that would take as long to add: compressing, or with a
+            delay predicting weights.
     """
 
     first: float
     second: float = 0.0
     kept: float = 0.0
-    compressed: float = 0.0
+    added: float = 0.0
 
 
 def gradient_bytes(layer: Layer) -> float:
@@ -42,9 +46,11 @@ def summed_bytes(problem: Problem) -> list[SummedBytes]:
     rank = powersgd_rank(problem.sync_format)
     if rank is not None:
         return [_compressed(layer, rank) for layer in problem.layers]
-    share = _SHARE[problem.sync_format]
-    keeps = problem.sync_format == "fixed32" or problem.rhythm.delay
+    share = SENT_SHARE[problem.sync_format]
     sizes = [gradient_bytes(layer) for layer in problem.layers]
+    if problem.rhythm.delay:
+        return [SummedBytes(share * size, kept=2 * size, added=PREDICTING * size) for size in sizes]
+    keeps = problem.sync_format == "fixed32"
     return [SummedBytes(share * size, kept=size if keeps else 0.0) for size in sizes]
 
 
@@ -58,16 +64,15 @@ def _compressed(layer: Layer, rank: int) -> SummedBytes:
         first=rest + _NUMBER_BYTES * rank * rows,
         second=_NUMBER_BYTES * rank * columns,
         kept=_NUMBER_BYTES * (whole + rank * (rows + 2 * columns)),
-        compressed=_NUMBER_BYTES * whole,
+        added=COMPRESSING * (rank + 1) * _NUMBER_BYTES * whole,
     )
 
 
-def with_compression(problem: Problem) -> Problem:
-    """The problem in which optimizers of known times take what compressing takes, as well."""
-    rank = powersgd_rank(problem.sync_format)
-    if rank is None:
+def with_added_work(problem: Problem) -> Problem:
+    """The problem in which optimizers of known times also take what sums need beside adding and sending."""
+    sizes = [one.added for one in summed_bytes(problem)]
+    if not any(sizes):
         return problem
-    sizes = [3.0 * (rank + 1) * one.compressed for one in summed_bytes(problem)]
     times = dict(problem.times)
     for device in problem.devices:
         if device.id in times:

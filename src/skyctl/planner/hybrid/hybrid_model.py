@@ -20,7 +20,7 @@ from skyctl.planner.data.holder_costs import (
     message_factor,
     require_delayed_format,
 )
-from skyctl.planner.data.summed_bytes import summed_bytes, with_compression
+from skyctl.planner.data.summed_bytes import summed_bytes, with_added_work
 from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
     GroupRoutes,
@@ -76,6 +76,9 @@ class TimeScale(NamedTuple):
 
     device: Callable[[int], float]
     link: Callable[[tuple[int, int]], float]
+
+
+AS_MEASURED = TimeScale(lambda _device: 1.0, lambda _pair: 1.0)
 
 
 class PipelinePlay(NamedTuple):
@@ -135,7 +138,7 @@ class HybridModel:
         require_hybrid_problem(problem)
         self.problem = problem
         plain = problem.model_copy(update={"recompute": False, "parallel": "pipeline"})
-        self.base = CostModel(with_compression(plain))
+        self.base = CostModel(with_added_work(plain))
         self.lines = DataModel(plain)
         self.ids, self.layers, self.devices = self.base.ids, self.base.layers, self.base.devices
         self.microbatches = problem.microbatches

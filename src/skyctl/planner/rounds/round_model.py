@@ -14,17 +14,21 @@ from typing import Any
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import DataModel, buffer_bytes
+from skyctl.planner.data.summed_bytes import SENT_SHARE
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
-from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups
+from skyctl.planner.hybrid.hybrid_model import AS_MEASURED, TimeScale
+from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups, loads_of
 from skyctl.planner.stage_memory import device_bytes
 from skyctl.records.plan import Prediction, ReplicaPrediction
 from skyctl.records.problem import Layer, Problem
 from skyctl.records.rhythm import AUTO_STEPS, Rhythm
+from skyctl.records.sync_format import ROUNDED_FORMATS
 
 SUM_SHARE = 0.1
 """Of a round, what the average may take with ``auto``."""
-SCALINGS = 2
-"""Passes over the weights that an average takes beside the sum: times the samples, and divided by all."""
+SCALINGS, ROUNDED_SCALINGS = 2, 5
+"""Passes over the weights that an average takes beside the sum: times the samples, and divided by all; in a
+format that rounds also less the round's first weights, plus what was lost before, and what is lost now."""
 MEDIAN = 0.5
 
 
@@ -56,12 +60,17 @@ class RoundTimes:
 
 def keeps_start(problem: Problem) -> bool:
     """Whether a stage keeps a copy of the weights that the round began with."""
-    return problem.owners is not None or problem.rhythm.prox_mu > 0
+    return problem.owners is not None or problem.rhythm.prox_mu > 0 or rounds_weights(problem)
+
+
+def rounds_weights(problem: Problem) -> bool:
+    """Whether weights are averaged in a format that rounds them, with error feedback."""
+    return problem.sync_format in ROUNDED_FORMATS
 
 
 def local_problem(problem: Problem) -> Problem:
-    """The problem of one local step, as one pipeline's: layers hold what they keep of the round's start."""
-    copied = 1.0 if keeps_start(problem) else 0.0
+    """The problem of one local step, as one pipeline's: layers hold what they keep from round to round."""
+    copied = float(keeps_start(problem) + rounds_weights(problem))
     layers = tuple(
         layer.model_copy(
             update={
@@ -72,7 +81,8 @@ def local_problem(problem: Problem) -> Problem:
         for layer in problem.layers
     )
     update: dict[str, Any] = {"layers": layers, "parallel": "pipeline", "rhythm": Rhythm(), "owners": None}
-    return problem.model_copy(update={**update, "recompute": False, "helpers": None})
+    update |= {"sync_format": "float32", "recompute": False, "helpers": None}
+    return problem.model_copy(update=update)
 
 
 def weight_bytes(layer: Layer) -> float:
@@ -94,6 +104,7 @@ class RoundModel:
         self.ids = self.base.ids
         self._sums = SumRoutes(self.lines)
         self._weights = [weight_bytes(layer) for layer in problem.layers]
+        self._sent = [SENT_SHARE[problem.sync_format] * size for size in self._weights]
 
     def groups(self, pipelines: Sequence[LocalPipeline]) -> list[SumGroup]:
         """The ranges of layers that the same devices hold, and the fastest ring or star of each."""
@@ -101,32 +112,44 @@ class RoundModel:
             return []
         found = []
         for start, stop, holders in layer_groups([one.placement for one in pipelines]):
-            size = math.fsum(self._weights[start:stop])
+            size = math.fsum(self._sent[start:stop])
             found.append(SumGroup(start, stop, holders, size, self._sums.fastest(holders, size)))
         return found
 
     def routed(self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[Any]) -> SumGroup:
         """A group with the routes that a plan's record has."""
-        size = math.fsum(self._weights[start:stop])
+        size = math.fsum(self._sent[start:stop])
         return SumGroup(start, stop, holders, size, self._sums.of(routes))
 
     def step_s(self, pipeline: LocalPipeline) -> float:
         """Seconds of one local step, FedProx's term included."""
         costs = self.base.with_microbatches(pipeline.microbatches)
         found = simulate_step(costs, pipeline.placement, pipeline.execution).iteration_s
-        if self.problem.rhythm.prox_mu > 0:
-            found += max(2 * self._pass_s(*stage) for stage in pipeline.placement)
-        return found
+        return found + self.term_s(pipeline)
+
+    def term_s(self, pipeline: LocalPipeline) -> float:
+        """Seconds of a local step that FedProx's term takes."""
+        if self.problem.rhythm.prox_mu <= 0:
+            return 0.0
+        return max(2 * self._pass_s(*stage) for stage in pipeline.placement)
 
     def times(
         self,
         pipelines: Sequence[LocalPipeline],
         groups: Sequence[SumGroup],
         steps: Sequence[int] | None = None,
+        step_s: Sequence[float] | None = None,
+        scale: TimeScale = AS_MEASURED,
     ) -> RoundTimes:
-        """What a round takes. ``steps``: by pipeline, its local steps; None: as the problem asks for."""
-        step_s = [self.step_s(one) for one in pipelines]
-        sync_s = self._sync_s(pipelines, groups)
+        """What a round takes.
+
+        Args:
+            steps: by pipeline, its local steps; None: as the problem asks for.
+            step_s: by pipeline, the seconds of one; None: ``step_s`` of each.
+            scale: of what the average takes.
+        """
+        step_s = [self.step_s(one) for one in pipelines] if step_s is None else step_s
+        sync_s = self._sync_s(pipelines, groups, scale)
         steps = self._steps(step_s, sync_s) if steps is None else steps
         limit_s = self.problem.rhythm.round_deadline_s
         work_s = []
@@ -173,26 +196,30 @@ class RoundModel:
         """Seconds of a device to go over its weights once, as when it adds what it has received."""
         return self.problem.devices[device].reduce_byte_s * math.fsum(self._weights[start:stop])
 
-    def _sync_s(self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup]) -> float:
+    def _sync_s(
+        self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup], scale: TimeScale
+    ) -> float:
         """Seconds of the average: the busiest line or processor, the longest way, and what scaling takes."""
         if not groups:
             return 0.0
         lines: dict[Hashable, float] = {}
         for group in groups:
-            for what, byte_s in group.routed.loads:
+            for what, byte_s in loads_of(self.lines, group.routed.use, scale.link):
                 lines[what] = lines.get(what, 0.0) + group.size_bytes * byte_s
         held = [stage for one in pipelines for stage in one.placement]
         busy = [
-            math.fsum(
+            scale.device(d)
+            * math.fsum(
                 group.size_bytes * processor_byte_s(self.lines, group.routed.use, d)
                 for group in groups
                 if start <= group.start < stop
             )
             for d, start, stop in held
         ]
-        passes = SCALINGS + keeps_start(self.problem)
-        scaled_s = max(passes * self._pass_s(*stage) for stage in held)
-        latency_s = max(group.routed.use.latency_s for group in groups)
+        rounded = rounds_weights(self.problem)
+        passes = (ROUNDED_SCALINGS if rounded else SCALINGS) + keeps_start(self.problem)
+        scaled_s = max(passes * scale.device(stage.device) * self._pass_s(*stage) for stage in held)
+        latency_s = (1 + rounded) * max(group.routed.use.latency_s for group in groups)
         return max(*lines.values(), *busy, 0.0) + latency_s + scaled_s
 
     def _steps(self, step_s: Sequence[float], sync_s: float) -> tuple[int, ...]:

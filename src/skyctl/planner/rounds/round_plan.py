@@ -91,10 +91,19 @@ def predict_rounds(problem: Problem, plan: Plan) -> Prediction:
         InputError: see ``api.predict``.
     """
     model = RoundModel(problem)
-    pipelines = _read_pipelines(model, plan)
-    groups = _read_groups(model, pipelines, plan)
-    steps = [pipeline.local_steps or 1 for pipeline in plan.pipelines]
+    pipelines, groups, steps = read_rounds(model, plan)
     return model.prediction(pipelines, groups, model.times(pipelines, groups, steps))
+
+
+def read_rounds(model: RoundModel, plan: Plan) -> tuple[list[LocalPipeline], list[SumGroup], list[int]]:
+    """A plan's pipelines, the groups whose weights are averaged, and by pipeline its local steps.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    pipelines = _read_pipelines(model, plan)
+    steps = [pipeline.local_steps or 1 for pipeline in plan.pipelines]
+    return pipelines, _read_groups(model, pipelines, plan), steps
 
 
 def _holder(model: RoundModel, device: int, microbatches: int) -> LocalPipeline:
@@ -233,6 +242,7 @@ def _sync_record(model: RoundModel, groups: Sequence[SumGroup]) -> Sync | None:
 
     return Sync(
         of="weights",
+        format=model.problem.sync_format,
         chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in groups)),
         groups=tuple(
             SyncGroup(

@@ -79,8 +79,8 @@ class DataStep:
             optimizer_s = 0.0
         else:
             forward, backward = list(times.forward_s), list(times.backward_s)
-            added_s = self.devices[device].reduce_byte_s * self.format.work
-            optimizer_s = math.fsum(times.optimizer_s) + added_s * math.fsum(self.format.compressed)
+            added_s = self.devices[device].reduce_byte_s * math.fsum(self.format.added)
+            optimizer_s = math.fsum(times.optimizer_s) + added_s
         if recompute:
             backward = [f + b for f, b in zip(forward, backward, strict=True)]
         return forward, backward, optimizer_s

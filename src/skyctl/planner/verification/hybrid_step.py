@@ -82,12 +82,12 @@ class CheckedHybrid:
         return any(held & tie and not tie <= held for tie in self._ties)
 
     def optimizer_s(self, held: HeldRange) -> float:
-        """Of all layers that it holds, with what compressing their gradients takes."""
-        added_s = self.problem.devices[held.device].reduce_byte_s * self.data.format.work
+        """Of all layers that it holds, with what else sums take its processor beside adding and sending."""
+        byte_s = self.problem.devices[held.device].reduce_byte_s
         if self.ids[held.device] not in self.problem.times:
-            added_s = 0.0
-        compressed = math.fsum(self.data.format.compressed[held.start : held.stop])
-        return math.fsum(self.columns[held.device][2][held.start : held.stop]) + added_s * compressed
+            byte_s = 0.0
+        added = math.fsum(self.data.format.added[held.start : held.stop])
+        return math.fsum(self.columns[held.device][2][held.start : held.stop]) + byte_s * added
 
     def layers_s(self, held: HeldRange) -> float:
         """Forward and backward of one microbatch."""

@@ -10,18 +10,23 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from skyctl.errors import InputError
-from skyctl.planner.stage_memory import human_bytes
-from skyctl.planner.verification.data_step import checked_routes, ring_and_stars
 from skyctl.planner.verification.hybrid_step import CheckedHybrid, HeldRange, SummedRange
-from skyctl.planner.verification.hybrid_verification import are_same_routes
-from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
+from skyctl.planner.verification.pipeline_checks import (
+    Rows,
+    check_memory,
+    check_pins,
+    check_prediction,
+    check_ties,
+    check_value,
+    chunk_bytes_of,
+    read_groups,
+    read_rows,
+)
+from skyctl.planner.verification.verdict import Check, check_certificate, check_unused
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
-from skyctl.records.sync import Sync
-from skyctl.schedule.actions import check_in_flight
 
-Rows = list[list[HeldRange]]
 MOST_DRAWS = 20_000
 """Sets of clients that are looked at one by one; of more the median is counted."""
 
@@ -29,35 +34,34 @@ MOST_DRAWS = 20_000
 def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
     """Every check of a plan whose pipelines make local steps; fewer where it can't be read."""
     try:
-        rows = _read_rows(problem, plan)
+        _require_rounds(problem)
+        rows = read_rows(problem, plan)
+        _require_whole(problem, plan, rows)
         step = CheckedHybrid(problem)
-        groups = _read_groups(step, plan, rows)
+        groups = [] if plan.sync is None else read_groups(step, plan.sync, rows)
     except InputError as exc:
         return [Check(name="pipelines", ok=False, detail=exc.message)]
     held = [one for row in rows for one in row]
-    chunk_bytes = Sync.model_fields["chunk_bytes"].default if plan.sync is None else plan.sync.chunk_bytes
+    rounded = problem.sync_format != "float32"
     kept = _copies(problem)
     needs = [
-        step.need_bytes(one, groups, chunk_bytes) + kept * math.fsum(step.data.sizes[one.start : one.stop])
+        step.need_bytes(one, groups, chunk_bytes_of(plan)) + (kept + rounded) * _weight_bytes(step, one)
         for one in held
     ]
     steps = [pipeline.local_steps or 0 for pipeline in plan.pipelines]
-    sync_s = _average_s(step, rows, groups, passes=2 + kept)
+    sync_s = _average_s(step, rows, groups, sums=2 if rounded else 1, passes=(5 if rounded else 2) + kept)
     round_s = _slowest_s(problem, step, rows, steps) + sync_s
     compute_s = [count * _compute_s(step, one) for count, row in zip(steps, rows, strict=True) for one in row]
-    claimed = plan.certificate.value_s
     return [
         Check(name="pipelines", ok=True, detail=f"{len(rows)} pipelines make {_words(steps)} local steps"),
         _steps(problem, steps),
         _owners(problem, step, rows),
         check_unused(problem, plan),
-        _memory(step, held, needs),
-        Check(
-            name="value",
-            ok=is_close(round_s, claimed),
-            detail=f"{claimed:.6g} s claimed, {round_s:.6g} s found",
-        ),
-        _prediction(plan, step, held, (round_s, sync_s), compute_s, needs),
+        *([check_pins(step, rows)] if problem.owners is None else []),
+        check_ties(step, held),
+        check_memory(step, held, needs),
+        check_value(plan, round_s),
+        check_prediction(plan, step, held, round_s, sync_s, compute_s, needs),
         check_certificate(plan),
         Check(name="bound", ok=plan.certificate.lower_bound_s is None, detail="none claimed", checked=False),
     ]
@@ -65,63 +69,37 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
 
 def _copies(problem: Problem) -> int:
     """Whether stages keep the weights that a round began with."""
-    return int(problem.owners is not None or problem.rhythm.prox_mu > 0)
+    rounded = problem.sync_format != "float32"
+    return int(problem.owners is not None or problem.rhythm.prox_mu > 0 or rounded)
+
+
+def _weight_bytes(step: CheckedHybrid, one: HeldRange) -> float:
+    """Of its trained weights in float32."""
+    layers = step.problem.layers[one.start : one.stop]
+    return math.fsum(x.state_bytes / 4 if x.gradient_bytes is None else x.gradient_bytes for x in layers)
 
 
 def _words(steps: Sequence[int]) -> str:
     return " + ".join(map(str, steps)) if len(steps) <= 8 else f"{min(steps)} to {max(steps)}"
 
 
-def _read_rows(problem: Problem, plan: Plan) -> Rows:
-    """Raises InputError where these are no pipelines over all layers, or shares not the step's."""
-    index = {device.id: d for d, device in enumerate(problem.devices)}
+def _require_rounds(problem: Problem) -> None:
+    """Raises InputError where the problem asks for what rounds do not have."""
     if problem.schedule not in ("1f1b", "sequential") or problem.objective != "iteration":
         raise InputError(f"no rounds have schedule {problem.schedule}, objective {problem.objective}")
-    rows: Rows = []
-    for number, pipeline in enumerate(plan.pipelines):
-        row = []
-        for stage in pipeline.stages:
-            if stage.device not in index:
-                raise InputError(f"the plan names device {stage.device!r}, which is not in the problem")
-            if stage.recompute or stage.weights_behind:
-                raise InputError(f"pipeline {number} recomputes or defers, which those of rounds do not")
-            row.append(
-                HeldRange(
-                    index[stage.device], stage.start, stage.stop, stage.in_flight, pipeline.microbatches
-                )
-            )
-        depths = [one.in_flight for one in row]
-        fault = check_in_flight(problem.schedule, depths, pipeline.microbatches, [0] * len(row))
-        if fault is not None:
-            raise InputError(f"pipeline {number}: {fault}")
-        rows.append(row)
+
+
+def _require_whole(problem: Problem, plan: Plan, rows: Rows) -> None:
+    """Raises InputError where shares are not the step's, or nothing says how weights are averaged."""
     shares = [row[0].microbatches for row in rows]
     wanted = problem.microbatches
     whole = sum(shares) == wanted if problem.owners is None else set(shares) == {wanted}
     if not whole:
         raise InputError(f"pipelines compute {shares} microbatches of a step's {wanted}")
-    return rows
-
-
-def _read_groups(step: CheckedHybrid, plan: Plan, rows: Rows) -> list[SummedRange]:
-    """Raises InputError where the groups are not what the same devices hold, or routes no ring or star."""
-    sync = plan.sync
-    if len(rows) == 1:
-        if sync is not None:
-            raise InputError("one pipeline alone has nobody to average its weights with")
-        return []
-    if sync is None or sync.of != "weights" or sync.format != "float32":
+    if len(rows) == 1 and plan.sync is not None:
+        raise InputError("one pipeline alone has nobody to average its weights with")
+    if len(rows) > 1 and (plan.sync is None or plan.sync.of != "weights"):
         raise InputError("nothing says how weights are averaged")
-    wanted = step.groups(rows)
-    if [(group.start, group.stop) for group in sync.groups] != [(start, stop) for start, stop, _ in wanted]:
-        raise InputError("the sync groups are not the layers that the same devices hold")
-    out = []
-    for group, (start, stop, devices) in zip(sync.groups, wanted, strict=True):
-        trees = checked_routes(group.routes)
-        if not any(are_same_routes(trees, other) for other in ring_and_stars(devices, step.problem.sync)):
-            raise InputError(f"the routes of layers [{start}, {stop}) are no ring or star of their holders")
-        out.append(SummedRange(start, stop, trees))
-    return out
 
 
 def _step_s(step: CheckedHybrid, row: Sequence[HeldRange]) -> float:
@@ -131,7 +109,7 @@ def _step_s(step: CheckedHybrid, row: Sequence[HeldRange]) -> float:
 
 
 def _pass_s(step: CheckedHybrid, one: HeldRange) -> float:
-    return step.problem.devices[one.device].reduce_byte_s * math.fsum(step.data.sizes[one.start : one.stop])
+    return step.problem.devices[one.device].reduce_byte_s * _weight_bytes(step, one)
 
 
 def _compute_s(step: CheckedHybrid, one: HeldRange) -> float:
@@ -158,8 +136,13 @@ def _slowest_s(problem: Problem, step: CheckedHybrid, rows: Rows, steps: Sequenc
     return next(x for i, x in enumerate(work) if 2 * math.comb(i + 1, clients) >= whole)
 
 
-def _average_s(step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], passes: int) -> float:
-    """The busiest line, shared resource or processor, the longest way's latency, and what scaling takes."""
+def _average_s(
+    step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], *, sums: int, passes: int
+) -> float:
+    """The busiest line, shared resource or processor, the longest way's latency, and what scaling takes.
+
+    ``sums``: one after another; ``passes``: over the weights beside them.
+    """
     if not groups:
         return 0.0
     lines: dict[object, float] = {}
@@ -185,7 +168,7 @@ def _average_s(step: CheckedHybrid, rows: Rows, groups: Sequence[SummedRange], p
         )
         for one in held
     ]
-    latency_s = max(step.data.latency_s(group.trees) for group in groups)
+    latency_s = sums * max(step.data.latency_s(group.trees) for group in groups)
     return max(*lines.values(), *busy, 0.0) + latency_s + passes * max(_pass_s(step, one) for one in held)
 
 
@@ -208,33 +191,3 @@ def _owners(problem: Problem, step: CheckedHybrid, rows: Rows) -> Check:
                 return Check(name="owners", ok=False, detail=detail)
     said = "no data is anybody's alone" if problem.owners is None else "each trains on its own nodes"
     return Check(name="owners", ok=True, detail=said)
-
-
-def _memory(step: CheckedHybrid, held: Sequence[HeldRange], needs: Sequence[float]) -> Check:
-    for one, need in zip(held, needs, strict=True):
-        name = step.ids[one.device]
-        has = step.data.devices[name].memory_bytes
-        if has is not None and not step.data.fits(name, need):
-            detail = f"{name} needs {human_bytes(need)}, it has {human_bytes(has)}"
-            return Check(name="memory", ok=False, detail=detail)
-    return Check(name="memory", ok=True, detail="every stage fits, with the round's first weights")
-
-
-def _prediction(
-    plan: Plan,
-    step: CheckedHybrid,
-    held: Sequence[HeldRange],
-    times: tuple[float, float],
-    compute_s: Sequence[float],
-    needs: Sequence[float],
-) -> Check:
-    said, (round_s, sync_s) = plan.predicted, times
-    ok = is_close(said.iteration_s, round_s) and is_close(said.sync_s, sync_s)
-    ok = ok and is_close(said.bottleneck_s, max(step.layers_s(one) for one in held))
-    ok = ok and [one.device for one in said.replicas] == [step.ids[one.device] for one in held]
-    if ok:
-        for one, busy_s, need in zip(said.replicas, compute_s, needs, strict=True):
-            ok = ok and is_close(one.compute_s, busy_s) and is_close(one.memory_bytes, need)
-            ok = ok and abs(one.idle_s - max(0.0, round_s - busy_s)) <= 1e-9 * max(round_s, 1e-6)
-    detail = "added up again" if ok else "differs from what its local steps and average take"
-    return Check(name="prediction", ok=ok, detail=detail)

@@ -16,8 +16,8 @@ class FormatBytes:
         passes: how many sums, one after another, a step has.
         first, second: bytes as they are sent, pass by pass.
         kept: bytes that a holder keeps beside gradients.
-        compressed: bytes in float32 of gradients that are compressed.
-        work: for each of those, how many bytes' adding compressing takes as long as.
+        added: bytes that a holder's processor adds up as quickly as it does what is done besides: compressing
+            gradients, or with a delay predicting weights.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -25,25 +25,26 @@ class FormatBytes:
             x.gradient_bytes if x.gradient_bytes is not None else x.state_bytes / 4 for x in problem.layers
         ]
         none = [0.0] * len(floats)
-        self.second, self.kept, self.compressed, self.work = none, none, none, 0.0
+        self.second, self.kept, self.added = none, none, none
         rank = powersgd_rank(problem.sync_format)
         if rank is None:
             each = _NUMBER_BYTES[problem.sync_format]
             self.first = [x / 4.0 * each for x in floats]
-            # integers, or what is summed while the next step's are made
-            if problem.sync_format == "fixed32" or problem.rhythm.delay == 1:
+            if problem.rhythm.delay == 1:  # what is summed meanwhile, and weights that were
+                self.kept, self.added = [2 * x for x in floats], [3.0 * x for x in floats]
+            elif problem.sync_format == "fixed32":  # integers
                 self.kept = floats
         else:
             thin = [
                 [(n, m) for n, m in x.gradient_matrices or () if n * m > rank * (n + m)]
                 for x in problem.layers
             ]
-            self.work = 3.0 * (rank + 1)
-            self.compressed = [4.0 * sum(n * m for n, m in one) for one in thin]
+            whole = [4.0 * sum(n * m for n, m in one) for one in thin]
+            self.added = [3.0 * (rank + 1) * x for x in whole]
             self.second = [4.0 * rank * sum(m for _, m in one) for one in thin]
             tall = [4.0 * rank * sum(n for n, _ in one) for one in thin]
-            self.first = [x - c + t for x, c, t in zip(floats, self.compressed, tall, strict=True)]
-            self.kept = [c + t + 2 * s for c, t, s in zip(self.compressed, tall, self.second, strict=True)]
+            self.first = [x - c + t for x, c, t in zip(floats, whole, tall, strict=True)]
+            self.kept = [c + t + 2 * s for c, t, s in zip(whole, tall, self.second, strict=True)]
         self.passes = 2 if any(self.second) else 1
 
     def late(self, start: int, stop: int) -> list[float]:

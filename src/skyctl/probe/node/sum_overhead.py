@@ -24,9 +24,10 @@ from skyctl.agent.process_tree import die_with_parent
 from skyctl.probe.node.message_overhead import HOST, TIMEOUT_S, loopback_pair, quota_ratio
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
-from skyctl.worker.route_sum import RoutePlace, RouteSum, SumRound
+from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
+from skyctl.worker.sum_round import SumRound
 
 CHUNK_NUMEL = 65536
 """Of a sum's messages (``records.sync.Sync.chunk_bytes``, in float32)."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from skyctl.planner.data.scaled_steps import TimeFactors, scaled_steps_s
+from skyctl.planner.data.scaled_steps import TimeFactors
 from skyctl.planner.data.stale_plan import CLOCKS, drawn_factors
+from skyctl.planner.drawn_steps import drawn_ratios
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device
+
+DRAWN_PIPELINES = 400
+"""Steps that are drawn where each has to be simulated."""
 
 
 def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float:
     """Seconds of a plan's step on average, comparable with what a plan with a parameter server predicts.
 
-    Each step waits for the slowest of all, and the draws are those that a parameter server's plan is played
-    with. As predicted, without that, for stages of which several are in a row: how uneven steps add up along
-    a pipeline is not modelled.
+    Each step waits for the slowest of all. A device's factors are drawn as for the play of a parameter
+    server's plan, and multiply all that it computes in a step.
 
     Args:
         plan: of any rhythm; with a parameter server its prediction is of the long run already.
@@ -26,17 +29,14 @@ def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float
         InputError: see ``api.predict``.
     """
     step_s = plan.predicted.iteration_s
-    stages = plan.placed_stages
-    if plan.predicted.stale is not None or not any(factors.get(stage.device) for stage in stages):
+    known = {stage.device: tuple(factors.get(stage.device, ())) for stage in plan.placed_stages}
+    if plan.predicted.stale is not None or step_s <= 0 or not any(known.values()):
         return step_s
-    if len(stages) == 1:
-        return step_s * fmean(factors[stages[0].device])
-    if plan.problem.parallel != "data":
-        return step_s
+    draws = CLOCKS if plan.problem.parallel == "data" else DRAWN_PIPELINES
 
     def drawn(device: Device) -> Sequence[float]:
-        known = tuple(factors.get(device.id, ()))
-        return drawn_factors(device.model_copy(update={"step_factors": known}), CLOCKS)
+        own = known.get(device.id, ())
+        return drawn_factors(device.model_copy(update={"step_factors": own}), draws)
 
-    even = (1.0,) * CLOCKS
-    return fmean(scaled_steps_s(plan, TimeFactors(drawn, drawn, lambda _link: even), CLOCKS))
+    even = (1.0,) * draws
+    return step_s * fmean(drawn_ratios(plan, TimeFactors(drawn, drawn, lambda _link: even), draws))

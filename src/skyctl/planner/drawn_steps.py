@@ -1,0 +1,113 @@
+"""A plan of any form and rhythm, played with other times of its devices and links, draw by draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from skyctl.planner.data.scaled_steps import TimeFactors, scaled_steps_s
+from skyctl.planner.evaluation import simulation_input_of
+from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Device
+from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
+from skyctl.schedule.simulation_input import SimulationInput
+
+MOST_ACTIONS = 2_000
+"""Stages × microbatches that are simulated for a draw: of longer steps the first part, with the same depths,
+and less of the optimizer. Their beginning and end then weigh a little more than they should."""
+
+
+def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
+    """By draw, the plan's step (or round) ÷ the predicted one, which is more than 0 s.
+
+    Cuts, shares, routes and local steps stay as they are. Not for a plan with a parameter server.
+
+    Args:
+        factors: each of ``draws`` numbers.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    from skyctl.planner.hybrid import scaled_hybrids  # late: plans of these forms have intervals
+    from skyctl.planner.rounds.scaled_rounds import scaled_rounds_s
+
+    problem, expected_s = plan.problem, plan.predicted.iteration_s
+    known = {device.id: device for device in problem.devices}
+
+    def drawn(play: SimulationInput, names: Sequence[str]) -> Iterator[SimulationInput]:
+        return _draws_of(plan, play, [known[name] for name in names], factors, draws)
+
+    if problem.rhythm.is_rounds or problem.parallel == "hybrid":
+        pipelines = [
+            drawn(play, [stage.device for stage in pipeline.stages])
+            for play, pipeline in zip(pipeline_simulations(plan), plan.pipelines, strict=True)
+        ]
+        if problem.rhythm.is_rounds:
+            steps_s = scaled_rounds_s(plan, pipelines, factors)
+        else:
+            steps_s = scaled_hybrids.scaled_steps_s(plan, pipelines, factors)
+    elif problem.parallel == "data":
+        steps_s = scaled_steps_s(plan, factors, draws)
+    else:
+        play = _shortened(simulation_input_of(plan))
+        expected_s = play.simulate().iteration_s
+        names = [stage.device for stage in plan.placed_stages]
+        steps_s = (one.simulate().iteration_s for one in drawn(play, names))
+    return [step_s / expected_s for step_s in steps_s]
+
+
+def _shortened(play: SimulationInput) -> SimulationInput:
+    """At most ``MOST_ACTIONS`` of the step, but never less than fills the pipeline four times."""
+    stages = len(play.stages)
+    count = max(MOST_ACTIONS // stages, 4 * stages)
+    if play.microbatches <= count:
+        return play
+    share = count / play.microbatches
+    return replace(
+        play,
+        microbatches=count,
+        in_flight=tuple(min(k, count) for k in play.in_flight),
+        deferred_weights=tuple(min(k, count) for k in play.deferred_weights),
+        stages=tuple(replace(stage, optimizer_s=share * stage.optimizer_s) for stage in play.stages),
+    )
+
+
+def _draws_of(
+    plan: Plan, play: SimulationInput, devices: Sequence[Device], factors: TimeFactors, draws: int
+) -> Iterator[SimulationInput]:
+    """The simulation of a pipeline over these devices with each draw's times."""
+    links = {(link.source, link.target): link for link in plan.problem.links}
+    layers = [factors.layers(device) for device in devices]
+    overhead = [factors.overhead(device) for device in devices]
+    pairs = [(a.id, b.id) for a, b in pairwise(devices)]
+    ahead = [factors.link(links.get(pair)) for pair in pairs]
+    back = [factors.link(links.get(pair[::-1])) for pair in pairs]
+    for draw in range(draws):
+        stages = tuple(
+            _scaled_stage(play, stage, own[draw], more[draw])
+            for stage, (own, more) in enumerate(zip(layers, overhead, strict=True))
+        )
+        boundaries = tuple(
+            BoundaryTimes(
+                _scaled_message(boundary.forward, to[draw]), _scaled_message(boundary.backward, fro[draw])
+            )
+            for boundary, to, fro in zip(play.boundaries, ahead, back, strict=True)
+        )
+        yield replace(play, stages=stages, boundaries=boundaries)
+
+
+def _scaled_stage(play: SimulationInput, stage: int, layers: float, overhead: float) -> StageTimes:
+    times, overhead_s = play.layer_times(stage), play.stage_overhead_s(stage) * overhead
+    return StageTimes(
+        times.forward_s * layers + overhead_s,
+        times.backward_s * layers + overhead_s,
+        times.optimizer_s * layers,
+        times.weight_s * layers,
+    )
+
+
+def _scaled_message(times: MessageTimes, factor: float) -> MessageTimes:
+    shared = tuple((name, seconds * factor) for name, seconds in times.shared)
+    return MessageTimes(times.link_s * factor, times.latency_s, shared)

@@ -1,0 +1,79 @@
+"""Weights as the update that is under way will probably leave them, to compute a delayed step with.
+
+With a delay a step's gradients are applied one update after the weights that they were computed with. So
+those are extrapolated by the last update: w + (w − v), where v is what they were before it. With momentum
+one update is much like the next, and this undoes most of what a delay costs in loss (SpecTrain, Chen et al.
+2018, arXiv 1809.02839, predicts weights from momentum, too). Without momentum an update is a single batch's
+gradient, which says too little about the next one: then nothing is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from skyctl.workload.mixed_precision import master_of
+
+Tensor = torch.Tensor
+
+MOMENTUM_STATES = ("exp_avg", "momentum_buffer")
+"""What torch's optimizers call the running mean of gradients in their state."""
+
+
+class PredictedWeights:
+    """The weights of a stage, and what they were before the last update.
+
+    Per step: ``enter`` before the first forward and ``leave`` after the last backward; then ``keep`` right
+    before an update whose successor is under way, or ``forget`` where none is.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+        found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
+        self._weights = [master_of(p).detach() for p in found.values()]
+        low = [p for p in found.values() if master_of(p) is not p]
+        self._low, self._masters = [p.detach() for p in low], [master_of(p).detach() for p in low]
+        self._optimizer = optimizer
+        self._held: list[Tensor] | None = None
+        self._entered = False
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        """Where a former update is known: extrapolates the weights, and keeps what they are."""
+        if self._held is None or not has_momentum(self._optimizer):
+            return
+        ahead = torch._foreach_lerp(self._weights, self._held, -1.0)
+        torch._foreach_copy_(self._held, self._weights)
+        self._set(ahead)
+        self._entered = True
+
+    def leave(self) -> None:
+        """The weights are again what they were when ``enter`` was called."""
+        if self._entered:
+            assert self._held is not None
+            self._set(self._held)
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """An update follows, with the gradients of a step whose successor has its own under way."""
+        if self._held is None:
+            self._held = [weight.clone() for weight in self._weights]
+        elif not self._entered:
+            torch._foreach_copy_(self._held, self._weights)
+        self._entered = False
+
+    def forget(self) -> None:
+        """All updates are done: a run that goes on from here knows of none."""
+        self._held, self._entered = None, False
+
+    @torch.no_grad()
+    def _set(self, weights: list[Tensor]) -> None:
+        torch._foreach_copy_(self._weights, weights)
+        if self._low:
+            torch._foreach_copy_(self._low, self._masters)
+
+
+def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's steps follow a running mean of gradients, as its state tells."""
+    return any(state.get(name) is not None for state in optimizer.state.values() for name in MOMENTUM_STATES)

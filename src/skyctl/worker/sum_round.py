@@ -1,0 +1,136 @@
+"""One sum over routes, as one rank sees it: its own numbers, how far they are, and how it ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from skyctl.worker.sum_layout import Chunk, SumLayout
+
+Tensor = torch.Tensor
+
+
+class SumRound:
+    """One sum: of which numbers, how far this rank has them, and how it ended.
+
+    Attributes:
+        errors: as given.
+        agreed, agreed_at: what ranks have agreed on in the background (``RouteSum.agree_later``), and when
+            that was known here, in seconds of ``time.perf_counter``.
+
+    Args:
+        layout: how they are cut; the same on every rank.
+        format: what chunks are sent as (``sum_codecs``).
+        helps: this rank has no numbers of its own, and only adds what others have.
+        errors: by bucket, flat tensors like the numbers' own: they get what this rank's encoding has lost of
+            its partial sums, to be added to its next numbers (error feedback). None: that is lost.
+    """
+
+    def __init__(
+        self,
+        layout: SumLayout,
+        step: int,
+        *,
+        kind: int,
+        format: str = "float32",  # noqa: A002 — as the plan calls it
+        helps: bool = False,
+        errors: Sequence[Sequence[Tensor]] | None = None,
+    ) -> None:
+        self.layout, self.step, self.kind, self.format, self.helps = layout, step, kind, format, helps
+        self.errors = errors
+        self._buckets: list[Sequence[Tensor]] = []
+        self._changed = threading.Condition()
+        self._unfinished = 0
+        self._error: BaseException | None = None
+        self.agreed, self.agreed_at = b"", 0.0
+
+    @property
+    def ready_buckets(self) -> int:
+        """How many buckets this rank has its own numbers of."""
+        return len(self._buckets)
+
+    def add_bucket(self, tensors: Sequence[Tensor]) -> None:
+        """The next bucket's numbers are there: flat tensors, which will hold the sum in the end."""
+        with self._changed:
+            self._buckets.append(tensors)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until every chunk is summed; then the round holds the numbers no longer.
+
+        Raises:
+            RunError: a peer is gone, or has sent something else than what was expected.
+        """
+        with self._changed:
+            while self._unfinished and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            self._buckets = []  # else a step's gradients would live until the next step's are there
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it; the first error counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended it early."""
+        return self._error
+
+    def begin(self, threads: int) -> None:
+        """So many threads will each say when they have finished."""
+        self._unfinished = threads
+
+    def add_thread(self) -> None:
+        """One thread more will say so."""
+        with self._changed:
+            self._unfinished += 1
+
+    def finish_thread(self) -> None:
+        """One of the threads has done its part."""
+        with self._changed:
+            self._unfinished -= 1
+            self._changed.notify_all()
+
+    def wait_bucket(self, bucket: int) -> None:
+        """Until this rank has its own numbers of that bucket; raises what ended the round."""
+        with self._changed:
+            while not self.helps and len(self._buckets) <= bucket and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+
+    def gather(self, chunk: Chunk, out: Tensor) -> None:
+        """Copies a chunk's own numbers into ``out``, in host memory; a helper has zeros."""
+        if self.helps:
+            out.zero_()
+            return
+        tensors, at = self._buckets[chunk.bucket], 0
+        for piece in chunk.pieces:
+            size = piece.stop - piece.start
+            out[at : at + size].copy_(tensors[piece.tensor][piece.start : piece.stop])
+            at += size
+
+    def scatter(self, chunk: Chunk, values: Tensor) -> None:
+        """Puts a chunk's sum in the place of the rank's own numbers."""
+        if self.helps:
+            return
+        _put(chunk, values, self._buckets[chunk.bucket])
+
+    def keep_error(self, chunk: Chunk, error: Tensor) -> None:
+        """Keeps what the encoding of a chunk's partial sum has lost."""
+        assert self.errors is not None
+        _put(chunk, error, self.errors[chunk.bucket])
+
+
+def _put(chunk: Chunk, values: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Puts a chunk's numbers where they belong in a bucket's tensors."""
+    at = 0
+    for piece in chunk.pieces:
+        size = piece.stop - piece.start
+        tensors[piece.tensor][piece.start : piece.stop].copy_(values[at : at + size])
+        at += size

@@ -1,0 +1,61 @@
+"""Weights moved once more by the last update, and put back to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from skyctl.worker.predicted_weights import PredictedWeights, has_momentum
+from skyctl.workload.mixed_precision import master_of, to_low_precision
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "nadam": torch.optim.NAdam,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_weights_are_predicted_where_an_optimizer_has_momentum(name: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 3), nn.Linear(3, 2).requires_grad_(False), nn.Linear(4, 2)]
+    for parameter_name, parameter in list(layers[2].named_parameters()):
+        made = to_low_precision(parameter, parameter.detach().clone(), torch.bfloat16)
+        layers[2]._parameters[parameter_name] = made
+    trained = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    masters = [master_of(p) for p in trained]
+    optimizer = OPTIMIZERS[name](masters)
+    predicted = PredictedWeights(layers, optimizer)
+    seen: list[list[torch.Tensor]] = []
+    for _ in range(4):
+        now = [master.detach().clone() for master in masters]
+        predicted.enter()
+        expected = now
+        if seen and name not in ("sgd", "rmsprop"):
+            expected = [2 * w - v for w, v in zip(now, seen[-1], strict=True)]
+            assert not any(torch.equal(w, e) for w, e in zip(now, expected, strict=True))
+        for parameter, master, one in zip(trained, masters, expected, strict=True):
+            torch.testing.assert_close(master.detach(), one)
+            if master is not parameter:
+                assert torch.equal(parameter.detach(), master.detach().to(parameter.dtype))
+        predicted.leave()
+        assert all(torch.equal(a, b) for a, b in zip(masters, now, strict=True)), "to the last bit"
+        predicted.keep()
+        for master in masters:
+            master.grad = torch.randn_like(master)
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(trained, masters, strict=True):
+                parameter.copy_(master)
+        seen.append(now)
+    assert has_momentum(optimizer) == (name not in ("sgd", "rmsprop"))
+    now = [master.detach().clone() for master in masters]
+    predicted.forget()
+    predicted.enter()
+    assert all(torch.equal(a, b) for a, b in zip(masters, now, strict=True)), "of no update anything is known"
+    predicted.leave()
