@@ -241,6 +241,10 @@ def test_a_rhythm_that_gains_nothing_is_not_the_best(outcome, plain) -> None:
     assert said(outcome("even"), without, best) == (
         "synchronous is 2.00× as fast as even, 1.20× as fast as optimal, predicted"
     )
+    near = outcome("optimal", counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.252)
+    assert said(outcome("even"), without, near) == (
+        "synchronous is 2.00× as fast as even, predicted; no difference that can be told from optimal"
+    )
     base = outcome("even", compute_s=(1.0, 1.2), step_s=1.25)
     assert said(base, without, best).startswith("nothing beats even here: 1.25 s a step, predicted; ")
     slow = plain(counts=(7, 5), compute_s=(1.0, 1.2), step_s=2.5)

@@ -136,8 +136,10 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
         if own.microbatches != problem.microbatches or differs:
             schedule = f"{own.schedule}, " if differs else ""
             others += f"; {outcome.strategy}: {schedule}{own.microbatches} microbatches"
+    plans = {outcome.strategy: outcome.plan for outcome in outcomes}
+    measured = any(outcome.measurement is not None for outcome in outcomes)
     said = [f"every row: {problem.schedule}, {problem.microbatches} microbatches{others}"]
-    return [*said, *describe_steps({outcome.strategy: outcome.plan for outcome in outcomes})]
+    return [*said, *describe_steps(plans, measured=measured)]
 
 
 def _shared_runs(compared: list[ComparisonRow]) -> list[str]:

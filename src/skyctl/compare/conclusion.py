@@ -192,13 +192,13 @@ def describe_conclusion(
     best, base, alone = rows[conclusion.best], rows.get(BASELINE), rows.get(ALONE)
     names = {name: name for name in rows}
     names |= {ALONE: f"{alone.device_label} alone" if alone is not None else ""}
-    others = [BASELINE, ALONE, SYNCHRONOUS]
-    if best.strategy == SYNCHRONOUS:
-        others += [list(rows)[-1]]  # the best strategy's, which has the rhythm
     over_even = conclusion.over(BASELINE)
-    gains = [gain for gain in map(conclusion.over, dict.fromkeys(others)) if gain is not None]
+    # the plan without the rhythm, or where that is the best one, the last strategy's, which has the rhythm
+    counterpart = compared[-1] if best.strategy == SYNCHRONOUS else rows.get(SYNCHRONOUS)
+    others = dict.fromkeys([BASELINE, ALONE, *([counterpart.strategy] if counterpart is not None else [])])
+    gains = [gain for gain in map(conclusion.over, others) if gain is not None]
     faster = [gain for gain in gains if gain.faster]
-    end = _describe_synchronous(conclusion, rows.get(SYNCHRONOUS))
+    end = _describe_rhythm(conclusion, counterpart)
     end += "; no device can train alone" if alone is not None and alone.status == "infeasible" else ""
     if base is not None and (best is base or (over_even is not None and not over_even.faster)):
         text = _describe_tie(conclusion, rows, over_even, capitalized=capitalized)
@@ -210,22 +210,20 @@ def describe_conclusion(
     return f"{lead}{best.strategy} is {_gain_texts(faster, names)}{end}"
 
 
-def _describe_synchronous(conclusion: Conclusion, row: ComparisonRow | None) -> str:
-    """What is said of the plan without the rhythm where the best one is not faster; nothing where it is."""
-    if row is None or row.strategy == conclusion.best:
+def _describe_rhythm(conclusion: Conclusion, other: ComparisonRow | None) -> str:
+    """What is said of the plan that differs in its rhythm, ``other``, where the best one is not faster."""
+    if other is None or other.strategy == conclusion.best:
         return ""
-    if not row.planned:
-        return (
-            f"; {SYNCHRONOUS} has no plan" if row.status == "undecided" else f"; {SYNCHRONOUS} does not fit"
-        )
-    gain = conclusion.over(SYNCHRONOUS)
+    name, gain = other.strategy, conclusion.over(other.strategy)
+    if not other.planned:
+        return f"; {name} has no plan" if other.status == "undecided" else f"; {name} does not fit"
     if gain is None or gain.faster:
         return ""
     if gain.same_plan:
-        return f"; {SYNCHRONOUS} is the same plan"
+        return f"; {name} is the same plan"
     if gain.told and gain.ratio > 0:  # it was to be run and was not, or it would be the best
-        return f"; {SYNCHRONOUS} is predicted to be {format_ratio(1 / gain.ratio)} as fast"
-    return f"; no difference that can be told from {SYNCHRONOUS}"
+        return f"; {name} is predicted to be {format_ratio(1 / gain.ratio)} as fast"
+    return f"; no difference that can be told from {name}"
 
 
 def _describe_alone(conclusion: Conclusion, rows: dict[str, ComparisonRow]) -> str:

@@ -104,11 +104,12 @@ def median_errors(run: Measurement) -> tuple[float, float]:
     return max(0.0, math.log(middle_s / low_s)), max(0.0, math.log(high_s / middle_s))
 
 
-def describe_steps(plans: Mapping[str, Plan | None]) -> list[str]:
+def describe_steps(plans: Mapping[str, Plan | None], *, measured: bool) -> list[str]:
     """What a step's seconds stand for, a phrase each; none where they are just that.
 
     Args:
         plans: by strategy; None: there is none.
+        measured: whether any was run, so that there are losses.
     """
     said = []
     counts: dict[str, list[str]] = {}
@@ -120,7 +121,8 @@ def describe_steps(plans: Mapping[str, Plan | None]) -> list[str]:
         if len(counts) > 1:
             pairs = zip(each, counts.values(), strict=True)
             each = [f"{text} ({', '.join(names)})" for text, names in pairs]
-        said.append(f"a round counts as {', '.join(each)}: seconds are for the samples of one step")
+        losses = "; losses are after as many rounds as other runs have steps" if measured else ""
+        said.append(f"a round counts as {', '.join(each)}: seconds are for the samples of one step{losses}")
     if uneven_steps(plans.values()) is not None:
         said.append("seconds are of a step on average, since staleness helps against stalls now and then")
     return said

@@ -156,7 +156,9 @@ def _about(outcomes: Sequence[StrategyOutcome]) -> list[str]:
         for o in outcomes
         if o.plan is not None and o.strategy != ALONE and o.plan.problem.schedule != problem.schedule
     )
-    about += describe_steps({outcome.strategy: outcome.plan for outcome in outcomes})
+    plans = {outcome.strategy: outcome.plan for outcome in outcomes}
+    measured = any(outcome.measurement is not None for outcome in outcomes)
+    about += describe_steps(plans, measured=measured)
     steps = max((len(o.measurement.steps) for o in outcomes if o.measurement is not None), default=0)
     return [*about, f"{steps} training steps"] if steps else about
 
