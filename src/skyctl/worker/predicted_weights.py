@@ -45,7 +45,7 @@ class PredictedWeights:
             return
         ahead = torch._foreach_lerp(self._weights, self._held, -1.0)
         torch._foreach_copy_(self._held, self._weights)
-        self._set(ahead)
+        self._set(list(ahead))
         self._entered = True
 
     def leave(self) -> None:
