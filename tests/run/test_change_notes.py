@@ -34,19 +34,18 @@ def test_local_sgd_goes_on_with_the_device_that_is_left(steps: Any) -> None:
     assert change_notes(had, left) == [ALONE.format(first) + ", and averages with nobody"]
     assert Plan.model_validate_json(left.to_json()) == left
     again = replan(left, had.problem)
-    assert len(again.pipelines) == 3, "once they are back"
+    assert len(again.pipelines) == len(had.pipelines) > 1, "once they are back"
     assert not any("alone" in note for note in change_notes(left, again))
 
 
 def test_other_local_steps_are_said() -> None:
     """Of those that are in both plans."""
-    had = made(rhythm=Rhythm(local_steps="auto"), owners=(("n0",), ("n1",), ("n2",)), latency=1.0)
+    had = made(rhythm=Rhythm(local_steps=(4, 2, 3)), owners=(("n0",), ("n1",), ("n2",)))
     left = replan(had, without_nodes(had.problem, {"n2": "gone"}))
     assert change_notes(had, left) == []
     twice = [one.model_copy(update={"local_steps": 7}) for one in left.pipelines]
     (said,) = change_notes(had, left.model_copy(update={"pipelines": tuple(twice)}))
-    before = [one.local_steps for one in had.pipelines]
-    assert f"n0 7 (it was {before[0]}), n1 7 (it was {before[1]})" in said
+    assert "n0 7 (it was 4), n1 7 (it was 2)" in said
     assert "batches are left out or come again" in said
 
 

@@ -275,7 +275,7 @@ def test_a_node_that_comes_changes_nothing_of_what_was_asked_for(
     desk: Callable[[Plan], Desk], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
     """Though what is known of it is from a profile, in which nothing of that stands."""
-    whole = Problem.model_validate({**dict(problem()), "parallel": "data"})
+    whole = Problem.model_validate({**dict(problem()), "parallel": "data", "microbatches": 6})
     first = plan(Problem.model_validate({**dict(without_nodes(whole, {"c": ""})), **asked}))
     assert set(nodes_in(first)) == {"a", "b"}
     here = desk(first)
