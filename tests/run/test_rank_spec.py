@@ -343,7 +343,7 @@ def test_what_this_version_does_not_launch_is_refused() -> None:
     side = make_plan_side_by_side()
     assert side.sync is not None
     low = side.model_copy(update={"sync": side.sync.model_copy(update={"format": "powersgd:2"})})
-    with pytest.raises(InputError, match="the plan sums as powersgd:2, which goes with a synchronous") as found:
+    with pytest.raises(InputError, match="as powersgd:2, which goes with a synchronous rhythm") as found:
         check_plan_fits(changed_problem(low, rhythm=Rhythm(delay=1)), CLUSTER)
     assert "without --sync-delay" in (found.value.hint or "")
     with pytest.raises(InputError, match="weights are averaged as float32, and the plan has int8"):

@@ -39,7 +39,7 @@ def check(known: Plan, given: Plan) -> None:
         ((4,), (5,), "the plan's --local-steps: 5; run r has 4"),
         ((4,), ("auto",), "the plan's --local-steps: auto; run r has 4"),
         ((4,), (4, ALL), "the plan's --local-steps: 4 of n0, 4 of n1, 4 of n2; run r has 4,"),
-        (((4, 2, 2), ALL), ((2, 3), ALL[1:]), "the plan's --local-steps: 2 of n1, 3 of n2; run r has 2 of n1"),
+        (((4, 2, 2), ALL), ((2, 3), ALL[1:]), "the plan's --local-steps: 2 of n1, 3 of n2; run r has 2"),
     ],
 )
 def test_a_plan_whose_steps_are_others_is_refused(known: Any, given: Any, said: str) -> None:
