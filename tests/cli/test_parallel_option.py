@@ -58,7 +58,13 @@ def test_a_plan_says_who_computes_what_and_what_a_pipeline_would_take(run: Run) 
     code, _, err = run(*PLAN, "--sync-format", "powersgd:4")
     assert (code, "needs the gradient_bytes and gradient_matrices of every layer" in err) == (2, True)
     code, _, err = run(*PLAN, "--uncompressed-steps", "4")
-    assert (code, "sync_uncompressed_steps is of the sync_format powersgd:R" in err) == (2, True)
+    text = " ".join(err.split())
+    assert (code, "--uncompressed-steps 4 is of --sync-format powersgd:R" in text) == (2, True)
+    assert "next: add --sync-format powersgd:4, or --uncompressed-steps 0" in text
+    code, _, err = run(*PLAN, "--sync-format", "powersgd:4", "--sync-delay", "1")
+    text = " ".join(err.split())
+    assert (code, "--sync-format powersgd:4 goes with a synchronous rhythm only" in text) == (2, True)
+    assert "next: leave --sync-format out" in text
     code, out, _ = run(*PLAN, "--json", "--sync-format", "bfloat16")
     assert code == 0
     assert json.loads(out)["sync"]["format"] == "bfloat16"
@@ -289,11 +295,19 @@ def data(batch_size, seed):
 """
 
 
-@pytest.mark.parametrize("words", [("launch", "train.py", "--steps", "1"), ("compare", "train.py")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", "train.py", "--steps", "1", "--parallel", "data"),
+        ("launch", "train.py", "--steps", "1", "--local-steps", "2"),
+        ("launch", "train.py", "--steps", "1", "--parallel", "auto", "--sync-delay", "1"),
+        ("compare", "train.py", "--parallel", "data"),
+    ],
+)
 def test_sparse_gradients_are_refused_before_anything_starts(run: Run, words: tuple[str, ...]) -> None:
     Path("train.py").write_text(SPARSE)
     Path("cluster.yaml").write_text("name: here\nnodes: [{name: a, transport: local}]\n")
-    code, _, err = run(*words, "--parallel", "data", "--batch-size", "4")
+    code, _, err = run(*words, "--batch-size", "4")
     assert code == 2, err
     text = " ".join(err.split())
     assert "layer Embedding is an embedding with sparse=True" in text

@@ -107,6 +107,16 @@ def test_a_plan_has_settled_its_rounds(run: Run) -> None:
     assert "--local-steps 3 does not go with the plan" in err
 
 
+def test_a_trace_of_rounds_is_refused_before_anything_is_connected_to(run: Run) -> None:
+    """A workload and a plan alike: of nobody here an address is known."""
+    assert run(*PLAN, "--local-steps", "2", "--owners", "all", "-o", "plan.json")[0] == 0
+    Path("cluster.yaml").write_text("nodes:\n  - {name: n0, host: nobody.invalid}\n")
+    for words in (("gpt:layers=2", "--local-steps", "2"), ("plan.json",)):
+        code, _, err = run("launch", *words, "--trace")
+        said = "--trace draws single steps, and a round is many" in " ".join(err.split())
+        assert (code, said) == (2, True), err
+
+
 @pytest.mark.parametrize("owners", [(), ("--owners", "n0,n1+n2")])
 def test_a_problem_of_rounds_has_one_form(run: Run, owners: tuple[str, ...]) -> None:
     assert run(*PLAN, "--local-steps", "2", *owners, "-o", "plan.json")[0] == 0

@@ -59,7 +59,7 @@ def test_an_older_profile_and_what_contradicts_itself_are_refused() -> None:
     with pytest.raises(InputError, match="does not have the shapes of gradients") as found:
         plan_profile(known(with_shapes=False), options(sync_format="powersgd:4"))
     assert "skyctl probe" in (found.value.hint or "")
-    with pytest.raises(InputError, match="sync_uncompressed_steps is of the sync_format powersgd:R"):
+    with pytest.raises(InputError, match=r"--uncompressed-steps 3 is of --sync-format powersgd:R"):
         plan_profile(known(), options(uncompressed_steps=3))
     plain = plan_profile(known(), options()).problem
     assert all(layer.gradient_matrices is None for layer in plain.layers), "older versions read it"

@@ -20,14 +20,34 @@ ROUNDS, EVERY = 24, 3
 LAYERS = 7
 PLANS = {
     "owners": ("--local-steps", "2,1,2", "--owners", "a,b,c+d", "--prox-mu", "0.1"),
+    "int8": ("--local-steps", "2,1,2", "--owners", "a,b,c+d", "--sync-format", "int8"),
     "few": ("--local-steps", "2", "--owners", "a,b,c+d", "--clients-per-round", "2"),
     "common": ("--local-steps", "2", "--limit", "a,b,c"),
 }
-TRAIN = """\
+TRAIN = '''\
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import nn
+
+LIE = Path("LIE_FILE")
+
+
+def lie():
+    """Once, where that file is: says that the run ends with this round."""
+    from skyctl.worker import weight_average
+
+    honest = weight_average._GroupAverage.agree
+
+    def agree(self, end):
+        with suppress(FileNotFoundError):
+            LIE.unlink()
+            end = weight_average.ENDS
+        return honest(self, end)
+
+    weight_average._GroupAverage.agree = agree
 
 
 class Layer(nn.Module):
@@ -49,6 +69,7 @@ def example(batch_size):
 
 
 def data(batch_size, seed, OWNER):
+    lie()
     generator = torch.Generator().manual_seed(100 * seed + MIX)
     while True:
         yield (
@@ -59,7 +80,7 @@ def data(batch_size, seed, OWNER):
 
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.05)
-"""
+'''
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +90,9 @@ def nodes(another: Callable[..., Any]) -> Any:
     node = "  - {{name: {name}, transport: local, threads: 1, memory_gib: 2}}\n"
     lines = "".join(node.format(name=name) for name in "abcd")
     (made.folder / "cluster.yaml").write_text(f"name: here\nnodes:\n{lines}")
-    made.train(TRAIN.replace("OWNER", "owner").replace("MIX", "sum(map(ord, owner))"))
-    (made.folder / "common.py").write_text(TRAIN.replace(", OWNER", "").replace("MIX", "0"))
+    text = TRAIN.replace("LIE_FILE", str(made.folder / "lie"))
+    made.train(text.replace("OWNER", "owner").replace("MIX", "sum(map(ord, owner))"))
+    (made.folder / "common.py").write_text(text.replace(", OWNER", "").replace("MIX", "0"))
     for source in ("train.py", "common.py"):
         made.run("probe", source, *SIZES, "--links", "none", code=0)
     for name, words in PLANS.items():
@@ -81,9 +103,15 @@ def nodes(another: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def losses(nodes: Any) -> dict[str, list[float]]:
-    """By plan, of a run that nothing happens to, and that writes no checkpoints."""
-    calm = ("--steps", str(ROUNDS), "--checkpoint-every", "0", "--json")
-    return {name: losses_of(nodes.run("launch", f"{name}.json", *calm, code=0)) for name in PLANS}
+    """By plan, of a run that nothing happens to, and that writes no checkpoints.
+
+    But with int8, where what rounding loses is dropped at each.
+    """
+    calm = {name: ("--checkpoint-every", str(EVERY if name == "int8" else 0)) for name in PLANS}
+    words = ("--steps", str(ROUNDS), "--json")
+    return {
+        name: losses_of(nodes.run("launch", f"{name}.json", *calm[name], *words, code=0)) for name in PLANS
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +153,8 @@ def test_an_owners_machines_are_a_pipeline_and_figures_are_by_owner(
 @pytest.mark.parametrize(
     ("plan", "node"),
     [
-        ("owners", "d"),
+        ("int8", "d"),
+        pytest.param("owners", "d", marks=pytest.mark.matrix),
         pytest.param("owners", "a", marks=pytest.mark.matrix),
         pytest.param("few", "b", marks=pytest.mark.matrix),
         pytest.param("common", "b", marks=pytest.mark.matrix),
@@ -180,6 +209,34 @@ def test_an_owner_that_is_lost_leaves_with_its_data(
 
 
 @pytest.mark.slow
+def test_the_last_device_of_common_rounds_goes_on_alone(nodes: Any) -> None:
+    run = launch(nodes, "common", "--max-restarts", "9").wait_for(EVERY + 1)
+    for node in "bc":
+        os.kill(run.agent(node), signal.SIGKILL)
+    err = " ".join(run.end().stderr.split())
+    assert "a/cpu:0 alone is left that can hold the whole model: it goes on with rounds of 2 local" in err
+    assert run.state["attempts"][-1]["devices"] == ["a/cpu:0"]
+    assert (run.state["status"], len(run.steps)) == ("done", ROUNDS), run.told()
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+def test_an_end_that_nobody_has_asked_for_is_no_end(nodes: Any, losses: dict[str, list[float]]) -> None:
+    """Told by a rank to the others; the run's supervisor can't know what the one before has asked for."""
+    steps = 150
+    run: Run = nodes.launch("common.json", "--steps", str(steps), "--checkpoint-every", "1000").wait_for(4)
+    run.child.kill()
+    run.attach()
+    run.more(1)
+    (nodes.folder / "lie").touch()
+    run.end()
+    assert (run.state["status"], len(run.state["attempts"]), len(run.steps)) == ("done", 2, steps), run.told()
+    run.loses(run.steps, losses["common"])
+    assert "all ranks ended before the run's last step" in run.state["attempts"][1]["why"]
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_rounds_that_it_would_have_made(
     nodes: Any, losses: dict[str, list[float]]
 ) -> None:
@@ -191,6 +248,10 @@ def test_a_stopped_run_goes_on_with_the_rounds_that_it_would_have_made(
     run.is_stopped()
     run.loses(run.steps, losses["owners"])
     more = max(1, ROUNDS - len(run.steps))
+    words = ("--resume", run.id, "--steps", str(more))
+    refused = " ".join(nodes.run("launch", "few.json", *words, code=2).stderr.split())
+    assert f"run {run.id} has 2 of a, 1 of b, 2 of c+d, and goes on as it has begun" in refused
+    assert "--trace draws single steps" in nodes.run("launch", *words, "--trace", code=2).stderr
     done = nodes.run("launch", "--resume", run.id, "--steps", str(more), "--json", code=0)
     found = losses_of(done)
     assert found[:ROUNDS] == pytest.approx(losses["owners"][: len(found)], rel=1e-5)

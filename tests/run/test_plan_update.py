@@ -13,6 +13,7 @@ from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
+from skyctl.records.rhythm import Rhythm
 from skyctl.run.checkpoints import policy
 from skyctl.run.plan_update import (
     nodes_in,
@@ -140,6 +141,15 @@ def test_of_pipelines_with_cuts_of_their_own_each_stage_is_seen_and_one_pipeline
     assert replan_without(had, set("abc"), {}, {}, None) is had
     made = replan_without(had, {"b"}, {"a": "gone", "c": "gone"}, {}, None)
     assert [stage.device for stage in made.placed_stages] == ["b/cpu:0"]
+
+
+def test_a_run_with_a_delay_says_nothing_of_how_fast_devices_are() -> None:
+    """Its layers' times hold what the sums took beside them; those of rounds are of as much as was made."""
+    events = [[step_event(step, forward_s=9.0, backward_s=9.0) for step in range(8)]] * 2
+    for rhythm in (Rhythm(), Rhythm(delay=1), Rhythm(local_steps=2)):
+        had = plan(problem("a", "b", parallel="data", rhythm=rhythm))
+        assert len(had.pipelines) == 2
+        assert bool(observed_slowdowns(had, events)) == rhythm.is_synchronous
 
 
 def test_what_does_not_fit_any_more_says_what_is_short() -> None:

@@ -31,6 +31,7 @@ from skyctl.run.rank_spec import (
     sync_pairs,
     used_nodes,
 )
+from skyctl.run.round_spec import check_rounds
 
 
 def make_plan(*devices: str) -> Plan:
@@ -339,6 +340,21 @@ def test_what_this_version_does_not_launch_is_refused() -> None:
     fixed = plan.model_copy(update={"sync": plan.sync.model_copy(update={"format": "fixed32"})})
     with pytest.raises(InputError, match="the plan sums 3 groups of layers as fixed32"):
         check_plan_fits(fixed, WIDE)
+    side = make_plan_side_by_side()
+    assert side.sync is not None
+    low = side.model_copy(update={"sync": side.sync.model_copy(update={"format": "powersgd:2"})})
+    with pytest.raises(InputError, match="as powersgd:2, which goes with a synchronous rhythm") as found:
+        check_plan_fits(changed_problem(low, rhythm=Rhythm(delay=1)), CLUSTER)
+    assert "without --sync-delay" in (found.value.hint or "")
+    with pytest.raises(
+        InputError, match="weights are averaged as float32, bfloat16, int8, and the plan has fixed32"
+    ):
+        check_rounds(
+            changed_problem(
+                side.model_copy(update={"sync": side.sync.model_copy(update={"format": "fixed32"})}),
+                rhythm=Rhythm(local_steps=2),
+            )
+        )
     with pytest.raises(InputError, match="pipelines side by side do not run under zero-bubble"):
         check_plan_fits(changed_problem(plan, schedule="zero-bubble"), WIDE)
     with pytest.raises(InputError, match="pipeline 0 cuts between layers 0, 3, which share parameters"):

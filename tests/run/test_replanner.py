@@ -263,6 +263,38 @@ def test_a_node_that_has_gone_again_while_it_was_planned_with_stays_lost(
     assert here.sessions["b"] is session, "its owner closes it"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"sync": "star", "sync_format": "bfloat16", "rhythm": Rhythm(delay=1, undelayed_steps=3)},
+        {"sync": "star", "rhythm": Rhythm(staleness=2)},
+        {"sync": "ring", "rhythm": Rhythm(local_steps=2, prox_mu=0.1)},
+    ],
+)
+def test_a_node_that_comes_changes_nothing_of_what_was_asked_for(
+    desk: Callable[[Plan], Desk], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """Though what is known of it is from a profile, in which nothing of that stands."""
+    whole = Problem.model_validate({**dict(problem()), "parallel": "data", "microbatches": 6})
+    first = plan(Problem.model_validate({**dict(without_nodes(whole, {"c": ""})), **asked}))
+    assert set(nodes_in(first)) == {"a", "b"}
+    here = desk(first)
+    monkeypatch.setattr(replanner, "problem_with_node", lambda *_: whole)
+    here.replanner.request_nodes(["c"])
+    done = StepCollector(2, STEPS, last_ranks=(0, 1))
+    for step, rank in itertools.product(range(12), range(2)):
+        done.add(rank, step_event(step, iteration_s=first.predicted.iteration_s))
+    assert len(done.complete()) == 12
+    for _ in range(2):
+        here.look(first, done)
+    move = here.replanner.decided
+    assert move is not None, here.said
+    assert "c" in nodes_in(move.plan)
+    assert {name: getattr(move.plan.problem, name) for name in asked} == asked
+    assert move.plan.sync is not None
+    assert move.plan.sync.format == asked.get("sync_format", "float32")
+
+
 def test_a_node_that_is_not_trusted_is_taken_back_only_when_asked_for(desk: Callable[[Plan], Desk]) -> None:
     first = plan(problem(), "optimal")
     here = desk(first)

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.planner.data_problems import data_problem
 from tests.planner.planner_problems import problem
 
 from skyctl.planner.api import plan
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import ValidationMeasurement
+from skyctl.records.rhythm import Rhythm
 from skyctl.run.event_sink import metrics_line
 from skyctl.run.owner_figures import measured_owners
 from skyctl.run.step_metrics import StepCollector, build_measurement, layers_spread
@@ -57,6 +59,21 @@ def test_a_measurement_has_the_interval_of_its_plan() -> None:
     for given in (made, made.model_copy(update={"predicted": sure})):
         done = build_measurement("r", given, [rank], collected, None)
         assert done.predicted_interval == given.predicted.interval
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "kept"), [(Rhythm(), 20), (Rhythm(delay=1), 0), (Rhythm(local_steps=2), 0)]
+)
+def test_a_devices_steps_are_kept_where_they_are_of_its_layers_alone(rhythm: Rhythm, kept: int) -> None:
+    made = plan(data_problem(rate=1e6, rhythm=rhythm))
+    collected = StepCollector(ranks=2, steps=25, last_ranks=(0, 1))
+    for step in range(25):
+        for rank in range(2):
+            collected.add(rank, step_event(step, forward_s=0.1, backward_s=0.2))
+    collected.complete()
+    ranks: Any = [SimpleNamespace(rank=rank, device=f"n{rank}/cpu:0") for rank in range(2)]
+    done = build_measurement("r", made, ranks, collected, None)
+    assert [len(replica.layer_steps_s) for replica in done.replicas] == [kept, kept]
 
 
 def test_how_even_a_ranks_seconds_in_its_layers_were() -> None:

@@ -143,6 +143,27 @@ def test_all_end_with_the_same_round(
             assert seen.setdefault(layer, sketch) == sketch, "holders have the same weights"
 
 
+def test_machines_of_one_owner_that_afford_different_numbers_are_named(
+    workload: Workloads, pool: Any, tmp_path: Path
+) -> None:
+    """Soon, and with both numbers: one of them would wait for the other's steps for ever."""
+    text = EXAMPLE + AFFORDS.replace('"c+d": 1 if round != 2 else 0', '"c+d": 3 if round < 2 else HERE')
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=text.replace("HERE", "3"))
+    other = tmp_path / "other" / "train.py"
+    other.parent.mkdir()
+    other.write_text(Path(spec["path"]).read_text().replace("else 3", "else 1"))
+    payloads = told(CUT, STEPS, spec, 5, {})
+    payloads[3]["workload"] = {**payloads[3]["workload"], "path": str(other)}
+    done = pool.run(payloads)
+    assert set(done.errors) == {0, 1, 2, 3}, done.errors
+    said = done.errors[3]
+    assert said["type"] == "WorkloadError", said
+    assert "owner c+d affords different numbers of local steps in round 2" in said["message"]
+    assert "local_steps() comes to 1 here, and to 3 on rank 2" in said["message"]
+    assert {done.errors[rank]["type"] for rank in range(3)} == {"PeerLostError"}
+    assert [event["local_steps"] for event in done.steps[3]] == [3, 3]
+
+
 def test_an_owner_stops_at_its_deadline_and_its_work_counts(workload: Workloads, pool: Any) -> None:
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
     rhythm = {"round_deadline_s": 1e-6}

@@ -102,12 +102,14 @@ def _launch_plan(out: Output, path: Path, options: LaunchOptions) -> None:
     from skyctl.files import read_record
     from skyctl.records.plan import Plan
     from skyctl.run.rank_spec import check_plan_fits, used_nodes
+    from skyctl.run.round_spec import refuse_trace
 
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
     init = find_initial_weights(out, options)
     plan = read_record(Plan, path)
     _refuse_settled(path, options)
+    refuse_trace(plan.problem.rhythm, trace=options.trace)
     check_plan_fits(plan, target.cluster)
     if plan.workload is None:
         raise InputError(
@@ -161,6 +163,8 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
 
 def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
     """Probes (what earlier probes found and still holds is reused), plans, and trains."""
+    from skyctl.run.round_spec import refuse_trace
+
     target = options.load()
     recipe = options.recipe(options.steps_wanted)
     init = find_initial_weights(out, options)
@@ -178,7 +182,9 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         microbatches=options.microbatches,
         beside_pipeline=True,
     )
-    if choice.parallel in ("data", "hybrid"):
+    rhythm = choice.rhythm
+    refuse_trace(rhythm, trace=options.trace)
+    if choice.parallel in ("data", "hybrid") or (rhythm is not None and not rhythm.is_synchronous):
         load = partial(_load_summable, load)
     if options.dry_run:
         request, _ = _load(out, load)

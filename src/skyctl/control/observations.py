@@ -36,9 +36,21 @@ MOST_KEPT = 4
 """Observations of the same device or link, workload and microbatch size that are kept, the newest."""
 
 
+def tells_layer_times(plan: Plan) -> bool:
+    """Whether a run's times in layers say how fast devices are.
+
+    Not those of rounds, of which an owner makes as much as it can, nor those with sums made beside them.
+    """
+    return not (plan.problem.rhythm.is_rounds or _sums_beside_layers(plan))
+
+
+def _sums_beside_layers(plan: Plan) -> bool:
+    return bool(plan.problem.rhythm.delay) and len(plan.pipelines) > 1
+
+
 def _refuse_delayed(plan: Plan, done: Measurement) -> None:
     """Raises InputError where layers' times hold what sums took beside them."""
-    if plan.problem.rhythm.delay and len(plan.pipelines) > 1:
+    if _sums_beside_layers(plan):
         raise InputError(
             f"gradients of run {done.run_id} were summed while its layers computed, so it does not tell how "
             "fast they are",

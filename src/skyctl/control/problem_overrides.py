@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from skyctl.control.compressed_sums import refuse_contradictions
 from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, STAGE_ORDERS, ParallelChoice
 from skyctl.control.link_dtypes import with_link_dtypes
 from skyctl.control.round_owners import round_fields
@@ -49,6 +50,11 @@ def override_problem(
     if options.parallel in (DATA, HYBRID) and problem.parallel == PIPELINE:
         given["schedule"] = given["schedule"] or "1f1b"  # what the file's pipeline would have is no matter
     changed = {key: value for key, value in given.items() if value is not None}
+    refuse_contradictions(
+        options.sync_format or problem.sync_format,
+        problem.sync_uncompressed_steps if options.uncompressed_steps is None else options.uncompressed_steps,
+        options.rhythm or problem.rhythm,
+    )
     try:
         made = Problem.model_validate({**dict(problem), **changed})
     except InvalidRecordError as exc:

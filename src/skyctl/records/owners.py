@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from skyctl.records.cluster import node_of
 from skyctl.records.sync_format import WEIGHT_FORMATS
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 def owner_names(owners: Sequence[Sequence[str]]) -> list[str]:
     """What owners are called, in scripts and figures: their nodes, with a plus between."""
     return ["+".join(nodes) for nodes in owners]
+
+
+def local_steps_by_owner(problem: Problem) -> dict[str, int | Literal["auto"]]:
+    """By owner, the local steps of a round that are asked for, as the rhythm has them.
+
+    Empty where gradients are summed in every step. Where data is nobody's alone there is one, called "".
+    """
+    steps, owners = problem.rhythm.local_steps, problem.owners
+    if steps is None:
+        return {}
+    names = [""] if owners is None else owner_names(owners)
+    return dict(zip(names, steps if isinstance(steps, tuple) else [steps] * len(names), strict=True))
 
 
 def check_rounds(problem: Problem) -> None:

@@ -24,6 +24,7 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
 from skyctl.run.attempt import AdoptedRanks, Attempt
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
+from skyctl.run.change_notes import change_notes
 from skyctl.run.checkpoints.policy import shard_limits
 from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, timestamp_s, update_attempt
 from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
@@ -47,6 +48,7 @@ from skyctl.run.step_metrics import StepCollector, StepHistory
 
 RANKS_END_S = 15.0
 """For an attempt's ranks to be gone before the next one's begin."""
+ENDED_EARLY = "all ranks ended before the run's last step, and nobody waits for that now"
 REQUEST_INTERVAL_S = 0.25
 """Between two looks for requests while nothing else happens."""
 
@@ -197,7 +199,7 @@ class PlanRunner:
         plan = self._now.plan
         self._context.cluster = self._replanner.cluster
         check_plan_fits(plan, self._context.cluster)
-        refuse_trace(plan, trace=self._context.options.trace)
+        refuse_trace(plan.problem.rhythm, trace=self._context.options.trace)
         if adopted is None:  # else a request to stop waits until the ranks can write a last checkpoint
             self._look_for_requests()
             now = self._now
@@ -207,13 +209,14 @@ class PlanRunner:
             attempt.adopt(adopted)
         else:
             self._start(attempt)
+        was_stopping = adopted is not None and self._sink.state.status == "stopping"  # its request is taken
         self._sink.update(status="running", detail=None)
         attempt.watch()
         change, self._replanner.decided = self._replanner.decided, None
-        if self._stop is not None and attempt.done_steps < self._options.steps:
-            raise StopRequested
-        if change is not None and attempt.done_steps < self._options.steps:
-            return change
+        if attempt.done_steps < self._options.steps:
+            if self._stop is not None or was_stopping:
+                raise StopRequested
+            return change or PlanChange(plan, ENDED_EARLY)
         done = attempt.finish(self._history)
         write_atomic(self._sink.paths.measurement, done.to_json())
         if self._options.trace:  # whatever becomes of it, the figures are kept
@@ -358,16 +361,15 @@ class PlanRunner:
         """The same plan while all of its nodes are there and connect, else the best one on those that are."""
         had, hint = self._now.plan, resume_hint(self._sink.state)
         made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint, apart)
-        if made.problem.parallel != had.problem.parallel:
-            why = "no node that is left holds the whole model"
-            if had.problem.parallel != "data":
-                why = "the nodes that are left do not make several pipelines"
-            self._callbacks.note(f"{why}: going on with a pipeline")
+        for note in change_notes(had, made):
+            self._callbacks.note(note)
         return made
 
     def _change_plan(self, change: PlanChange) -> None:
         """The attempt has ended because there is a better plan."""
         self._restart_began = time.monotonic()
+        for note in change_notes(self._now.plan, change.plan):
+            self._callbacks.note(note)
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.end(RANKS_END_S)

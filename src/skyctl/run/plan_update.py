@@ -2,7 +2,8 @@
 
 The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
 pins. The schedule stays, too, unless nothing fits with it, and so does the form: where no device that is left
-holds the whole model, or those that are left make no several pipelines, one pipeline goes on.
+holds the whole model, or those that are left make no several pipelines, one pipeline goes on. Rounds of
+common batches go on with one device alone where no two are left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from skyctl.control.corrections import Corrections
 from skyctl.control.form_choice import PIPELINE
+from skyctl.control.observations import tells_layer_times
 from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
 from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem
@@ -25,6 +27,7 @@ from skyctl.planner.api import predict
 from skyctl.planner.pipeline_simulations import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
+from skyctl.planner.rounds.round_plan import plan_rounds_alone
 from skyctl.records.cluster import Cluster, node_of
 from skyctl.records.plan import Machine, Plan
 from skyctl.records.problem import Link, Problem, SharedResource
@@ -103,18 +106,25 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
     try:
         found = with_interval(plan_problem(problem, options, REPLAN_TIME_LIMIT_S))
     except (InfeasibleError, UndecidedError):
-        roomy = problem.model_copy(update={"recompute": True})
-        options = replace(options, strategy="optimal", schedule=AUTO)
-        try:
-            found = plan_best([roomy], options)
-        except (InfeasibleError, UndecidedError):
-            if problem.parallel == PIPELINE:
-                raise
-            found = plan_best([in_form(roomy, PIPELINE)], options)
+        found = _replan_roomier(had, problem, replace(options, strategy="optimal", schedule=AUTO))
     ids = {device.id for device in problem.devices}
     known = {one.device: one for one in (*had.machines, *machines) if one.device in ids}
     kept = {"workload": had.workload, "machines": tuple(known.values()), "encrypted": had.encrypted}
     return found.model_copy(update=kept)
+
+
+def _replan_roomier(had: Plan, problem: Problem, options: PlanOptions) -> Plan:
+    """A plan where none like that of ``had`` fits; raises as ``replan``."""
+    roomy = problem.model_copy(update={"recompute": True})
+    try:
+        return plan_best([roomy], options)
+    except (InfeasibleError, UndecidedError):
+        if problem.rhythm.is_rounds and problem.owners is None:
+            each = {one.stages[0].device: one.local_steps or 1 for one in had.pipelines}
+            return plan_rounds_alone(problem, each)
+        if problem.parallel == PIPELINE:
+            raise
+        return plan_best([in_form(roomy, PIPELINE)], options)
 
 
 def replan_without(
@@ -229,9 +239,10 @@ def observed_slowdowns(plan: Plan, events: Sequence[Sequence[StepEvent]]) -> dic
 
     Args:
         events: by rank, its step events, the oldest first, without the first of an attempt. Those of rounds
-            say nothing: how much of one an owner makes is its own affair.
+            say nothing, since how much of one an owner makes is its own affair, nor do those of a run whose
+            sums are made beside its layers.
     """
-    if plan.problem.rhythm.is_rounds:
+    if not tells_layer_times(plan):
         return {}
     planned = [
         simulation.microbatches * (layers.forward_s + layers.backward_s) + layers.optimizer_s

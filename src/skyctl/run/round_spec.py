@@ -8,6 +8,8 @@ from typing import Any
 from skyctl.errors import InputError
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Plan
+from skyctl.records.rhythm import Rhythm
+from skyctl.records.sync_format import WEIGHT_FORMATS
 
 LEAST_WAIT_S, PATIENCE = 1800.0, 50.0
 """How long a rank waits for others' local steps: so many seconds at least, and so many predicted rounds. Who
@@ -16,6 +18,11 @@ does not answer is found by the supervisor, long before."""
 
 def check_rounds(plan: Plan) -> None:
     """Raises InputError where a plan's rounds are not launched by this version."""
+    if plan.problem.rhythm.is_rounds and plan.sync is not None and plan.sync.format not in WEIGHT_FORMATS:
+        raise InputError(
+            f"weights are averaged as {', '.join(WEIGHT_FORMATS)}, and the plan has {plan.sync.format}",
+            hint="plan it again with --local-steps",
+        )
     several = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
     if several and plan.problem.rhythm.round_deadline_s is not None:
         raise InputError(
@@ -25,9 +32,9 @@ def check_rounds(plan: Plan) -> None:
         )
 
 
-def refuse_trace(plan: Plan, *, trace: bool) -> None:
+def refuse_trace(rhythm: Rhythm | None, *, trace: bool) -> None:
     """Raises InputError where a trace is asked for of rounds: it would show the last local steps alone."""
-    if trace and plan.problem.rhythm.is_rounds:
+    if trace and rhythm is not None and rhythm.is_rounds:
         raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
 
 

@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from skyctl.compare.deviation import describe_deviation, find_differences
 from skyctl.compare.number_format import format_estimate
+from skyctl.control.observations import tells_layer_times
 from skyctl.records.measurement import (
     Measurement,
     ReplicaMeasurement,
@@ -224,7 +225,7 @@ def build_measurement(
                 ),
                 **measured_time_parts(events),
                 layers_spread=layers_spread(events),
-                layer_steps_s=_layer_steps(events) if _all_hold_all(plan) else (),
+                layer_steps_s=_layer_steps(events) if _all_hold_all(plan) and tells_layer_times(plan) else (),
                 sync_s=_median_or_none(event.sync_s for event in events),
             )
         )

@@ -12,6 +12,7 @@ from typing import Any
 from skyctl.errors import InputError
 from skyctl.records.plan import Plan
 from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.records.sync_format import powersgd_rank
 from skyctl.run.round_spec import LEAST_WAIT_S, PATIENCE
 from skyctl.schedule.actions import ZERO_BUBBLE
 
@@ -39,6 +40,11 @@ def check_sums(plan: Plan) -> None:
             "the plan sums as fixed32, which may have to make a step again, and with a delay the next one is "
             "done by then",
             hint="plan with --sync-format float32, or without --sync-delay",
+        )
+    if not plan.problem.rhythm.is_synchronous and powersgd_rank(plan.sync.format) is not None:
+        raise InputError(
+            f"the plan sums as {plan.sync.format}, which goes with a synchronous rhythm only",
+            hint="plan with --sync-format float32, or without --sync-delay, --staleness and --local-steps",
         )
     if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines) and schedule == ZERO_BUBBLE:
         raise InputError(

@@ -15,17 +15,21 @@ from skyctl.errors import InputError, NodeError, ProtocolError, RunError, Skyctl
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
 from skyctl.records.measurement import Measurement
+from skyctl.records.owners import local_steps_by_owner
 from skyctl.records.plan import Plan, WorkloadRef
+from skyctl.records.problem import Problem
 from skyctl.records.run_state import RunState
 from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.attempt import AdoptedRanks
 from skyctl.run.callbacks import Detached, RunCallbacks
+from skyctl.run.change_notes import local_steps_note
 from skyctl.run.checkpoints.replicator_messages import read_replicator_message
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.plan_update import nodes_in
 from skyctl.run.rank_messages import read_rank_message
 from skyctl.run.rank_spec import check_plan_fits, rank_of_task
+from skyctl.run.round_spec import refuse_trace
 from skyctl.run.run_context import RunOptions
 from skyctl.supervision.run_handle import RunHandle, taken_over_run
 from skyctl.supervision.run_lock import RunLock
@@ -256,6 +260,8 @@ class Resumption:
                 f"the {schedule} schedule of the learning rate goes over all {total} steps now, "
                 f"it went over {before}"
             )
+        if self.given is not None and (note := local_steps_note(self.known.plan, self.given)) is not None:
+            said.append(note)
         if self.known.state.order.get("own_lr_scheduler") is True and total != before:
             said.append(f"lr_scheduler() is told that the run has {total} steps now, it was told {before}")
         return said
@@ -297,6 +303,7 @@ def prepare_resume(
         check_same_training(known, given)
         check_plan_fits(given, cluster)
         request = replace(request, microbatches=given.problem.microbatches)
+    refuse_trace((given or known.plan).problem.rhythm, trace=options.trace)
     holders = {node_of(device) for attempt in state.attempts for device in attempt.devices}
     for plan in (known.plan, _first_plan(known)):
         holders |= {node_of(device.id) for device in plan.problem.devices}
@@ -324,7 +331,11 @@ def _nothing_kept_error(known: StoredRun) -> InputError:
 
 
 def check_same_training(known: StoredRun, plan: Plan) -> None:
-    """Raises InputError where a plan is not for what the run trains, by batches of the same size."""
+    """Raises InputError where a plan is not for what the run trains, by batches of the same size.
+
+    Nor may its steps be rounds where the run's are not, or rounds of other local steps: they would train on
+    other batches than those that come next.
+    """
     have, need = plan.workload, known.plan.workload
     if have is None or need is None:
         raise InputError("the plan was made from a problem file: it has no workload to go on with")
@@ -334,9 +345,22 @@ def check_same_training(known: StoredRun, plan: Plan) -> None:
         ("--seed", have.seed, need.seed),
         ("model and data", _named(have), _named(need)),
         ("number of layers", len(plan.problem.layers), known.layers),
+        ("--local-steps", *_local_steps(plan.problem, known.plan.problem)),
     ):
         if one != other:
             raise other_training_error(known.state, f"the plan's {what}: {one}", other)
+
+
+def _local_steps(one: Problem, other: Problem) -> tuple[str, str]:
+    """The local steps that each asks for, in words: of the owners that both have, if there are any."""
+    mine, others = local_steps_by_owner(one), local_steps_by_owner(other)
+    common = mine.keys() & others.keys()
+
+    def words(steps: Mapping[str, object]) -> str:
+        kept = {owner: count for owner, count in steps.items() if not common or owner in common}
+        return ", ".join(f"{count} of {owner}" if owner else f"{count}" for owner, count in kept.items())
+
+    return words(mine) or "none", words(others) or "none"
 
 
 def _named(workload: WorkloadRef) -> str:

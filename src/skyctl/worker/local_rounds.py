@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from skyctl.errors import WorkloadError
 from skyctl.schedule.rounds import clients_of_round
+from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.afforded_steps import Affords, StepsComparison, make_affords
 from skyctl.worker.executor import Executor, StepReport
 from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.layer_seeder import LayerSeeder
 from skyctl.worker.round_start import RoundStart
+from skyctl.worker.stage_io import NeighbourConnections
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class LocalRounds:
         average: of the weights at a round's end; None: this pipeline is alone.
         seeder, clipper: of the executor's layers, told the number of each local step.
         affords: how many local steps the owner can make in a round; None: all of them.
+        comparison: with the numbers that the owner's other stages come to.
         first_round: of this attempt.
         seed: the run's, by which clients are drawn.
     """
@@ -86,11 +88,13 @@ class LocalRounds:
         seeder: LayerSeeder,
         seed: int,
         clipper: GradientClipper | None = None,
-        affords: Callable[[int], int] | None = None,
+        affords: Affords | None = None,
+        comparison: StepsComparison | None = None,
         first_round: int = 0,
     ) -> None:
         self._executor, self._average, self._options = executor, average, options
-        self._seeder, self._seed, self._clipper, self._affords = seeder, seed, clipper, affords
+        self._seeder, self._seed, self._clipper = seeder, seed, clipper
+        self._affords, self._comparison = affords, comparison
         self._samples = sum(executor.microbatch_sizes)
         self._next_batch = first_round * options.steps
         self._asked_to_end = False
@@ -118,7 +122,7 @@ class LocalRounds:
         if self._start is not None:
             self._start.take()
         ends = self._asked_to_end
-        wanted = self._steps_of(step)
+        wanted = self._steps_of(step, report)
         counted = wanted == self._options.steps or not self._options.drop_stragglers
         made, loss = 0, 0.0
         began = time.perf_counter()
@@ -151,7 +155,7 @@ class LocalRounds:
         if self._average is not None:
             self._average.forget()
 
-    def _steps_of(self, round_number: int) -> int:
+    def _steps_of(self, round_number: int, report: StepReport) -> int:
         """How many local steps this pipeline is to make in that round; 0: it does not take part."""
         options = self._options
         if options.owner is None:
@@ -159,8 +163,17 @@ class LocalRounds:
         chosen = clients_of_round(options.owners, options.clients, self._seed, round_number)
         if options.index not in chosen:
             return 0
-        afforded = options.steps if self._affords is None else self._affords(round_number)
-        return min(options.steps, afforded)
+        if self._affords is None:
+            return options.steps
+        afforded = min(options.steps, self._affords(round_number))
+        if self._comparison is not None:
+            self._executor.phase = f"round {round_number}, comparing how many local steps its stages make"
+            began = time.perf_counter()
+            self._executor.waiting = True
+            self._comparison.compare(round_number, afforded)
+            self._executor.waiting = False
+            report.idle_s += time.perf_counter() - began
+        return afforded
 
     def _make_local_step(
         self,
@@ -277,14 +290,25 @@ def make_rounds(
     seeder: LayerSeeder,
     clipper: GradientClipper | None,
     first_round: int,
+    neighbours: NeighbourConnections,
+    *,
+    microbatches: int,
 ) -> LocalRounds | None:
-    """Who makes a workload's rounds in the place of steps; None: gradients are summed in every step."""
+    """Who makes a workload's rounds in the place of steps; None: gradients are summed in every step.
+
+    ``microbatches``: that the streams between stages were made for.
+    """
     if options is None:
         return None
     model = workload.model
     affords = make_affords(
         model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
     )
+    comparison = None
+    if affords is not None and options.owner is not None:
+        tag = FIRST_TAG + 2 * microbatches + 2  # the first after those of the streams and of clipping
+        ends = neighbours.previous, neighbours.following
+        comparison = StepsComparison(options.owner, options.steps, *ends, tag)
     return LocalRounds(
         executor,
         average,
@@ -293,33 +317,6 @@ def make_rounds(
         seed=workload.spec.seed,
         clipper=clipper,
         affords=affords,
+        comparison=comparison,
         first_round=first_round,
     )
-
-
-def make_affords(
-    function: Callable[[str, int], Any] | None,
-    owner: str | None,
-    name: str,
-    user_errors: Callable[[str], AbstractContextManager[None]],
-) -> Callable[[int], int] | None:
-    """How many local steps an owner can make in a round, as the user's ``local_steps(owner, round)`` says.
-
-    None where there is no owner, or no such function. Raises WorkloadError, when called, where it gives no
-    whole number of at least 0; ``user_errors``: names the user's line in what it raises.
-    """
-    if function is None or owner is None:
-        return None
-
-    def affords(round_number: int) -> int:
-        with user_errors("local_steps()"):
-            found = function(owner, round_number)
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise WorkloadError(
-                f"{name}: local_steps({owner!r}, {round_number}) must give a whole number of at least 0, not "
-                f"{found!r:.80}",
-                hint="how many local steps this owner can make in that round",
-            )
-        return found
-
-    return affords

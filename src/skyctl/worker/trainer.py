@@ -372,8 +372,9 @@ class Trainer:
         self._channel.send(to_message(ReadyEvent(sums)))
         self._link.expect("start")
         rounds = make_rounds(
-            self._rounds, executor, self._average, self._workload, self._seeder, clipper, first_step
-        )
+            self._rounds, executor, self._average, self._workload, self._seeder, clipper, first_step,
+            neighbours, microbatches=len(self._streamed_sizes),
+        )  # fmt: skip
         loop = TrainingLoop(
             executor=executor,
             recipe=self._recipe,

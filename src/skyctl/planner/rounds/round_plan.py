@@ -8,7 +8,7 @@ shortest for its local steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.cost_model import StageAssignment
@@ -31,6 +31,7 @@ OWNERS_METHOD = "all owners, each on its own devices"
 LEVEL_METHOD = "level shares over the fastest devices"
 FASTER = "no faster plan for its owner was found with it"
 EVEN_METHOD = "equal shares for all devices"
+ALONE_METHOD = "the fastest device that holds all layers"
 
 
 def plan_rounds(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan:
@@ -82,6 +83,28 @@ def assigned_rounds(problem: Problem, assignment: Sequence[tuple[str, int]]) -> 
         )
     pipelines = [_holder(model, d, shares[d]) for d in sorted(shares)]
     return _made_plan(model, "assigned", pipelines, "as assigned", began)
+
+
+def plan_rounds_alone(problem: Problem, local_steps: Mapping[str, int]) -> Plan:
+    """A plan of rounds of common batches that one device makes alone, for a run that has lost the others.
+
+    Args:
+        local_steps: by device, those of a round so far. One that had none makes the most of them.
+
+    Raises:
+        InfeasibleError: no device can hold all layers.
+    """
+    began = time.perf_counter()
+    model = RoundModel(problem)
+    able = _able(model)
+    if not able:
+        raise InfeasibleError(
+            f"none of {len(problem.devices)} devices can hold all layers",
+            hint="add memory or a machine; or leave --local-steps out",
+        )
+    steps = local_steps.get(model.ids[able[0]], max(local_steps.values(), default=1))
+    alone = [_holder(model, able[0], problem.microbatches)]
+    return _made_plan(model, "optimal", alone, ALONE_METHOD, began, [steps])
 
 
 def predict_rounds(problem: Problem, plan: Plan) -> Prediction:
@@ -148,6 +171,12 @@ def _able(model: RoundModel) -> list[int]:
         cost = model.lines.cost(d, recompute=False)
         if all(device.id in names for names in pins) and fits_device(cost.memory_bytes, device):
             able.append((cost.microbatch_s, d))
+    return [d for _, d in sorted(able)]
+
+
+def _several(model: RoundModel) -> list[int]:
+    """The devices that may hold all layers, the fastest first, of which there are two or more."""
+    able, problem = _able(model), model.problem
     if len(able) < 2:
         raise InfeasibleError(
             f"{len(able)} of {len(problem.devices)} devices can hold all layers, and rounds need two or more",
@@ -157,12 +186,12 @@ def _able(model: RoundModel) -> list[int]:
         raise InfeasibleError(
             "two devices need two microbatches, a step has 1", hint="--microbatches 2 or more"
         )
-    return [d for _, d in sorted(able)]
+    return able
 
 
 def _level(model: RoundModel) -> list[LocalPipeline]:
     """Of the fastest two, three, … devices those whose round is shortest for its local steps."""
-    able = _able(model)
+    able = _several(model)
     best: tuple[float, list[LocalPipeline]] | None = None
     for count in range(2, min(len(able), model.problem.microbatches) + 1):
         holders = sorted(able[:count])
@@ -181,7 +210,7 @@ def _level(model: RoundModel) -> list[LocalPipeline]:
 
 
 def _equal(model: RoundModel) -> list[LocalPipeline]:
-    holders = sorted(_able(model))
+    holders = sorted(_several(model))
     if model.problem.microbatches < len(holders):
         raise InfeasibleError(
             f"equal shares for {len(holders)} devices need as many microbatches, a step has "
@@ -193,10 +222,16 @@ def _equal(model: RoundModel) -> list[LocalPipeline]:
 
 
 def _made_plan(
-    model: RoundModel, strategy: Strategy, pipelines: Sequence[LocalPipeline], method: str, began: float
+    model: RoundModel,
+    strategy: Strategy,
+    pipelines: Sequence[LocalPipeline],
+    method: str,
+    began: float,
+    steps: Sequence[int] | None = None,
 ) -> Plan:
+    """The record. ``steps``: by pipeline, its local steps; None: as the problem asks for."""
     groups = model.groups(pipelines)
-    times = model.times(pipelines, groups)
+    times = model.times(pipelines, groups, steps)
     predicted = model.prediction(pipelines, groups, times)
     _require_room(model.problem, predicted)
     wall_s = time.perf_counter() - began

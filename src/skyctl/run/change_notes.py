@@ -1,0 +1,65 @@
+"""What another plan of a run changes for its training, beside who computes what: in words, for its user."""
+
+from __future__ import annotations
+
+from skyctl.control.form_choice import DATA, PIPELINE
+from skyctl.records.owners import owner_names
+from skyctl.records.plan import Plan
+
+
+def change_notes(had: Plan, made: Plan) -> list[str]:
+    """What a run that goes on with ``made`` in place of ``had`` does otherwise; most plans change nothing."""
+    notes = (_form_note(had, made), _rhythm_note(had, made), _alone_note(had, made))
+    return [note for note in (*notes, local_steps_note(had, made)) if note is not None]
+
+
+def local_steps_note(had: Plan, made: Plan) -> str | None:
+    """That owners, or devices where data is nobody's alone, make other numbers of local steps a round."""
+    before, now = _local_steps(had), _local_steps(made)
+    others = [name for name, steps in now.items() if before.get(name, steps) != steps]
+    if not others:
+        return None
+    each = ", ".join(f"{name} {now[name]} (it was {before[name]})" for name in others)
+    return (
+        f"local steps of a round are other ones now: {each}; round r begins at batch r times that number, so "
+        "batches are left out or come again"
+    )
+
+
+def _form_note(had: Plan, made: Plan) -> str | None:
+    if made.problem.parallel == had.problem.parallel or made.problem.parallel != PIPELINE:
+        return None
+    why = "the nodes that are left do not make several pipelines"
+    if had.problem.parallel == DATA:
+        why = "no node that is left holds the whole model"
+    return f"{why}: going on with a pipeline"
+
+
+def _rhythm_note(had: Plan, made: Plan) -> str | None:
+    before, now = had.problem.rhythm, made.problem.rhythm
+    if before == now or before.is_rounds or now.is_rounds:
+        return None
+    if now.is_synchronous:
+        return f"going on synchronously, without {'staleness' if before.is_stale else 'a delay'}"
+    return f"going on with {'staleness' if now.is_stale else 'a delay'} again"
+
+
+def _alone_note(had: Plan, made: Plan) -> str | None:
+    """That one device makes rounds with nobody to average with."""
+    if made.problem.owners is not None or not made.problem.rhythm.is_rounds:
+        return None
+    if len(had.pipelines) == 1 or len(made.pipelines) > 1:
+        return None
+    alone = made.pipelines[0]
+    return (
+        f"{alone.stages[0].device} alone is left that can hold the whole model: it goes on with rounds of "
+        f"{alone.local_steps} local steps, and averages with nobody"
+    )
+
+
+def _local_steps(plan: Plan) -> dict[str, int]:
+    """By owner, or by device where data is nobody's alone, the local steps of a round; empty: no rounds."""
+    owners = plan.problem.owners
+    names = [one.stages[0].device for one in plan.pipelines] if owners is None else owner_names(owners)
+    counts = zip(names, (one.local_steps for one in plan.pipelines), strict=True)
+    return {name: count for name, count in counts if count is not None}
