@@ -87,15 +87,20 @@ class Run:
         """
         draw = random.Random(seed)
         for attempt in range(1, most + 1):
-            self.begins(attempt)
+            self.until(lambda attempt=attempt: self.is_done or len(self.state["attempts"]) >= attempt)
+            if self.is_done:  # the one before came too late
+                break
             rank = self.rank(draw.choice(nodes))
             time.sleep(draw.uniform(0.0, 3.0))
-            if self.state["status"] == "done":
-                break
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGKILL)
         self.end()
         return len(self.state["attempts"])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has made all its steps."""
+        return bool(self.state["status"] == "done")
 
     def attach(self) -> None:
         """Another command takes it over."""
