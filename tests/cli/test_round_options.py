@@ -85,6 +85,15 @@ def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
         (("--local-steps", "2", "--owners", "n0,n1", "--clients-per-round", "3"), "there are 2 owners"),
         (("--local-steps", "2", "--sync-delay", "1"), "--sync-delay sums gradients"),
         (("--local-steps", "2", "--sync-format", "fixed32"), "does not go with --local-steps"),
+        (("--local-steps", "2", "--sync-format", "powersgd:4"), "powersgd:4 and --local-steps contradict"),
+        (
+            ("--parallel", "data", "--staleness", "2", "--sync-format", "powersgd:4"),
+            "powersgd:4 and --staleness contradict",
+        ),
+        (
+            ("--parallel", "data", "--sync-delay", "1", "--sync-format", "powersgd:4"),
+            "powersgd:4 and --sync-delay",
+        ),
         (("--local-steps", "2", "--sync", "trees"), "does not go with --local-steps"),
         (("--local-steps", "2", "--schedule", "gpipe"), "--schedule gpipe"),
         (("--local-steps", "2", "--parallel", "pipeline"), "--local-steps says"),

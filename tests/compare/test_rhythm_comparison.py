@@ -243,6 +243,10 @@ def test_runs_with_a_parameter_server_are_compared_on_average() -> None:
     rows = summarize_outcomes(outcomes)
     assert [row.measured.median for row in rows if row.measured] == pytest.approx([0.10, 0.11])
     assert [row.measured_s for row in rows] == pytest.approx([0.28, 0.14])
+    table = ProgressTable(outcomes, 40)
+    for outcome, took in zip(outcomes, ("280 ms a step", "140 ms a step"), strict=True):
+        table.end_run(outcome)
+        assert took in table.ended_line(outcome.strategy)
     gain = conclude(outcomes).over("synchronous")
     assert gain is not None
     assert gain.measured == pytest.approx(2.0)

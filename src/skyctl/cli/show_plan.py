@@ -109,7 +109,7 @@ def certainty_lines(plan: Plan) -> tuple[str, str]:
         how = f"{len(plan.pipelines)} pipelines, {how}"
     if plan.problem.rhythm.is_rounds:
         steps = max(pipeline.local_steps or 1 for pipeline in plan.pipelines)
-        return f"round: {step} predicted ({steps} local steps)", _proof(plan)
+        return f"round: {step} predicted ({steps} local step{'' if steps == 1 else 's'})", _proof(plan)
     what = f"{plan.problem.microbatches} microbatches, {how}"
     if plan.problem.objective == "iteration":
         return f"step: {step} predicted ({what})", _proof(plan)

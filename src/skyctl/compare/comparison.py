@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from pydantic import Field
@@ -23,6 +24,7 @@ from skyctl.compare.number_format import (
     format_seconds_range,
 )
 from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome, summarize_outcomes
+from skyctl.compare.step_seconds import measured_step_s, uneven_steps
 from skyctl.compare.sweeps import ComparisonSweep
 from skyctl.compare.sync_summary import SyncRow
 from skyctl.records.base import FileRecord, Seq, since
@@ -127,7 +129,8 @@ class StrategyProgress:
     """How far a strategy's run is. ``took_s``: its steps so far, the first of which is warm-up.
 
     ``phase``: what it does before and after its steps. ``unit``: what the run counts; all seconds are for the
-    samples of a step, of which one of these has ``steps_per_iteration``.
+    samples of a step, of which one of these has ``steps_per_iteration``. ``on_average``: steps are compared
+    on average, not by their median. ``ended_s``: the step that is compared, once the run has ended.
     """
 
     strategy: str
@@ -138,14 +141,18 @@ class StrategyProgress:
     phase: str = ""
     unit: Literal["step", "round"] = "step"
     steps_per_iteration: float = 1.0
+    on_average: bool = False
+    ended_s: float | None = None
     losses: list[float] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
 
     @property
     def step_s(self) -> float | None:
-        """The median step so far, in seconds."""
+        """The step so far, in seconds, as it is compared."""
         settled = self.took_s[1:] or self.took_s
-        return median(settled) if settled else None
+        if self.ended_s is not None or not settled:
+            return self.ended_s
+        return fmean(settled) if self.on_average else median(settled)
 
     def __str__(self) -> str:
         done = len(self.took_s)
@@ -157,7 +164,9 @@ class StrategyProgress:
         return self.phase or self.state
 
 
-def _waiting(outcome: StrategyOutcome, row: ComparisonRow, steps: int) -> StrategyProgress:
+def _waiting(
+    outcome: StrategyOutcome, row: ComparisonRow, steps: int, *, on_average: bool
+) -> StrategyProgress:
     """A strategy before its run. ``steps``: that it makes, or rounds."""
     rounds = outcome.plan is not None and outcome.plan.problem.rhythm.is_rounds
     return StrategyProgress(
@@ -168,6 +177,7 @@ def _waiting(outcome: StrategyOutcome, row: ComparisonRow, steps: int) -> Strate
         "no plan" if outcome.plan is None else "waiting",
         unit="round" if rounds else "step",
         steps_per_iteration=row.steps_per_iteration,
+        on_average=on_average,
     )
 
 
@@ -175,8 +185,9 @@ class ProgressTable:
     """A comparison whose runs are still going on: a line a strategy, to be drawn again and again."""
 
     def __init__(self, outcomes: Sequence[StrategyOutcome], steps: int) -> None:
+        self._uneven = uneven_steps(outcome.plan for outcome in outcomes)
         self._lines = {
-            outcome.strategy: _waiting(outcome, row, steps)
+            outcome.strategy: _waiting(outcome, row, steps, on_average=self._uneven is not None)
             for outcome, row in zip(outcomes, summarize_outcomes(outcomes), strict=True)
         }
 
@@ -196,8 +207,9 @@ class ProgressTable:
         """Takes in what came of a strategy; one that shares another's run gets that one's figures."""
         line = self._lines[outcome.strategy]
         line.phase = ""
-        if outcome.measurement is not None:
+        if outcome.plan is not None and outcome.measurement is not None:
             line.state = "done"
+            line.ended_s = measured_step_s(outcome.plan, outcome.measurement, self._uneven)
             line.losses = [step.loss for step in outcome.measurement.steps]
             steps = outcome.measurement.steps
             line.took_s = [step.iteration_s / line.steps_per_iteration for step in steps]

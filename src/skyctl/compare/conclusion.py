@@ -18,16 +18,13 @@ from skyctl.compare.outcome import (
 )
 from skyctl.compare.step_seconds import (
     Uneven,
-    mean_step_s,
-    measured_steps,
+    measured_step_s,
     predicted_step_s,
     ratio_errors,
     uneven_steps,
 )
 from skyctl.planner.prediction_interval import ratio_interval
 from skyctl.records.base import Name, Record, Seq
-from skyctl.records.measurement import Measurement
-from skyctl.records.plan import Plan
 
 LEAST_REPORTED_GAIN = 0.005
 """Below this part a plan is not called faster where it is not known how sure that is."""
@@ -136,8 +133,8 @@ def compare_plans(one: StrategyOutcome, other: StrategyOutcome, uneven: Uneven |
         return Gain(over=other.strategy, predicted=predicted, told=False, same_plan=True)
     measured: float | None = None
     bounds: tuple[float, float] | None = None
-    own_s = _measured_s(one.plan, one.measurement, uneven)
-    others_s = _measured_s(other.plan, other.measurement, uneven)
+    own_s = measured_step_s(one.plan, one.measurement, uneven)
+    others_s = measured_step_s(other.plan, other.measurement, uneven)
     if one.measurement is not None and other.measurement is not None and own_s and others_s is not None:
         measured = others_s / own_s
         below, above = ratio_errors(one.measurement, other.measurement, of_means=uneven is not None)
@@ -164,13 +161,6 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
         # one pipeline sums nothing, so no rhythm has a part in it
         and (len(one.plan.pipelines) == 1 or one.plan.problem.rhythm == other.plan.problem.rhythm)
     )
-
-
-def _measured_s(plan: Plan, done: Measurement | None, uneven: Uneven | None) -> float | None:
-    """Seconds of a run's step that are compared; None: there was no run."""
-    if done is None:
-        return None
-    return measured_steps(plan, done).median if uneven is None else mean_step_s(plan, done)
 
 
 def describe_conclusion(
@@ -275,7 +265,8 @@ def _describe_tie(
             f"{format_ratio(hoped.measured_speedup)}"
         )
     names = [row.strategy for row in others]
-    gains = f"; {' and '.join(names)} gain{'' if len(names) > 1 else 's'} nothing" if names else ""
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    gains = f"; {listed} gain{'' if len(names) > 1 else 's'} nothing" if names else ""
     return f"{nothing} beats even here: {_step_times(base)}{gains}"
 
 

@@ -59,6 +59,18 @@ def mean_step_s(plan: Plan, done: Measurement) -> float:
     return (fmean(_settled(done)) if mean_s is None else mean_s) / plan.steps_per_iteration
 
 
+def measured_step_s(plan: Plan, done: Measurement | None, uneven: Uneven | None) -> float | None:
+    """Seconds of a run's step that are compared: the median, or beside a parameter server the mean.
+
+    Args:
+        done: the run; None: there was none, and there are no seconds.
+        uneven: ``uneven_steps`` of all that is compared.
+    """
+    if done is None:
+        return None
+    return measured_steps(plan, done).median if uneven is None else mean_step_s(plan, done)
+
+
 def ratio_errors(one: Measurement, other: Measurement, *, of_means: bool) -> tuple[float, float]:
     """How far the logarithm of (a step of ``other`` ÷ one of ``one``) may be too high, and too low.
 
@@ -75,7 +87,7 @@ def _settled(done: Measurement) -> list[float]:
 
 
 def _mean_errors(run: Measurement) -> tuple[float, float]:
-    """The same of a run's mean step, as if its steps were independent of each other."""
+    """As ``median_errors``, of a run's mean step, as if its steps were independent of each other."""
     steps = _settled(run)
     mean_s = fmean(steps)
     if len(steps) < 2 or mean_s <= 0:

@@ -14,6 +14,7 @@ from skyctl.errors import InputError, InvalidRecordError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
 from skyctl.records.problem import Problem
+from skyctl.records.sync_format import powersgd_rank
 
 if TYPE_CHECKING:
     from skyctl.control.plan_creation import PlanOptions
@@ -96,6 +97,14 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
             f"{asked[0]} says how gradients are summed where every device holds all layers; here they "
             "are cut into stages",
             hint="--parallel data; or --link-dtype for what passes between stages",
+        )
+    has_rhythm = options.rhythm is not None and not options.rhythm.is_synchronous
+    if has_rhythm and powersgd_rank(options.sync_format or "") is not None:
+        flag = options.sum_options()[-1]  # the rhythm's
+        raise InputError(
+            f"--sync-format {options.sync_format} and {flag} contradict each other: compressed sums of "
+            "gradients are applied before the next step",
+            hint=f"leave --sync-format or {flag} out",
         )
     if parallel == HYBRID and options.helpers is not None:
         raise InputError(

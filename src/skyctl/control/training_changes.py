@@ -63,8 +63,9 @@ def find_training_changes(
 ) -> list[TrainingChange]:
     """The best plan for each change that gains enough, in the forms that have plans.
 
-    None for a plan that was not searched for, for one pipeline that was not chosen among forms, and with a
-    parameter server. Of rounds only the format of their average is looked at.
+    None for a plan that was not searched for, for one pipeline that was not chosen among forms, with a
+    parameter server, and where local steps are ``auto``. Of rounds only the format of
+    their average is looked at.
 
     Args:
         budget_s: seconds for all of it, ``MOST_S`` at most.

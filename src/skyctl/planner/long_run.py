@@ -16,7 +16,7 @@ DRAWN_PIPELINES = 400
 
 
 def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float:
-    """Seconds of a plan's step on average, comparable with what a plan with a parameter server predicts.
+    """Seconds for the samples of a step on average, comparable with a parameter server's predicted step.
 
     Each step waits for the slowest of all. A device's factors are drawn as for the play of a parameter
     server's plan, and multiply all that it computes in a step.
@@ -28,7 +28,7 @@ def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float
     Raises:
         InputError: see ``api.predict``.
     """
-    step_s = plan.predicted.iteration_s
+    step_s = plan.step_s
     known = {stage.device: tuple(factors.get(stage.device, ())) for stage in plan.placed_stages}
     if plan.predicted.stale is not None or step_s <= 0 or not any(known.values()):
         return step_s

@@ -56,7 +56,7 @@ class PredictedWeights:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """An update follows, with the gradients of a step whose successor has its own under way."""
+        """Keeps what the weights are, right before an update beside which the next one is under way."""
         if self._held is None:
             self._held = [weight.clone() for weight in self._weights]
         elif not self._entered:
@@ -64,7 +64,7 @@ class PredictedWeights:
         self._entered = False
 
     def forget(self) -> None:
-        """All updates are done: a run that goes on from here knows of none."""
+        """Drops the last update: none is under way, and a run that resumes here knows of none."""
         self._held, self._entered = None, False
 
     @torch.no_grad()

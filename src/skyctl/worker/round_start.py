@@ -1,4 +1,4 @@
-"""What a stage's weights and buffers were when a round began."""
+"""The weights that a round began with: kept, restored, and what they are needed for."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 class SumRound:
-    """One sum: of which numbers, how far this rank has them, and how it ended.
+    """One sum over routes, as one rank sees it.
 
     Attributes:
         errors: as given.
@@ -21,7 +21,9 @@ class SumRound:
             that was known here, in seconds of ``time.perf_counter``.
 
     Args:
-        layout: how they are cut; the same on every rank.
+        layout: how the numbers are cut into chunks; the same on every rank.
+        step: of the run, or round.
+        kind: what is summed (``sum_messages``); the same on every rank, as is ``step``.
         format: what chunks are sent as (``sum_codecs``).
         helps: this rank has no numbers of its own, and only adds what others have.
         errors: by bucket, flat tensors like the numbers' own: they get what this rank's encoding has lost of

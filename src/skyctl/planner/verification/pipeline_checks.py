@@ -16,6 +16,7 @@ from skyctl.records.sync import Sync
 from skyctl.schedule.actions import check_in_flight
 
 Rows = list[list[HeldRange]]
+"""By pipeline, its stages."""
 
 
 def read_rows(problem: Problem, plan: Plan) -> Rows:
@@ -79,7 +80,7 @@ def read_groups(step: CheckedHybrid, sync: Sync, rows: Rows) -> list[SummedRange
 
 
 def chunk_bytes_of(plan: Plan) -> int:
-    """Of a message of sums; the usual, where nothing is summed."""
+    """The most bytes in a message of the plan's sums; the default where it sums nothing."""
     usual: int = Sync.model_fields["chunk_bytes"].default
     return usual if plan.sync is None else plan.sync.chunk_bytes
 
@@ -100,6 +101,7 @@ def _are_same(trees: Sequence[CheckedRoute], others: Sequence[CheckedRoute]) -> 
 
 
 def check_pins(step: CheckedHybrid, rows: Rows) -> Check:
+    """Whether each pipeline's first and last stage are on devices that may hold them."""
     for number, row in enumerate(rows):
         for one, may, where in (
             (row[0], step.facts.may_be_first, "first"),
@@ -112,6 +114,7 @@ def check_pins(step: CheckedHybrid, rows: Rows) -> Check:
 
 
 def check_ties(step: CheckedHybrid, held: Sequence[HeldRange]) -> Check:
+    """Whether layers that share parameters are in one stage."""
     for one in held:
         if step.splits_tie(one.start, one.stop):
             detail = f"{step.ids[one.device]} holds some of the layers that share parameters, not all"
@@ -146,7 +149,7 @@ def check_prediction(
     compute_s: Sequence[float],
     needs: Sequence[float],
 ) -> Check:
-    """Whether the prediction has what was found: seconds of the step, by stage its computing and bytes."""
+    """Whether the plan predicts what was found: seconds of the step, and each stage's computing and bytes."""
     said = plan.predicted
     slack = TOLERANCE * max(iteration_s, 1e-6)
     ok = is_close(said.iteration_s, iteration_s)

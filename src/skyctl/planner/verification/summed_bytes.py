@@ -16,7 +16,7 @@ class FormatBytes:
         passes: how many sums, one after another, a step has.
         first, second: bytes as they are sent, pass by pass.
         kept: bytes that a holder keeps beside gradients.
-        added: bytes that a holder's processor adds up as quickly as it does what is done besides: compressing
+        added: what else a holder's processor does, as bytes that would take as long to add: compressing
             gradients, or with a delay predicting weights.
     """
 
