@@ -126,7 +126,7 @@ def test_auto_says_what_each_form_came_to(run: Run) -> None:
     assert code == 0, err
     text = " ".join(out.split())
     assert "data parallelism: schedule gpipe goes with one pipeline only" in text
-    assert "form: one device alone; no other form has a plan" in text
+    assert "form: one device alone; no other form has a plan with these options" in text
     for words in (("--sync", "ring", "--schedule", "gpipe"), ("--objective", "bottleneck", "--sync", "ring")):
         code, _, err = run("plan", "--problem", "problem.json", "--parallel", "auto", *words)
         assert (code, "no form of plans goes with these options" in err) == (2, True), err

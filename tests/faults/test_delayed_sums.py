@@ -176,7 +176,7 @@ def test_a_stopped_run_ends_with_one_step_for_all_and_goes_on(nodes: Any, plan: 
 def test_what_does_not_go_with_a_delay_is_refused(nodes: Any) -> None:
     plan = ("plan", "train.py", *SIZES, "--sync-delay", "1")
     for words, said in {
-        ("--parallel", "pipeline"): "--sync-delay says how gradients are summed",
+        ("--parallel", "pipeline"): "--sync-delay is about what several pipelines sum",
         ("--parallel", "data", "--sync-format", "fixed32"): "fixed32 may have to make a step again",
         ("--parallel", "hybrid", "--sync-format", "fixed32"): "fixed32 may have to make a step again",
     }.items():

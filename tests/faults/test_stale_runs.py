@@ -126,7 +126,7 @@ def test_what_a_synchronous_run_showed_is_what_staleness_is_predicted_from(nodes
     ("words", "said"),
     [
         (("--staleness", "some"), "neither a number of steps nor async"),
-        (("--staleness", "2", "--parallel", "pipeline"), "--staleness says how gradients are summed"),
+        (("--staleness", "2", "--parallel", "pipeline"), "--staleness is about what several pipelines sum"),
         (("--staleness", "2", "--parallel", "hybrid"), "--parallel data"),
         (("--staleness", "2", "--parallel", "data", "--sync", "ring"), "not --sync ring"),
         (("--staleness", "2", "--parallel", "data", "--sync-format", "fixed32"), "not as fixed32"),

@@ -125,7 +125,7 @@ def parse_sync_format(name: str | None) -> SyncFormat | None:
     try:
         return check_sync_format(name)
     except ValueError as exc:
-        raise InputError(f"--sync-format {name!r}: {exc}") from exc
+        raise InputError(f"--sync-format {name!r} is no format", hint=str(exc)) from exc
 
 
 def parse_sync(name: str | None) -> SyncRoutes | None:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import ask, is_interactive
 from skyctl.cli.progress_display import ProgressDisplay
-from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds, format_seconds_range
+from skyctl.compare.number_format import (
+    UNKNOWN,
+    format_estimate,
+    format_percent,
+    format_seconds,
+    format_seconds_range,
+)
 
 if TYPE_CHECKING:
     from skyctl.cli.command_output import Output
@@ -267,13 +273,14 @@ def show_measurement(out: Output, measured: Measurement) -> None:
     took_s = step.median if measured.mean_iteration_s is None else measured.mean_iteration_s
     error = measured.predicted_iteration_s / took_s - 1 if took_s else 0.0
     interval, where = measured.predicted_interval, ""
-    if measured.mean_iteration_s is not None:
-        where = f", of the mean {format_seconds(took_s)}"
     if interval is not None:
         where = f", {'within' if interval.holds(step.median) else 'outside'} the interval"
+    took = f"{format_seconds(step.median)} (p10–p90 {format_seconds_range(step.p10, step.p90)})"
+    if measured.mean_iteration_s is not None:
+        took = f"{format_seconds(took_s)} on average, median {took}"
     out.line(
-        f"step: {format_seconds(step.median)} (p10–p90 {format_seconds_range(step.p10, step.p90)}); "
-        f"predicted {format_estimate(measured.predicted_iteration_s, interval)}, off by {error:+.1%}{where}"
+        f"step: {took}; predicted {format_estimate(measured.predicted_iteration_s, interval)}, "
+        f"off by {format_percent(error)}{where}"
     )
     if interval is None and step.median < SHORT_STEP_S and abs(error) > 0.25:
         out.line(

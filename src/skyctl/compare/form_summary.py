@@ -61,7 +61,7 @@ def _choice(plan: Plan) -> str:
         if one.iteration_s is not None and one.parallel != plan.problem.parallel
     ]
     if not others:
-        return f"form: {name}; no other form has a plan"
+        return f"form: {name}; no other form has a plan with these options"
     next_s, nearest = min(others)
     if next_s < step_s * (1 - PROVED_GAP):
         return (

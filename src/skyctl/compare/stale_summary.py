@@ -36,12 +36,12 @@ def describe_stale(plan: Plan, said: StalePrediction) -> str:
         )
     elif gain < NOTABLE_GAIN:
         text += (
-            f"; steps are hardly faster than with all waiting for all "
+            f"; steps are hardly faster than with staleness 0 over the same root "
             f"({format_seconds(said.synchronous_s)}), and none are faster than {slowest}'s {limit} on average"
         )
     else:
         text += (
-            f"; {format_ratio(gain)} as fast as with all waiting for all "
+            f"; {format_ratio(gain)} as fast as with staleness 0 over the same root "
             f"({format_seconds(said.synchronous_s)} a step), at most "
             f"{format_ratio(said.synchronous_s / said.bound_s)} with any staleness ({slowest} takes {limit} "
             "on average)"

@@ -94,9 +94,8 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
     asked = [*options.sum_options(), *(["--helper"] if options.helpers is not None else [])]
     if parallel == PIPELINE and asked:
         raise InputError(
-            f"{asked[0]} says how gradients are summed where every device holds all layers; here they "
-            "are cut into stages",
-            hint="--parallel data; or --link-dtype for what passes between stages",
+            f"{asked[0]} is about what several pipelines sum, and with --parallel pipeline there is one",
+            hint=f"--parallel data; or leave {asked[0]} out",
         )
     has_rhythm = options.rhythm is not None and not options.rhythm.is_synchronous
     if has_rhythm and powersgd_rank(options.sync_format or "") is not None:

@@ -8,6 +8,7 @@ from skyctl.errors import InputError, InvalidRecordError
 from skyctl.records.base import describe
 from skyctl.records.cluster import node_of
 from skyctl.records.problem import Parallel, Problem
+from skyctl.records.rhythm import Rhythm
 from skyctl.records.sync_format import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
@@ -54,9 +55,27 @@ def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
     owners = tuple((node,) for node in nodes) if options.owners == "all" else options.owners
     for node in (node for owner in owners for node in owner):
         if node not in nodes:
-            raise InputError(f"--owners {node!r} is no node of the problem; it has {', '.join(nodes)}")
+            raise InputError(
+                f"--owners {node!r} is no node of the problem",
+                hint=f"it has {', '.join(nodes)}",
+            )
+    _require_fitting(options.rhythm, len(owners))
     form: Parallel = "data"
     devices = [node_of(device.id) for device in problem.devices]
     if any(sum(devices.count(node) for node in owner) > 1 for owner in owners):
         form = "hybrid"  # an owner's devices may become a pipeline
     return {"owners": owners, "parallel": form}
+
+
+def _require_fitting(rhythm: Rhythm, owners: int) -> None:
+    """Raises InputError where the rhythm speaks of more owners than there are, or of fewer."""
+    steps, clients = rhythm.local_steps, rhythm.clients_per_round
+    if isinstance(steps, tuple) and len(steps) != owners:
+        raise InputError(
+            f"--local-steps has {len(steps)} numbers for {owners} owners",
+            hint="one number for all, or one for each owner in their order",
+        )
+    if clients is not None and clients > owners:
+        raise InputError(
+            f"--clients-per-round {clients} of {owners} owners", hint=f"at most --clients-per-round {owners}"
+        )
