@@ -9,7 +9,7 @@ gradient, which says too little about the next one: then nothing is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class PredictedWeights:
     @torch.no_grad()
     def enter(self) -> None:
         """Where a former update is known: extrapolates the weights, and keeps what they are."""
-        if self._held is None or not has_momentum(self._optimizer):
+        if not self._held or not has_momentum(self._optimizer):
             return
         ahead = torch._foreach_lerp(self._weights, self._held, -1.0)
         torch._foreach_copy_(self._held, self._weights)
@@ -59,7 +59,7 @@ class PredictedWeights:
         """An update follows, with the gradients of a step whose successor has its own under way."""
         if self._held is None:
             self._held = [weight.clone() for weight in self._weights]
-        elif not self._entered:
+        elif self._held and not self._entered:
             torch._foreach_copy_(self._held, self._weights)
         self._entered = False
 
@@ -76,4 +76,5 @@ class PredictedWeights:
 
 def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's steps follow a running mean of gradients, as its state tells."""
-    return any(state.get(name) is not None for state in optimizer.state.values() for name in MOMENTUM_STATES)
+    states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
+    return any(state.get(name) is not None for state in states for name in MOMENTUM_STATES)

@@ -215,7 +215,7 @@ class _GroupAverage:
         values = self._flat_weights()
         for value, weight in zip(values, self._weights, strict=True):
             _scale(value.sub_(start.of(weight).reshape(-1)), samples)
-            value.div_(total)
+            value.div_(float(total))
         if self._errors is None:
             self._errors = [torch.zeros_like(value) for value in values]
         elif values:
