@@ -80,3 +80,19 @@ def test_an_optimizer_of_the_users_may_keep_anything_in_its_state() -> None:
     assert not has_momentum(optimizer)
     optimizer.state[layer.weight] = {"momentum_buffer": torch.zeros(2, 2)}
     assert has_momentum(optimizer)
+
+
+def test_weights_that_an_optimizer_gives_other_memory_are_predicted() -> None:
+    """As ``p.data = …`` does; and so may a forward, between ``enter`` and ``leave``."""
+    layer = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[layer.weight] = {"momentum_buffer": torch.zeros(2, 2)}
+    predicted = PredictedWeights([layer], optimizer)
+    predicted.keep()
+    before = layer.weight.detach().clone()
+    layer.weight.data = before + 1.0
+    predicted.enter()
+    torch.testing.assert_close(layer.weight.detach(), before + 2.0)
+    layer.weight.data = layer.weight.detach().clone()
+    predicted.leave()
+    assert torch.equal(layer.weight, before + 1.0)

@@ -16,7 +16,7 @@ DRAWN_PIPELINES = 400
 
 
 def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float:
-    """Seconds of a plan's step on average, comparable with what a plan with a parameter server predicts.
+    """Seconds of a plan's step, or round, on average, as a plan with a parameter server predicts them.
 
     Each step waits for the slowest of all. A device's factors are drawn as for the play of a parameter
     server's plan, and multiply all that it computes in a step.

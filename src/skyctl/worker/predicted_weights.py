@@ -31,9 +31,9 @@ class PredictedWeights:
 
     def __init__(self, layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
         found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
-        self._weights = [master_of(p).detach() for p in found.values()]
-        low = [p for p in found.values() if master_of(p) is not p]
-        self._low, self._masters = [p.detach() for p in low], [master_of(p).detach() for p in low]
+        self._weights = [master_of(p) for p in found.values()]
+        self._low = [p for p in found.values() if master_of(p) is not p]
+        self._masters = [master_of(p) for p in self._low]
         self._optimizer = optimizer
         self._held: list[Tensor] | None = None
         self._entered = False
