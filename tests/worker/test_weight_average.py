@@ -135,8 +135,9 @@ def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
 
         def act(rank: int) -> Any:
             group = {"number": 0, "start": 0, "stop": 1, "first_tag": 0, "routes": places(routes, rank)}
-            made.append(WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64))
-            return made[-1].average(0, 4 if rank == 0 else 0, GOES_ON)
+            average = WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64)
+            made.append(average)
+            return average.average(0, 4 if rank == 0 else 0, GOES_ON)
 
         together(2, act)
     for one in made:
@@ -160,14 +161,15 @@ def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(
         def act(rank: int) -> Any:
             group = {"number": 0, "start": 0, "stop": 1, "first_tag": 0, "routes": places(routes, rank)}
             own = [layers[rank]]
-            made.append(WeightAverage(own, 0, [group], peers[rank], format=sync_format, chunk_bytes=64))
+            average = WeightAverage(own, 0, [group], peers[rank], format=sync_format, chunk_bytes=64)
+            made.append(average)
             with torch.no_grad():
                 layers[rank].weight.fill_(1.0)
             start = RoundStart(own)
             start.take()
             with torch.no_grad():
                 layers[rank].weight.fill_(1.0 + rank)
-            return made[-1].average(0, 10**30 if rank else 1, GOES_ON, start)
+            return average.average(0, 10**30 if rank else 1, GOES_ON, start)
 
         found = together(2, act)
     for one in made:

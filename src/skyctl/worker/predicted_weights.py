@@ -31,9 +31,10 @@ class PredictedWeights:
 
     def __init__(self, layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
         found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
-        self._weights = [master_of(p) for p in found.values()]
-        self._low = [p for p in found.values() if master_of(p) is not p]
-        self._masters = [master_of(p) for p in self._low]
+        self._weights: list[Tensor] = [master_of(p) for p in found.values()]
+        low = [p for p in found.values() if master_of(p) is not p]
+        self._low: list[Tensor] = [*low]
+        self._masters: list[Tensor] = [master_of(p) for p in low]
         self._optimizer = optimizer
         self._held: list[Tensor] | None = None
         self._entered = False

@@ -270,7 +270,7 @@ def _scale(value: Tensor, samples: int, *, keep_last: bool = False) -> Tensor:
     return value
 
 
-def _low_precision(layers: Sequence[nn.Module]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _low_precision(layers: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
     """The parameters that are copies of a master, and the masters."""
     found = {id(p): p for layer in layers for p in layer.parameters() if master_of(p) is not p}
     return list(found.values()), [master_of(p) for p in found.values()]
