@@ -287,3 +287,12 @@ def test_a_sweep_of_nodes_has_the_rows_of_all_points() -> None:
     ] * 2
     heads, rows = sweep_table(sweep)
     assert {len(row) for row in rows} == {len(heads)}
+
+
+def test_a_round_beside_a_parameter_server_counts_by_samples() -> None:
+    seen = measured(1e9, stalls=STALLS)
+    rounds = by_name(job(Rhythm(local_steps=4)).plans(seen))["optimal"]
+    stale = by_name(job(Rhythm(staleness=3)).plans(seen))["optimal"]
+    row, _ = summarize_outcomes([StrategyOutcome("even", rounds), StrategyOutcome("optimal", stale)])
+    uneven = {device.id: device.step_factors for device in stale.problem.devices}
+    assert row.predicted_s == pytest.approx(long_run_step_s(rounds, uneven) / 4)

@@ -13,8 +13,11 @@ from tests.worker import round_reference
 from tests.worker.sums import ring, star
 from tests.worker.test_resume import BATCH_NORM, keeping, resuming
 from tests.worker.workloads import DROPOUT, edit_workload
+from torch import nn
 
 from skyctl.checkpoint import safetensors
+from skyctl.worker.round_start import RoundStart
+from skyctl.workload.mixed_precision import master_of, to_low_precision
 from skyctl.workload.recipe import Recipe
 
 Workloads = Callable[..., dict[str, Any]]
@@ -181,3 +184,24 @@ def test_a_round_that_everybody_is_dropped_from_changes_nothing(
     assert three.losses == one.losses * 3
     before, after = (safetensors.load(Path(done.results[0]["weights"])) for done in (one, three))
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_a_rounds_start_is_of_weights_with_other_memory_too(low: bool) -> None:
+    """An optimizer that does ``p.data = …`` changes no weight in place."""
+    layer = nn.Linear(3, 2, bias=False)
+    if low:
+        layer._parameters["weight"] = to_low_precision(
+            layer.weight, layer.weight.detach().clone(), torch.bfloat16
+        )
+    start, master = RoundStart([layer]), master_of(layer.weight)
+    master.data = torch.ones(2, 3)
+    start.take()
+    master.data = torch.full((2, 3), 3.0)
+    master.grad = torch.zeros(2, 3)
+    start.add_difference(0.5)
+    assert torch.equal(master.grad, torch.ones(2, 3))
+    start.restore()
+    for weight in (master, layer.weight):
+        assert torch.equal(weight.detach().float(), torch.ones(2, 3))
+    assert torch.equal(start.of(layer.weight), torch.ones(2, 3))

@@ -59,3 +59,40 @@ def test_weights_are_predicted_where_an_optimizer_has_momentum(name: str) -> Non
     predicted.enter()
     assert all(torch.equal(a, b) for a, b in zip(masters, now, strict=True)), "of no update anything is known"
     predicted.leave()
+
+
+def test_a_stage_in_which_nothing_is_trained_has_nothing_to_predict() -> None:
+    layer = nn.Linear(2, 2).requires_grad_(False)
+    predicted = PredictedWeights([layer], torch.optim.AdamW(layer.parameters()))
+    before = layer.weight.clone()
+    for _ in range(3):
+        predicted.enter()
+        predicted.leave()
+        predicted.keep()
+    predicted.forget()
+    assert torch.equal(layer.weight, before)
+
+
+def test_an_optimizer_of_the_users_may_keep_anything_in_its_state() -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer.state["steps"] = 3
+    assert not has_momentum(optimizer)
+    optimizer.state[layer.weight] = {"momentum_buffer": torch.zeros(2, 2)}
+    assert has_momentum(optimizer)
+
+
+def test_weights_that_an_optimizer_gives_other_memory_are_predicted() -> None:
+    """As ``p.data = …`` does; and so may a forward, between ``enter`` and ``leave``."""
+    layer = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[layer.weight] = {"momentum_buffer": torch.zeros(2, 2)}
+    predicted = PredictedWeights([layer], optimizer)
+    predicted.keep()
+    before = layer.weight.detach().clone()
+    layer.weight.data = before + 1.0
+    predicted.enter()
+    torch.testing.assert_close(layer.weight.detach(), before + 2.0)
+    layer.weight.data = layer.weight.detach().clone()
+    predicted.leave()
+    assert torch.equal(layer.weight, before + 1.0)

@@ -135,8 +135,9 @@ def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
 
         def act(rank: int) -> Any:
             group = {"number": 0, "start": 0, "stop": 1, "first_tag": 0, "routes": places(routes, rank)}
-            made.append(WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64))
-            return made[-1].average(0, 4 if rank == 0 else 0, GOES_ON)
+            average = WeightAverage([layers[rank]], 0, [group], peers[rank], chunk_bytes=64)
+            made.append(average)
+            return average.average(0, 4 if rank == 0 else 0, GOES_ON)
 
         together(2, act)
     for one in made:
@@ -148,6 +149,34 @@ def test_a_weight_that_is_no_number_counts_nothing_where_it_is_not_to() -> None:
 def test_numbers_of_samples_that_can_not_be_are_an_error_for_all(samples: list[Any]) -> None:
     with pytest.raises(RunError, match="samples that holders say their weights are of add up to"):
         averaged(star(COUNT, 1), samples, [GOES_ON] * COUNT)
+
+
+@pytest.mark.parametrize("sync_format", ["float32", "int8"])
+def test_more_samples_than_an_integer_of_64_bits_holds_are_a_number_like_others(sync_format: str) -> None:
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(2)]
+    made: list[WeightAverage] = []
+    routes = star(2)
+    with connected(routes, 2) as peers:
+
+        def act(rank: int) -> Any:
+            group = {"number": 0, "start": 0, "stop": 1, "first_tag": 0, "routes": places(routes, rank)}
+            own = [layers[rank]]
+            average = WeightAverage(own, 0, [group], peers[rank], format=sync_format, chunk_bytes=64)
+            made.append(average)
+            with torch.no_grad():
+                layers[rank].weight.fill_(1.0)
+            start = RoundStart(own)
+            start.take()
+            with torch.no_grad():
+                layers[rank].weight.fill_(1.0 + rank)
+            return average.average(0, 10**30 if rank else 1, GOES_ON, start)
+
+        found = together(2, act)
+    for one in made:
+        one.close()
+    assert not [one for one in found if isinstance(one, Exception)], found
+    for layer in layers:
+        torch.testing.assert_close(layer.weight.detach(), torch.full((2, 2), 2.0))
 
 
 def test_a_number_of_batches_that_can_not_be_is_an_error() -> None:

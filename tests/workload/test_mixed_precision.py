@@ -10,7 +10,12 @@ from torch import nn
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.costs import count_layer_costs
-from skyctl.workload.mixed_precision import accumulate_into_master, master_of
+from skyctl.workload.mixed_precision import (
+    accumulate_into_master,
+    copy_masters_after_step,
+    master_of,
+    to_low_precision,
+)
 from skyctl.workload.weight_gradients import DeferredWeightGradients
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
@@ -167,3 +172,22 @@ def test_weight_gradients_put_off_reach_the_masters() -> None:
     for whole, late in zip(*found, strict=True):
         assert whole.dtype == torch.float32
         assert torch.equal(whole, late)
+
+
+def test_an_optimizer_may_give_weights_other_memory() -> None:
+    """As ``p.data = …`` does, in place of a change in place."""
+
+    class Assigning(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data = parameter.data - parameter.grad
+
+    old = nn.Parameter(torch.ones(3))
+    low = to_low_precision(old, torch.ones(3), torch.bfloat16)
+    assert isinstance(low, nn.Parameter)
+    optimizer = Assigning([master_of(low)], lr=1.0)
+    copy_masters_after_step(optimizer, [low])
+    for expected in (0.5, 0.0):
+        master_of(low).grad = torch.full((3,), 0.5)
+        optimizer.step()
+        assert low.tolist() == [expected] * 3

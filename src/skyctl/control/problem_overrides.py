@@ -14,7 +14,6 @@ from skyctl.errors import InputError, InvalidRecordError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
 from skyctl.records.problem import Problem
-from skyctl.records.sync_format import powersgd_rank
 
 if TYPE_CHECKING:
     from skyctl.control.plan_creation import PlanOptions
@@ -96,14 +95,6 @@ def form_fields(options: PlanOptions, parallel: ParallelChoice) -> dict[str, obj
         raise InputError(
             f"{asked[0]} is about what several pipelines sum, and with --parallel pipeline there is one",
             hint=f"--parallel data; or leave {asked[0]} out",
-        )
-    has_rhythm = options.rhythm is not None and not options.rhythm.is_synchronous
-    if has_rhythm and powersgd_rank(options.sync_format or "") is not None:
-        flag = options.sum_options()[-1]  # the rhythm's
-        raise InputError(
-            f"--sync-format {options.sync_format} and {flag} contradict each other: compressed sums of "
-            "gradients are applied before the next step",
-            hint=f"leave --sync-format or {flag} out",
         )
     if parallel == HYBRID and options.helpers is not None:
         raise InputError(

@@ -9,7 +9,7 @@ gradient, which says too little about the next one: then nothing is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -31,9 +31,10 @@ class PredictedWeights:
 
     def __init__(self, layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
         found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
-        self._weights = [master_of(p).detach() for p in found.values()]
+        self._weights: list[Tensor] = [master_of(p) for p in found.values()]
         low = [p for p in found.values() if master_of(p) is not p]
-        self._low, self._masters = [p.detach() for p in low], [master_of(p).detach() for p in low]
+        self._low: list[Tensor] = [*low]
+        self._masters: list[Tensor] = [master_of(p) for p in low]
         self._optimizer = optimizer
         self._held: list[Tensor] | None = None
         self._entered = False
@@ -41,7 +42,7 @@ class PredictedWeights:
     @torch.no_grad()
     def enter(self) -> None:
         """Where a former update is known: extrapolates the weights, and keeps what they are."""
-        if self._held is None or not has_momentum(self._optimizer):
+        if not self._held or not has_momentum(self._optimizer):
             return
         ahead = torch._foreach_lerp(self._weights, self._held, -1.0)
         torch._foreach_copy_(self._held, self._weights)
@@ -59,7 +60,7 @@ class PredictedWeights:
         """Keeps what the weights are, right before an update beside which the next one is under way."""
         if self._held is None:
             self._held = [weight.clone() for weight in self._weights]
-        elif not self._entered:
+        elif self._held and not self._entered:
             torch._foreach_copy_(self._held, self._weights)
         self._entered = False
 
@@ -76,4 +77,5 @@ class PredictedWeights:
 
 def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's steps follow a running mean of gradients, as its state tells."""
-    return any(state.get(name) is not None for state in optimizer.state.values() for name in MOMENTUM_STATES)
+    states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
+    return any(state.get(name) is not None for state in states for name in MOMENTUM_STATES)

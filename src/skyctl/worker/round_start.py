@@ -20,7 +20,7 @@ class RoundStart:
         self._layers = list(layers)
         found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
         self._trained = list(found.values())
-        self._weights = [master_of(p).detach() for p in self._trained]
+        self._weights: list[Tensor] = [master_of(p) for p in self._trained]
         self._saved = [torch.empty_like(weight) for weight in self._weights]
         self._saved_of = {id(master_of(p)): one for p, one in zip(self._trained, self._saved, strict=True)}
         self._buffers: SavedBuffers | None = None
@@ -37,8 +37,7 @@ class RoundStart:
         """Nobody's work counts: all is as it was."""
         if self._weights:
             torch._foreach_copy_(self._weights, self._saved)
-            low = [p.detach() for p in self._trained]
-            torch._foreach_copy_(low, self._weights)
+            torch._foreach_copy_(tuple(self._trained), self._weights)
         if self._buffers is not None:
             self._buffers.restore()
 

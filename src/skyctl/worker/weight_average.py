@@ -215,7 +215,7 @@ class _GroupAverage:
         values = self._flat_weights()
         for value, weight in zip(values, self._weights, strict=True):
             _scale(value.sub_(start.of(weight).reshape(-1)), samples)
-            value.div_(total)
+            value.div_(float(total))
         if self._errors is None:
             self._errors = [torch.zeros_like(value) for value in values]
         elif values:
@@ -273,4 +273,4 @@ def _scale(value: Tensor, samples: int, *, keep_last: bool = False) -> Tensor:
 def _low_precision(layers: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
     """The parameters that are copies of a master, and the masters."""
     found = {id(p): p for layer in layers for p in layer.parameters() if master_of(p) is not p}
-    return [p.detach() for p in found.values()], [master_of(p).detach() for p in found.values()]
+    return list(found.values()), [master_of(p) for p in found.values()]

@@ -85,7 +85,7 @@ def accumulate_into_master(parameter: Tensor) -> None:
 
 def copy_masters_after_step(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """Has the optimizer copy the masters, which it works on, to the parameters after each step."""
-    pairs = [(p.detach(), master_of(p).detach()) for p in parameters if master_of(p) is not p]
+    pairs = [(p, master_of(p)) for p in parameters if master_of(p) is not p]  # no views: memory may change
     if not pairs:
         return
     low, masters = map(list, zip(*pairs, strict=True))

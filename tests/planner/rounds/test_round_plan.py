@@ -155,6 +155,20 @@ def test_the_interval_is_of_the_same_round(owners: tuple[str, ...]) -> None:
     assert with_interval(plan(asked)).predicted.interval is None
 
 
+@pytest.mark.parametrize(("step_s", "limit_s", "made"), [(0.01, 0.07, 7), (0.03, 0.27, 9), (0.1, 0.25, 3)])
+def test_a_deadline_of_a_whole_number_of_steps_is_that_many(step_s: float, limit_s: float, made: int) -> None:
+    """Whatever the quotient is rounded to; and a round of very many steps is verified at once."""
+    asked = owned({"local_steps": 10**12, "round_deadline_s": limit_s}, "a", "b", nodes=("a", "b"))
+    none = (0.0,) * LAYERS
+    each = {"forward_s": (step_s / MICROBATCHES, 0.0, 0.0), "backward_s": none, "optimizer_s": none}
+    times = {name: known.model_copy(update=each) for name, known in asked.times.items()}
+    found = plan(asked.model_copy(update={"times": times}))
+    assert found.predicted.iteration_s - found.predicted.sync_s == pytest.approx(made * step_s)
+    assert verify(found.problem, found).ok
+    endless = plan(problem({"local_steps": 10**12}))
+    assert verify(endless.problem, endless).ok
+
+
 def test_clients_and_deadlines_shorten_the_median_round() -> None:
     work = [4 * (MICROBATCHES * SPEEDS[name] + 0.1) for name in NODES]
     for clients in (1, 2, 3, 4):

@@ -154,8 +154,10 @@ class RoundModel:
         limit_s = self.problem.rhythm.round_deadline_s
         work_s = []
         for count, each_s in zip(steps, step_s, strict=True):
-            in_time = count if limit_s is None or not each_s else max(1, math.ceil(limit_s / each_s))
-            work_s.append(min(count, in_time) * each_s)
+            made = count
+            if limit_s is not None and count * each_s > limit_s:  # a whole number of steps is just in time
+                made = max(1, math.ceil(limit_s / each_s * (1 - 1e-9)))
+            work_s.append(made * each_s)
         slowest_s = median_slowest_s(work_s, self.problem.rhythm.clients_per_round)
         return RoundTimes(tuple(steps), tuple(work_s), slowest_s + sync_s, sync_s)
 

@@ -22,7 +22,7 @@ from skyctl.planner.verification.pipeline_checks import (
     read_groups,
     read_rows,
 )
-from skyctl.planner.verification.verdict import Check, check_certificate, check_unused
+from skyctl.planner.verification.verdict import TOLERANCE, Check, check_certificate, check_unused
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -123,10 +123,10 @@ def _slowest_s(problem: Problem, step: CheckedHybrid, rows: Rows, steps: Sequenc
     work = []
     for row, count in zip(rows, steps, strict=True):
         each_s = _step_s(step, row)
-        made = 1
-        while made < count and (limit_s is None or made * each_s < limit_s):
-            made += 1
-        work.append(made * each_s)
+        work.append(count * each_s)
+        if limit_s is not None and work[-1] > limit_s:
+            started = math.ceil(limit_s / each_s * (1 - TOLERANCE))  # before the deadline
+            work[-1] = max(1, started) * each_s
     clients = problem.rhythm.clients_per_round or len(work)
     if math.comb(len(work), clients) <= MOST_DRAWS:
         slowest = sorted(max(drawn) for drawn in combinations(work, clients))
