@@ -21,11 +21,11 @@ from torch import nn
 from skyctl.checkpoint import safetensors
 from skyctl.errors import RunError
 from skyctl.worker.gradient_sync import GradientSync
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_helper import SumHelper
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
-from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import IntegerGradients, TrainedParameter
 from skyctl.workload.recipe import Recipe
 
@@ -131,10 +131,10 @@ def summed_in_order(
                 [own] = add_up(parameters, gradients, mine)
                 assert not gradients.overflows()
             time.sleep(waits_s[rank])
-            round_ = SumRound(layout, 0, kind=GRADIENTS, format=name)
-            part.begin(round_)
-            round_.add_bucket([own])
-            round_.wait()
+            ongoing = OngoingSum(layout, 0, kind=GRADIENTS, format=name)
+            part.begin(ongoing)
+            ongoing.add_bucket([own])
+            ongoing.wait()
             part.close()
             return bytes(own.view(torch.uint8).tolist())
 

@@ -11,10 +11,10 @@ from tests.worker.sums import RouteEdges, connected, places, ring, star, togethe
 
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import AGREEMENT, FIGURES, GRADIENTS, UP, SumMessage, SumStamp
-from skyctl.worker.sum_round import SumRound
 
 TREE: list[RouteEdges] = [
     (0.3, 1, [(0, 3), (2, 3), (3, 1)], [(1, 3), (3, 0), (3, 2)]),
@@ -44,16 +44,16 @@ def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: s
             found = []
             for step in range(steps):
                 helps = rank >= holders
-                round_ = SumRound(layout, step, kind=GRADIENTS, format=name, helps=helps)
-                part.begin(round_, 3)
+                ongoing = OngoingSum(layout, step, kind=GRADIENTS, format=name, helps=helps)
+                part.begin(ongoing, 3)
                 mine = [[t.clone() for t in layer] for layer in given[rank]] if not helps else []
                 at = 0
                 for last in layout.last_layer_of if mine else ():
-                    round_.add_bucket([t for layer in mine[at : last + 1] for t in layer])
+                    ongoing.add_bucket([t for layer in mine[at : last + 1] for t in layer])
                     at = last + 1
                 agreed = part.agree(bytes([0, rank == 1, 0]))
-                round_.wait()
-                assert round_.ready_buckets == 0, "it holds the gradients no longer"
+                ongoing.wait()
+                assert ongoing.ready_buckets == 0, "it holds the gradients no longer"
                 found.append(([t for layer in mine for t in layer], agreed))
             part.close()
             return found
@@ -118,14 +118,14 @@ def lying(message: SumMessage, tag: int = FIRST_TAG + 2, name: str = "float32") 
     with connected(routes, 2) as ends:
         peers = {1: ends[0][1].connection}
         part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, 0)], peers)
-        round_ = SumRound(layout, 5, kind=GRADIENTS, format=name)
-        part.begin(round_, 2)
-        round_.add_bucket([torch.zeros(4)])
+        ongoing = OngoingSum(layout, 5, kind=GRADIENTS, format=name)
+        part.begin(ongoing, 2)
+        ongoing.add_bucket([torch.zeros(4)])
         ends[1][0].connection.send(message.tensor, tag)
 
         def wait(_: int) -> None:
             part.agree(b"\0\0")
-            round_.wait()
+            ongoing.wait()
 
         [error] = together(1, wait)
         part.close()
@@ -177,16 +177,16 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
         def act(rank: int) -> Any:
             peers = {other: peer.connection for other, peer in ends[rank].items()}
             part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(routes, rank)], peers)
-            round_ = SumRound(layout, 0, kind=GRADIENTS)
-            part.begin(round_, 1)
+            ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
+            part.begin(ongoing, 1)
             try:
                 if rank == 1:
                     for connection in peers.values():
                         connection.close()
                     return None
-                round_.add_bucket([torch.ones(1000)])
+                ongoing.add_bucket([torch.ones(1000)])
                 part.agree(b"\0")
-                round_.wait()
+                ongoing.wait()
             finally:
                 part.close()
             return None

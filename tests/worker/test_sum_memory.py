@@ -46,12 +46,12 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     import torch
 
     from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+    from skyctl.worker.ongoing_sum import OngoingSum
     from skyctl.worker.route_sum import RoutePlace, RouteSum
     from skyctl.worker.stage_io import Neighbour
     from skyctl.worker.sum_helper import SumHelper
     from skyctl.worker.sum_layout import make_layout
     from skyctl.worker.sum_messages import GRADIENTS
-    from skyctl.worker.sum_round import SumRound
     from skyctl.worker.summed_gradients import AGREED_FLAGS
 
     torch.set_num_threads(1)
@@ -76,12 +76,12 @@ def rank_process(rank: int, line: Connection, nbytes: int) -> None:
     if given:
         sums = RouteSum(0, [RoutePlace.from_payload(place) for place in routes], peers, FIRST_TAG)
         layout = make_layout([[numel] for numel in numels], [r[0] for r in ROUTES], CHUNK_BYTES // 4)
-        round_ = SumRound(layout, 0, kind=GRADIENTS)
-        sums.begin(round_, AGREED_FLAGS + 4)
+        ongoing = OngoingSum(layout, 0, kind=GRADIENTS)
+        sums.begin(ongoing, AGREED_FLAGS + 4)
         for tensor in given:
-            round_.add_bucket([tensor])
+            ongoing.add_bucket([tensor])
         sums.agree(bytes(AGREED_FLAGS + 4))
-        round_.wait()
+        ongoing.wait()
     else:
         group = {"number": 0, "first_tag": 0, "routes": routes, "agreement": routes[0]}
         sync = {"format": "float32", "chunk_bytes": CHUNK_BYTES, "groups": [group]}

@@ -13,9 +13,9 @@ from typing import Any
 
 from skyctl.errors import RunError
 from skyctl.worker.gradient_sync import GradientSync, GroupSync, SyncReport
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.sum_codecs import FIXED32
 from skyctl.worker.sum_delay import SumDelay
-from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import AGREED_FLAGS, DetachedGradients
 
 
@@ -39,7 +39,7 @@ class DelayedSync(GradientSync):
             raise RunError(f"{FIXED32} may have to make a step again, and with a delay the next one is done")
         super().__init__(*parts, **options)
         self._delay = delay
-        self._pending: list[_GroupRound] = []
+        self._pending: list[_PendingSum] = []
 
     def settles(self, step: int) -> bool:
         """Whether the step waits for its own sum, whatever ranks agree on."""
@@ -65,7 +65,7 @@ class DelayedSync(GradientSync):
 
         Raises: as ``GradientSync.finish``.
         """
-        following = [_GroupRound(group, step) for group in self._groups]
+        following = [_PendingSum(group, step) for group in self._groups]
         found = self.settle() if self._pending else None
         for one in following:
             one.begin(is_last)
@@ -79,29 +79,29 @@ class DelayedSync(GradientSync):
         """
         ended = time.perf_counter()
         told = [one.finish() for one in self._pending]
-        began = max(one.round.agreed_at for one in self._pending)
+        began = max(one.ongoing.agreed_at for one in self._pending)
         self._pending = []
         waited_s = time.perf_counter() - ended
         idle_s = min(waited_s, max(0.0, began - ended))  # some holder had not come so far
         return SyncReport(idle_s, waited_s - idle_s, any(told), repeats=False)
 
 
-class _GroupRound:
+class _PendingSum:
     """One step's sum of one group, of gradients that are taken out of the parameters when it is made."""
 
     def __init__(self, group: GroupSync, step: int) -> None:
         self._group = group
         self.gradients = DetachedGradients(group.parameters)
-        self.round: SumRound = group.take_aside(step, self.gradients)
+        self.ongoing: OngoingSum = group.take_aside(step, self.gradients)
 
     def begin(self, is_last: bool) -> None:
         """No other sum of the group is under way any more."""
         own = bytes([is_last, False, *self.gradients.codes()])
-        self._group.sums.begin(self.round, len(own))
+        self._group.sums.begin(self.ongoing, len(own))
         self._group.sums.agree_later(own, self.gradients.largest_code)
 
     def finish(self) -> bool:
         """Waits for the sum, and gives it to the parameters; whether any holder was told to end."""
-        self.round.wait()
-        self.gradients.finish(self.round.agreed[AGREED_FLAGS:])
-        return bool(self.round.agreed[0])
+        self.ongoing.wait()
+        self.gradients.finish(self.ongoing.agreed[AGREED_FLAGS:])
+        return bool(self.ongoing.agreed[0])

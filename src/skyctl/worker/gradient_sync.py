@@ -32,6 +32,7 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.low_rank_gradients import LowRankGradients, pass_numels, seed_of
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.rank_events import SumSizes
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.running_figures import RunningFigures, SavedBuffers, running_figures
@@ -40,7 +41,6 @@ from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_layout import SumLayout, make_layout
 from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
 from skyctl.worker.sum_passes import Numels, SumPasses, buckets_of, rank_of
-from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import (
     AGREED_FLAGS,
     FloatGradients,
@@ -294,7 +294,7 @@ class GroupSync:
         if self._figures:
             found = [figure.numel for figure in self._figures]
             self._figures_layout = make_layout([found], shares, chunk_numel("float32", chunk_bytes))
-        self._round: SumRound | None = None
+        self._ongoing: OngoingSum | None = None
         self._taken_count = self._ready_layers = 0
         self._open: list[Tensor] = []
         self._codes = b""
@@ -309,31 +309,31 @@ class GroupSync:
     def begin(self, step: int) -> None:
         self.gradients.begin(step)
         layout = self._passes.first(step) if self.gradients.is_summable else self._empty_layout
-        self.sums.begin(self._make_round(layout, step), AGREED_FLAGS + len(self.parameters))
+        self.sums.begin(self._make_sum(layout, step), AGREED_FLAGS + len(self.parameters))
 
-    def take_aside(self, step: int, gradients: SummedGradients) -> SumRound:
-        """A round, to be begun later, of gradients of ``parameters`` that won't change any more."""
+    def take_aside(self, step: int, gradients: SummedGradients) -> OngoingSum:
+        """A sum, to be begun later, of gradients of ``parameters`` that won't change any more."""
         kept, self.gradients = self.gradients, gradients
-        made = self._make_round(self._passes.first(step), step)
+        made = self._make_sum(self._passes.first(step), step)
         self.add_ready(0)
         self.gradients = kept
         return made
 
-    def _make_round(self, layout: SumLayout, step: int) -> SumRound:
-        self._round = made = SumRound(layout, step, kind=GRADIENTS, format=self._passes.format)
+    def _make_sum(self, layout: SumLayout, step: int) -> OngoingSum:
+        self._ongoing = made = OngoingSum(layout, step, kind=GRADIENTS, format=self._passes.format)
         self._open, self._taken_count, self._ready_layers = [], 0, 0
         return made
 
     def add_ready(self, layer: int) -> None:
         """The gradients of the stage's layers from that one on won't change any more."""
-        assert self._round is not None
+        assert self._ongoing is not None
         ready = min(len(self._numels), len(self._numels) - (layer - self._first))
         while self._ready_layers < ready:
             for _ in self._numels[self._ready_layers]:
                 self._open.append(self.gradients.take(self._taken_count))
                 self._taken_count += 1
             while self._is_bucket_full():
-                self._round.add_bucket(self._open)
+                self._ongoing.add_bucket(self._open)
                 self._open = []
             self._ready_layers += 1
 
@@ -346,13 +346,13 @@ class GroupSync:
 
     def finish(self) -> None:
         """Waits for the sum, and puts it where it is not in place already, or has the step made again."""
-        assert self._round is not None
-        self._round.wait()
+        assert self._ongoing is not None
+        self._ongoing.wait()
         if self.repeats:
             self.gradients.repeat(self._codes)
             return
-        if (layout := self._passes.second(self._round.step)) is not None:
-            again = SumRound(layout, self._round.step, kind=FACTORS, format=self._passes.format)
+        if (layout := self._passes.second(self._ongoing.step)) is not None:
+            again = OngoingSum(layout, self._ongoing.step, kind=FACTORS, format=self._passes.format)
             self.sums.begin(again)
             tensors = iter(self.gradients.second_pass(self._codes))
             layers = [[next(tensors) for _ in layer] for layer in self._sizes[2]]
@@ -365,11 +365,11 @@ class GroupSync:
         """As ``GradientSync.average_figures``."""
         if self._figures_layout is None:
             return
-        round_ = SumRound(self._figures_layout, step, kind=FIGURES)
+        ongoing = OngoingSum(self._figures_layout, step, kind=FIGURES)
         values = [figure.weighted(self._share) for figure in self._figures]
-        self.sums.begin(round_)
-        round_.add_bucket(values)
-        round_.wait()
+        self.sums.begin(ongoing)
+        ongoing.add_bucket(values)
+        ongoing.wait()
         for figure, summed in zip(self._figures, values, strict=True):
             figure.set(summed)
 
@@ -377,9 +377,9 @@ class GroupSync:
         self.sums.close()
 
     def _is_bucket_full(self) -> bool:
-        assert self._round is not None
-        bucket = self._round.ready_buckets
-        ends = self._round.layout.last_layer_of
+        assert self._ongoing is not None
+        bucket = self._ongoing.ready_buckets
+        ends = self._ongoing.layout.last_layer_of
         return bucket < len(ends) and ends[bucket] == self._ready_layers
 
 

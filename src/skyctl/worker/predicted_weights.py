@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.mixed_precision import MasterWeights
 
 Tensor = torch.Tensor
 
@@ -30,49 +30,40 @@ class PredictedWeights:
     """
 
     def __init__(self, layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
-        found = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
-        self._weights: list[Tensor] = [master_of(p) for p in found.values()]
-        low = [p for p in found.values() if master_of(p) is not p]
-        self._low: list[Tensor] = [*low]
-        self._masters: list[Tensor] = [master_of(p) for p in low]
+        self._weights = MasterWeights(p for layer in layers for p in layer.parameters())
         self._optimizer = optimizer
-        self._held: list[Tensor] | None = None
-        self._entered = False
+        self._held: list[Tensor] = []
+        self._holds_now = False
+        """Whether what is held is what the weights are, or were until they were extrapolated."""
+        self._is_useless = not self._weights.masters
 
     @torch.no_grad()
     def enter(self) -> None:
         """Where a former update is known: extrapolates the weights, and keeps what they are."""
-        if not self._held or not has_momentum(self._optimizer):
+        if self._held and not has_momentum(self._optimizer):
+            self._held, self._is_useless = [], True
+        if not self._held:
             return
-        ahead = torch._foreach_lerp(self._weights, self._held, -1.0)
-        torch._foreach_copy_(self._held, self._weights)
-        self._set(list(ahead))
-        self._entered = True
+        ahead = torch._foreach_lerp(self._weights.masters, self._held, -1.0)
+        torch._foreach_copy_(self._held, self._weights.masters)
+        self._weights.set(ahead)
+        self._holds_now = True
 
     def leave(self) -> None:
         """The weights are again what they were when ``enter`` was called."""
-        if self._entered:
-            assert self._held is not None
-            self._set(self._held)
+        if self._holds_now:
+            self._weights.set(self._held)
 
     @torch.no_grad()
     def keep(self) -> None:
         """Keeps what the weights are, right before an update beside which the next one is under way."""
-        if self._held is None:
-            self._held = [weight.clone() for weight in self._weights]
-        elif self._held and not self._entered:
-            torch._foreach_copy_(self._held, self._weights)
-        self._entered = False
+        if not self._holds_now and not self._is_useless:
+            self._held = [weight.clone() for weight in self._weights.masters]
+        self._holds_now = False
 
     def forget(self) -> None:
         """Drops the last update: none is under way, and a run that resumes here knows of none."""
-        self._held, self._entered = None, False
-
-    @torch.no_grad()
-    def _set(self, weights: list[Tensor]) -> None:
-        torch._foreach_copy_(self._weights, weights)
-        if self._low:
-            torch._foreach_copy_(self._low, self._masters)
+        self._held, self._holds_now = [], False
 
 
 def has_momentum(optimizer: torch.optim.Optimizer) -> bool:

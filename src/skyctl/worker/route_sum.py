@@ -20,6 +20,7 @@ import torch
 
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.sum_codecs import SumCodec, make_sum_codec
 from skyctl.worker.sum_messages import (
     AGREEMENT,
@@ -30,7 +31,6 @@ from skyctl.worker.sum_messages import (
     SumMessage,
     SumStamp,
 )
-from skyctl.worker.sum_round import SumRound
 
 Tensor = torch.Tensor
 _PostedAgreement = tuple[SumMessage, Work, PeerConnection]
@@ -72,7 +72,7 @@ class RoutePlace:
 
 
 class RouteSum:
-    """One rank's part in the sums of one group; ``begin`` then ``SumRound.wait``, one round at a time.
+    """One rank's part in the sums of one group; ``begin`` then ``OngoingSum.wait``, one sum at a time.
 
     Args:
         group: the group's number in the plan.
@@ -93,8 +93,8 @@ class RouteSum:
         self.routes = tuple(routes)
         self._agreement = agreement or self.routes[0]
         self._group, self._peers, self._first_tag = group, peers, first_tag
-        self._inboxes: list[queue.SimpleQueue[SumRound | None]] = []
-        self._round: SumRound | None = None
+        self._inboxes: list[queue.SimpleQueue[OngoingSum | None]] = []
+        self._ongoing: OngoingSum | None = None
         self._agreements: list[_PostedAgreement] = []
         self._agreed: _PostedAgreement | None = None
         for number, route in enumerate(routes):
@@ -103,21 +103,21 @@ class RouteSum:
             if route.down_parent is not None:
                 self._start_thread(self._take_down, number, "down")
 
-    def begin(self, round_: SumRound, agreed_bytes: int = 0) -> None:
+    def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
         """Begins a sum; its buckets may come later.
 
         Args:
-            agreed_bytes: how many bytes ``agree`` will be given in this round; 0: it will not be called.
+            agreed_bytes: how many bytes ``agree`` will be given in this sum; 0: it will not be called.
         """
-        self._round = round_
-        round_.begin(len(self._inboxes))
+        self._ongoing = ongoing
+        ongoing.begin(len(self._inboxes))
         if agreed_bytes:
             route = self._agreement
             self._agreements = [self._post_agreement(child, UP, agreed_bytes) for child in route.up_children]
             if route.down_parent is not None:
                 self._agreed = self._post_agreement(route.down_parent, DOWN, agreed_bytes)
         for inbox in self._inboxes:
-            inbox.put(round_)
+            inbox.put(ongoing)
 
     def agree(self, own: bytes, largest: int = 1) -> bytes:
         """The maximum of all ranks' bytes, place by place; a helper's are all 0.
@@ -126,37 +126,37 @@ class RouteSum:
             largest: no rank's bytes are larger.
 
         Raises:
-            RunError: a peer is gone, or has sent something else; or what ended the round.
+            RunError: a peer is gone, or has sent something else; or what ended the sum.
         """
-        assert self._round is not None, "begin() first"
+        assert self._ongoing is not None, "begin() first"
         try:
             return self._agree(own, largest)
         except RunError:
-            error = self._round.error
+            error = self._ongoing.error
             if error is None:
                 raise
         raise error  # not in the handler: where it is the same one, it would be its own cause
 
     def agree_later(self, own: bytes, largest: int = 1) -> None:
-        """As ``agree``, in the background: ``SumRound.wait`` waits for it, too."""
-        assert self._round is not None, "begin() first"
-        round_ = self._round
-        round_.add_thread()
+        """As ``agree``, in the background: ``OngoingSum.wait`` waits for it, too."""
+        assert self._ongoing is not None, "begin() first"
+        ongoing = self._ongoing
+        ongoing.add_thread()
 
         def run() -> None:
             try:
-                round_.agreed = self._agree(own, largest)
-                round_.agreed_at = time.perf_counter()
-            except BaseException as exc:  # noqa: BLE001 — raised where the round is waited for
-                self._fail(round_, exc)
-            round_.finish_thread()
+                ongoing.agreed = self._agree(own, largest)
+                ongoing.agreed_at = time.perf_counter()
+            except BaseException as exc:  # noqa: BLE001 — raised where the sum is waited for
+                self._fail(ongoing, exc)
+            ongoing.finish_thread()
 
         threading.Thread(target=run, daemon=True, name=f"agreement group {self._group}").start()
 
     def close(self) -> None:
         """Ends the threads, once their connections are closed."""
-        if self._round is not None:
-            self._round.fail(RunError("the sum was given up"))
+        if self._ongoing is not None:
+            self._ongoing.fail(RunError("the sum was given up"))
         for inbox in self._inboxes:
             inbox.put(None)
         self._inboxes.clear()
@@ -197,83 +197,83 @@ class RouteSum:
         return payload
 
     def _agreement_stamp(self, direction: int, nbytes: int) -> SumStamp:
-        assert self._round is not None
-        return SumStamp(AGREEMENT, self._round.step, self._group, 0, direction, 0, nbytes)
+        assert self._ongoing is not None
+        return SumStamp(AGREEMENT, self._ongoing.step, self._group, 0, direction, 0, nbytes)
 
     # --- the threads
 
-    def _start_thread(self, part: Callable[[SumRound, int], None], number: int, way: str) -> None:
-        inbox: queue.SimpleQueue[SumRound | None] = queue.SimpleQueue()
+    def _start_thread(self, part: Callable[[OngoingSum, int], None], number: int, way: str) -> None:
+        inbox: queue.SimpleQueue[OngoingSum | None] = queue.SimpleQueue()
         self._inboxes.append(inbox)
 
         def run() -> None:
-            while (round_ := inbox.get()) is not None:
+            while (ongoing := inbox.get()) is not None:
                 try:
-                    part(round_, number)
-                except BaseException as exc:  # noqa: BLE001 — raised where the round is waited for
-                    self._fail(round_, exc)
-                round_.finish_thread()
+                    part(ongoing, number)
+                except BaseException as exc:  # noqa: BLE001 — raised where the sum is waited for
+                    self._fail(ongoing, exc)
+                ongoing.finish_thread()
 
         name = f"sums group {self._group} route {number} {way}"
         threading.Thread(target=run, daemon=True, name=name).start()
 
-    def _fail(self, round_: SumRound, error: BaseException) -> None:
-        round_.fail(error)
+    def _fail(self, ongoing: OngoingSum, error: BaseException) -> None:
+        ongoing.fail(error)
         for connection in self._peers.values():  # whoever waits for this rank is to know
             connection.close()
 
-    def _sum_up(self, round_: SumRound, number: int) -> None:
+    def _sum_up(self, ongoing: OngoingSum, number: int) -> None:
         """Adds up every chunk of a route: sends it on, or, at the root, keeps it and sends it down."""
-        route, chunks = self.routes[number], round_.layout.routes[number]
+        route, chunks = self.routes[number], ongoing.layout.routes[number]
         if not chunks:
             return
-        codec = make_sum_codec(round_.format)
+        codec = make_sum_codec(ongoing.format)
         direction = DOWN if route.up_parent is None else UP
         targets = route.down_children if route.up_parent is None else (route.up_parent,)
-        stamps = self._stamps(round_, number, direction, codec)
-        children = [self._incoming(round_, number, UP, child, codec) for child in route.up_children]
+        stamps = self._stamps(ongoing, number, direction, codec)
+        children = [self._incoming(ongoing, number, UP, child, codec) for child in route.up_children]
         outgoing = OutgoingMessages([self._peers[rank] for rank in targets], self._tag(number, direction))
         for chunk, stamp in zip(chunks, stamps, strict=True):
-            round_.wait_bucket(chunk.bucket)
+            ongoing.wait_bucket(chunk.bucket)
             message = outgoing.take(stamp.nbytes)
             total = codec.total(message.payload, chunk.numel)
-            round_.gather(chunk, total)
+            ongoing.gather(chunk, total)
             for child in children:
                 received = child.take()
                 codec.add(total, received.payload)
                 child.release(received)
             codec.encode(total, message.payload)
-            if route.up_parent is None or round_.errors is not None:
+            if route.up_parent is None or ongoing.errors is not None:
                 decoded = codec.decode(message.payload, chunk.numel)
                 if route.up_parent is None:
-                    round_.scatter(chunk, decoded)
-                if round_.errors is not None:
-                    round_.keep_error(chunk, total.sub_(decoded))
+                    ongoing.scatter(chunk, decoded)
+                if ongoing.errors is not None:
+                    ongoing.keep_error(chunk, total.sub_(decoded))
             message.stamp(stamp)
             outgoing.send(message)
         outgoing.drain()
 
-    def _take_down(self, round_: SumRound, number: int) -> None:
+    def _take_down(self, ongoing: OngoingSum, number: int) -> None:
         """Takes every chunk's sum of a route, and sends it on as it is."""
-        route, chunks = self.routes[number], round_.layout.routes[number]
+        route, chunks = self.routes[number], ongoing.layout.routes[number]
         if not chunks:
             return
         assert route.down_parent is not None
-        codec = make_sum_codec(round_.format)
-        parent = self._incoming(round_, number, DOWN, route.down_parent, codec)
+        codec = make_sum_codec(ongoing.format)
+        parent = self._incoming(ongoing, number, DOWN, route.down_parent, codec)
         targets = [self._peers[rank] for rank in route.down_children]
         outgoing = OutgoingMessages(targets, self._tag(number, DOWN), parent.release)
         for chunk in chunks:
-            round_.wait_bucket(chunk.bucket)
+            ongoing.wait_bucket(chunk.bucket)
             message = parent.take()
-            round_.scatter(chunk, codec.decode(message.payload, chunk.numel))
+            ongoing.scatter(chunk, codec.decode(message.payload, chunk.numel))
             outgoing.send(message)
         outgoing.drain()
 
     def _incoming(
-        self, round_: SumRound, number: int, direction: int, rank: int, codec: SumCodec
+        self, ongoing: OngoingSum, number: int, direction: int, rank: int, codec: SumCodec
     ) -> IncomingMessages:
-        stamps, chunks = self._stamps(round_, number, direction, codec), round_.layout.routes[number]
+        stamps, chunks = self._stamps(ongoing, number, direction, codec), ongoing.layout.routes[number]
         return IncomingMessages(
             self._peers[rank],
             self._tag(number, direction),
@@ -281,13 +281,13 @@ class RouteSum:
             lambda place, payload: codec.fault(payload, chunks[place].numel),
         )
 
-    def _stamps(self, round_: SumRound, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
+    def _stamps(self, ongoing: OngoingSum, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
         """What the messages of a route's chunks must say of themselves."""
         return [
             SumStamp(
-                round_.kind, round_.step, self._group, number, direction, place, codec.nbytes(chunk.numel)
+                ongoing.kind, ongoing.step, self._group, number, direction, place, codec.nbytes(chunk.numel)
             )
-            for place, chunk in enumerate(round_.layout.routes[number])
+            for place, chunk in enumerate(ongoing.layout.routes[number])
         ]
 
     def _tag(self, number: int, direction: int) -> int:

@@ -21,6 +21,7 @@ from skyctl.errors import RunError, WorkloadError
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.gradient_sync import SyncReport
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.rank_events import SumSizes
@@ -30,7 +31,6 @@ from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FIGURES
-from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import check_dense, find_trained
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.optimizers import weight_name
@@ -174,11 +174,11 @@ class StaleSync:
         """As ``GradientSync.average_figures``; all workers have just met."""
         if self._sums is None:
             return
-        round_ = SumRound(self._figures_layout, step, kind=FIGURES)
+        ongoing = OngoingSum(self._figures_layout, step, kind=FIGURES)
         values = [figure.weighted(self._share) for figure in self._figures]
-        self._sums.begin(round_)
-        round_.add_bucket(values)
-        round_.wait()
+        self._sums.begin(ongoing)
+        ongoing.add_bucket(values)
+        ongoing.wait()
         for figure, summed in zip(self._figures, values, strict=True):
             figure.set(summed)
 

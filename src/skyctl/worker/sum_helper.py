@@ -17,6 +17,7 @@ from skyctl.agent.task_runner import TaskChannel
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.checkpointer import resumed_step
 from skyctl.worker.launcher_link import LauncherLink
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
@@ -27,7 +28,6 @@ from skyctl.worker.sum_delay import SumDelay
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
 from skyctl.worker.sum_passes import SumPasses
-from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import AGREED_FLAGS, FloatGradients, IntegerGradients
 from skyctl.worker.sync_connections import SyncConnections
 from skyctl.worker.trace_recorder import TraceRecorder
@@ -70,7 +70,7 @@ class SumHelper:
     def sum_gradients(self, step: int) -> bool:
         """Helps with one step's sum; whether a holder was told that the run ends.
 
-        Raises as ``SumRound.wait``.
+        Raises as ``OngoingSum.wait``.
 
         With ``fixed32`` there is nothing to be summed before holders have agreed for the first time, and
         a step that they make again is summed again.
@@ -78,23 +78,23 @@ class SumHelper:
         repeats = True
         while repeats:
             layout = self._next_layout or self._passes.first(step)
-            round_ = SumRound(layout, step, kind=GRADIENTS, format=self._passes.format, helps=True)
-            self._sums.begin(round_, self._agreed_bytes)
+            ongoing = OngoingSum(layout, step, kind=GRADIENTS, format=self._passes.format, helps=True)
+            self._sums.begin(ongoing, self._agreed_bytes)
             is_last, repeats, *_ = map(bool, self._sums.agree(bytes(self._agreed_bytes), self._largest_code))
-            round_.wait()
+            ongoing.wait()
             self._next_layout = None
         if (second := self._passes.second(step)) is not None:
-            round_ = SumRound(second, step, kind=FACTORS, format=self._passes.format, helps=True)
-            self._sums.begin(round_)
-            round_.wait()
+            ongoing = OngoingSum(second, step, kind=FACTORS, format=self._passes.format, helps=True)
+            self._sums.begin(ongoing)
+            ongoing.wait()
         return is_last
 
     def average_figures(self, step: int) -> None:
         """Helps with the sum of running figures, where layers have any."""
         if self._figures_layout is not None:
-            round_ = SumRound(self._figures_layout, step, kind=FIGURES, helps=True)
-            self._sums.begin(round_)
-            round_.wait()
+            ongoing = OngoingSum(self._figures_layout, step, kind=FIGURES, helps=True)
+            self._sums.begin(ongoing)
+            ongoing.wait()
 
     def close(self) -> None:
         """Ends the threads; the connections must be closed before."""

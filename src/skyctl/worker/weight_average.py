@@ -25,6 +25,7 @@ from torch import nn
 
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.round_start import RoundStart
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.running_figures import RunningFigures, running_figures
@@ -32,9 +33,8 @@ from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import SumLayout, make_layout
 from skyctl.worker.sum_messages import DIFFERENCES, WEIGHTS
-from skyctl.worker.sum_round import SumRound
 from skyctl.worker.summed_gradients import check_summable, find_trained
-from skyctl.workload.mixed_precision import master_of
+from skyctl.workload.mixed_precision import MasterWeights
 
 Tensor = torch.Tensor
 
@@ -93,7 +93,7 @@ class WeightAverage:
         trained = find_trained(layers)
         connections = {rank: peer.connection for rank, peer in peers.items()}
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
-        self._low, self._masters = _low_precision(layers)
+        self._weights = MasterWeights(p for layer in layers for p in layer.parameters())
         self._groups = []
         for values in groups:
             first, stop = int(values["start"]) - start, int(values["stop"]) - start
@@ -135,9 +135,7 @@ class WeightAverage:
                 group.begin_differences(round_number, samples, total, start)
             for group in self._groups:
                 group.finish_differences(start)
-        with torch.no_grad():
-            if self._low:
-                torch._foreach_copy_(self._low, self._masters)
+        self._weights.refresh()
         waited_s = announced - began
         travelling_s = min(waited_s, self._travel_s)
         transfer_s = time.perf_counter() - announced + travelling_s
@@ -175,18 +173,18 @@ class _GroupAverage:
         self._layout: SumLayout = make_layout([whole], shares, chunk_numel(_EXACT, chunk_bytes))
         self._rounded = make_layout([sizes], shares, chunk_numel(format, chunk_bytes))
         self._errors: list[Tensor] | None = None
-        self._round: SumRound | None = None
+        self._ongoing: OngoingSum | None = None
         self._values: list[Tensor] = []
 
     def begin(self, round_number: int, samples: int) -> None:
-        self._round = SumRound(self._layout, round_number, kind=WEIGHTS, format=_EXACT)
-        self._sums.begin(self._round, 1)
+        self._ongoing = OngoingSum(self._layout, round_number, kind=WEIGHTS, format=_EXACT)
+        self._sums.begin(self._ongoing, 1)
         values = self._flat_weights() if self._format == _EXACT else []
         for value in values:
             _scale(value, samples)
         values += [_scale(figure.weighted(1.0), samples, keep_last=True) for figure in self._figures]
         self._values = [*values, torch.tensor([float(samples)])]
-        self._round.add_bucket(self._values)
+        self._ongoing.add_bucket(self._values)
 
     def agree(self, end: int) -> int:
         return self._sums.agree(bytes([end]), ENDS)[0]
@@ -221,12 +219,12 @@ class _GroupAverage:
         elif values:
             torch._foreach_add_(values, self._errors)
         errors = [self._errors]
-        self._round = SumRound(
+        self._ongoing = OngoingSum(
             self._rounded, round_number, kind=DIFFERENCES, format=self._format, errors=errors
         )
-        self._sums.begin(self._round)
+        self._sums.begin(self._ongoing)
         self._values = values
-        self._round.add_bucket(values)
+        self._ongoing.add_bucket(values)
 
     def finish_differences(self, start: RoundStart) -> None:
         """Waits for the sum that was begun, and adds it to what the weights were."""
@@ -254,8 +252,8 @@ class _GroupAverage:
 
     def _summed(self) -> list[Tensor]:
         """Waits for the sum that was begun; what it has made of this holder's values."""
-        assert self._round is not None
-        self._round.wait()
+        assert self._ongoing is not None
+        self._ongoing.wait()
         values, self._values = self._values, []
         return values
 
@@ -268,9 +266,3 @@ def _scale(value: Tensor, samples: int, *, keep_last: bool = False) -> Tensor:
     else:
         value.zero_()
     return value
-
-
-def _low_precision(layers: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
-    """The parameters that are copies of a master, and the masters."""
-    found = {id(p): p for layer in layers for p in layer.parameters() if master_of(p) is not p}
-    return list(found.values()), [master_of(p) for p in found.values()]

@@ -85,16 +85,40 @@ def accumulate_into_master(parameter: Tensor) -> None:
 
 def copy_masters_after_step(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """Has the optimizer copy the masters, which it works on, to the parameters after each step."""
-    pairs = [(p, master_of(p)) for p in parameters if master_of(p) is not p]  # no views: memory may change
-    if not pairs:
-        return
-    low, masters = map(list, zip(*pairs, strict=True))
+    weights = MasterWeights(parameters)
+    if weights.low:
+        optimizer.register_step_post_hook(lambda *_: weights.refresh())
 
-    def copy(*_: Any) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(low, masters)
 
-    optimizer.register_step_post_hook(copy)
+class MasterWeights:
+    """Trained parameters, and the weights that stand for them, which are set together.
+
+    No views are kept: an optimizer or a layer may give a parameter other memory.
+
+    Attributes:
+        parameters: those that are trained, each once.
+        masters: in their order, what the optimizer works on.
+        low: the parameters that have a master of their own.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = [*{id(p): p for p in parameters if p.requires_grad}.values()]
+        self.masters: list[Tensor] = [master_of(p) for p in self.parameters]
+        self.low: list[Tensor] = [p for p in self.parameters if master_of(p) is not p]
+        self._of_low: list[Tensor] = [master_of(p) for p in self.parameters if master_of(p) is not p]
+
+    @torch.no_grad()
+    def set(self, values: Sequence[Tensor]) -> None:
+        """Gives the masters those values, one each, and their parameters the same."""
+        if values:
+            torch._foreach_copy_(self.masters, list(values))
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copies masters to the parameters that they stand for."""
+        if self.low:
+            torch._foreach_copy_(self.low, self._of_low)
 
 
 class SameDtypeMode(DispatchMode):  # type: ignore[no-untyped-call]

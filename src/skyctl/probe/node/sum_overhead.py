@@ -24,10 +24,10 @@ from skyctl.agent.process_tree import die_with_parent
 from skyctl.probe.node.message_overhead import HOST, TIMEOUT_S, loopback_pair, quota_ratio
 from skyctl.transport.peer_connection import PeerConnection
 from skyctl.transport.tls_identity import TlsIdentity
+from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.route_sum import RoutePlace, RouteSum
 from skyctl.worker.sum_layout import make_layout
 from skyctl.worker.sum_messages import GRADIENTS
-from skyctl.worker.sum_round import SumRound
 
 CHUNK_NUMEL = 65536
 """Of a sum's messages (``records.sync.Sync.chunk_bytes``, in float32)."""
@@ -35,7 +35,7 @@ ROUTES = 4
 """Each end is the root of every other one: threads as in a ring of four."""
 LAYER_NUMEL, LAYERS = 400_000, 5
 """More than a chunk for each route, so each is a bucket; and no multiple of chunks, as in a model."""
-ROUNDS = 8
+SUMS = 8
 """The first is warm-up."""
 
 
@@ -60,32 +60,32 @@ def measure_message_byte_s(
         port = listening.listen(HOST)
         with _child(lambda: _sum_as_child(connecting, port)):
             listening.accept(TIMEOUT_S)
-            round_s = median(_sum_rounds(0, listening)[1:])
+            sum_s = median(_sum_often(0, listening)[1:])
     finally:
         listening.close()
-    per_byte_s = round_s / (4 * LAYER_NUMEL * LAYERS) * (quota_ratio(cpus) or 1.0)
+    per_byte_s = sum_s / (4 * LAYER_NUMEL * LAYERS) * (quota_ratio(cpus) or 1.0)
     return max(0.0, per_byte_s - reduce_byte_s / 2) / 2
 
 
 def _sum_as_child(connecting: PeerConnection, port: int) -> None:
     connecting.connect(HOST, port, HOST, TIMEOUT_S)
-    _sum_rounds(1, connecting)
+    _sum_often(1, connecting)
 
 
-def _sum_rounds(end: int, connection: PeerConnection) -> list[float]:
-    """Sums as one of the two ends; CPU seconds of this process, by round."""
+def _sum_often(end: int, connection: PeerConnection) -> list[float]:
+    """Sums as one of the two ends; CPU seconds of this process, by sum."""
     layout = make_layout([[LAYER_NUMEL]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
     gradients = [torch.ones(LAYER_NUMEL) for _ in range(LAYERS)]
     sums = RouteSum(0, _places(end), {1 - end: connection})
     taken_s = []
     try:
-        for step in range(ROUNDS):
+        for step in range(SUMS):
             begun_s = time.process_time()
-            round_ = SumRound(layout, step, kind=GRADIENTS)
-            sums.begin(round_)
+            ongoing = OngoingSum(layout, step, kind=GRADIENTS)
+            sums.begin(ongoing)
             for layer in gradients:
-                round_.add_bucket([layer])
-            round_.wait()
+                ongoing.add_bucket([layer])
+            ongoing.wait()
             taken_s.append(time.process_time() - begun_s)
     finally:
         connection.close()

@@ -12,7 +12,7 @@ from skyctl.worker.sum_layout import Chunk, SumLayout
 Tensor = torch.Tensor
 
 
-class SumRound:
+class OngoingSum:
     """One sum over routes, as one rank sees it.
 
     Attributes:
@@ -60,7 +60,7 @@ class SumRound:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until every chunk is summed; then the round holds the numbers no longer.
+        """Until every chunk is summed; then the numbers are held no longer.
 
         Raises:
             RunError: a peer is gone, or has sent something else than what was expected.
@@ -99,7 +99,7 @@ class SumRound:
             self._changed.notify_all()
 
     def wait_bucket(self, bucket: int) -> None:
-        """Until this rank has its own numbers of that bucket; raises what ended the round."""
+        """Until this rank has its own numbers of that bucket; raises what ended the sum."""
         with self._changed:
             while not self.helps and len(self._buckets) <= bucket and self._error is None:
                 self._changed.wait()
