@@ -278,12 +278,12 @@ def _labelled(done: Measurement, labels: dict[str, str]) -> Measurement:
 def _loss_difference(report: ComparisonReport) -> str:
     """By how much the losses of different runs differ at most; empty where there was one run.
 
-    Rounds are left out: theirs are of other batches than steps'.
+    Runs with a rhythm are left out: their losses are other ones on purpose.
     """
     runs = [
         outcome.measurement
         for outcome in report.outcomes
-        if outcome.measurement is not None and not report.plan(outcome.strategy).problem.rhythm.is_rounds
+        if outcome.measurement is not None and report.plan(outcome.strategy).problem.rhythm.is_synchronous
     ]
     if len({run.run_id for run in runs}) < 2:
         return ""

@@ -12,7 +12,7 @@ from skyctl.control.form_choice import DATA, HYBRID, PIPELINE, FormResult, choos
 from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.plan_creation import PlanOptions, forms_left_out, plan_profile
 from skyctl.control.profiles import find_profile, probe_cluster
-from skyctl.control.schedule_choice import AUTO, predicted_step_s
+from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InfeasibleError, InputError, RunError, UndecidedError
 from skyctl.records.cluster import Cluster
@@ -212,7 +212,7 @@ def plan_each(
     outcomes = [_outcome(profile, replace(options, strategy=s), ref) for s in strategies]
     made = [outcome.plan for outcome in outcomes if outcome.plan is not None and outcome.strategy != ALONE]
     if (options.microbatches is None or options.schedule in (None, AUTO)) and made:
-        chosen = min(made, key=predicted_step_s).problem
+        chosen = min(made, key=lambda plan: plan.step_s).problem
         for i, outcome in enumerate(outcomes):
             if outcome.strategy != ALONE and (outcome.plan is None or outcome.plan.problem != chosen):
                 alike = replace(options, microbatches=chosen.microbatches, schedule=chosen.schedule)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from skyctl.control.schedule_choice import NEAR_BEST, predicted_step_s
+from skyctl.control.schedule_choice import NEAR_BEST
 from skyctl.errors import InfeasibleError, InputError, UndecidedError, WorkloadError
 from skyctl.records.plan import FormOutcome, Plan
 from skyctl.records.problem import Objective, Parallel, SyncRoutes
@@ -157,8 +157,8 @@ def choose_among(found: Sequence[FormResult]) -> Plan | None:
     made = [one.plan for one in found if one.plan is not None and one.looked]
     if not made:
         return None
-    limit_s = min(map(predicted_step_s, made)) * (1 + NEAR_BEST)
-    near = [plan for plan in made if predicted_step_s(plan) <= limit_s]
+    limit_s = min(plan.step_s for plan in made) * (1 + NEAR_BEST)
+    near = [plan for plan in made if plan.step_s <= limit_s]
     chosen = min(near, key=lambda plan: (_intricacy(plan), FORMS.index(plan.problem.parallel)))
     return chosen.model_copy(update={"forms": tuple(_outcome(one, chosen) for one in found)})
 

@@ -30,7 +30,6 @@ from skyctl.control.schedule_choice import (
     AUTO,
     ScheduleChoice,
     ScheduleChooser,
-    predicted_step_s,
     promising_first,
     with_schedule,
 )
@@ -367,7 +366,7 @@ def _plan_each(candidates: Sequence[Problem], options: PlanOptions, deadline: fl
             failures.append(exc)
     if not made:
         raise _failure(failures)
-    return min(made, key=predicted_step_s)
+    return min(made, key=lambda plan: plan.step_s)
 
 
 def _failure(failures: Sequence[InfeasibleError | UndecidedError]) -> InfeasibleError | UndecidedError:

@@ -56,7 +56,9 @@ class ScheduleChooser:
 
     def choose(self, problems: Sequence[Problem]) -> Plan | None:
         """The quick plan whose schedule to take; None: nothing fits under any."""
-        deep = sorted(self.try_all([with_schedule(p, "eager-1f1b") for p in problems]), key=predicted_step_s)
+        deep = sorted(
+            self.try_all([with_schedule(p, "eager-1f1b") for p in problems]), key=lambda plan: plan.step_s
+        )
         for plan in deep[:CLOSER]:
             others = [with_schedule(plan.problem, "1f1b")]
             if _knows_weight_gradients(plan.problem):
@@ -72,20 +74,15 @@ def simplest_near_best(plans: Sequence[Plan]) -> Plan | None:
     """The fastest plan with the simplest schedule that comes within ``NEAR_BEST`` of the fastest of all."""
     if not plans:
         return None
-    limit = min(map(predicted_step_s, plans)) * (1 + NEAR_BEST)
-    near = [plan for plan in plans if predicted_step_s(plan) <= limit]
-    return min(near, key=lambda plan: (SIMPLEST_FIRST.index(plan.problem.schedule), predicted_step_s(plan)))
+    limit = min(plan.step_s for plan in plans) * (1 + NEAR_BEST)
+    near = [plan for plan in plans if plan.step_s <= limit]
+    return min(near, key=lambda plan: (SIMPLEST_FIRST.index(plan.problem.schedule), plan.step_s))
 
 
 def promising_first(problems: Sequence[Problem], plans: Sequence[Plan]) -> list[Problem]:
     """The problems by their quick plans' steps, so that most of a limited time goes to the best of them."""
-    known = {(plan.problem.schedule, plan.problem.microbatches): predicted_step_s(plan) for plan in plans}
+    known = {(plan.problem.schedule, plan.problem.microbatches): plan.step_s for plan in plans}
     return sorted(problems, key=lambda p: known.get((p.schedule, p.microbatches), math.inf))
-
-
-def predicted_step_s(plan: Plan) -> float:
-    """Predicted seconds of a step, comparable between numbers of microbatches, whatever the objective."""
-    return plan.step_s
 
 
 def with_schedule(problem: Problem, schedule: Schedule) -> Problem:

@@ -73,7 +73,7 @@ def find_training_changes(
     """
     searched = plan.strategy in ("heuristic", "optimal") and plan.problem.objective == "iteration"
     if plan.problem.rhythm.is_stale or plan.problem.rhythm.local_steps == AUTO_STEPS:
-        # compared with nothing: what they train is already something else
+        # no format goes with a parameter server; with auto other local steps would be chosen for it
         return []
     if not searched or not (plan.forms or plan.sync is not None) or plan.predicted.iteration_s <= 0:
         return []

@@ -79,6 +79,7 @@ class TimeScale(NamedTuple):
 
 
 AS_MEASURED = TimeScale(lambda _device: 1.0, lambda _pair: 1.0)
+"""Times as the problem has them."""
 
 
 class PipelinePlay(NamedTuple):
