@@ -274,8 +274,11 @@ def worth_moving(now_s: float, then_s: float, steps_left: int, cost_s: float) ->
 
 
 def plan_step_s(problem: Problem, plan: Plan) -> float:
-    """Seconds a step of the plan's stages would take on ``problem``, which has their devices."""
-    return predict(in_form(problem, plan.problem.parallel), plan).iteration_s
+    """Seconds a step of the plan's stages would take on ``problem``, which has their devices.
+
+    Of rounds: for the samples of a step, as ``Plan.step_s``.
+    """
+    return predict(in_form(problem, plan.problem.parallel), plan).iteration_s / plan.steps_per_iteration
 
 
 def same_stages(one: Plan, other: Plan) -> bool:

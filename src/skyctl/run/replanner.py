@@ -240,7 +240,7 @@ class Replanner:
                 )
             return
         if found.is_trial and collected is not None:
-            self._trial = _PlanTrial(plan, found.plan, _median_iteration_s(collected))
+            self._trial = _PlanTrial(plan, found.plan, _median_step_s(plan, collected))
         self.decided = PlanChange(found.plan, found.why)
 
     def _take_session(self, node: str, session: Session) -> bool:
@@ -267,7 +267,7 @@ class Replanner:
         if collected.reported - collected.first <= TRIAL_STEPS:
             return
         self._trial = None
-        took_s = _median_iteration_s(collected)
+        took_s = _median_step_s(plan, collected)
         if took_s >= trial.median_s and self._has_nodes_of(trial.before):
             why = f"a step takes {took_s:.3f} s, {trial.median_s:.3f} s under the plan before: back to that"
             self.decided = PlanChange(trial.before, why)
@@ -373,11 +373,11 @@ class Replanner:
 def _better_plan(plan: Plan, problem: Problem, why: str, *, is_trial: bool = False) -> _JobResult:
     """The best plan of that problem, beside what the plan there is would take on it."""
     made = replan(plan, problem)
-    now_s, then_s = plan_step_s(problem, plan), made.predicted.iteration_s
+    now_s, then_s = plan_step_s(problem, plan), made.step_s
     return _JobResult(why, None, None, made, now_s, then_s, is_trial=is_trial)
 
 
-def _median_iteration_s(collected: StepCollector) -> float:
-    """Of the last steps, the attempt's first left out."""
+def _median_step_s(plan: Plan, collected: StepCollector) -> float:
+    """Of the last steps, the attempt's first left out; of rounds, for the samples of a step."""
     steps = range(max(collected.first + 1, collected.reported - OBSERVED_STEPS), collected.reported)
-    return median(collected.by_rank[0][i].iteration_s for i in steps)
+    return median(collected.by_rank[0][i].iteration_s for i in steps) / plan.steps_per_iteration
