@@ -109,7 +109,7 @@ def _step_s(asked: Problem) -> float:
 def _delays() -> list[Line]:
     """Along links whose sum takes ever longer beside the computing."""
     ratios = [0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0]
-    lines = []
+    lines: list[Line] = []
     for label, message_byte_s in (("processor free", 0.0), ("its part of sums: a fifth", 0.1 * COMPUTE_S)):
         gains = []
         for ratio in ratios:
@@ -128,7 +128,7 @@ def _delays() -> list[Line]:
 
 def _staleness() -> list[Line]:
     """Steps of 50 ms, of which a part takes ten times as long."""
-    lines = []
+    lines: list[Line] = []
     for stalls in (0.05, 0.1, 0.2):
         rng = random.Random(SEED)
         workers = [
@@ -144,7 +144,7 @@ def _staleness() -> list[Line]:
 def _rounds() -> list[Line]:
     """A round's seconds for each step's worth of samples."""
     counts = [1, 2, 5, 10, 20, 50, 100]
-    lines = []
+    lines: list[Line] = []
     for name in ("float32", "bfloat16", "int8"):
         took = [
             _step_s(problem(10, sync_format=name, rhythm=Rhythm(local_steps=count))) / count
@@ -182,7 +182,8 @@ def _compressed_losses() -> list[Line]:
     """Two ranks of this machine, in float32 and with rank 4 after ten uncompressed steps."""
     spec = WorkloadSpec(source=GPT, batch_size=8, seed=1)
     layers = load_workload(spec).layers
-    driver, lines = worker_driver(), []
+    driver = worker_driver()
+    lines: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
         pool = driver.Pool(2, Path(folder))
         try:

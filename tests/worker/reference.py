@@ -67,15 +67,17 @@ def train(
         if before and _has_momentum(optimizer):
             _set(parameters, [2 * x - y for x, y in zip(now, before, strict=True)])
         inputs, targets = next(batches)
+        assert isinstance(inputs, torch.Tensor)
+        assert isinstance(targets, torch.Tensor)
         total = 0.0
-        parts = zip(split, inputs.split(split), targets.split(split), strict=True)
+        parts = zip(split, torch.split(inputs, split), torch.split(targets, split), strict=True)
         for microbatch, (n, x, y) in enumerate(parts):
             value = x
             for position, layer in enumerate(layers):
                 randomness(microbatch, position)
                 value = layer(value)
             loss = loaded.loss(value, y) * (n / sum(split))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         found.losses.append(total)
         for parameter in parameters:
@@ -117,7 +119,10 @@ def validate(loaded: Workload, layers: list[torch.nn.Module], split: list[int], 
         layer.eval()
     with torch.no_grad():
         for _, (inputs, targets) in zip(range(number), loaded.validation(), strict=False):
-            for n, x, y in zip(split, inputs.split(split), targets.split(split), strict=True):
+            assert isinstance(inputs, torch.Tensor)
+            assert isinstance(targets, torch.Tensor)
+            parts = zip(split, torch.split(inputs, split), torch.split(targets, split), strict=True)
+            for n, x, y in parts:
                 value = x
                 for layer in layers:
                     value = layer(value)
