@@ -192,7 +192,8 @@ def describe_conclusion(
     end += "; no device can train alone" if alone is not None and alone.status == "infeasible" else ""
     if base is not None and (best is base or (over_even is not None and not over_even.faster)):
         text = _describe_tie(conclusion, rows, over_even, capitalized=capitalized)
-        more = f"; {best.strategy} is {_gain_texts(faster, names)}" if faster else ""
+        name = BASELINE if over_even is not None and over_even.same_plan else best.strategy
+        more = f"; {name} is {_gain_texts(faster, names)}" if faster else ""
         return text + more + end
     lead = f"{base.strategy} does not fit; " if base is not None and not base.planned else ""
     if not faster:
