@@ -136,6 +136,8 @@ class CompareOptions(
 
     def check(self) -> None:
         """As ``ComparisonOptions.check``; refuses owners of data, and traces of rounds, too."""
+        from skyctl.run.round_spec import refuse_trace
+
         super().check()
         for name, given in self.given_rounds().items():
             if given is not None and name not in COMPARED_ROUNDS:
@@ -144,9 +146,7 @@ class CompareOptions(
                     "one owns nobody else may train on, so no synchronous run can",
                     hint=f"leave {name} out, as in --local-steps 10; skyctl launch trains with owners",
                 )
-        rhythm = self.make_rhythm()
-        if self.trace and rhythm is not None and rhythm.is_rounds:
-            raise InputError("--trace draws single steps, and a round is many", hint="leave --trace out")
+        refuse_trace(self.make_rhythm(), trace=self.trace)
 
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""

@@ -35,7 +35,7 @@ def uneven_steps(plans: Iterable[Plan | None]) -> Uneven | None:
 
 def predicted_step_s(plan: Plan, uneven: Uneven | None) -> float:
     """Predicted seconds for the samples of a step. ``uneven``: ``uneven_steps`` of all that is compared."""
-    return plan.step_s if uneven is None else long_run_step_s(plan, uneven) / plan.steps_per_iteration
+    return plan.step_s if uneven is None else long_run_step_s(plan, uneven)
 
 
 def predicted_interval(plan: Plan, uneven: Uneven | None) -> Interval | None:

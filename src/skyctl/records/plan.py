@@ -12,7 +12,7 @@ from skyctl.records.interval import Interval
 from skyctl.records.owners import check_local_steps
 from skyctl.records.problem import Parallel, Problem, Schedule
 from skyctl.records.stale_prediction import StalePrediction
-from skyctl.records.sync import RoutePrices, Sync, check_sums
+from skyctl.records.sync import RoutePrices, Sync, check_sync
 
 Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
@@ -379,7 +379,7 @@ class Plan(FileRecord):
             raise ValueError(
                 f"the pipelines take {total} microbatches, the problem has {self.problem.microbatches}"
             )
-        check_sums(self)
+        check_sync(self)
         check_local_steps(self)
         return self
 

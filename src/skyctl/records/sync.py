@@ -127,7 +127,7 @@ def _check_tree(root: str, edges: tuple[tuple[str, ...], ...], name: str, *, chi
                 raise ValueError(f"{name}: no way leads from {device!r} to the root {root!r}")
 
 
-def check_sums(plan: Plan) -> None:
+def check_sync(plan: Plan) -> None:
     """Raises ValueError where what the pipelines sum is not what they hold together."""
     if plan.sync is None:
         if len(plan.pipelines) > 1:

@@ -80,7 +80,7 @@ class OngoingSum:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended it early."""
+        """What ended this sum before all chunks were summed; None: nothing has."""
         return self._error
 
     def begin(self, threads: int) -> None:

@@ -19,7 +19,7 @@ from skyctl.planner.verification.data_step import (
 )
 from skyctl.planner.verification.route_bound import Wires
 from skyctl.planner.verification.stale_step import check_server, stale_step
-from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, is_close
+from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, check_value, is_close
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.records.sync import Sync
@@ -40,14 +40,7 @@ def check_data_plan(problem: Problem, plan: Plan) -> list[Check]:
     arriving = children(trees)
     needs = [step.need_bytes(x.device, x.recompute, arriving.get(x.device, 0), chunk_bytes) for x in holders]
     times = step.play(holders, trees, chunk_bytes)
-    claimed = plan.certificate.value_s
-    value = [
-        Check(
-            name="value",
-            ok=is_close(times.iteration_s, claimed),
-            detail=f"{claimed:.6g} s claimed, {times.iteration_s:.6g} s found",
-        )
-    ]
+    value = [check_value(plan, times.iteration_s)]
     if problem.rhythm.is_stale and trees:
         server = stale_step(step, holders, trees)
         value = check_server(plan, holders, server)

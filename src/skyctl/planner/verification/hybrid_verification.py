@@ -11,12 +11,11 @@ from skyctl.planner.verification.pipeline_checks import (
     check_pins,
     check_prediction,
     check_ties,
-    check_value,
     chunk_bytes_of,
     read_groups,
     read_rows,
 )
-from skyctl.planner.verification.verdict import Check, check_certificate, check_unused
+from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, check_value
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 

@@ -133,13 +133,6 @@ def check_memory(step: CheckedHybrid, held: Sequence[HeldRange], needs: Sequence
     return Check(name="memory", ok=True, detail="every stage fits its device, chunks of sums included")
 
 
-def check_value(plan: Plan, iteration_s: float) -> Check:
-    """Whether the certificate's value is the step or round that was found."""
-    claimed = plan.certificate.value_s
-    detail = f"{claimed:.6g} s claimed, {iteration_s:.6g} s found"
-    return Check(name="value", ok=is_close(iteration_s, claimed), detail=detail)
-
-
 def check_prediction(
     plan: Plan,
     step: CheckedHybrid,

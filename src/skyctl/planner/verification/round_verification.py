@@ -17,12 +17,11 @@ from skyctl.planner.verification.pipeline_checks import (
     check_pins,
     check_prediction,
     check_ties,
-    check_value,
     chunk_bytes_of,
     read_groups,
     read_rows,
 )
-from skyctl.planner.verification.verdict import TOLERANCE, Check, check_certificate, check_unused
+from skyctl.planner.verification.verdict import TOLERANCE, Check, check_certificate, check_unused, check_value
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
@@ -58,7 +57,7 @@ def check_round_plan(problem: Problem, plan: Plan) -> list[Check]:
         _owners(problem, step, rows),
         check_unused(problem, plan),
         *([check_pins(step, rows)] if problem.owners is None else []),
-        check_ties(step, held),
+        *([check_ties(step, held)] if len(rows) > 1 else []),  # one alone sums what it has cut
         check_memory(step, held, needs),
         check_value(plan, round_s),
         check_prediction(plan, step, held, round_s, sync_s, compute_s, needs),

@@ -95,3 +95,10 @@ def check_claims(problem: Problem, plan: Plan) -> list[Check]:
     if plan.pipeline_iteration_s is not None and problem.parallel != "data":
         checks.append(Check(name="pipeline beside it", ok=False, detail="this is a pipeline itself"))
     return checks
+
+
+def check_value(plan: Plan, value_s: float) -> Check:
+    """Whether the certificate's value, in the problem's objective, is the one that was found."""
+    claimed = plan.certificate.value_s
+    detail = f"{claimed:.6g} s claimed, {value_s:.6g} s found"
+    return Check(name="value", ok=is_close(value_s, claimed), detail=detail)
