@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from skyctl.device.dtype_support import FILE_NAME, ISA_VARIABLE, TRIED_DTYPES, find_dtype_support
 
@@ -164,6 +165,12 @@ def _own_folders(
         cache = home / "cache" / "skyctl"
         cache.mkdir(parents=True)
         shutil.copy(dtype_support, cache)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """A test draws the same numbers each time, whichever tests ran before it in this process."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

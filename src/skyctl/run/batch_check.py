@@ -13,8 +13,10 @@ from skyctl.errors import RunError, SkyctlError, WorkloadError
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import BatchSketch, StepEvent, TensorSketch
 
-TOLERANCE = 5e-3
-"""How far floats of two processors may be apart, as a part of a tensor's norm: one bfloat16 of a few."""
+TOLERANCE = 2e-2
+"""How far floats of two processors may be apart, as a part of a tensor's norm: where each value is rounded to
+bfloat16 at one end, a sum with random signs is off by 0.2% of the norm, and by five times as much at most;
+samples in another order make about 100%."""
 
 REPEATS = (
     "data() gives the same first batch for the next seed: every epoch repeats the same order. To shuffle "
@@ -115,18 +117,24 @@ def _different_sides(first: BatchSketch | None, last: BatchSketch | None) -> str
 
 
 def _agree(first: Sequence[TensorSketch], last: Sequence[TensorSketch]) -> bool:
-    return not first or not last or same_tensors(first, last)
+    return not first or not last or same_tensors(first, last, TOLERANCE)
 
 
-def same_tensors(first: Sequence[TensorSketch], last: Sequence[TensorSketch]) -> bool:
-    """Whether these may be sketches of the same tensors, on two processors."""
-    return len(first) == len(last) and all(map(_same_tensor, first, last))
+def same_tensors(first: Sequence[TensorSketch], last: Sequence[TensorSketch], tolerance: float) -> bool:
+    """Whether these may be sketches of the same tensors, on two processors.
+
+    Args:
+        tolerance: how far floats may be apart, as a part of a tensor's norm; whole numbers are to be equal.
+    """
+    return len(first) == len(last) and all(
+        _same_tensor(one, other, tolerance) for one, other in zip(first, last, strict=True)
+    )
 
 
-def _same_tensor(first: TensorSketch, last: TensorSketch) -> bool:
+def _same_tensor(first: TensorSketch, last: TensorSketch, tolerance: float) -> bool:
     if first.whole != last.whole or len(first.sums) != len(last.sums):
         return False
-    allowed = TOLERANCE * max(first.norm, last.norm)
+    allowed = tolerance * max(first.norm, last.norm)
     pairs = zip((first.norm, *first.sums), (last.norm, *last.sums), strict=True)
     return all(abs(one - other) <= allowed for one, other in pairs)
 

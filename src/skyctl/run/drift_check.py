@@ -1,8 +1,8 @@
 """Whether pipelines side by side still hold the same parameters: compared with each checkpoint.
 
 They start alike and add the same sums, to the last bit; what is left are the last bits of their processors'
-optimizers. So sketches are compared with a tolerance (``batch_check.TOLERANCE``): far more than rounding ever
-comes to, far less than one update that only one of them has made.
+optimizers. So sketches are compared with a tolerance: far more than rounding ever comes to, far less than one
+update that only one of them has made.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from skyctl.run.batch_check import same_tensors
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import CheckpointEvent, TensorSketch
+
+TOLERANCE = 5e-3
+"""How far a parameter may be apart, as a part of its norm; it is compared in float32."""
 
 
 class DriftCheck:
@@ -27,7 +30,7 @@ class DriftCheck:
         for rank, event in sorted(events.items()):
             for layer, sketches in sorted(event.sketches.items()):
                 other, expected = first.setdefault(layer, (rank, sketches))
-                if rank not in self._named and not same_tensors(expected, sketches):
+                if rank not in self._named and not same_tensors(expected, sketches, TOLERANCE):
                     self._named.add(rank)
                     here, there = self._specs[rank].device, self._specs[other].device
                     self._warn(
