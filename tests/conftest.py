@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from skyctl.device.dtype_support import FILE_NAME, ISA_VARIABLE, TRIED_DTYPES, find_dtype_support
 
@@ -40,6 +41,9 @@ BEFORE = pytest.StashKey[set[tuple[str, str]]]()
 LEFT = pytest.StashKey[list[tuple[str, str]]]()
 ALL = "folder_of_all"
 """Where the processes of pytest-xdist find what one of them has made for all."""
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

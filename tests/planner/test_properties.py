@@ -28,7 +28,7 @@ def value(problem, strategy="optimal"):
     return found.certificate.value_s
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_optimal_then_heuristic_then_even(seed):
     p = random_problem(seed)
@@ -37,7 +37,7 @@ def test_optimal_then_heuristic_then_even(seed):
     assert heuristic <= even * ROUNDING
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SEEDS, st.sampled_from([0.3, 1.0, 3.0]), st.booleans(), st.booleans())
 def test_another_device_never_makes_it_worse(seed, speed, roomy, linked):
     """It may stay unused; its links cost nothing while it does."""
@@ -54,7 +54,7 @@ def test_another_device_never_makes_it_worse(seed, speed, roomy, linked):
     assert value(more) <= value(p) * ROUNDING
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SEEDS, st.sampled_from([1.05, 1.3, 2.0]), st.booleans())
 def test_more_memory_never_makes_it_worse(seed, times, everywhere):
     p = random_problem(seed)
@@ -67,7 +67,7 @@ def test_more_memory_never_makes_it_worse(seed, times, everywhere):
     assert value(p.model_copy(update={"devices": roomier})) <= value(p) * ROUNDING
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, st.integers(0, 100), st.sampled_from([1.1, 2.0, 10.0]))
 def test_a_faster_link_never_makes_it_worse(seed, which, times):
     """Where nothing is shared."""
@@ -81,7 +81,7 @@ def test_a_faster_link_never_makes_it_worse(seed, which, times):
     assert value(p.model_copy(update={"links": tuple(links)})) <= value(p) * ROUNDING
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(SEEDS, st.randoms(use_true_random=False))
 def test_the_order_of_the_devices_does_not_matter(seed, r):
     p = random_problem(seed)
@@ -91,7 +91,7 @@ def test_the_order_of_the_devices_does_not_matter(seed, r):
     assert value(other) == pytest.approx(value(p), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(SEEDS, st.sampled_from([0.5, 3.0, 1e-3]))
 def test_scaling_all_seconds_scales_the_value(seed, x):
     p = random_problem(seed)

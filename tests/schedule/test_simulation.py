@@ -212,7 +212,7 @@ def test_zero_bubble_without_weight_gradients_is_eager_1f1b(seed):
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(1, 8), st.booleans(), st.data())
 def test_no_zero_bubble_plan_waits_for_ever(stages, shared, data):
     """Any numbers in flight that do not grow along the pipeline, below the least too, and any lag."""
@@ -231,7 +231,7 @@ def test_no_zero_bubble_plan_waits_for_ever(stages, shared, data):
 times = st.floats(0.01, 10, allow_nan=False)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(times, times, times), min_size=1, max_size=5),
     st.integers(1, 6),

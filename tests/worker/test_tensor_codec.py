@@ -42,7 +42,7 @@ def largest_of_blocks(values: torch.Tensor) -> torch.Tensor:
     return padded.view(-1, BLOCK).amax(1).repeat_interleave(BLOCK)[: values.numel()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, st.integers(0, 2**31), st.integers(-45, 38), st.sampled_from([0.0, 1.0, 5.0]))
 def test_errors_stay_within_what_is_stated(size: int, seed: int, exponent: int, spread: float) -> None:
     values = sample(size, seed, 10.0**exponent, spread)
@@ -53,7 +53,7 @@ def test_errors_stay_within_what_is_stated(size: int, seed: int, exponent: int, 
     assert (off <= largest_of_blocks(exact) / 254 * (1 + 1e-4) + SMALLEST_SCALE / 2).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, st.integers(0, 2**31), st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans())
 def test_what_is_no_number_does_not_become_one(size: int, seed: int, odd: float, zeros: bool) -> None:
     values = torch.zeros(size) if zeros else sample(size, seed, 1.0, 1.0)
