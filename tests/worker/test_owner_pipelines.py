@@ -164,21 +164,39 @@ def test_machines_of_one_owner_that_afford_different_numbers_are_named(
     assert [event["local_steps"] for event in done.steps[3]] == [3, 3]
 
 
-def test_an_owner_stops_at_its_deadline_and_its_work_counts(workload: Workloads, pool: Any) -> None:
+@pytest.mark.parametrize(("owners", "last"), [(WHOLE, [0, 1, 2]), (CUT, [0, 1, 3])], ids=["whole", "cut"])
+def test_an_owner_stops_at_its_deadline_and_its_work_counts(
+    workload: Workloads, pool: Any, owners: dict[str, Stages], last: list[int]
+) -> None:
     spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
     rhythm = {"round_deadline_s": 1e-6}
-    done = pool.run(told(WHOLE, [9, 9, 9], spec, 3, rhythm, weights=True))
+    done = of_owners(pool.run(told(owners, [9, 9, 9], spec, 3, rhythm, weights=True)), last)
     expected = round_reference.train(
-        spec, MICROBATCHES, [9, 9, 9], 3, owners=list(WHOLE), affords=lambda _owner, _round: 1
+        spec, MICROBATCHES, [9, 9, 9], 3, owners=list(owners), affords=lambda _owner, _round: 1
     )
     is_as(done, expected)
-    dropped = pool.run(told(WHOLE, [9, 9, 9], spec, 3, {**rhythm, "drop_stragglers": True}, weights=True))
+    dropped = pool.run(told(owners, [9, 9, 9], spec, 3, {**rhythm, "drop_stragglers": True}, weights=True))
     assert not dropped.errors, dropped.errors
     assert [event["samples"] for event in dropped.steps[0]] == [0, 0, 0]
     first = [event["own_loss"] for event in dropped.steps[0]]
     undisturbed = [event["own_loss"] for event in done.steps[0]]
     assert first[0] == undisturbed[0]
     assert first[1:] != undisturbed[1:], "nothing was averaged: each round begins where the first one did"
+
+
+@pytest.mark.parametrize(("limits_s", "made"), [((1e-6, 1e6), 1), ((1e6, 1e-6), 9)])
+def test_the_first_stage_of_an_owner_says_when_its_time_is_over(
+    workload: Workloads, pool: Any, limits_s: tuple[float, float], made: int
+) -> None:
+    """Stages that each went by their own clock would wait for each other's steps."""
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
+    payloads = told(CUT, [2, 2, 9], spec, 2, {"round_deadline_s": 1e6})
+    for payload, limit_s in zip(payloads[2:], limits_s, strict=True):
+        payload["rounds"] = {**payload["rounds"], "deadline_s": limit_s}
+    done = pool.run(payloads)
+    assert not done.errors, done.errors
+    counted = [[event["local_steps"] for event in done.steps[rank]] for rank in range(4)]
+    assert counted == [[2, 2], [2, 2], [made, made], [made, made]]
 
 
 def test_one_owner_alone_with_tied_layers_in_two_stages(workload: Workloads, pool: Any) -> None:

@@ -23,13 +23,6 @@ def check_rounds(plan: Plan) -> None:
             f"weights are averaged as {', '.join(WEIGHT_FORMATS)}, and the plan has {plan.sync.format}",
             hint="plan it again with --local-steps",
         )
-    several = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
-    if several and plan.problem.rhythm.round_deadline_s is not None:
-        raise InputError(
-            "an owner with several machines does not end its part of a round at a deadline: each of its "
-            "stages would have to know of it first",
-            hint="leave --round-deadline out, or give each owner one machine",
-        )
 
 
 def refuse_trace(rhythm: Rhythm | None, *, trace: bool) -> None:

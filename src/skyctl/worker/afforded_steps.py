@@ -10,11 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
 from skyctl.errors import WorkloadError
-from skyctl.transport.peer_connection import Work
-from skyctl.worker.stage_io import Neighbour
+from skyctl.worker.stage_relay import StageRelay
 
 Affords = Callable[[int], int]
 """Round → how many local steps an owner can make in it."""
@@ -26,16 +23,14 @@ class StepsComparison:
     Args:
         owner: what the stage's owner is called.
         asked: local steps of a round; no stage makes more.
-        previous, following: the stages before and after it; None: there is none.
-        tag: a tag of the connections that no other message has.
+        relay: to the owner's other stages, of ``NUMBERS`` numbers.
     """
 
-    def __init__(
-        self, owner: str, asked: int, previous: Neighbour | None, following: Neighbour | None, tag: int
-    ) -> None:
-        self._owner, self._asked, self._tag = owner, asked, tag
-        self._previous, self._following = previous, following
-        self._sent: tuple[torch.Tensor, Work] | None = None
+    NUMBERS = 2
+    """The round, and the local steps to make in it."""
+
+    def __init__(self, owner: str, asked: int, relay: StageRelay) -> None:
+        self._owner, self._asked, self._relay = owner, asked, relay
 
     def compare(self, round_number: int, steps: int) -> None:
         """Tells the next stage how many steps this one makes, and waits for the number of the one before.
@@ -45,26 +40,20 @@ class StepsComparison:
             PeerProtocolError: it is of another round, or no number of steps.
             PeerLostError: the stage before is gone.
         """
-        if self._following is not None:
-            if self._sent is not None:
-                self._sent[1].wait()  # received long since, in the round before
-            message = torch.tensor([round_number, steps], dtype=torch.int64)
-            self._sent = message, self._following.connection.send(message, self._tag)
-        if self._previous is None:
+        self._relay.tell([round_number, steps])
+        source = self._relay.source
+        if source is None:
             return
-        connection = self._previous.connection
-        buffer = torch.empty(2, dtype=torch.int64)
-        connection.recv(buffer, self._tag).wait()
-        told_round, told = buffer.tolist()
+        told_round, told = self._relay.hear()
         if told_round != round_number or not 0 <= told <= self._asked:
-            raise connection.protocol_error(
+            raise source.protocol_error(
                 f"sent {told} local steps of round {told_round}; at most {self._asked} of round "
                 f"{round_number} are expected"
             )
         if told != steps:
             raise WorkloadError(
                 f"owner {self._owner} affords different numbers of local steps in round {round_number}: "
-                f"local_steps() comes to {steps} here, and to {told} on {connection.peer}",
+                f"local_steps() comes to {steps} here, and to {told} on {source.peer}",
                 hint="all machines of an owner make the same steps: let local_steps(owner, round) depend on "
                 "owner and round alone",
             )

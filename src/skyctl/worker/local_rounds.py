@@ -15,7 +15,8 @@ A step of the run is a round: its event, validations and checkpoints follow the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,10 @@ from skyctl.worker.afforded_steps import Affords, StepsComparison, make_affords
 from skyctl.worker.executor import Executor, StepReport
 from skyctl.worker.gradient_clipping import GradientClipper
 from skyctl.worker.layer_seeder import LayerSeeder
+from skyctl.worker.round_deadline import RoundDeadline
 from skyctl.worker.round_start import RoundStart
 from skyctl.worker.stage_io import NeighbourConnections
+from skyctl.worker.stage_relay import StageRelay
 from skyctl.worker.weight_average import ENDS, ENDS_NEXT, GOES_ON, WeightAverage
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class RoundOptions:
         prox_mu: µ of FedProx's proximal term; 0: without it.
         clients: how many owners take part in each round; None: all.
         drop_stragglers: work of fewer steps than asked is left out of the average.
-        deadline_s: seconds of a round after which this rank begins no further local step; None: no limit.
+        deadline_s: seconds of a round after which its owner begins no further local step; None: no limit.
     """
 
     steps: int
@@ -75,6 +78,7 @@ class LocalRounds:
         seeder, clipper: of the executor's layers, told the number of each local step.
         affords: how many local steps the owner can make in a round; None: all of them.
         comparison: with the numbers that the owner's other stages come to.
+        deadline: of the owner's part of a round; None: there is none.
         first_round: of this attempt.
         seed: the run's, by which clients are drawn.
     """
@@ -90,11 +94,12 @@ class LocalRounds:
         clipper: GradientClipper | None = None,
         affords: Affords | None = None,
         comparison: StepsComparison | None = None,
+        deadline: RoundDeadline | None = None,
         first_round: int = 0,
     ) -> None:
         self._executor, self._average, self._options = executor, average, options
         self._seeder, self._seed, self._clipper = seeder, seed, clipper
-        self._affords, self._comparison = affords, comparison
+        self._affords, self._comparison, self._deadline = affords, comparison, deadline
         self._samples = sum(executor.microbatch_sizes)
         self._next_batch = first_round * options.steps
         self._asked_to_end = False
@@ -125,7 +130,8 @@ class LocalRounds:
         wanted = self._steps_of(step, report)
         counted = wanted == self._options.steps or not self._options.drop_stragglers
         made, loss = 0, 0.0
-        began = time.perf_counter()
+        if self._deadline is not None:
+            self._deadline.begin()
         while made < (wanted if counted else 0):
             self._skip_to(step * self._options.steps + made, next_batch)
             self._next_batch += 1
@@ -134,7 +140,7 @@ class LocalRounds:
             made += 1
             loss += done.loss or 0.0
             _add(report, done)
-            if self._is_late(began, made):
+            if made < wanted and self._is_late(step, made, report):
                 break
         if self._options.drop_stragglers and made < self._options.steps:
             counted = False
@@ -166,14 +172,20 @@ class LocalRounds:
         if self._affords is None:
             return options.steps
         afforded = min(options.steps, self._affords(round_number))
-        if self._comparison is not None:
-            self._executor.phase = f"round {round_number}, comparing how many local steps its stages make"
-            began = time.perf_counter()
-            self._executor.waiting = True
-            self._comparison.compare(round_number, afforded)
-            self._executor.waiting = False
-            report.idle_s += time.perf_counter() - began
+        if (comparison := self._comparison) is not None:
+            phase = f"round {round_number}, comparing how many local steps its stages make"
+            with self._wait(phase, report):
+                comparison.compare(round_number, afforded)
         return afforded
+
+    @contextmanager
+    def _wait(self, phase: str, report: StepReport) -> Iterator[None]:
+        """Meanwhile this rank waits for another one, in that phase."""
+        executor, began = self._executor, time.perf_counter()
+        executor.phase, executor.waiting = phase, True
+        yield
+        executor.waiting = False
+        report.idle_s += time.perf_counter() - began
 
     def _make_local_step(
         self,
@@ -191,9 +203,12 @@ class LocalRounds:
             number, next_batch, stop_requested=lambda: ends, while_waiting=while_waiting
         )
 
-    def _is_late(self, began: float, made: int) -> bool:
-        deadline_s = self._options.deadline_s
-        return deadline_s is not None and made > 0 and time.perf_counter() - began >= deadline_s
+    def _is_late(self, round_number: int, made: int, report: StepReport) -> bool:
+        """Whether the owner's time in that round is over, after so many local steps."""
+        if self._deadline is None:
+            return False
+        with self._wait(f"round {round_number}, hearing whether its time is over", report):
+            return self._deadline.is_over(round_number, made)
 
     def _skip_to(self, batch: int, next_batch: Callable[[], tuple[Any, Any]]) -> None:
         """Leaves out the batches before that one, of rounds that this pipeline had no or less part in."""
@@ -304,11 +319,14 @@ def make_rounds(
     affords = make_affords(
         model.functions.get("local_steps"), options.owner, model.source_name, workload.user_errors
     )
-    comparison = None
+    tag = FIRST_TAG + 2 * microbatches + 2  # the first after those of the streams and of clipping
+    ends = neighbours.previous, neighbours.following
+    comparison = deadline = None
     if affords is not None and options.owner is not None:
-        tag = FIRST_TAG + 2 * microbatches + 2  # the first after those of the streams and of clipping
-        ends = neighbours.previous, neighbours.following
-        comparison = StepsComparison(options.owner, options.steps, *ends, tag)
+        relay = StageRelay(*ends, tag, StepsComparison.NUMBERS)
+        comparison = StepsComparison(options.owner, options.steps, relay)
+    if options.deadline_s is not None:
+        deadline = RoundDeadline(options.deadline_s, StageRelay(*ends, tag + 1, RoundDeadline.NUMBERS))
     return LocalRounds(
         executor,
         average,
@@ -318,5 +336,6 @@ def make_rounds(
         clipper=clipper,
         affords=affords,
         comparison=comparison,
+        deadline=deadline,
         first_round=first_round,
     )

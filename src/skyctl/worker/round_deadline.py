@@ -1,0 +1,54 @@
+"""When an owner's part of a round is over: the clock of its pipeline's first stage decides for all its stages.
+
+Each by its own clock could make another number of local steps than its neighbours, and wait for them for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from skyctl.worker.stage_relay import StageRelay
+
+
+class RoundDeadline:
+    """One stage's part; ``begin`` with every round, ``is_over`` before each further local step.
+
+    Args:
+        seconds: of a round, after which no further local step is begun.
+        relay: to the owner's other stages, of ``NUMBERS`` numbers.
+    """
+
+    NUMBERS = 3
+    """The round, the local steps made in it, and whether its time is over."""
+
+    def __init__(
+        self, seconds: float, relay: StageRelay, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._seconds, self._relay, self._clock = seconds, relay, clock
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """The round's local work begins."""
+        self._began = self._clock()
+
+    def is_over(self, round_number: int, made: int) -> bool:
+        """Whether the owner makes no more local steps than so many; waits for the stage before to say so.
+
+        Raises:
+            PeerProtocolError: that stage speaks of another step.
+            PeerLostError: it is gone.
+        """
+        source = self._relay.source
+        if source is None:
+            over = self._clock() - self._began >= self._seconds
+        else:
+            *place, told = self._relay.hear()
+            if place != [round_number, made] or told not in (0, 1):
+                raise source.protocol_error(
+                    f"sent {[*place, told]} where it is to say whether round {round_number} is over after "
+                    f"{made} local steps"
+                )
+            over = told == 1
+        self._relay.tell([round_number, made, int(over)])
+        return over
