@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.control.test_problem_from_profile import device, profile
+from tests.control.profiles import device, profile
 
 from skyctl.cli.show_comparison import _choice
 from skyctl.compare.comparison import Comparison, ProgressTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.control.test_problem_from_profile import device, profile
+from tests.control.profiles import device, profile
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.show_plan import show_training_changes

@@ -3,102 +3,25 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
+from tests.control.profiles import device, profile, timing
 
-from skyctl.compare.conclusion import conclude
-from skyctl.compare.outcome import pipeline_problem, summarize_outcomes
-from skyctl.control.assignment import parse_assign
-from skyctl.control.comparison_job import ComparisonJob, plan_strategies
 from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_creation import PlanOptions, plan_profile
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
 from skyctl.control.problem_overrides import override_problem
-from skyctl.control.profiles import lacks_links, profile_misfit, unmeasured_nodes
-from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import InfeasibleError, InputError, MismatchError
-from skyctl.records.cluster import Node
-from skyctl.records.plan import WorkloadRef
 from skyctl.records.profile import (
     HANDLING_NEIGHBOURS,
-    DeviceProfile,
-    LayerCosts,
     LayerTiming,
     LineProfile,
     LinkProfile,
-    NodeFailure,
     NodeProfile,
-    Profile,
-    ShapeProfile,
     SiteProfile,
     UplinkProfile,
-    WorkloadProfile,
 )
-from skyctl.workload.workload_spec import make_spec
-
-
-def timing(signature: str, seconds: float, size: int = 2) -> LayerTiming:
-    return LayerTiming(
-        signature=signature,
-        microbatch_size=size,
-        forward_s=seconds,
-        backward_s=2 * seconds,
-        optimizer_s=seconds / 10,
-        spread=0.01,
-        repeats=5,
-    )
-
-
-def costs(name: str, signature: str) -> LayerCosts:
-    return LayerCosts(
-        name=name,
-        signature=signature,
-        flops=3e6,
-        state_bytes=1e6,
-        activation_bytes=1e5,
-        output_bytes=1e4,
-        workspace_bytes=0.0,
-        deferred_bytes=5e4,
-    )
-
-
-def device(
-    node: str, speed: float, memory: float = 1e9, timings: tuple[LayerTiming, ...] = ()
-) -> DeviceProfile:
-    return DeviceProfile(
-        id=f"{node}/cpu:0",
-        node=node,
-        name="cpu",
-        threads=1,
-        slowdown=1.0,
-        memory_bytes=memory,
-        memory_from="free memory",
-        reserved_bytes=0.0,
-        flops_per_s=1e9 / speed,
-        timings=timings or (timing("attention", 0.01 * speed), timing("mlp", 0.02 * speed)),
-    )
-
-
-def profile(*devices: DeviceProfile, links: tuple[LinkProfile, ...] = ()) -> Profile:
-    layers = tuple(costs(f"block.{i}.{kind}", kind) for i in range(3) for kind in ("attention", "mlp"))
-    return Profile(
-        cluster="c",
-        cluster_digest="d",
-        created="2026-01-01T00:00:00Z",
-        nodes=(),
-        devices=devices,
-        links=links,
-        workload=WorkloadProfile(
-            source="gpt:…",
-            digest="w",
-            batch_size=8,
-            dtype="float32",
-            shapes=(ShapeProfile(microbatch_size=2, microbatches=4, layers=layers),),
-        ),
-    )
 
 
 def test_each_layer_gets_its_own_kind_of_time() -> None:
@@ -266,161 +189,6 @@ def test_a_line_makes_the_middle_of_the_pipeline_slower() -> None:
     assert order[1] > 1.05 * order[0]
 
 
-def test_a_plan_prefers_the_fast_device() -> None:
-    found = plan_profile(profile(device("slow", 4.0), device("fast", 1.0)), PlanOptions(microbatches=4))
-    share = {s.replicas[0].device: s.stop - s.start for s in found.stages}
-    assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
-
-
-def test_all_layers_on_each_device_have_one_schedule_and_a_pipeline_beside_them() -> None:
-    both = profile(device("slow", 4.0), device("fast", 1.0))
-    options = PlanOptions(parallel="data", sync_format="bfloat16", beside_pipeline=True)
-    found = plan_profile(both, options)
-    assert (found.problem.parallel, found.problem.sync_format) == ("data", "bfloat16")
-    assert (found.problem.schedule, found.problem.recompute) == ("1f1b", True)
-    assert found.pipeline_iteration_s is not None
-    share = {p.stages[0].device: p.microbatches for p in found.pipelines}
-    assert share["fast/cpu:0"] > share.get("slow/cpu:0", 0)
-    assert plan_profile(both, PlanOptions(parallel="data")).pipeline_iteration_s is None
-    with pytest.raises(InputError, match="orders a pipeline's stages"):
-        plan_profile(both, PlanOptions(parallel="data", schedule="zero-bubble"))
-    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
-    rows = plan_strategies(both, PlanOptions(parallel="data"), ref)
-    assert [len(row.plan.pipelines) for row in rows if row.plan is not None and row.strategy == "alone"] == [
-        1
-    ]
-    assert all(row.plan is not None and row.plan.problem.parallel == "data" for row in rows)
-
-
-@pytest.mark.parametrize(("form", "other"), [("data", "pipeline"), (None, "data")])
-def test_a_comparison_has_a_row_of_the_other_form(form: str | None, other: str) -> None:
-    both = profile(device("slow", 4.0), device("fast", 1.0))
-    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
-    request: Any = SimpleNamespace(ref=lambda _digest: ref)
-    loaded: Any = SimpleNamespace(digest="w")
-    cluster: Any = None
-    job = ComparisonJob(cluster, request, loaded, PlanOptions(parallel=form), other_form=True)
-    outcomes = job.plans(both)
-    assert [one.strategy for one in outcomes] == ["even", "alone", "heuristic", other, "optimal"]
-    parallel = {one.strategy: one.plan.problem.parallel for one in outcomes if one.plan is not None}
-    assert parallel[other] == other
-    assert parallel["optimal"] == (form or "pipeline")
-    problem = pipeline_problem(outcomes)
-    assert problem is not None
-    assert problem.parallel == parallel["optimal"]
-    row = summarize_outcomes(outcomes)[3]
-    assert (row.strategy, row.proved) == (other, True)
-    assert conclude(outcomes).over(other) is not None or conclude(outcomes).best == other
-
-
-def test_a_comparison_of_all_forms_has_a_row_of_each_and_takes_one() -> None:
-    both = profile(device("slow", 4.0), device("fast", 1.0))
-    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
-    request: Any = SimpleNamespace(ref=lambda _digest: ref)
-    loaded: Any = SimpleNamespace(digest="w")
-    cluster: Any = None
-    outcomes = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="auto")).plans(both)
-    assert [one.strategy for one in outcomes] == [
-        "even", "alone", "heuristic", "pipeline", "data", "hybrid", "optimal",
-    ]  # fmt: skip
-    plans = {one.strategy: one.plan for one in outcomes}
-    taken = plans["optimal"]
-    assert taken is not None
-    assert [one.parallel for one in taken.forms] == ["pipeline", "data", "hybrid"]
-    own = plans[taken.problem.parallel]
-    assert own is not None
-    assert (taken.pipelines, own.forms) == (own.pipelines, ())
-    for name in ("even", "alone", "heuristic", "pipeline"):
-        made = plans[name]
-        assert made is None or made.problem.parallel == "pipeline"
-    forms = ComparisonJob(cluster, request, loaded, PlanOptions(parallel="hybrid"), other_form=True)
-    assert [one.strategy for one in forms.plans(both)][3:] == ["pipeline", "data", "optimal"]
-    asked = PlanOptions(parallel="auto", sync="trees")
-    outcomes = ComparisonJob(cluster, request, loaded, asked).plans(both)
-    assert [one.strategy for one in outcomes][3:] == ["pipeline", "data", "optimal"]
-    assert outcomes[-1].plan is not None
-    assert outcomes[-1].plan.problem.parallel == "data"
-
-
-def test_auto_plans_what_a_profile_says_in_every_form() -> None:
-    """Their problems are the same but for the form, so what is proved of each can be found again."""
-    both = profile(device("slow", 4.0), device("fast", 1.0))
-    plan = plan_profile(both, PlanOptions(parallel="auto"))
-    assert [one.parallel for one in plan.forms] == ["pipeline", "data", "hybrid"]
-    assert all(one.reduce_byte_s > 0 for one in plan.problem.devices)
-    assert plan.predicted.iteration_s <= min(one.iteration_s or 1e9 for one in plan.forms) * 1.01
-
-
-def ask(microbatches: int | None = None) -> tuple[TrainingRequest, str]:
-    return TrainingRequest(make_spec("gpt:layers=3", batch_size=8), microbatches), "w"
-
-
-def nodes(*names: str, **settings: Any) -> list[Node]:
-    return [Node(name=name, transport="local", **settings) for name in names]
-
-
-def test_a_profile_fits_only_the_cluster_that_it_was_measured_on() -> None:
-    request, digest = ask(4)
-    measured = profile(device("a", 1.0), device("b", 2.0))
-    assert profile_misfit(measured, request, digest, nodes("a", "b")) is None
-    assert profile_misfit(measured, request, digest, nodes("a")) is None
-    assert profile_misfit(measured, request, digest, nodes("a", "b", "c")) == "node c is not in it"
-    failed = measured.model_copy(update={"failures": (NodeFailure(node="c", error="no torch"),)})
-    assert profile_misfit(failed, request, digest, nodes("a", "b", "c")) is None
-    assert unmeasured_nodes(failed, nodes("a", "b", "c")) == ["c"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"slowdown": 2.0}, "slowdown 1, now 2"),
-        ({"threads": 2}, "1 threads, now 2"),
-        ({"memory_gib": 0.1}, "now memory_gib is 0.1"),
-        ({"devices": ("cuda:0",)}, "measured on a/cpu:0"),
-    ],
-)
-def test_a_node_that_has_changed_must_be_measured_again(changed: dict[str, Any], words: str) -> None:
-    request, digest = ask(4)
-    assert words in str(profile_misfit(profile(device("a", 1.0)), request, digest, nodes("a", **changed)))
-
-
-def test_what_is_typed_to_ask_for_it_again(tmp_path: Path) -> None:
-    assert ask()[0].words() == ["gpt:layers=3", "--batch-size", "8"]
-    (tmp_path / "book.txt").write_text("text")
-    spec = make_spec("gpt:layers=3", dtype="bfloat16", seed=3, data_path=str(tmp_path / "book.txt"))
-    data = ["--data", str((tmp_path / "book.txt").resolve())]
-    flags = ["--microbatches", "4", "--dtype", "bfloat16", "--seed", "3", *data]
-    assert TrainingRequest(spec, 4).words() == ["gpt:layers=3", *flags]
-    assert TrainingRequest(make_spec("gpt:layers=3", random_inputs=True)).words()[1:] == ["--random-inputs"]
-
-
-def test_what_was_measured_is_said_where_it_does_not_fit() -> None:
-    measured = profile(device("a", 1.0))
-    request, digest = ask(2)
-    assert "at 4 microbatches, not at 2" in str(profile_misfit(measured, request, digest, nodes("a")))
-    assert profile_misfit(measured, ask(4)[0], "other", nodes("a")) == "it holds gpt:…"
-
-
-def test_left_to_itself_the_best_strategys_microbatches_serve_all() -> None:
-    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
-    outcomes = plan_strategies(
-        profile(device("a", 1.0), device("b", 3.0)), PlanOptions(), ref, ("optimal", "even")
-    )
-    assert [o.strategy for o in outcomes] == ["optimal", "even"]
-    assert {o.plan.problem.microbatches for o in outcomes if o.plan} == {4}
-
-
-def test_a_strategy_that_does_not_fit_is_an_outcome_that_says_why() -> None:
-    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
-    small = profile(device("a", 1.0), device("b", 1.0, memory=1.6e6))
-    even, optimal = plan_strategies(small, PlanOptions(), ref, ("even", "optimal"))
-    assert even.plan is None
-    assert "b/cpu:0" in str(even.error)
-    assert optimal.plan is not None
-    with pytest.raises(InfeasibleError, match="no strategy"):
-        plan_strategies(profile(device("a", 1.0, memory=1e6)), PlanOptions(), ref)
-
-
 def test_the_command_line_wins_over_a_problem_file() -> None:
     problem = build_problem(profile(device("a", 1.0), device("b", 2.0)), 4)
     options = PlanOptions(schedule="gpipe", objective="bottleneck", microbatches=8)
@@ -430,24 +198,6 @@ def test_the_command_line_wins_over_a_problem_file() -> None:
     assert override_problem(problem, PlanOptions()) == problem
     with pytest.raises(InputError, match="--pin-last 'z' is no device"):
         override_problem(problem, options, None, "z")
-
-
-def test_an_assignment_is_taken_as_given() -> None:
-    assign = parse_assign("a=0:1,b=1:6")
-    found = plan_profile(profile(device("a", 1.0), device("b", 1.0)), PlanOptions(assign=assign))
-    assert [(s.start, s.stop) for s in found.stages] == [(0, 1), (1, 6)]
-    assert found.strategy == "assigned"
-
-
-@pytest.mark.parametrize("text", ["a", "a=1", "a=1:x", "=0:3", "", "a=0:²", "a=0:" + "1" * 5000])
-def test_a_malformed_assignment_says_what_is_wanted(text: str) -> None:
-    with pytest.raises(InputError, match="NODE=START:STOP"):
-        parse_assign(text)
-
-
-def test_an_assignment_to_an_unknown_device_lists_the_devices() -> None:
-    with pytest.raises(InputError, match=r"no device is so called\. Devices: a/cpu:0"):
-        plan_profile(profile(device("a", 1.0)), PlanOptions(assign=[("q", 0, 6)]))
 
 
 def test_a_sites_uplink_is_shared_by_all_links_that_cross_it_each_way_apart() -> None:
@@ -477,13 +227,6 @@ def test_a_sites_uplink_is_shared_by_all_links_that_cross_it_each_way_apart() ->
     options = PlanOptions(microbatches=4, strategy="even")
     seconds = [plan_profile(p, options).predicted.iteration_s for p in (free, held)]
     assert seconds[1] > 1.05 * seconds[0]
-
-
-def test_a_profile_of_several_nodes_without_links_says_so() -> None:
-    link = LinkProfile(source="a", target="b", latency_s=0.0, bandwidth_bytes_per_s=1e7)
-    assert lacks_links(profile(device("a", 1.0), device("b", 1.0)))
-    assert not lacks_links(profile(device("a", 1.0), device("b", 1.0), links=(link,)))
-    assert not lacks_links(profile(device("a", 1.0)))
 
 
 def test_figures_that_contradict_each_other_are_an_input_error() -> None:

@@ -9,7 +9,7 @@ import pytest
 from skyctl.worker.round_deadline import RoundDeadline
 
 
-class Liar(Exception):
+class LiarError(Exception):
     """What the connection makes of an answer that can not be."""
 
 
@@ -24,8 +24,8 @@ class Relay:
     def source(self) -> Any:
         return self if self._heard else None
 
-    def protocol_error(self, text: str) -> Liar:
-        return Liar(text)
+    def protocol_error(self, text: str) -> LiarError:
+        return LiarError(text)
 
     def hear(self) -> list[int]:
         return self._heard.pop(0)
@@ -56,6 +56,6 @@ def test_the_others_go_by_what_they_hear_and_pass_it_on() -> None:
 @pytest.mark.parametrize("heard", [[3, 1, 0], [4, 2, 0], [4, 1, 2], [4, 1, -1]])
 def test_a_stage_that_speaks_of_another_step_is_not_believed(heard: list[int]) -> None:
     relay: Any = Relay(heard)
-    with pytest.raises(Liar, match="round 4 is over after 1 local steps"):
+    with pytest.raises(LiarError, match="round 4 is over after 1 local steps"):
         RoundDeadline(1.0, relay).is_over(4, 1)
     assert not relay.told

@@ -1,0 +1,114 @@
+"""Two ranks as the launcher has them, one of them on a node that lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from skyctl.errors import NodeError
+from skyctl.files import RunPaths
+from skyctl.records.cluster import Node
+from skyctl.records.plan import Plan
+from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.records.run_state import RunState
+from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
+from skyctl.run.event_sink import RunFolderSink, timestamp_s
+from skyctl.run.rank_failure import RankState
+from skyctl.run.rank_group import RankGroup
+from skyctl.run.rank_spec import RankSpec, rank_task_name
+
+from . import lies
+
+NODES = {name: Node(name=name, transport="local") for name in (lies.HONEST, lies.LIAR)}
+
+
+STATE_BYTES = 1e5
+
+
+LIMIT = 10_000
+
+
+SEED = 20261123
+
+
+def make_plan() -> Plan:
+    """Two stages of two layers, the second on the node that lies."""
+    from skyctl.planner.api import plan
+
+    ids = [f"{name}/cpu:0" for name in NODES]
+    problem = Problem(
+        layers=tuple(
+            Layer(name=f"l{i}", flops=1e9, state_bytes=STATE_BYTES, activation_bytes=1e3, output_bytes=1e3)
+            for i in range(4)
+        ),
+        devices=tuple(Device(id=name, flops_per_s=1e9, memory_bytes=None) for name in ids),
+        times={
+            name: LayerTimes(forward_s=(0.1,) * 4, backward_s=(0.1,) * 4, optimizer_s=(0.0,) * 4)
+            for name in ids
+        },
+        links=tuple(
+            Link(source=a, target=b, latency_s=1e-4, bandwidth_bytes_per_s=1e7) for a, b in (ids, ids[::-1])
+        ),
+        microbatches=4,
+    )
+    made = plan(problem, strategy="even")
+    assert [stage.replicas[0].device for stage in made.stages] == ids
+    return made
+
+
+def run_state(paths: RunPaths) -> RunState:
+    now = timestamp_s()
+    return RunState(
+        run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=lies.STEPS
+    )
+
+
+def rank_spec(rank: int) -> RankSpec:
+    node, layers = list(NODES)[rank], [2 * rank, 2 * rank + 2]
+    payload = {"steps": lies.STEPS, "layers": layers, "microbatches": 4}
+    return RankSpec(rank, node, f"{node}/cpu:0", payload, dict.fromkeys(range(*layers), LIMIT))
+
+
+def names_the_liar(exc: NodeError) -> bool:
+    """Whether the error names it, and is of a size that a person reads."""
+    return exc.node == lies.LIAR and lies.LIAR in exc.message and len(exc.message) < 1000
+
+
+class Ranks:
+    """Two ranks as the launcher has them once they were started; what is said is handled at once."""
+
+    def __init__(self) -> None:
+        self.specs = [rank_spec(0), rank_spec(1)]
+        sessions: Any = {
+            name: SimpleNamespace(node=node, host="127.0.0.1", lost=None, silent_s=0.0, disconnected_s=0.0)
+            for name, node in NODES.items()
+        }
+        paths = RunPaths.new()
+        self.sink = RunFolderSink(paths, run_state(paths), lambda _text: None)
+        self.kept: list[Mapping[str, Any]] = []
+
+        def write_down(spec: RankSpec, plain: Mapping[str, Any]) -> bool:
+            self.kept.append(json.loads(json.dumps(plain)))
+            return self.sink.heard(spec.node, rank_task_name(spec.rank), plain)
+
+        hooks = RankGroupHooks(message=write_down)
+        self.group = RankGroup(paths, self.specs, sessions, RunCallbacks(), hooks=hooks)
+        task: Any = SimpleNamespace(done=True)
+        self.ranks = [RankState(spec, task) for spec in self.specs]
+        self.group._ranks.extend(self.ranks)
+
+    def say(self, rank: int, *messages: Mapping[str, Any]) -> None:
+        for message in messages:
+            event = self.group._take(self.ranks[rank], dict(message))
+            if event is not None:
+                self.group._handle(self.ranks[rank], event)
+
+
+def honest_events() -> list[lies.Message]:
+    """What the first rank says."""
+    listening = {"event": "listening", "address": "192.0.2.1", "port": 4000}
+    checkpoint = {**lies.CHECKPOINT, "layers": {str(n): {"sha256": lies.SHA, "bytes": 1000} for n in (0, 1)}}
+    found = [checkpoint if one is lies.CHECKPOINT else one for one in lies.RANK[:-2]]
+    return [found[0], listening, *(one for one in found[1:] if one["event"] != "validation")]
