@@ -1,6 +1,6 @@
-"""When an owner's part of a round is over: the clock of its pipeline's first stage decides for all its stages.
+"""When an owner's part of a round is over: its pipeline's first stage decides for all stages, by its clock.
 
-Each by its own clock could make another number of local steps than its neighbours, and wait for them for ever.
+Each by its own clock might make another number of local steps than its neighbour, and wait for it for ever.
 """
 
 from __future__ import annotations
