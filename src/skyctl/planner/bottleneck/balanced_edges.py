@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from skyctl.planner.bottleneck.reach_table import Floats, Ints
 from skyctl.planner.bottleneck.repeated_layers import NO_EDGE, StageEdge, StageEdges
-from skyctl.planner.solver import CuttingPlanes
+from skyctl.planner.linear_programs import CuttingPlanes
 
 Table = npt.NDArray[np.int32]
 Cut = tuple[slice | int, ...]

@@ -18,7 +18,7 @@ import numpy as np
 
 from skyctl.planner.bottleneck.reach_table import Floats, Ints, ReachTable
 from skyctl.planner.evaluation import BoundKind
-from skyctl.planner.solver import fractional_prices, position_prices, range_prices
+from skyctl.planner.linear_programs import fractional_prices, position_prices, range_prices
 from skyctl.records.plan import Witness
 
 CLOSE = 1e-6

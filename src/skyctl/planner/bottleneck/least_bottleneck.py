@@ -17,8 +17,8 @@ from skyctl.planner.bottleneck.periodic_search import EQUAL_SUMS, PeriodicSearch
 from skyctl.planner.bottleneck.reach_table import ReachTable
 from skyctl.planner.bottleneck.repeated_layers import find_run
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
+from skyctl.planner.cp_sat import IntervalSolver, solve_covering
 from skyctl.planner.evaluation import BoundKind, bottleneck_s
-from skyctl.planner.solver import IntervalSolver, solve_covering
 from skyctl.records.plan import Witness
 
 FEW_SUBSETS = 1 << 12

@@ -28,8 +28,8 @@ from skyctl.planner.bottleneck.balanced_edges import (
 from skyctl.planner.bottleneck.reach_table import SUM_SLACK, Ints, ReachTable
 from skyctl.planner.bottleneck.repeated_layers import LayerRun, StageEdges, needless_cuts
 from skyctl.planner.cost_model import CostModel, Placement, consecutive
+from skyctl.planner.cp_sat import solve_balanced_edges
 from skyctl.planner.evaluation import BoundKind, bottleneck_s
-from skyctl.planner.solver import solve_balanced_edges
 from skyctl.records.plan import Witness
 
 DeviceEdge = tuple[int, int]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from skyctl.planner.hybrid.stage_costs import Floats, Ints, StageCosts
-from skyctl.planner.solver import TakenPrices
+from skyctl.planner.linear_programs import TakenPrices
 from skyctl.records.problem import Problem
 
 CLOSE = 1e-4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from skyctl.planner.linear_programs import SharesProgram
 from skyctl.planner.routes.route_network import Pair, ResourcePricing, RouteNetwork, RouteShare, Tree
 from skyctl.planner.routes.tree_packing import Packing
-from skyctl.planner.solver import SharesProgram
 
 SMALL_SHARE = 0.05
 """A route with less is left out where that costs at most ``SMALL_LOSS``."""

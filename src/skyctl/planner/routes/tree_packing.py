@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skyctl.errors import InputError
+from skyctl.planner.linear_programs import SharesProgram
 from skyctl.planner.routes.quick_trees import simple_trees
 from skyctl.planner.routes.route_network import (
     EdgeCosts,
@@ -26,7 +27,6 @@ from skyctl.planner.routes.route_network import (
     Tree,
 )
 from skyctl.planner.routes.tree_pricing import PricedTree, cheapest_tree, without_idle_leaves
-from skyctl.planner.solver import SharesProgram
 
 CLOSED = 1e-10
 """Relative: value and bound that are no further apart are the same."""
