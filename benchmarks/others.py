@@ -2,7 +2,7 @@
 
 One JSON line a case. Needs root (network namespaces, cgroups, sshd).
 
-    python benchmarks/others.py                             # every case, about half an hour
+    python benchmarks/others.py                             # every case, about 50 minutes
     python benchmarks/others.py --case "WAN, gpt"           # one of them (may be repeated)
 
 ``ddp`` and ``torch pipeline`` are torch's own, an equal part for each node. ``metis`` and ``amp`` are what
