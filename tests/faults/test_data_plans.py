@@ -349,21 +349,23 @@ def test_a_run_with_a_helper_is_taken_over_and_stopped(nodes: Any, losses: list[
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_in_any_form_from_its_last_checkpoint(nodes: Any) -> None:
     """Four holders until they are stopped, then a pipeline until it is, then four holders to the end."""
-    long = ("--steps", "200", "--checkpoint-every", "1000")  # a stop takes a while, in which steps go on
-    losses = losses_of(nodes.run("launch", "four.json", *long, "--json", code=0))
+    long = ("--steps", "2000", "--checkpoint-every", "9000")  # a stop takes a while, in which steps go on
     run = nodes.launch("four.json", *long, "--detach")
     kept = [0]
-    for plan in ("pipeline", "four"):
+    for plan, steps in (("pipeline", "2000"), ("four", "10")):
         run.more(7)
         [stopped] = json.loads(nodes.run("stop", run.id, "--json", code=0).stdout)["runs"]
         assert stopped["status"] == "stopped"
         run.is_stopped()
         kept.append(run.state["checkpoint"])
-        words = ("--resume", run.id, "--ignore-changes", "--detach")
+        words = ("--resume", run.id, "--steps", steps, "--ignore-changes", "--detach")
         nodes.run("launch", f"{plan}.json", *words, code=0)
     run.attach()
     run.end()
+    calm = ("--steps", str(kept[-1] + 10), "--checkpoint-every", "0", "--json")
+    losses = losses_of(nodes.run("launch", "four.json", *calm, code=0))
     run.is_as(losses, 3)
+    assert len(run.steps) == len(losses)
     assert [attempt["from_step"] for attempt in run.state["attempts"]] == kept
     assert left_of_state(nodes.state) == []
 
