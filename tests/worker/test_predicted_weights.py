@@ -111,8 +111,8 @@ def test_a_running_mean_that_keeps_nothing_is_no_momentum() -> None:
     adam = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     (weight,) = adam.param_groups[0]["params"]
     adam.state[weight] = {"exp_avg": torch.zeros(1)}
-    for beta, expected in ((torch.tensor(0.0), False), (torch.tensor(0.9), True)):
-        adam.param_groups[0]["betas"] = (beta, 0.999)
+    for betas, expected in (((torch.tensor(0.0), 0.9), False), ([torch.tensor(0.9), 0.9], True), (None, True)):
+        adam.param_groups[0]["betas"] = betas
         assert has_momentum(adam) == expected
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from skyctl.control.node_sessions import require_all
 from skyctl.control.observations import keep_observations
-from skyctl.control.training_request import TrainingRequest
+from skyctl.control.training_request import TrainingRequest, refuse_unsummable
 from skyctl.errors import InputError, NodeError, ProtocolError, RunError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
@@ -285,6 +285,7 @@ def prepare_resume(
         InputError: it has no checkpoint, has ended well and nobody says for how many more steps it is to go
             on, or the plan is for something else.
         MismatchError: the plan is for devices that the cluster does not have.
+        WorkloadError: several pipelines of the plan can't sum the model's gradients.
     """
     state = known.state
     done = state.checkpoint
@@ -302,6 +303,8 @@ def prepare_resume(
     if given is not None:
         check_same_training(known, given)
         check_plan_fits(given, cluster)
+        if len(given.pipelines) > 1:
+            refuse_unsummable(request.spec)
         request = replace(request, microbatches=given.problem.microbatches)
     refuse_trace((given or known.plan).problem.rhythm, trace=options.trace)
     holders = {node_of(device) for attempt in state.attempts for device in attempt.devices}

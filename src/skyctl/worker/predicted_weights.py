@@ -86,6 +86,6 @@ def _has_mean(state: Any) -> bool:
 
 def _remembers(group: Mapping[str, Any]) -> bool:
     """Whether the group's running mean keeps something of earlier gradients; yes where it does not say."""
-    if "betas" in group:
-        return float(group["betas"][0]) > 0
-    return float(group.get("momentum", 1.0)) > 0
+    betas = group.get("betas")
+    kept = betas[0] if isinstance(betas, Sequence) and betas else group.get("momentum")
+    return not isinstance(kept, int | float | Tensor) or float(kept) > 0
