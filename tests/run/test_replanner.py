@@ -26,7 +26,7 @@ from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.base import ConnectOptions
 from skyctl.run import replanner
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.plan_update import _from_profile, nodes_in, replan, with_observed_times, without_nodes
+from skyctl.run.plan_update import nodes_in, replan, with_observed_times, without_nodes
 from skyctl.run.replanner import Replanner
 from skyctl.run.step_metrics import StepCollector
 
@@ -338,17 +338,6 @@ def test_a_node_that_comes_while_a_pipeline_stands_in_brings_what_the_runs_form_
         assert came.step_factors == stalls
     expected = "node c: no run has shown how uneven steps of c/cpu:0 are; they count as even"
     assert here.said == ([expected] if rhythm.is_stale and not seen else [])
-
-
-def test_a_profile_that_does_not_say_what_sums_take_is_passed_over_where_they_are_needed() -> None:
-    """The node is measured then."""
-    profile = measured_profile(*(measured_device(name, 1.0) for name in ("a", "c")))
-    save_profile(profile.model_copy(update={"cluster": CLUSTER.name}))
-    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
-    one = build_problem(profile, 4, only_nodes=["a"])
-    now = plan(one).model_copy(update={"workload": ref})
-    assert _from_profile("c", now, one, CLUSTER) is not None
-    assert _from_profile("c", now, one.model_copy(update={"parallel": "data"}), CLUSTER) is None
 
 
 def test_a_node_that_is_not_trusted_is_taken_back_only_when_asked_for(desk: Callable[[Plan], Desk]) -> None:
