@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.planner.data_problems import data_problem
 
 from skyctl.checkpoint import safetensors
 from skyctl.files import RunPaths, write_atomic
 from skyctl.planner.api import plan
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.problem import Device, Layer, Problem
+from skyctl.records.rhythm import Rhythm
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_journal import timestamp_ms
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
@@ -258,6 +260,20 @@ def order(**options: object) -> dict[str, object]:
     spec = {"source": "gpt:layers=2"}
     request = {"spec": spec, "microbatches": 4, "recipe": {"total_steps": 20}}
     return {"order": {"request": request, "options": {"deadlines": {}, **options}, "connect": {}}}
+
+
+def test_rounds_of_a_run_are_called_rounds(skyctl: Skyctl, tmp_path: Path) -> None:
+    problem = data_problem(rhythm=Rhythm(local_steps=3))
+    paths = make("20261121-040405-cccc", status="stopped", step=5, checkpoint=5)
+    assert "after 5 of 20 steps" in skyctl("attach").stdout, "it has no plan yet"
+    paths.keep_plan(plan(problem).to_json())
+    assert "after 5 of 20 rounds" in skyctl("attach").stdout
+    (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
+    make(paths.run_id, status="stopped", step=5, checkpoint=5, cluster_file=str(tmp_path / "cluster.yaml"))
+    assert "go on from round 5: skyctl launch --resume" in skyctl("join", "cccc", "a").stderr
+    done = {"status": "done", "step": 20, "checkpoint": 20, "cluster_file": str(tmp_path / "cluster.yaml")}
+    make(paths.run_id, **order(), **done)
+    assert "has ended well after 20 rounds" in skyctl("launch", "--resume", "cccc").stderr
 
 
 SPARSE = """

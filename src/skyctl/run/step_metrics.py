@@ -48,6 +48,7 @@ class StepCollector:
             validates. Empty: there is one pipeline.
         owners: what the pipelines' owners are called, in the same order; each of them validates. Empty:
             data is nobody's alone.
+        unit: what people call a step (``Rhythm.unit``).
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
@@ -61,6 +62,7 @@ class StepCollector:
     first: int = 0
     last_ranks: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
+    unit: str = "step"
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
 
@@ -150,6 +152,7 @@ class StepCollector:
             ahead=max((event.ahead for event in known if event.ahead is not None), default=None),
             validation=self.validation.get(step),
             owners=self.owner_figures(step),
+            unit=self.unit,
         )
 
     def owner_figures(self, step: int) -> dict[str, OwnerFigures]:
@@ -328,7 +331,8 @@ def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Mea
         took_s, planned_s = done.iteration_s.median, done.predicted_iteration_s
         if planned_s > 0 and abs(took_s / planned_s - 1) > EARLY_DEVIATION:
             predicted = format_estimate(planned_s, done.predicted_interval)
-            callbacks.note(f"after {EARLY_STEPS} steps: a step takes {took_s:.4f} s, predicted {predicted}")
+            unit = progress.unit
+            callbacks.note(f"after {EARLY_STEPS} {unit}s: a {unit} takes {took_s:.4f} s, predicted {predicted}")
             for sentence in describe_deviation(done):
                 callbacks.note(f"  {sentence}")
 
