@@ -296,7 +296,9 @@ def test_a_run_is_resumed_with_a_plan_that_sums_only_gradients_that_can_be_summe
 ) -> None:
     """As a fresh launch of that plan, before anything is started."""
     monkeypatch.chdir(tmp_path)
-    Path("cluster.yaml").write_text("name: here\nnodes: [{name: a, transport: local}, {name: b, transport: local}]\n")
+    Path("cluster.yaml").write_text(
+        "name: here\nnodes: [{name: a, transport: local}, {name: b, transport: local}]\n"
+    )
     layer = Layer(name="l", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
     devices = tuple(Device(id=f"{name}/cpu:0", flops_per_s=1.0, memory_bytes=None) for name in "ab")
     problem = Problem(layers=(layer,) * 2, devices=devices, microbatches=4)

@@ -265,7 +265,9 @@ def test_rows_of_one_plan_are_named_once(outcome, alone, plain) -> None:
             f"hybrid is the same plan as data{run.replace('all', 'both')}"
         ]
     one = {"counts": (12, 0), "compute_s": (2.0,), "step_s": 2.0}
-    same = [replace(outcome("optimal", TWO, **one), strategy=name) for name in ("pipeline", "data", "optimal")]
+    same = [
+        replace(outcome("optimal", TWO, **one), strategy=name) for name in ("pipeline", "data", "optimal")
+    ]
     found = [outcome("even"), alone(2.0), *same]
     assert _same_plans(found, conclude(found)) == []
     assert said(*found).startswith("tower alone is best: pipeline, data and optimal leave all other devices ")

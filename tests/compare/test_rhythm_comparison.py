@@ -220,8 +220,8 @@ def test_owners_stand_beside_an_average_after_every_step() -> None:
     assert gain is not None
     assert gain.predicted == pytest.approx(rows["synchronous"].predicted_s / rows["optimal"].predicted_s)
     assert _choice(outcomes)[1] == (
-        "a round counts as 8 steps (even, optimal), 2 steps (synchronous): seconds are for the samples of one "
-        "step"
+        "a round counts as 8 steps (even, optimal), 2 steps (synchronous): seconds are for the samples of "
+        "one step"
     )
     assert [one.strategy for one in job(Rhythm(local_steps=1), owners="all").plans(measured())] == [
         "even",
@@ -233,9 +233,7 @@ def test_an_owners_pipeline_is_shown_by_its_stages(reports: ModuleType) -> None:
     seen = measured(1e6)
     third = device("c", 1.0)
     both = [pair for name in SPEEDS for pair in ((name, "c"), ("c", name))]
-    links = [
-        LinkProfile(source=s, target=t, latency_s=0.001, bandwidth_bytes_per_s=1e9) for s, t in both
-    ]
+    links = [LinkProfile(source=s, target=t, latency_s=0.001, bandwidth_bytes_per_s=1e9) for s, t in both]
     more = {"devices": (*seen.devices, third), "links": (*seen.links, *links)}
     made = job(Rhythm(local_steps=2), owners=(("a",), ("b", "c"))).plans(seen.model_copy(update=more))
     best = by_name(made)["optimal"]

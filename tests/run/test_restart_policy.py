@@ -88,7 +88,9 @@ def test_giving_up_says_how_to_go_on() -> None:
     while patience.wait_s(fault, 5) is not None:
         pass
     state = RunState(run_id="R", created="t", written="t", workload="gpt", cluster="c", steps=9, checkpoint=5)
-    error = final_error(RunError("rank 1 was killed", hint="look"), fault, patience, resume_hint(state, "step"))
+    error = final_error(
+        RunError("rank 1 was killed", hint="look"), fault, patience, resume_hint(state, "step")
+    )
     assert error.message.startswith("rank 1 was killed\n  tried again 2 times")
     assert error.hint == "look; then go on from step 5: skyctl launch --resume R"
     plain = final_error(RunError("no"), Fault("final"), RestartPolicy(3), None)

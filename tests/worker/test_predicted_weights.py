@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "rmsprop with momentum": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5),
     **{
-        f"{kind.__name__} without beta1": lambda parameters, kind=kind: kind(parameters, betas=(0.0, 0.99))  # type: ignore[misc]
+        f"{kind.__name__} without beta1": partial(kind, betas=(0.0, 0.99))
         for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax)
     },
 }
@@ -111,7 +112,11 @@ def test_a_running_mean_that_keeps_nothing_is_no_momentum() -> None:
     adam = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     (weight,) = adam.param_groups[0]["params"]
     adam.state[weight] = {"exp_avg": torch.zeros(1)}
-    for betas, expected in (((torch.tensor(0.0), 0.9), False), ([torch.tensor(0.9), 0.9], True), (None, True)):
+    for betas, expected in (
+        ((torch.tensor(0.0), 0.9), False),
+        ([torch.tensor(0.9), 0.9], True),
+        (None, True),
+    ):
         adam.param_groups[0]["betas"] = betas
         assert has_momentum(adam) == expected
 

@@ -43,7 +43,7 @@ PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbos
 
 
 COMPARED_ROUNDS = ("--local-steps", "--prox-mu", "--owners")
-"""Options of rounds in which all make all of their local steps, so that it is known how many samples count."""
+"""Options of rounds in which all make all of their local steps: then it is known how many samples count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class CompareOptions(
     yes: YesOption = False
 
     def check(self) -> None:
-        """As ``ComparisonOptions.check``; refuses rounds in which some owners do less, and traces of rounds."""
+        """As ``ComparisonOptions.check``; no rounds in which some owners do less, and no traces of rounds."""
         from skyctl.run.round_spec import refuse_trace
 
         super().check()

@@ -311,7 +311,7 @@ def _show_ranks(
     from skyctl.run.rank_spec import rank_specs
 
     nodes = target.cluster.nodes
-    steps = options.steps_wanted
+    steps, unit = options.steps_wanted, plan.problem.rhythm.unit
     specs = rank_specs(
         plan,
         target.cluster,
@@ -333,7 +333,7 @@ def _show_ranks(
             row, share = f"pipeline {spec.payload['pipeline']}, ", f"{last - first} of {share}"
         out.line(
             f"rank {spec.rank} on {spec.device}: {row}layers {start}–{stop}, {share} "
-            f"({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} {plan.problem.rhythm.unit}s"
+            f"({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} {unit}s"
         )
     out.note("the whole of what each rank is told: --json")
     out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})

@@ -326,9 +326,7 @@ def _loss_text(measured: Measurement, unit: str) -> str:
     return text
 
 
-def show_validation(
-    out: Output, validation: Sequence[ValidationMeasurement], unit: str = "step"
-) -> None:
+def show_validation(out: Output, validation: Sequence[ValidationMeasurement], unit: str = "step") -> None:
     """The first and the last validation: a line for the loss, and one for each of the user's metrics."""
     if not validation:
         return

@@ -166,7 +166,9 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
 def rows_named_the_best(conclusion: Conclusion) -> tuple[str, ...]:
     """The rows of which ``describe_conclusion`` says that their plan is the best one's."""
     same = [gain.over for gain in conclusion.gains if gain.same_plan]
-    return tuple(name for name in same if (name != BASELINE if conclusion.alone_is_best else name == SYNCHRONOUS))
+    return tuple(
+        name for name in same if (name != BASELINE if conclusion.alone_is_best else name == SYNCHRONOUS)
+    )
 
 
 def same_plans(outcomes: Sequence[StrategyOutcome]) -> list[list[StrategyOutcome]]:

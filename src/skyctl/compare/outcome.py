@@ -27,7 +27,7 @@ BASELINE = "even"
 ALONE = "alone"
 """The strategy of the fastest device that holds the whole model."""
 SYNCHRONOUS = "synchronous"
-"""The row of the best plan without the rhythm that the others have; with owners of data, averaged every step."""
+"""The row of the best plan without the rhythm that the others have; owners average after every step there."""
 ROWS_BESIDE = ("pipeline", "data", "hybrid", SYNCHRONOUS)
 """What rows are called that stand beside the strategies': the best plan of another form or rhythm."""
 PROVED_GAP = 1e-9

@@ -181,7 +181,7 @@ class ComparisonJob:
 
 
 def plain_rhythm(options: PlanOptions) -> Rhythm:
-    """The rhythm that others are compared with: each step is summed, or with owners averaged, before the next."""
+    """The rhythm that others are compared with: a sum, or with owners an average, before the next step."""
     return Rhythm() if options.owners is None else Rhythm(local_steps=1)
 
 

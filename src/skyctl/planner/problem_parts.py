@@ -55,9 +55,7 @@ def shared_among(resources: Sequence[SharedResource], ids: Collection[str]) -> l
     return found
 
 
-def with_layers_joined(
-    problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str]
-) -> Problem:
+def with_layers_joined(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str]) -> Problem:
     """The problem with each group of layers as one layer, so that no plan cuts within a group.
 
     Times, flops, state and activations are summed; the workspace is the largest, the output the last one's.

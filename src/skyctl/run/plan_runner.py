@@ -273,7 +273,9 @@ class PlanRunner:
         self._sink.update(step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s)
         if now and self._restart_began is not None:
             restart_s = self._replanner.restart_s = time.monotonic() - self._restart_began
-            self._callbacks.note(f"the next {self._unit} came {restart_s:.1f} s after the attempt before ended")
+            self._callbacks.note(
+                f"the next {self._unit} came {restart_s:.1f} s after the attempt before ended"
+            )
             self._restart_began = None
         self._callbacks.step(progress)
 

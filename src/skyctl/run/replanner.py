@@ -359,9 +359,7 @@ class Replanner:
                 with suppress(SkyctlError):
                     session.close()
             return _JobResult(why, name, None, None, failure=f"node {name} can't be used: {exc.message}")
-        return _JobResult(
-            why, name, session, better.plan, better.now_s, better.then_s, unknown=unknown
-        )
+        return _JobResult(why, name, session, better.plan, better.now_s, better.then_s, unknown=unknown)
 
     def _find_node(self, name: str) -> Node:
         """From the inventory, read again where it did not have the node when the run began."""

@@ -332,7 +332,9 @@ def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Mea
         if planned_s > 0 and abs(took_s / planned_s - 1) > EARLY_DEVIATION:
             predicted = format_estimate(planned_s, done.predicted_interval)
             unit = progress.unit
-            callbacks.note(f"after {EARLY_STEPS} {unit}s: a {unit} takes {took_s:.4f} s, predicted {predicted}")
+            callbacks.note(
+                f"after {EARLY_STEPS} {unit}s: a {unit} takes {took_s:.4f} s, predicted {predicted}"
+            )
             for sentence in describe_deviation(done):
                 callbacks.note(f"  {sentence}")
 

@@ -227,7 +227,9 @@ def test_where_no_stage_of_an_owner_holds_a_tie_the_error_says_which_and_what_to
     assert caught.value.message.startswith("owner c+d: ")
     assert "layers 0 (l0) and 2 (l2) share parameters, and beside other owners" in caught.value.message
     assert "hf:DIR,untie" in str(caught.value.hint)
-    with pytest.raises(InfeasibleError, match=r"owner c\+d: an even cut is not possible: layers 1 \(l1\) and"):
+    with pytest.raises(
+        InfeasibleError, match=r"owner c\+d: an even cut is not possible: layers 1 \(l1\) and"
+    ):
         plan(tied(1, 2), "even")
     even = plan(tied(0, 1), "even")
     assert [stage.stop for stage in even.pipelines[1].stages] == [2, LAYERS]

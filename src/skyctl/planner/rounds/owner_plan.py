@@ -1,7 +1,7 @@
 """The pipeline of an owner that has several machines.
 
-Beside other owners no cut divides layers that share parameters: a stage would have to sum their gradients with
-another one in every local step, and its weights with other owners after them.
+Beside other owners no cut divides layers that share parameters: a stage would have to sum their gradients
+with another one in every local step, and its weights with other owners after them.
 """
 
 from __future__ import annotations
