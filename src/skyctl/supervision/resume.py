@@ -293,8 +293,8 @@ def prepare_resume(
         raise _nothing_kept_error(known)
     if state.status == "done" and steps is None:
         raise InputError(
-            f"run {state.run_id} has ended well after {state.step} {known.plan.problem.rhythm.unit}s: for how "
-            "many more is it to go on?",
+            f"run {state.run_id} has ended well after {state.step} {known.plan.problem.rhythm.unit}s: for "
+            "how many more is it to go on?",
             hint=f"skyctl launch --resume {state.run_id} --steps MORE",
         )
     total = max(done, state.steps) if steps is None else done + steps
