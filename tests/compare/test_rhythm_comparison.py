@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.control.test_problem_from_profile import device, profile
 
-from skyctl.cli.show_comparison import _choice
+from skyctl.cli.show_comparison import _choice, _same_plans
 from skyctl.compare.comparison import Comparison, ProgressTable
 from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusion, is_same_plan
 from skyctl.compare.outcome import StrategyOutcome, pipeline_problem, summarize_outcomes
@@ -134,6 +134,14 @@ def test_with_all_forms_it_is_of_the_form_that_was_taken() -> None:
     assert plans["synchronous"].problem.parallel == plans["optimal"].problem.parallel
     assert plans["synchronous"].problem.rhythm.is_synchronous
     assert plans["optimal"].problem.rhythm.delay == 1
+
+
+def test_forms_that_come_to_one_plan_are_said_to_once() -> None:
+    outcomes = job(Rhythm(), "auto").plans(measured())
+    assert _same_plans(outcomes, conclude(outcomes)) == [
+        "pipeline is the same plan as heuristic",
+        "hybrid and optimal are the same plan as data",
+    ]
 
 
 def test_a_synchronous_comparison_has_no_such_row() -> None:

@@ -14,7 +14,7 @@ from skyctl.errors import InfeasibleError
 from skyctl.files import save_profile
 from skyctl.planner.api import plan, verify
 from skyctl.planner.evaluation import simulation_input_of
-from skyctl.records.cluster import Cluster, node_of
+from skyctl.records.cluster import Cluster, Node, node_of
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
@@ -197,7 +197,7 @@ def test_a_profile_that_does_not_say_what_sums_take_is_passed_over_where_they_ar
     save_profile(profile.model_copy(update={"cluster": "here"}))
     ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
     one = build_problem(profile, 4, only_nodes=["a"])
-    cluster = Cluster(name="here", nodes=())
+    cluster = Cluster(name="here", nodes=(Node(name="c", transport="local"),))
     now = plan(one).model_copy(update={"workload": ref})
     assert _from_profile("c", now, one, cluster) is not None
     assert _from_profile("c", now, one.model_copy(update={"parallel": "data"}), cluster) is None

@@ -145,7 +145,7 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
 def _same_plans(outcomes: Sequence[StrategyOutcome], conclusion: Conclusion) -> list[str]:
     """Which rows have one and the same plan, a sentence a plan; what the verdict says of them is left out.
 
-    Such plans are run once. What is predicted of them may differ, since each form has bounds of its own.
+    Such plans are run once. What is predicted of them may differ: each form has a model of its own.
     """
     from skyctl.compare.conclusion import listed, rows_named_the_best, same_plans
 
