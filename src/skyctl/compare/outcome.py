@@ -242,13 +242,13 @@ def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
     """
     if plan.problem.owners is not None:
         of_device = {share.device: share for share in shares}
-        each = [
+        held = [
             " · ".join(_range(of_device[stage.device]) for stage in pipeline.stages)
             if len(pipeline.stages) > 1
             else of_device[pipeline.stages[0].device].label
             for pipeline in plan.pipelines
         ]
-        return f"{' | '.join(each)}, each on batches of its own{_local_steps(plan)}"
+        return f"{' | '.join(held)}, each on batches of its own{_local_steps(plan)}"
     if len(plan.pipelines) == len(shares) > 1:
         each = " · ".join(f"{share.label} {share.microbatches}" for share in shares)
         return f"{each} of {plan.problem.microbatches} microbatches, all layers{_local_steps(plan)}"
