@@ -125,9 +125,10 @@ def test_nonsense_is_refused_before_anything_is_done(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--owners", "all"), "--owners is for owners of data"),
-        (("--owners", "a,b", "--clients-per-round", "1"), "--owners is for owners of data"),
-        (("--drop-stragglers",), "--drop-stragglers is for owners of data"),
+        (("--owners", "a,b", "--clients-per-round", "1"), "with --clients-per-round some make none"),
+        (("--owners", "a,b", "--drop-stragglers"), "with --drop-stragglers some make none"),
+        (("--owners", "a,b", "--round-deadline", "9"), "with --round-deadline some make none"),
+        (("--owners", "a,b", "--nodes", "1..2"), "--nodes leaves machines out"),
         (("--measure", "--trace"), "--trace draws single steps"),
         (("--sync-delay", "1"), "--sync-delay sums gradients a step later"),
     ],
@@ -141,6 +142,30 @@ def test_what_rounds_can_not_be_compared_with_is_refused_before_a_file_is_read(
     assert said in " ".join(err.split())
     assert "next: " in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_owners_are_run_beside_an_average_after_every_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    home = str(tmp_path / "state")
+    assert run_in(tmp_path, "init", "--local", "2", SKYCTL_HOME=home).returncode == 0
+    words = ("compare", "train.py", "--microbatches", "4", "--local-steps", "2", "--owners", "all")
+    done = run_in(tmp_path, *words, "--strategy", "alone", SKYCTL_HOME=home)
+    assert (done.returncode, "with --owners none may" in " ".join(done.stderr.split())) == (2, True)
+    done = run_in(
+        tmp_path, *words, "--measure", "--steps", "3", "--strategy", "alone,optimal", "-o", "out", "--json",
+        SKYCTL_HOME=home,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    rows = {row["strategy"]: row for row in document["rows"]}
+    assert list(rows) == ["synchronous", "optimal"]
+    assert [row.get("steps_per_iteration", 1) for row in rows.values()] == [2, 4]
+    assert all(row["measured"]["median"] > 0 for row in rows.values())
+    assert rows["optimal"]["layers"].endswith("each on batches of its own; 2 local steps")
+    made = json.loads((tmp_path / "out" / "synchronous.plan.json").read_text())
+    assert [pipeline["local_steps"] for pipeline in made["pipelines"]] == [1, 1]
+    assert "a round counts as 2 steps (synchronous), 4 steps (optimal)" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

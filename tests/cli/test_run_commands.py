@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.planner.data_problems import data_problem
 
 from skyctl.checkpoint import safetensors
 from skyctl.files import RunPaths, write_atomic
 from skyctl.planner.api import plan
+from skyctl.records.plan import WorkloadRef
 from skyctl.records.problem import Device, Layer, Problem
+from skyctl.records.rhythm import Rhythm
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_journal import timestamp_ms
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
@@ -257,6 +260,69 @@ def order(**options: object) -> dict[str, object]:
     spec = {"source": "gpt:layers=2"}
     request = {"spec": spec, "microbatches": 4, "recipe": {"total_steps": 20}}
     return {"order": {"request": request, "options": {"deadlines": {}, **options}, "connect": {}}}
+
+
+def test_rounds_of_a_run_are_called_rounds(skyctl: Skyctl, tmp_path: Path) -> None:
+    problem = data_problem(rhythm=Rhythm(local_steps=3))
+    paths = make("20261121-040405-cccc", status="stopped", step=5, checkpoint=5)
+    assert "after 5 of 20 steps" in skyctl("attach").stdout, "it has no plan yet"
+    paths.keep_plan(plan(problem).to_json())
+    assert "after 5 of 20 rounds" in skyctl("attach").stdout
+    (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
+    make(paths.run_id, status="stopped", step=5, checkpoint=5, cluster_file=str(tmp_path / "cluster.yaml"))
+    assert "go on from round 5: skyctl launch --resume" in skyctl("join", "cccc", "a").stderr
+    done = {"status": "done", "step": 20, "checkpoint": 20, "cluster_file": str(tmp_path / "cluster.yaml")}
+    make(paths.run_id, **order(), **done)
+    assert "has ended well after 20 rounds" in skyctl("launch", "--resume", "cccc").stderr
+
+
+SPARSE = """
+import torch
+from torch import nn
+
+
+def model():
+    return [nn.Embedding(9, 4, sparse={sparse}), nn.Sequential(nn.Flatten(), nn.Linear(8, 3))]
+
+
+def data(batch_size, seed):
+    while True:
+        yield torch.zeros(batch_size, 2, dtype=torch.long), torch.zeros(batch_size, dtype=torch.long)
+"""
+
+
+def test_a_run_is_resumed_with_a_plan_that_sums_only_gradients_that_can_be_summed(
+    tmp_path: Path, skyctl: Skyctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fresh launch of that plan, before anything is started."""
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.yaml").write_text(
+        "name: here\nnodes: [{name: a, transport: local}, {name: b, transport: local}]\n"
+    )
+    layer = Layer(name="l", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+    devices = tuple(Device(id=f"{name}/cpu:0", flops_per_s=1.0, memory_bytes=None) for name in "ab")
+    problem = Problem(layers=(layer,) * 2, devices=devices, microbatches=4)
+    ref = WorkloadRef(source="train.py", digest="0" * 64, batch_size=4, dtype="float32", seed=0)
+    known = plan(problem, "even").model_copy(update={"workload": ref})
+    given = plan(problem.model_copy(update={"parallel": "data"}), "even").model_copy(update={"workload": ref})
+    assert len(given.pipelines) == 2
+    Path("given.json").write_text(given.to_json())
+    asked = order()
+    asked["order"]["request"]["spec"] = {  # type: ignore[index]
+        "source": "train.py", "path": str(tmp_path / "train.py"), "batch_size": 4,
+        "init_from": "gone.safetensors", "init_sha256": "0" * 64,
+    }  # fmt: skip
+    paths = make("20261121-040405-cccc", status="failed", checkpoint=7, cluster_file="cluster.yaml", **asked)
+    paths.keep_plan(known.to_json())
+    words = ("launch", "given.json", "--resume", "cccc", "--dry-run")
+    Path("train.py").write_text(SPARSE.format(sparse=True))
+    done = skyctl(*words)
+    assert done.returncode == 2, done.stderr
+    assert "layer Embedding is an embedding with sparse=True" in " ".join(done.stderr.split())
+    Path("train.py").write_text(SPARSE.format(sparse=False))
+    done = skyctl(*words)
+    assert done.returncode == 0, done.stderr
+    assert "going on after step 7" in done.stderr
 
 
 def test_the_weights_that_a_run_has_ended_with_are_exported_from_here(

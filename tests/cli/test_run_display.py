@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from skyctl.cli.app import main
 from skyctl.cli.command_output import Output
-from skyctl.cli.run_display import show_deviation, show_measurement, show_validation
+from skyctl.cli.progress_display import ProgressDisplay
+from skyctl.cli.run_display import (
+    make_terminal_callbacks,
+    show_deviation,
+    show_measurement,
+    show_validation,
+)
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import (
     Difference,
@@ -17,6 +25,7 @@ from skyctl.records.measurement import (
     StepMeasurement,
     ValidationMeasurement,
 )
+from skyctl.run.callbacks import StepProgress
 
 
 def test_only_real_runs_can_be_traced(
@@ -119,3 +128,25 @@ def test_a_validations_metrics_each_have_a_line(capsys: pytest.CaptureFixture[st
     ]
     show_validation(Output(), [ValidationMeasurement(step=0, loss=2.0)])
     assert capsys.readouterr().out == "validation loss: 2.0000 after step 1\n"
+
+
+def test_a_round_is_called_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run().model_copy(
+        update={
+            "iteration_s": Quantiles(median=0.05, p10=0.05, p90=0.05),
+            "validation": (ValidationMeasurement(step=0, loss=2.0, metrics={"accuracy": 0.5}),),
+        }
+    )
+    show_measurement(Output(), done, "round")
+    said = capsys.readouterr().out
+    assert "round: 50.0 ms (p10" in said
+    assert "note: a round under 100 ms" in said
+    assert "in 1 rounds" in said
+    assert "validation loss: 2.0000 after round 1" in said
+    assert "validation accuracy: 0.5 after round 1" in said
+    assert "step" not in said
+    shown = io.StringIO()
+    callbacks = make_terminal_callbacks(Output(), ProgressDisplay("launch", show=True, stream=shown))
+    figures = {"loss": 1.5, "iteration_s": 0.25, "samples_per_s": 8.0, "left_s": None}
+    callbacks.step(StepProgress(step=2, steps=3, **figures, unit="round"))
+    assert shown.getvalue() == "launch: round 3 · loss 1.5000 · 0.250 s · 8.0 samples/s (3/3)\n"

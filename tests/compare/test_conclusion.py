@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from skyctl.cli.show_comparison import _same_plans
 from skyctl.compare import conclusion
 from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusion
 from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
@@ -225,7 +226,7 @@ def test_what_a_rhythm_gains_is_said(outcome, alone, plain) -> None:
     )
     same = plain(counts=(8, 4), compute_s=(1.0, 1.2), step_s=1.25)
     assert said(even, same, best) == (
-        "optimal is 2.00× as fast as even, predicted; synchronous is the same plan"
+        "optimal is 2.00× as fast as even, predicted; synchronous is the same plan as optimal"
     )
     none = StrategyOutcome("synchronous", None, "too small")
     assert said(even, none, best).endswith("as fast as even, predicted; synchronous does not fit")
@@ -249,3 +250,24 @@ def test_a_rhythm_that_gains_nothing_is_not_the_best(outcome, plain) -> None:
     assert said(base, without, best).startswith("nothing beats even here: 1.25 s a step, predicted; ")
     slow = plain(counts=(7, 5), compute_s=(1.0, 1.2), step_s=2.5)
     assert said(base, slow, best).endswith("; even is 2.00× as fast as synchronous, predicted")
+
+
+def test_rows_of_one_plan_are_named_once(outcome, alone, plain) -> None:
+    """Under the table, by the first of them; or in the verdict, where that says what follows from it."""
+    shape = {"counts": (8, 4), "compute_s": (1.0, 1.2), "step_s": 1.25}
+    for steps_s, run in ((None, ""), ([9.0, 1.2, 1.3], ": one run measured all")):
+        best = outcome("optimal", **shape, steps_s=steps_s)
+        data, hybrid = (replace(best, strategy=name) for name in ("data", "hybrid"))
+        found = [outcome("even", steps_s=steps_s and [9.0, 2.5, 2.5]), data, hybrid, plain(**shape), best]
+        assert _same_plans(found, conclude(found)) == [f"hybrid and optimal are the same plan as data{run}"]
+        assert said(*found).endswith("; synchronous is the same plan as optimal")
+        assert _same_plans(found[:3], conclude(found[:3])) == [
+            f"hybrid is the same plan as data{run.replace('all', 'both')}"
+        ]
+    one = {"counts": (12, 0), "compute_s": (2.0,), "step_s": 2.0}
+    same = [
+        replace(outcome("optimal", TWO, **one), strategy=name) for name in ("pipeline", "data", "optimal")
+    ]
+    found = [outcome("even"), alone(2.0), *same]
+    assert _same_plans(found, conclude(found)) == []
+    assert said(*found).startswith("tower alone is best: pipeline, data and optimal leave all other devices ")

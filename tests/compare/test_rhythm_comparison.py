@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.control.profiles import device, profile
 
-from skyctl.cli.show_comparison import _choice
+from skyctl.cli.show_comparison import _choice, _same_plans
 from skyctl.compare.comparison import Comparison, ProgressTable
 from skyctl.compare.conclusion import compare_plans, conclude, describe_conclusion, is_same_plan
 from skyctl.compare.outcome import StrategyOutcome, pipeline_problem, summarize_outcomes
@@ -61,12 +61,14 @@ def measured(rate: float = 2e7, *, stalls: Sequence[float] = ()) -> Profile:
     return made.model_copy(update={"observations": seen})
 
 
-def job(rhythm: Rhythm, form: Any = "data") -> ComparisonJob:
+def job(rhythm: Rhythm, form: Any = "data", owners: Any = None) -> ComparisonJob:
     request: Any = SimpleNamespace(ref=lambda _digest: REF)
     loaded: Any = SimpleNamespace(digest="w")
     cluster: Any = None
-    options = PlanOptions(parallel=form, rhythm=rhythm, time_limit_s=5.0)
-    return ComparisonJob(cluster, request, loaded, options, other_form=form == "data")
+    options = PlanOptions(parallel=form, rhythm=rhythm, owners=owners, time_limit_s=5.0)
+    strategies = ("even", "alone", "heuristic", "optimal") if owners is None else ("even", "optimal")
+    beside = form == "data" and owners is None
+    return ComparisonJob(cluster, request, loaded, options, strategies, other_form=beside)
 
 
 def ran(plan: Any, steps_s: Sequence[float], mean_s: float | None = None) -> Measurement:
@@ -134,6 +136,14 @@ def test_with_all_forms_it_is_of_the_form_that_was_taken() -> None:
     assert plans["optimal"].problem.rhythm.delay == 1
 
 
+def test_forms_that_come_to_one_plan_are_said_to_once() -> None:
+    outcomes = job(Rhythm(), "auto").plans(measured())
+    assert _same_plans(outcomes, conclude(outcomes)) == [
+        "pipeline is the same plan as heuristic",
+        "hybrid and optimal are the same plan as data",
+    ]
+
+
 def test_a_synchronous_comparison_has_no_such_row() -> None:
     for rhythm in (None, Rhythm()):
         made: Any = rhythm
@@ -198,6 +208,51 @@ def test_a_round_counts_as_the_steps_whose_samples_it_trains_on(local_steps: Any
     if local_steps == 4:
         assert best.steps_per_iteration == 4
         assert said == "a round counts as 4 steps: seconds are for the samples of one step"
+
+
+def test_owners_stand_beside_an_average_after_every_step() -> None:
+    """Each owner's local steps are of batches of its own, so both count by all of them."""
+    outcomes = job(Rhythm(local_steps=4, prox_mu=0.1), owners="all").plans(measured(1e6))
+    plans = by_name(outcomes)
+    assert list(plans) == ["even", "synchronous", "optimal"]
+    best, plain = plans["optimal"], plans["synchronous"]
+    assert plain.problem.rhythm == Rhythm(local_steps=1)
+    assert plain.problem.owners == best.problem.owners == (("a",), ("b",))
+    assert (best.steps_per_iteration, plain.steps_per_iteration) == (8, 2)
+    rows = {row.strategy: row for row in summarize_outcomes(outcomes)}
+    assert rows["synchronous"].predicted_s == pytest.approx(plain.predicted.iteration_s / 2)
+    assert rows["optimal"].predicted_s == pytest.approx(best.predicted.iteration_s / 8)
+    assert rows["optimal"].layers == "a | b, each on batches of its own; 4 local steps"
+    assert {share.samples for share in rows["optimal"].shares} == {8}
+    gain = conclude(outcomes).over("synchronous")
+    assert gain is not None
+    assert gain.predicted == pytest.approx(rows["synchronous"].predicted_s / rows["optimal"].predicted_s)
+    assert _choice(outcomes)[1] == (
+        "a round counts as 8 steps (even, optimal), 2 steps (synchronous): seconds are for the samples of "
+        "one step"
+    )
+    assert [one.strategy for one in job(Rhythm(local_steps=1), owners="all").plans(measured())] == [
+        "even",
+        "optimal",
+    ]
+
+
+def test_an_owners_pipeline_is_shown_by_its_stages(reports: ModuleType) -> None:
+    seen = measured(1e6)
+    third = device("c", 1.0)
+    both = [pair for name in SPEEDS for pair in ((name, "c"), ("c", name))]
+    links = [LinkProfile(source=s, target=t, latency_s=0.001, bandwidth_bytes_per_s=1e9) for s, t in both]
+    more = {"devices": (*seen.devices, third), "links": (*seen.links, *links)}
+    made = job(Rhythm(local_steps=2), owners=(("a",), ("b", "c"))).plans(seen.model_copy(update=more))
+    best = by_name(made)["optimal"]
+    assert [len(pipeline.stages) for pipeline in best.pipelines] == [1, 2]
+    row = summarize_outcomes(made)[-1]
+    assert row.layers.startswith("a | ")
+    assert " · " in row.layers
+    page = reports.Reader(render_report(reports.made(made)))
+    assert page.faults == []
+    assert "all owners, each with its machine" in page.words
+    assert "averaged after every step" in page.words
 
 
 def test_runs_of_rounds_are_compared_by_samples() -> None:

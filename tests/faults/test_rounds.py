@@ -136,8 +136,11 @@ def test_an_owners_machines_are_a_pipeline_and_figures_are_by_owner(
     nodes.run("verify", "owners.json", code=0)
     told = nodes.run("launch", "owners.json", "--dry-run", "--steps", "9", code=0).stdout
     assert "rank 3 on" in told
+    assert "9 rounds" in told
     run = launch(nodes, "few")
-    run.end()
+    said = run.end()
+    assert f"launch: round {ROUNDS} · loss" in said.stderr
+    assert "launch: step" not in said.stderr
     run.is_as(losses["few"], 1)
     for line in run.steps:
         owners = line["owners"]
@@ -253,6 +256,7 @@ def test_a_stopped_run_goes_on_with_the_rounds_that_it_would_have_made(
     assert f"run {run.id} has 2 of a, 1 of b, 2 of c+d, and goes on as it has begun" in refused
     assert "--trace draws single steps" in nodes.run("launch", *words, "--trace", code=2).stderr
     done = nodes.run("launch", "--resume", run.id, "--steps", str(more), "--json", code=0)
+    assert "going on after round " in done.stderr
     found = losses_of(done)
     assert found[:ROUNDS] == pytest.approx(losses["owners"][: len(found)], rel=1e-5)
     assert left_of_state(nodes.state) == []

@@ -14,7 +14,7 @@ from skyctl.planner.api import assigned, plan, verify
 from skyctl.planner.trainer_export import export_plan
 from skyctl.planner.transformer_blocks import model_parts, plan_whole_blocks
 from skyctl.records.plan import WorkloadRef
-from skyctl.records.problem import Device, Layer, LayerTimes, Problem
+from skyctl.records.problem import Device, Layer, LayerTimes, Problem, Tie
 
 
 def names(blocks, fine=True):
@@ -231,3 +231,19 @@ def test_whole_blocks_are_the_best_such_plan(seed, objective):
     assert verify(p, found).ok
     export_plan(found, "megatron")
     export_plan(found, "torchtitan")
+
+
+@pytest.mark.parametrize(("layers", "among"), [((6, 7), (3, 4)), ((1, 2), None), ((0, 2, 7), (0, 1, 4))])
+def test_layers_that_share_parameters_are_known_as_parts(layers, among):
+    """A tie is of the parts that its layers are in; of one part it is none."""
+    p = problem(names(3), speeds=[1.0, 2.0], memory=40.0, ties=(Tie(layers=layers, bytes=2.0),))
+    asked = []
+
+    def planned(coarse):
+        asked.append(coarse)
+        return plan(coarse)
+
+    found = plan_whole_blocks(p, planned)
+    assert [tie.layers for tie in asked[0].ties] == ([] if among is None else [among])
+    assert found.problem == p
+    assert verify(p, found).ok

@@ -12,11 +12,10 @@ from skyctl.records.measurement import (
     quantiles,
 )
 from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.early_deviation import EARLY_STEPS, with_early_deviation_note
 from skyctl.run.step_metrics import (
-    EARLY_STEPS,
     predicted_time_parts,
     with_differences,
-    with_early_deviation_note,
 )
 from skyctl.schedule.simulation import StageTimes
 from skyctl.schedule.simulation_input import SimulationInput

@@ -6,16 +6,21 @@ import itertools
 import json
 
 import pytest
+from tests.control.test_problem_from_profile import device as measured_device
+from tests.control.test_problem_from_profile import profile as measured_profile
 
+from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InfeasibleError
+from skyctl.files import save_profile
 from skyctl.planner.api import plan, verify
 from skyctl.planner.evaluation import simulation_input_of
-from skyctl.records.cluster import node_of
-from skyctl.records.plan import Plan
+from skyctl.records.cluster import Cluster, Node, node_of
+from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem, SharedResource
 from skyctl.records.rhythm import Rhythm
 from skyctl.run.checkpoints import policy
 from skyctl.run.plan_update import (
+    _from_profile,
     nodes_in,
     observed_slowdowns,
     plan_step_s,
@@ -184,6 +189,18 @@ def test_a_node_comes_with_the_lines_it_shares() -> None:
     alone = with_node(without_nodes(whole, {"b": "", "c": ""}), whole, "c")
     assert alone.shared[0].links == line.links[1:]
     Problem.model_validate(back.model_dump())
+
+
+def test_a_profile_that_does_not_say_what_sums_take_is_passed_over_where_they_are_needed() -> None:
+    """The node is measured then."""
+    profile = measured_profile(*(measured_device(name, 1.0) for name in ("a", "c")))
+    save_profile(profile.model_copy(update={"cluster": "here"}))
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    one = build_problem(profile, 4, only_nodes=["a"])
+    cluster = Cluster(name="here", nodes=(Node(name="c", transport="local"),))
+    now = plan(one).model_copy(update={"workload": ref})
+    assert _from_profile("c", now, one, cluster) is not None
+    assert _from_profile("c", now, one.model_copy(update={"parallel": "data"}), cluster) is None
 
 
 def test_what_was_seen_is_a_factor_a_device() -> None:

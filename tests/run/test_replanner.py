@@ -8,13 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.control.test_problem_from_profile import device as measured_device
+from tests.control.test_problem_from_profile import profile as measured_profile
 
+from skyctl.control.problem_devices import in_form
+from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import UnreachableError
+from skyctl.files import save_profile
 from skyctl.planner.api import plan
 from skyctl.planner.evaluation import simulation_input_of
 from skyctl.records.cluster import Cluster, Node
-from skyctl.records.plan import Plan
+from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
+from skyctl.records.profile import Observation
 from skyctl.records.rhythm import Rhythm
 from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.base import ConnectOptions
@@ -293,6 +299,45 @@ def test_a_node_that_comes_changes_nothing_of_what_was_asked_for(
     assert {name: getattr(move.plan.problem, name) for name in asked} == asked
     assert move.plan.sync is not None
     assert move.plan.sync.format == asked.get("sync_format", "float32")
+
+
+@pytest.mark.parametrize("rhythm", [Rhythm(), Rhythm(staleness=2)])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_node_that_comes_while_a_pipeline_stands_in_brings_what_the_runs_form_needs(
+    desk: Callable[[Plan], Desk], rhythm: Rhythm, seen: bool
+) -> None:
+    """Costs of sums, and with a parameter server how uneven its steps are; what is not known is said."""
+    sums = {"message_byte_s": 3e-9, "reduce_byte_s": 2e-9}
+    speeds = {"a": 1.0, "b": 1.0, "c": 0.4}
+    probed = [measured_device(name, speed).model_copy(update=sums) for name, speed in speeds.items()]
+    stalls = (0.5, 1.0, 4.0)
+    observed = Observation(
+        run_id="r", seen="2026-01-02T00:00:00Z", steps=40, spread=1.0, device="c/cpu:0", digest="w",
+        microbatch_size=2, layers=(0, 6), probed_s=1.0, seen_s=1.0, step_factors=stalls,
+    )  # fmt: skip
+    known = {"cluster": CLUSTER.name, "observations": (observed,) if seen else ()}
+    profile = measured_profile(*probed).model_copy(update=known)
+    save_profile(profile)
+    asked = build_problem(profile, 4, only_nodes=["a", "b"], parallel="data")
+    ref = WorkloadRef(source="gpt:…", digest="w", batch_size=8, dtype="float32", seed=0)
+    first = plan(Problem.model_validate({**dict(asked), "rhythm": rhythm})).model_copy(
+        update={"workload": ref}
+    )
+    now = plan(in_form(first.problem, "pipeline")).model_copy(update={"workload": ref})
+    here = desk(first)
+    here.replanner.request_nodes(["c"])
+    for _ in range(2):
+        here.look(now, collected(now, {}, now.predicted.iteration_s))
+    move = here.replanner.decided
+    assert move is not None, here.said
+    assert "c" in nodes_in(move.plan)
+    assert (move.plan.problem.parallel, move.plan.problem.rhythm) == ("data", rhythm)
+    came = next(one for one in move.plan.problem.devices if one.id == "c/cpu:0")
+    assert {name: getattr(came, name) for name in sums} == sums
+    if rhythm.is_stale and seen:
+        assert came.step_factors == stalls
+    expected = "node c: no run has shown how uneven steps of c/cpu:0 are; they count as even"
+    assert here.said == ([expected] if rhythm.is_stale and not seen else [])
 
 
 def test_a_node_that_is_not_trusted_is_taken_back_only_when_asked_for(desk: Callable[[Plan], Desk]) -> None:

@@ -88,13 +88,15 @@ def test_giving_up_says_how_to_go_on() -> None:
     while patience.wait_s(fault, 5) is not None:
         pass
     state = RunState(run_id="R", created="t", written="t", workload="gpt", cluster="c", steps=9, checkpoint=5)
-    error = final_error(RunError("rank 1 was killed", hint="look"), fault, patience, resume_hint(state))
+    error = final_error(
+        RunError("rank 1 was killed", hint="look"), fault, patience, resume_hint(state, "step")
+    )
     assert error.message.startswith("rank 1 was killed\n  tried again 2 times")
     assert error.hint == "look; then go on from step 5: skyctl launch --resume R"
     plain = final_error(RunError("no"), Fault("final"), RestartPolicy(3), None)
     assert (plain.message, plain.hint) == ("no", None)
-    assert resume_hint(state, done=True) == "go on from step 5: skyctl launch --resume R --steps MORE"
-    assert resume_hint(state.model_copy(update={"checkpoint": None})) is None
+    assert resume_hint(state, "step", done=True) == "go on from step 5: skyctl launch --resume R --steps MORE"
+    assert resume_hint(state.model_copy(update={"checkpoint": None}), "step") is None
 
 
 def test_a_checkpoint_that_is_not_there_is_looked_for_on_nodes_that_are_not() -> None:

@@ -108,6 +108,15 @@ def test_of_several_stages_the_first_one_of_each_pipeline_says_what_the_sum_took
     assert collected.loss(0) == 1.0
 
 
+def test_progress_says_what_people_call_a_step() -> None:
+    for unit in ("step", "round"):
+        collected = StepCollector(ranks=1, steps=1, unit=unit)
+        collected.add(0, step_event(0, loss=0.5))
+        (found,) = collected.complete()
+        assert found.unit == unit
+        assert "unit" not in metrics_line(found)
+
+
 def test_figures_of_owners_that_are_no_numbers_do_not_end_a_run() -> None:
     """Nobody looks at the loss of work that was dropped, and a node may say anything."""
     collected = StepCollector(ranks=2, steps=1, last_ranks=(0, 1), owners=("a", "b"))

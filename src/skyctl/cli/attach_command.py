@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from skyctl.cli.command_output import Output
@@ -106,6 +107,7 @@ def _show_ended(out: Output, run: InspectedRun) -> int:
     from skyctl.cli.run_display import show_run
     from skyctl.files import read_record
     from skyctl.records.measurement import Measurement
+    from skyctl.supervision.run_status import counted_unit
 
     name, state = run.paths.run_id, run.state
     if state.status == "failed":
@@ -113,7 +115,8 @@ def _show_ended(out: Output, run: InspectedRun) -> int:
             f"run {name} failed: {state.detail or 'it does not say why'}", log=str(run.paths.folder)
         )
     if state.status == "stopped" or not run.paths.measurement.is_file():
-        out.line(f"run {name} was {state.status} after {state.step} of {state.steps} steps")
+        unit = counted_unit(run.paths)
+        out.line(f"run {name} was {state.status} after {state.step} of {state.steps} {unit}s")
         out.json({"run_id": name, "status": state.status})
         return 0 if state.status == "done" else 1
     show_run(out, read_record(Measurement, run.paths.measurement), run.paths)
@@ -132,6 +135,13 @@ class RunView:
         self._supervisor_log = FileTail(run.paths.supervisor_log, 3)
         self._stopping = False
         self._state = run.state
+
+    @cached_property
+    def _unit(self) -> str:
+        """What the run counts; asked for once it has counted any."""
+        from skyctl.supervision.run_status import counted_unit
+
+        return counted_unit(self._run.paths)
 
     def watch(self) -> ViewOutcome:
         """Shows the run until it ends, has no supervisor any more (``alone``), or Ctrl-C is answered.
@@ -166,7 +176,7 @@ class RunView:
         """Shows the newest step, before anything new happens."""
         for line in self._metrics.lines()[-1:]:
             progress(
-                f"step {line['step'] + 1} of {self._state.steps} · loss {line['loss']:.4f} "
+                f"{self._unit} {line['step'] + 1} of {self._state.steps} · loss {line['loss']:.4f} "
                 f"· {line['iteration_s']:.3f} s"
             )
 
@@ -212,6 +222,7 @@ class RunView:
                     learning_rate=metrics.get("learning_rate"),
                     grad_norm=metrics.get("grad_norm"),
                     validation=read_validation(metrics),
+                    unit=self._unit,
                 )
             )
 

@@ -42,8 +42,8 @@ PAPER_PARAMETERS = ("paper", "output", "time_limit", "as_json", "quiet", "verbos
 """Parameters of ``compare`` that go with --paper."""
 
 
-COMPARED_ROUNDS = ("--local-steps", "--prox-mu")
-"""Options of rounds that need no owners of data."""
+COMPARED_ROUNDS = ("--local-steps", "--prox-mu", "--owners")
+"""Options of rounds in which all make all of their local steps: then it is known how many samples count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,21 +135,27 @@ class CompareOptions(
     yes: YesOption = False
 
     def check(self) -> None:
-        """As ``ComparisonOptions.check``; refuses owners of data, and traces of rounds, too."""
+        """As ``ComparisonOptions.check``; no rounds in which some owners do less, and no traces of rounds."""
         from skyctl.run.round_spec import refuse_trace
 
         super().check()
         for name, given in self.given_rounds().items():
             if given is not None and name not in COMPARED_ROUNDS:
                 raise InputError(
-                    f"compare puts a synchronous run beside rounds, and {name} is for owners of data: what "
-                    "one owns nobody else may train on, so no synchronous run can",
-                    hint=f"leave {name} out, as in --local-steps 10; skyctl launch trains with owners",
+                    f"compare counts the samples of all local steps of all owners, and with {name} some make "
+                    "none, or fewer",
+                    hint=f"leave {name} out; skyctl launch trains with it",
                 )
+        if self.owners is not None and self.nodes is not None:
+            raise InputError(
+                "--nodes leaves machines out, and with --owners their data would be left out, too",
+                hint="leave --nodes out; or other --owners",
+            )
         refuse_trace(self.make_rhythm(), trace=self.trace)
 
     def job(self, out: Output, workload: str, target: ClusterTarget) -> ComparisonJob:
         """The comparison that is asked for. Raises InputError, WorkloadError."""
+        from skyctl.compare.outcome import ALONE
         from skyctl.control.comparison_job import ComparisonJob
         from skyctl.control.form_choice import DATA, HYBRID, forms_left_out_by
         from skyctl.control.schedule_choice import AUTO
@@ -157,7 +163,13 @@ class CompareOptions(
 
         counts = self.microbatch_counts
         only = counts[0] if len(counts) == 1 else None
-        strategies = self.strategies
+        # what an owner has nobody else may train on, one device alone neither
+        strategies = [name for name in self.strategies if self.owners is None or name != ALONE]
+        if not strategies:
+            raise InputError(
+                "--strategy alone is one device that trains on everything, and with --owners none may",
+                hint="--strategy even,optimal",
+            )
         request, loaded = self.make_request(
             workload,
             microbatches=only,
@@ -174,8 +186,9 @@ class CompareOptions(
         )
         options = options.settled_form()  # of rounds there is one form
         # who asks for shares of samples wants to know whether they pay
-        beside = options.parallel in (DATA, HYBRID)
-        if beside:
+        shared = options.parallel in (DATA, HYBRID)
+        beside = shared and options.owners is None
+        if shared:
             check_summable(loaded.model.layers)
         elif options.parallel == AUTO:
             options = replace(options, left_out=forms_left_out_by(loaded.model.layers))

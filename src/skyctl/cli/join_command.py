@@ -40,7 +40,7 @@ def join(
     if known.state.status in ENDED:
         raise InputError(
             f"run {known.paths.run_id} has ended ({known.state.status})",
-            hint=resume_hint(known.state, done=known.state.status == "done"),
+            hint=resume_hint(known.state, known.plan.problem.rhythm.unit, done=known.state.status == "done"),
         )
     file = known.state.cluster_file
     if file is not None and Path(file).is_file():

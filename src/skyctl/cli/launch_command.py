@@ -190,7 +190,8 @@ def _launch_workload(out: Output, source: str, options: LaunchOptions) -> None:
         request, _ = _load(out, load)
         names = ", ".join(node.name for node in target.cluster.nodes)
         out.line(
-            f"would probe {names} with {request.spec.source}, plan, and train {options.steps_wanted} steps"
+            f"would probe {names} with {request.spec.source}, plan, and train {options.steps_wanted} "
+            f"{'step' if rhythm is None else rhythm.unit}s"
         )
         out.json({"ranks": None})
         return
@@ -310,7 +311,7 @@ def _show_ranks(
     from skyctl.run.rank_spec import rank_specs
 
     nodes = target.cluster.nodes
-    steps = options.steps_wanted
+    steps, unit = options.steps_wanted, plan.problem.rhythm.unit
     specs = rank_specs(
         plan,
         target.cluster,
@@ -332,7 +333,7 @@ def _show_ranks(
             row, share = f"pipeline {spec.payload['pipeline']}, ", f"{last - first} of {share}"
         out.line(
             f"rank {spec.rank} on {spec.device}: {row}layers {start}–{stop}, {share} "
-            f"({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} steps"
+            f"({spec.payload['schedule']}, {spec.payload['in_flight']} in flight), {steps} {unit}s"
         )
     out.note("the whole of what each rank is told: --json")
     out.json({"ranks": [{"rank": s.rank, "device": s.device, "payload": s.payload} for s in specs]})

@@ -67,7 +67,7 @@ def make_terminal_callbacks(
     def step(done: StepProgress) -> None:
         left = "" if done.left_s is None else f" · {_format_duration(done.left_s)} left"
         progress(
-            f"{prefix}step {done.step + 1} · loss {done.loss:.4f}{_format_validation(done)} "
+            f"{prefix}{done.unit} {done.step + 1} · loss {done.loss:.4f}{_format_validation(done)} "
             f"· {done.iteration_s:.3f} s · {done.samples_per_s:.1f} samples/s{left}",
             done.step + 1,
             done.steps,
@@ -241,7 +241,9 @@ def show_outcome(out: Output, run_id: str, outcome: tuple[Measurement, RunPaths]
 
 def show_run(out: Output, measured: Measurement, paths: RunPaths) -> None:
     """The measurement of a run that ended well, and where its files are."""
-    show_measurement(out, measured)
+    from skyctl.supervision.run_status import counted_unit
+
+    show_measurement(out, measured, counted_unit(paths))
     show_deviation(out, measured)
     if measured.trace is not None:
         out.line(f"trace: {measured.trace}")
@@ -251,8 +253,12 @@ def show_run(out: Output, measured: Measurement, paths: RunPaths) -> None:
     out.json(measured)
 
 
-def show_measurement(out: Output, measured: Measurement) -> None:
-    """Seconds of a step per device, predicted and measured; then the whole step, and the loss."""
+def show_measurement(out: Output, measured: Measurement, unit: str = "step") -> None:
+    """Seconds of a step per device, predicted and measured; then the whole step, and the loss.
+
+    Args:
+        unit: what people call a step of the run (``Rhythm.unit``).
+    """
     rows = [
         (
             rank,
@@ -279,16 +285,16 @@ def show_measurement(out: Output, measured: Measurement) -> None:
     if measured.mean_iteration_s is not None:
         took = f"{format_seconds(took_s)} on average, median {took}"
     out.line(
-        f"step: {took}; predicted {format_estimate(measured.predicted_iteration_s, interval)}, "
+        f"{unit}: {took}; predicted {format_estimate(measured.predicted_iteration_s, interval)}, "
         f"off by {format_percent(error)}{where}"
     )
     if interval is None and step.median < SHORT_STEP_S and abs(error) > 0.25:
         out.line(
-            f"note: a step under {SHORT_STEP_S * 1000:.0f} ms is mostly overhead of messages and layers, "
+            f"note: a {unit} under {SHORT_STEP_S * 1000:.0f} ms is mostly overhead of messages and layers, "
             "which the prediction knows only roughly"
         )
-    out.line(_loss_text(measured))
-    show_validation(out, measured.validation)
+    out.line(_loss_text(measured, unit))
+    show_validation(out, measured.validation, unit)
     if measured.owners:
         _show_owners(out, measured.owners)
     if measured.weights is not None:
@@ -311,24 +317,24 @@ def _show_owners(out: Output, owners: Sequence[OwnerMeasurement]) -> None:
     out.table(("owner", "rounds", "local steps", "samples", "last loss", "last validation loss"), rows)
 
 
-def _loss_text(measured: Measurement) -> str:
+def _loss_text(measured: Measurement, unit: str) -> str:
     """``loss: 2.35 → 0.21 in 500 steps (mean of the last 10: 0.22)``: a step's loss is one batch's."""
     losses = [step.loss for step in measured.steps]
-    text = f"loss: {losses[0]:.4f} → {measured.final_loss:.4f} in {len(losses)} steps"
+    text = f"loss: {losses[0]:.4f} → {measured.final_loss:.4f} in {len(losses)} {unit}s"
     if len(losses) > AVERAGED_LOSSES:
         text += f" (mean of the last {AVERAGED_LOSSES}: {fmean(losses[-AVERAGED_LOSSES:]):.4f})"
     return text
 
 
-def show_validation(out: Output, validation: Sequence[ValidationMeasurement]) -> None:
+def show_validation(out: Output, validation: Sequence[ValidationMeasurement], unit: str = "step") -> None:
     """The first and the last validation: a line for the loss, and one for each of the user's metrics."""
     if not validation:
         return
     ends = [validation[0], validation[-1]] if len(validation) > 1 else [validation[0]]
-    figures = [("loss", [f"{one.loss:.4f} after step {one.step + 1}" for one in ends])]
+    figures = [("loss", [f"{one.loss:.4f} after {unit} {one.step + 1}" for one in ends])]
     for name in ends[-1].metrics or {}:
         values = [(_format_metric((one.metrics or {}).get(name)), one.step + 1) for one in ends]
-        figures.append((name, [f"{value} after step {step}" for value, step in values]))
+        figures.append((name, [f"{value} after {unit} {step}" for value, step in values]))
     for name, shown in figures:
         out.line(f"validation {name}: {' → '.join(shown)}")
 

@@ -15,7 +15,6 @@ from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import is_given
 from skyctl.compare.outcome import (
     ALONE,
-    ComparisonRow,
     StrategyOutcome,
     pipeline_problem,
     summarize_outcomes,
@@ -27,6 +26,7 @@ from skyctl.files import comparison_folder, make_private, write_atomic
 if TYPE_CHECKING:
     import typer
 
+    from skyctl.compare.conclusion import Conclusion
     from skyctl.compare.report_data import ComparisonReport, Reproduction
     from skyctl.compare.sweeps import ComparisonSweep
     from skyctl.control.training_request import TrainingRequest
@@ -75,7 +75,7 @@ def show_comparison(out: Output, report: ComparisonReport, folder: Path | None, 
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     write_atomic(place / "comparison.json", text, mode=None)
     out.show(comparison_table(compared, report.conclusion.best), comparison_lines(compared))
-    for text in [*_choice(outcomes), *_shared_runs(compared)]:
+    for text in [*_choice(outcomes), *_same_plans(outcomes, report.conclusion)]:
         out.line(text)
     for outcome in outcomes:
         if outcome.plan is not None and outcome.plan.forms:
@@ -142,16 +142,21 @@ def _choice(outcomes: list[StrategyOutcome]) -> list[str]:
     return [*said, *describe_steps(plans, measured=measured)]
 
 
-def _shared_runs(compared: list[ComparisonRow]) -> list[str]:
-    """Strategies that chose the same plan were run once, and the reader is told so."""
-    first: dict[str, str] = {}
+def _same_plans(outcomes: Sequence[StrategyOutcome], conclusion: Conclusion) -> list[str]:
+    """Which rows have one and the same plan, a sentence a plan; what the verdict says of them is left out.
+
+    Such plans are run once. What is predicted of them may differ: each form has a model of its own.
+    """
+    from skyctl.compare.conclusion import listed, rows_named_the_best, same_plans
+
+    said_there = rows_named_the_best(conclusion)
     said = []
-    for row in compared:
-        if row.run_id is None:
-            continue
-        if row.run_id in first:
-            said.append(f"{row.strategy} is the same plan as {first[row.run_id]}: one run measured both")
-        first.setdefault(row.run_id, row.strategy)
+    for first, *twins in same_plans(outcomes):
+        names = [one.strategy for one in twins if one.strategy not in said_there]
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            run = f": one run measured {'both' if len(names) == 1 else 'all'}" if first.measurement else ""
+            said.append(f"{listed(names)} {verb} the same plan as {first.strategy}{run}")
     return said
 
 

@@ -171,8 +171,8 @@ def show_advice(out: Output, advice: Sequence[Advice]) -> None:
 def show_training_changes(out: Output, plan: Plan, changes: Sequence[TrainingChange]) -> None:
     """What would be faster and changes what is trained, a line each."""
     for one in changes:
-        kind = "round" if plan.problem.rhythm.is_rounds else "step"
-        step = f"{format_seconds(one.iteration_s)} a {kind} predicted, --parallel {one.parallel}"
+        took = f"{format_seconds(one.iteration_s)} a {plan.problem.rhythm.unit}"
+        step = f"{took} predicted, --parallel {one.parallel}"
         if one.kind in ("sync format", "compression"):
             text = f"--sync-format {one.name} would be {format_ratio(one.gain)} as fast ({step})"
         elif one.kind == "sync delay":

@@ -20,6 +20,7 @@ STRATEGY_TEXTS = {
     SYNCHRONOUS: "the best plan of that form without the rhythm: all wait for each step's sum",
 }
 ROUNDS_TEXT = "of the fastest two, three, … devices those whose round is shortest, with level shares"
+OWNERS_TEXT = "all owners, each with its machine, or the pipeline of its machines that the strategy finds"
 FORMS_TEXT = "the simplest of the best pipeline, data and hybrid plans that is within 1 % of the fastest"
 
 
@@ -41,6 +42,8 @@ def describe_certificate(report: ComparisonReport, row: ComparisonRow) -> Certif
     how = FORMS_TEXT if plan.forms else STRATEGY_TEXTS.get(row.strategy, "as assigned")
     if plan.problem.rhythm.is_rounds and row.strategy != BASELINE:
         how = ROUNDS_TEXT
+    if plan.problem.owners is not None:
+        how = f"{OWNERS_TEXT}{'; averaged after every step' if row.strategy == SYNCHRONOUS else ''}"
     return CertificateText(
         row.strategy,
         _status(row, plan),

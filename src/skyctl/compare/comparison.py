@@ -168,14 +168,13 @@ def _waiting(
     outcome: StrategyOutcome, row: ComparisonRow, steps: int, *, on_average: bool
 ) -> StrategyProgress:
     """A strategy before its run. ``steps``: that it makes, or rounds."""
-    rounds = outcome.plan is not None and outcome.plan.problem.rhythm.is_rounds
     return StrategyProgress(
         outcome.strategy,
         row.predicted_s,
         row.predicted_interval,
         steps,
         "no plan" if outcome.plan is None else "waiting",
-        unit="round" if rounds else "step",
+        unit="step" if outcome.plan is None else outcome.plan.problem.rhythm.unit,
         steps_per_iteration=row.steps_per_iteration,
         on_average=on_average,
     )

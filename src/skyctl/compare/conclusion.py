@@ -163,6 +163,31 @@ def is_same_plan(one: StrategyOutcome, other: StrategyOutcome) -> bool:
     )
 
 
+def rows_named_the_best(conclusion: Conclusion) -> tuple[str, ...]:
+    """The rows of which ``describe_conclusion`` says that their plan is the best one's."""
+    same = [gain.over for gain in conclusion.gains if gain.same_plan]
+    return tuple(
+        name for name in same if (name != BASELINE if conclusion.alone_is_best else name == SYNCHRONOUS)
+    )
+
+
+def same_plans(outcomes: Sequence[StrategyOutcome]) -> list[list[StrategyOutcome]]:
+    """The outcomes that have a plan, those of one plan together, all in their order."""
+    found: list[list[StrategyOutcome]] = []
+    for outcome in outcomes:
+        twins = next((twins for twins in found if is_same_plan(twins[0], outcome)), None)
+        if twins is not None:
+            twins.append(outcome)
+        elif outcome.plan is not None:
+            found.append([outcome])
+    return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def describe_conclusion(
     conclusion: Conclusion, compared: Sequence[ComparisonRow], *, capitalized: bool = False
 ) -> str:
@@ -211,7 +236,7 @@ def _describe_rhythm(conclusion: Conclusion, other: ComparisonRow | None) -> str
     if gain is None or gain.faster:
         return ""
     if gain.same_plan:
-        return f"; {name} is the same plan"
+        return f"; {name} is the same plan as {conclusion.best}"
     if gain.told and gain.ratio > 0:  # it was to be run and was not, or it would be the best
         return f"; {name} is predicted to be {format_ratio(1 / gain.ratio)} as fast"
     return f"; no difference that can be told from {name}"
@@ -221,15 +246,15 @@ def _describe_alone(conclusion: Conclusion, rows: dict[str, ComparisonRow]) -> s
     """``tower alone is best: 1.20× as fast as optimal, 1.83× as fast as even, measured``."""
     best, over_even = rows[ALONE], conclusion.over(BASELINE)
     pipelines = [gain for gain in conclusion.gains if gain.over != BASELINE]
-    same = [gain.over for gain in pipelines if gain.same_plan]
+    same = rows_named_the_best(conclusion)
     nearest = min(pipelines, key=lambda gain: gain.ratio, default=None)
     told, names = [], {name: name for name in (BASELINE, SYNCHRONOUS)}
     parts = []
     if same:
-        parts.append(f"{' and '.join(same)} leave{'' if len(same) > 1 else 's'} all other devices unused")
+        parts.append(f"{listed(same)} leave{'' if len(same) > 1 else 's'} all other devices unused")
     elif nearest is not None:
         told.append(nearest)
-        names[nearest.over] = " and ".join(gain.over for gain in pipelines if gain.ratio == nearest.ratio)
+        names[nearest.over] = listed([gain.over for gain in pipelines if gain.ratio == nearest.ratio])
     apart = [gain for gain in (conclusion.over(SYNCHRONOUS), over_even) if gain is not None]
     said = [gain.ratio for gain in told]  # with its name, where others gain as much
     told += [
@@ -266,8 +291,7 @@ def _describe_tie(
             f"{format_ratio(hoped.measured_speedup)}"
         )
     names = [row.strategy for row in others]
-    listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-    gains = f"; {listed} gain{'' if len(names) > 1 else 's'} nothing" if names else ""
+    gains = f"; {listed(names)} gain{'' if len(names) > 1 else 's'} nothing" if names else ""
     return f"{nothing} beats even here: {_step_times(base)}{gains}"
 
 

@@ -27,7 +27,7 @@ BASELINE = "even"
 ALONE = "alone"
 """The strategy of the fastest device that holds the whole model."""
 SYNCHRONOUS = "synchronous"
-"""The row of the best plan without the rhythm that the others have."""
+"""The row of the best plan without the rhythm that the others have; owners average after every step there."""
 ROWS_BESIDE = ("pipeline", "data", "hybrid", SYNCHRONOUS)
 """What rows are called that stand beside the strategies': the best plan of another form or rhythm."""
 PROVED_GAP = 1e-9
@@ -238,8 +238,17 @@ def _row(
 def _holdings(plan: Plan, shares: Sequence[DeviceShare]) -> str:
     """Who has which layers; with several pipelines, how many microbatches each takes.
 
-    Pipelines of one stage each are named by their devices alone.
+    Pipelines of one stage each are named by their devices alone. Owners each take all of their own batches.
     """
+    if plan.problem.owners is not None:
+        of_device = {share.device: share for share in shares}
+        held = [
+            " · ".join(_range(of_device[stage.device]) for stage in pipeline.stages)
+            if len(pipeline.stages) > 1
+            else of_device[pipeline.stages[0].device].label
+            for pipeline in plan.pipelines
+        ]
+        return f"{' | '.join(held)}, each on batches of its own{_local_steps(plan)}"
     if len(plan.pipelines) == len(shares) > 1:
         each = " · ".join(f"{share.label} {share.microbatches}" for share in shares)
         return f"{each} of {plan.problem.microbatches} microbatches, all layers{_local_steps(plan)}"
@@ -280,7 +289,7 @@ def _samples_taken(plan: Plan) -> dict[str, dict[str, int]]:
         taken = {"microbatches": pipeline.microbatches}
         if sizes:
             taken["samples"] = sum(sizes[first : first + pipeline.microbatches])
-        first += pipeline.microbatches
+        first += pipeline.microbatches if plan.problem.owners is None else 0
         found |= {stage.device: taken for stage in pipeline.stages}
     return found
 

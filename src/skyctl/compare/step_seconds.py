@@ -133,7 +133,9 @@ def describe_steps(plans: Mapping[str, Plan | None], *, measured: bool) -> list[
         if len(counts) > 1:
             pairs = zip(each, counts.values(), strict=True)
             each = [f"{text} ({', '.join(names)})" for text, names in pairs]
-        losses = "; losses are after as many rounds as other runs have steps" if measured else ""
+        others = any(plan is not None and not plan.problem.rhythm.is_rounds for plan in plans.values())
+        alike = "rounds as other runs have steps" if others else "rounds each"
+        losses = f"; losses are after as many {alike}" if measured else ""
         said.append(f"a round counts as {', '.join(each)}: seconds are for the samples of one step{losses}")
     if uneven_steps(plans.values()) is not None:
         said.append("seconds are of a step on average, since staleness helps against stalls now and then")

@@ -76,17 +76,20 @@ class ComparisonJob:
         of those that ``options`` leave.
         """
         found = self._with_forms(profile, options, outcomes)
-        if not found or options.rhythm is None or options.rhythm.is_synchronous:
+        if not found or options.rhythm in (None, plain_rhythm(options)):
             return found
         *before, last = found
         return [*before, self._synchronous(profile, options, last.plan), last]
 
     def _synchronous(self, profile: Profile, options: PlanOptions, best: Plan | None) -> StrategyOutcome:
-        """The best strategy's plan without the rhythm: of the form of ``best``, where that has it."""
+        """The best strategy's plan without the rhythm: of the form of ``best``, where that has it.
+
+        Owners of data, which is theirs alone, average after every step there.
+        """
         form = options.parallel
         if form == AUTO and best is not None and not best.problem.rhythm.is_synchronous:
             form = best.problem.parallel
-        plain = replace(options, strategy=self._best_strategy, parallel=form, rhythm=Rhythm())
+        plain = replace(options, strategy=self._best_strategy, parallel=form, rhythm=plain_rhythm(options))
         return replace(_outcome(profile, plain, self._ref), strategy=SYNCHRONOUS)
 
     def _with_forms(
@@ -175,6 +178,11 @@ class ComparisonJob:
                     raise
         asked = (self.cluster, sessions, self.request, self.workload, on_progress)
         return probe_cluster(*asked, refresh=fresh, encrypt=self.request.encrypt, on_note=on_note)[0]
+
+
+def plain_rhythm(options: PlanOptions) -> Rhythm:
+    """The rhythm that others are compared with: a sum, or with owners an average, before the next step."""
+    return Rhythm() if options.owners is None else Rhythm(local_steps=1)
 
 
 def plan_strategies(

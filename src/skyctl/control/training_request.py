@@ -200,6 +200,17 @@ def load_plan_request(
     return TrainingRequest(workload.spec, microbatches, recipe or Recipe()), workload
 
 
+def refuse_unsummable(spec: WorkloadSpec) -> None:
+    """Raises WorkloadError where pipelines side by side can't sum the gradients of the workload's layers.
+
+    Weights to start from are left out: who asks may go on from a checkpoint, and they may be gone by then.
+    """
+    from skyctl.worker.summed_gradients import check_summable  # late: they need torch
+    from skyctl.workload.workload import load_workload
+
+    check_summable(load_workload(replace(spec, init_from=None, init_sha256=None)).model.layers)
+
+
 def digest_training(spec: WorkloadSpec, workload_digest: str) -> str:
     """The workload's digest, together with the user's own data: what ``--data`` names, or what is shipped."""
     if spec.data_path is None:

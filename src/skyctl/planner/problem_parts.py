@@ -1,4 +1,4 @@
-"""A problem with fewer devices."""
+"""A problem with fewer devices, or with fewer layers, of which some are several as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from skyctl.records.cluster import node_of
-from skyctl.records.problem import Problem, SharedResource
+from skyctl.records.problem import Layer, LayerTimes, Problem, SharedResource, Tie
 
 
 def with_devices(problem: Problem, ids: Collection[str]) -> Problem:
@@ -53,3 +53,48 @@ def shared_among(resources: Sequence[SharedResource], ids: Collection[str]) -> l
         if pairs:
             found.append(one.model_copy(update={"links": pairs}))
     return found
+
+
+def with_layers_joined(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str]) -> Problem:
+    """The problem with each group of layers as one layer, so that no plan cuts within a group.
+
+    Times, flops, state and activations are summed; the workspace is the largest, the output the last one's.
+    Nobody recomputes: that keeps the inputs of layers, not of groups. Ties within one group are gone.
+
+    Args:
+        groups: the layers of each group, ascending; together all layers in their order.
+        names: by group, what the layer is called.
+    """
+
+    def total(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(sum(values[i] for i in group) for group in groups)
+
+    times = {
+        device: LayerTimes(
+            forward_s=total(known.forward_s),
+            backward_s=total(known.backward_s),
+            optimizer_s=total(known.optimizer_s),
+            weight_s=None if known.weight_s is None else total(known.weight_s),
+        )
+        for device, known in problem.times.items()
+    }
+    layers = tuple(
+        _joined_layer([problem.layers[i] for i in group], name)
+        for group, name in zip(groups, names, strict=True)
+    )
+    group_of = {layer: number for number, group in enumerate(groups) for layer in group}
+    among = [(sorted({group_of[layer] for layer in tie.layers}), tie.bytes) for tie in problem.ties]
+    ties = tuple(Tie(layers=tuple(which), bytes=size) for which, size in among if len(which) > 1)
+    return problem.model_copy(update={"layers": layers, "times": times, "recompute": False, "ties": ties})
+
+
+def _joined_layer(layers: Sequence[Layer], name: str) -> Layer:
+    return Layer(
+        name=name,
+        flops=sum(layer.flops for layer in layers),
+        state_bytes=sum(layer.state_bytes for layer in layers),
+        activation_bytes=sum(layer.activation_bytes for layer in layers),
+        output_bytes=layers[-1].output_bytes,
+        workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        deferred_bytes=sum(layer.deferred_bytes for layer in layers),
+    )

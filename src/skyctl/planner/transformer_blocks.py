@@ -16,8 +16,9 @@ from skyctl.errors import InputError
 from skyctl.planner.cost_model import CostModel, StageAssignment
 from skyctl.planner.evaluation import read_placement
 from skyctl.planner.plan_record import make_certificate, make_prediction
+from skyctl.planner.problem_parts import with_layers_joined
 from skyctl.records.plan import Pipeline, Plan, WholeBlocksProof
-from skyctl.records.problem import Layer, LayerTimes, Problem
+from skyctl.records.problem import Layer, Problem
 
 BLOCK = re.compile(r"(?:^|\.)(?:blocks?|layers?|h)\.(\d+)(?:\.|$)")
 NAMES = {
@@ -139,31 +140,5 @@ def _merged(problem: Problem) -> tuple[Problem, list[int]]:
     """The problem with a layer a part, and where each part starts (and the last one stops)."""
     parts = with_norm_in_head(model_parts(problem))
     groups = [[i for i, _ in group] for _, group in groupby(enumerate(parts), key=lambda pair: pair[1])]
-
-    def total(values: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(sum(values[i] for i in group) for group in groups)
-
-    layers = tuple(_merged_layer([problem.layers[i] for i in group], parts[group[0]]) for group in groups)
-    times = {
-        device: LayerTimes(
-            forward_s=total(known.forward_s),
-            backward_s=total(known.backward_s),
-            optimizer_s=total(known.optimizer_s),
-            weight_s=None if known.weight_s is None else total(known.weight_s),
-        )
-        for device, known in problem.times.items()
-    }
-    coarse = problem.model_copy(update={"layers": layers, "times": times, "recompute": False})
+    coarse = with_layers_joined(problem, groups, [str(parts[group[0]]) for group in groups])
     return coarse, [*(group[0] for group in groups), len(problem.layers)]
-
-
-def _merged_layer(layers: list[Layer], part: ModelPart) -> Layer:
-    return Layer(
-        name=str(part),
-        flops=sum(layer.flops for layer in layers),
-        state_bytes=sum(layer.state_bytes for layer in layers),
-        activation_bytes=sum(layer.activation_bytes for layer in layers),
-        output_bytes=layers[-1].output_bytes,
-        workspace_bytes=max(layer.workspace_bytes for layer in layers),
-        deferred_bytes=sum(layer.deferred_bytes for layer in layers),
-    )

@@ -56,6 +56,11 @@ class Rhythm(Record):
         return self.local_steps is not None
 
     @property
+    def unit(self) -> Literal["step", "round"]:
+        """What people call what the run counts; files say step for both."""
+        return "round" if self.is_rounds else "step"
+
+    @property
     def is_stale(self) -> bool:
         """Whether a parameter server takes the place of sums."""
         return self.staleness != 0

@@ -19,6 +19,7 @@ from skyctl.run.artifacts import gather_weights, write_trace
 from skyctl.run.callbacks import EventHistory, RankGroupHooks, RunCallbacks
 from skyctl.run.checkpoints import policy, restore
 from skyctl.run.checkpoints.replicator_group import run_folder_on_node
+from skyctl.run.early_deviation import with_early_deviation_note
 from skyctl.run.plan_update import nodes_in, observed_slowdowns
 from skyctl.run.rank_failure import FailureReport
 from skyctl.run.rank_group import RankGroup
@@ -36,7 +37,6 @@ from skyctl.run.step_metrics import (
     StepHistory,
     build_measurement,
     with_differences,
-    with_early_deviation_note,
 )
 from skyctl.worker.rank_events import EnvironmentEvent, WrittenShard
 

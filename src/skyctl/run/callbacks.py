@@ -26,11 +26,12 @@ class Detached(KeyboardInterrupt):
 class StepProgress:
     """One finished step, with the validation that followed it where there was one.
 
-    ``left_s``: the steps that remain at the pace so far (None on the first). ``learning_rate``: of the first
-    rank that trains anything. ``grad_norm``: over all stages, before clipping; None without clipping.
-    ``repeats``: how often its microbatches were made again (``--sync-format fixed32``). ``ahead``: with a
-    parameter server, the most steps that any device was ahead of the slowest when it went on from this one.
-    ``owners``: where a step is a round of several owners, what each did in it.
+    ``unit``: what people call it (``Rhythm.unit``). ``left_s``: the steps that remain at the pace so far
+    (None on the first). ``learning_rate``: of the first rank that trains anything. ``grad_norm``: over all
+    stages, before clipping; None without clipping. ``repeats``: how often its microbatches were made again
+    (``--sync-format fixed32``). ``ahead``: with a parameter server, the most steps that any device was
+    ahead of the slowest when it went on from this one. ``owners``: where a step is a round of several
+    owners, what each did in it.
     """
 
     step: int
@@ -45,6 +46,7 @@ class StepProgress:
     ahead: int | None = None
     validation: ValidationMeasurement | None = None
     owners: Mapping[str, OwnerFigures] = field(default_factory=dict)
+    unit: str = "step"
 
 
 @dataclass

@@ -182,6 +182,14 @@ class PlanRunner:
         self._close("done")
         return done, self._sink.paths
 
+    @property
+    def _unit(self) -> str:
+        return self._now.plan.problem.rhythm.unit
+
+    @property
+    def _resume_hint(self) -> str | None:
+        return resume_hint(self._sink.state, self._unit)
+
     def _play_attempts(self, adopted: AdoptedRanks | None) -> Measurement:
         while True:
             try:
@@ -231,7 +239,7 @@ class PlanRunner:
         state = self._sink.state
         with suppress(KeyboardInterrupt):  # all is done: who does not wait has the run nevertheless
             self._context.keep_last_checkpoint(state.checkpoint, self._now.plan)
-        if (hint := resume_hint(state, done=True)) is not None:
+        if (hint := resume_hint(state, self._unit, done=True)) is not None:
             self._callbacks.note(
                 f"its last checkpoint stays on its nodes until `skyctl checkpoint rm {state.run_id}`; {hint}"
             )
@@ -246,7 +254,7 @@ class PlanRunner:
         self._give_up_untrusted()
         if origin is None and self._from_checkpoint and self._sink.state.checkpoint is not None:
             raise no_checkpoint_error(self._sink.state, self._sessions)
-        what = f"step {origin.step}" if origin else "the start: no checkpoint is there in full"
+        what = f"{self._unit} {origin.step}" if origin else "the start: no checkpoint is there in full"
         self._callbacks.note(f"going on from {what}")
         step = origin.step if origin else 0
         update_attempt(self._sink, from_step=step)
@@ -265,7 +273,9 @@ class PlanRunner:
         self._sink.update(step=progress.step + 1, loss=progress.loss, iteration_s=progress.iteration_s)
         if now and self._restart_began is not None:
             restart_s = self._replanner.restart_s = time.monotonic() - self._restart_began
-            self._callbacks.note(f"the next step came {restart_s:.1f} s after the attempt before ended")
+            self._callbacks.note(
+                f"the next {self._unit} came {restart_s:.1f} s after the attempt before ended"
+            )
             self._restart_began = None
         self._callbacks.step(progress)
 
@@ -331,7 +341,7 @@ class PlanRunner:
         checkpoint = self._sink.state.checkpoint
         wait_s = self._restart_policy.wait_s(fault, checkpoint)
         if wait_s is None:
-            raise final_error(error, fault, self._restart_policy, resume_hint(self._sink.state)) from None
+            raise final_error(error, fault, self._restart_policy, self._resume_hint) from None
         plan = self._replanned(slowdowns, fault.apart if self._history.count else None)
         soon = f" in {wait_s:.0f} s" if wait_s else ""
         run_id = self._sink.paths.run_id
@@ -359,7 +369,7 @@ class PlanRunner:
 
     def _replanned(self, slowdowns: Mapping[str, float], apart: tuple[str, str] | None = None) -> Plan:
         """The same plan while all of its nodes are there and connect, else the best one on those that are."""
-        had, hint = self._now.plan, resume_hint(self._sink.state)
+        had, hint = self._now.plan, self._resume_hint
         made = replan_without(had, self._sessions, self._nodes.lost, slowdowns, hint, apart)
         for note in change_notes(had, made):
             self._callbacks.note(note)
@@ -380,8 +390,8 @@ class PlanRunner:
     # --- the end
 
     def _stopped_text(self) -> str:
-        text = f"stopped after {self._history.count} steps"
-        if (hint := resume_hint(self._sink.state)) is not None:
+        text = f"stopped after {self._history.count} {self._unit}s"
+        if (hint := self._resume_hint) is not None:
             text += f"; {hint}"
         return f"{text}, no weights were kept; the run's folder: {self._sink.paths.folder}"
 

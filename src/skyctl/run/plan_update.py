@@ -15,11 +15,12 @@ from typing import Any
 
 from skyctl.control.corrections import Corrections
 from skyctl.control.form_choice import PIPELINE
-from skyctl.control.observations import tells_layer_times
+from skyctl.control.observations import gather_evidence, tells_layer_times
 from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
 from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
+from skyctl.control.step_factors import with_observed_factors
 from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
@@ -293,15 +294,17 @@ def problem_with_node(
     name: str,
     problems: Sequence[Problem],
     plan: Plan,
+    run: Problem,
     cluster: Cluster,
     session: Session,
     request: TrainingRequest,
 ) -> Problem:
-    """A problem of the same layers that has the node's devices.
+    """A problem of the same layers that has the node's devices, with all that plans of the run's form need.
 
     Args:
         problems: those that may have them, the first one counts.
-        plan: what the run goes by now.
+        plan: what the run goes by now; it may be a pipeline only because nodes are missing.
+        run: of the form and rhythm that the run was begun with.
         session: to measure the node with, alone, where nothing else knows it.
 
     Raises:
@@ -310,22 +313,44 @@ def problem_with_node(
     for problem in problems:
         if any(node_of(device.id) == name for device in problem.devices):
             return problem
-    return _from_profile(name, plan, cluster) or _from_measurement(name, plan, cluster, session, request)
+    found = _from_profile(name, plan, run, cluster)
+    return found or _from_measurement(name, plan, run, cluster, session, request)
 
 
-def _from_profile(name: str, plan: Plan, cluster: Cluster) -> Problem | None:
-    """The problem from the newest of the cluster's profiles that has the node with this workload."""
+def missing_figures(problem: Problem, run: Problem, node: str) -> str | None:
+    """What plans of the run's form reckon with, and nobody knows of a node's devices; None: nothing.
+
+    How uneven a device's steps are only a run can show, so of a node that is new to a parameter server
+    nothing is known.
+    """
+    if not run.rhythm.is_stale:
+        return None
+    unknown = [one.id for one in problem.devices if node_of(one.id) == node and not one.step_factors]
+    if not unknown:
+        return None
+    return f"no run has shown how uneven steps of {', '.join(unknown)} are; they count as even"
+
+
+def _from_profile(name: str, plan: Plan, run: Problem, cluster: Cluster) -> Problem | None:
+    """The problem from the newest of the cluster's profiles that has the node with this workload.
+
+    One that does not say what sums take is passed over where the run's form has them.
+    """
     ref = plan.workload
-    for profile in recent_profiles(cluster.name):
+    profiles = recent_profiles(cluster.name)
+    for profile in profiles:
         known = profile.workload
         if known is None or ref is None or (known.batch_size, known.dtype) != (ref.batch_size, ref.dtype):
             continue
         if profile.encrypted != plan.encrypted:
             continue
-        if known.source != ref.source or not any(device.node == name for device in profile.devices):
+        devices = [device for device in profile.devices if device.node == name]
+        if known.source != ref.source or not devices:
+            continue
+        if run.parallel != PIPELINE and any(one.message_byte_s is None for one in devices):
             continue
         try:
-            made = _build_problem(profile, plan)
+            made = _build_problem(gather_evidence(profile, profiles), run)
         except (InputError, MismatchError):
             continue
         if len(made.layers) == len(plan.problem.layers):
@@ -334,7 +359,7 @@ def _from_profile(name: str, plan: Plan, cluster: Cluster) -> Problem | None:
 
 
 def _from_measurement(
-    name: str, plan: Plan, cluster: Cluster, session: Session, request: TrainingRequest
+    name: str, plan: Plan, run: Problem, cluster: Cluster, session: Session, request: TrainingRequest
 ) -> Problem:
     """The problem from a measurement of that node alone; its links to others stay unknown."""
     from skyctl.probe.cluster_probe import ProbeOptions, measure_cluster
@@ -356,10 +381,10 @@ def _from_measurement(
     if not profile.devices:
         why = profile.failures[0].error if profile.failures else "it has no device"
         raise NodeError(f"it could not be measured: {why}", node=name)
-    return _build_problem(profile, plan)
+    return _build_problem(profile, run)
 
 
-def _build_problem(profile: Profile, plan: Plan) -> Problem:
-    """The problem of that profile, asked as the plan's was."""
-    had = plan.problem
-    return build_problem(profile, had.microbatches, schedule=had.schedule, parallel=had.parallel)
+def _build_problem(profile: Profile, run: Problem) -> Problem:
+    """The problem of that profile, asked as the run's own was."""
+    made = build_problem(profile, run.microbatches, schedule=run.schedule, parallel=run.parallel)
+    return with_observed_factors(made.model_copy(update={"rhythm": run.rhythm}), profile)

@@ -80,7 +80,12 @@ class RankGroup:
         steps = specs[0].payload["steps"]
         holding = len(holding_specs(specs))
         self.collected = StepCollector(
-            holding, steps, first=first, last_ranks=last_ranks(specs), owners=owners_of(specs)
+            holding,
+            steps,
+            first=first,
+            last_ranks=last_ranks(specs),
+            owners=owners_of(specs),
+            unit="round" if specs[0].payload.get("rounds") else "step",
         )
         self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
         self.failure: FailureReport | None = None
@@ -142,7 +147,7 @@ class RankGroup:
                     raise RunError("ranks that hold the same layers do not say the same of their gradients")
                 told["sums"] = asdict(holding[0])
             rank.task.send(told)
-            rank.enter_phase(f"step {self.collected.first}")
+            rank.enter_phase(f"{self.collected.unit} {self.collected.first}")
 
     def adopt(self, tasks: Mapping[int, RemoteTask], past: EventHistory, reported: int = 0) -> None:
         """In place of ``start``: ranks that another process has started.
@@ -249,7 +254,7 @@ class RankGroup:
         """What an event of a running rank means. ``tell``: others hear of it."""
         if isinstance(event, StepEvent):
             self.collected.add(rank.spec.rank, event)
-            rank.enter_phase(f"step {event.step + 1}")
+            rank.enter_phase(f"{self.collected.unit} {event.step + 1}")
             self._report_steps(tell)
         elif isinstance(event, ValidationEvent):
             self._on_validation(rank, event, tell)
@@ -266,7 +271,7 @@ class RankGroup:
     def _on_validation(self, rank: RankState, event: ValidationEvent, tell: bool) -> None:
         if not math.isfinite(event.loss):
             error = RunError(
-                f"the validation loss after step {event.step + 1} is {event.loss}",
+                f"the validation loss after {self.collected.unit} {event.step + 1} is {event.loss}",
                 hint="the training loss is finite: look at what validation() gives, and at layers that "
                 "behave differently in eval()",
             )

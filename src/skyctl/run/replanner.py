@@ -29,6 +29,7 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_update import (
     DEFAULT_RESTART_S,
     OBSERVED_STEPS,
+    missing_figures,
     nodes_in,
     nodes_of,
     observed_slowdowns,
@@ -73,6 +74,7 @@ class _JobResult:
         now_s: seconds a step takes under the plan there is.
         then_s: seconds it would take under the new one.
         is_trial: the plan is made for what was seen, so it must prove better by what is seen, too.
+        unknown: what the plan reckons with and nobody knows of the node, in words.
     """
 
     why: str
@@ -83,6 +85,7 @@ class _JobResult:
     then_s: float = 0.0
     failure: str | None = None
     is_trial: bool = False
+    unknown: str | None = None
 
 
 @dataclass
@@ -229,6 +232,8 @@ class Replanner:
             if node is None or node not in self._lost:
                 self._callbacks.warn(found.failure)
             return
+        if found.unknown is not None:
+            self._callbacks.note(f"node {node}: {found.unknown}")
         if found.plan is None or same_stages(found.plan, plan) or not self._has_nodes_of(found.plan):
             return
         if not worth_moving(found.now_s, found.then_s, left, self.restart_s):
@@ -341,18 +346,20 @@ class Replanner:
                 name,
                 [*problems, plan.problem, self._first_problem],
                 plan,
+                self._first_problem,
                 self.cluster,
                 session,
                 self._request,
             )
             problem = plan.problem if name in nodes_of(plan.problem) else with_node(plan.problem, other, name)
+            unknown = missing_figures(problem, self._first_problem, name)
             better = _better_plan(plan, self._problem_of_run(problem, name), why)
         except SkyctlError as exc:
             if opened and session is not None:
                 with suppress(SkyctlError):
                     session.close()
             return _JobResult(why, name, None, None, failure=f"node {name} can't be used: {exc.message}")
-        return _JobResult(why, name, session, better.plan, better.now_s, better.then_s)
+        return _JobResult(why, name, session, better.plan, better.now_s, better.then_s, unknown=unknown)
 
     def _find_node(self, name: str) -> Node:
         """From the inventory, read again where it did not have the node when the run began."""

@@ -139,16 +139,17 @@ class RestartPolicy:
         return min(MAX_BACKOFF_S, 2.0 ** (self.failed - 1))
 
 
-def resume_hint(state: RunState, *, done: bool = False) -> str | None:
+def resume_hint(state: RunState, unit: str, *, done: bool = False) -> str | None:
     """How to go on with a run once it has ended, as hints say it; None where it has no checkpoint.
 
     Args:
+        unit: what people call its steps (``Rhythm.unit``).
         done: it has ended well (or is about to): it goes on for as many steps as are given.
     """
     if state.checkpoint is None:
         return None
     more = " --steps MORE" if done else ""
-    return f"go on from step {state.checkpoint}: skyctl launch --resume {state.run_id}{more}"
+    return f"go on from {unit} {state.checkpoint}: skyctl launch --resume {state.run_id}{more}"
 
 
 def no_checkpoint_error(state: RunState, there: Collection[str]) -> RunError:

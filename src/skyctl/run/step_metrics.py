@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
-from skyctl.compare.deviation import describe_deviation, find_differences
-from skyctl.compare.number_format import format_estimate
+from skyctl.compare.deviation import find_differences
 from skyctl.control.observations import tells_layer_times
 from skyctl.records.measurement import (
     Measurement,
@@ -23,7 +22,7 @@ from skyctl.records.measurement import (
     quantiles,
 )
 from skyctl.records.plan import Plan
-from skyctl.run.callbacks import RunCallbacks, StepProgress
+from skyctl.run.callbacks import StepProgress
 from skyctl.run.event_sink import read_validation
 from skyctl.run.owner_figures import OwnerFigures, joined_validation, measured_owners, owner_figures
 from skyctl.run.rank_spec import RankSpec
@@ -31,10 +30,6 @@ from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
 
-EARLY_STEPS = 5
-"""After so many steps the prediction is looked at, the warm-up step left out."""
-EARLY_DEVIATION = 0.1
-"""How far the step may be off without a word."""
 TIME_PARTS = ("forward_s", "backward_s", "optimizer_s", "input_message_s", "gradient_message_s")
 """The parts of a stage's time, as its rank measures them and as the plan's prediction has them."""
 
@@ -48,6 +43,7 @@ class StepCollector:
             validates. Empty: there is one pipeline.
         owners: what the pipelines' owners are called, in the same order; each of them validates. Empty:
             data is nobody's alone.
+        unit: what people call a step (``Rhythm.unit``).
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
@@ -61,6 +57,7 @@ class StepCollector:
     first: int = 0
     last_ranks: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
+    unit: str = "step"
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
 
@@ -150,6 +147,7 @@ class StepCollector:
             ahead=max((event.ahead for event in known if event.ahead is not None), default=None),
             validation=self.validation.get(step),
             owners=self.owner_figures(step),
+            unit=self.unit,
         )
 
     def owner_figures(self, step: int) -> dict[str, OwnerFigures]:
@@ -311,28 +309,6 @@ def unqueued_message_s(hop: MessageTimes) -> float:
 def with_differences(simulation: SimulationInput, done: Measurement) -> Measurement:
     """The measurement with what made it differ from its prediction (``differences``)."""
     return done.model_copy(update={"differences": find_differences(simulation, done)})
-
-
-def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Measurement]) -> RunCallbacks:
-    """The same callbacks, which is told once, after a few steps, why they are not as predicted.
-
-    Args:
-        figures: the measurement so far, with its differences.
-    """
-
-    def step(progress: StepProgress) -> None:
-        callbacks.step(progress)
-        if progress.step + 1 != EARLY_STEPS or progress.steps < 2 * EARLY_STEPS:
-            return
-        done = figures()
-        took_s, planned_s = done.iteration_s.median, done.predicted_iteration_s
-        if planned_s > 0 and abs(took_s / planned_s - 1) > EARLY_DEVIATION:
-            predicted = format_estimate(planned_s, done.predicted_interval)
-            callbacks.note(f"after {EARLY_STEPS} steps: a step takes {took_s:.4f} s, predicted {predicted}")
-            for sentence in describe_deviation(done):
-                callbacks.note(f"  {sentence}")
-
-    return replace(callbacks, step=step)
 
 
 @dataclass

@@ -113,7 +113,7 @@ def supervisor_log_callbacks(paths: RunPaths) -> RunCallbacks:
             log_supervisor(
                 paths.supervisor_log,
                 "note",
-                f"step {progress.step + 1} of {progress.steps} · loss {progress.loss:.4f} "
+                f"{progress.unit} {progress.step + 1} of {progress.steps} · loss {progress.loss:.4f} "
                 f"· {progress.iteration_s:.3f} s",
             )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from skyctl.control.node_sessions import require_all
 from skyctl.control.observations import keep_observations
-from skyctl.control.training_request import TrainingRequest
+from skyctl.control.training_request import TrainingRequest, refuse_unsummable
 from skyctl.errors import InputError, NodeError, ProtocolError, RunError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
@@ -247,23 +247,23 @@ class Resumption:
 
     def words(self) -> list[str]:
         """What is about to be done, a sentence each."""
-        total = self.options.steps
+        total, unit = self.options.steps, self.known.plan.problem.rhythm.unit
         more = total - self.done
         said = [
-            f"going on after step {self.done}: {more} more, to {total}"
+            f"going on after {unit} {self.done}: {more} more, to {total}"
             if more
-            else f"all {total} steps are done: gathering what the run has ended with"
+            else f"all {total} {unit}s are done: gathering what the run has ended with"
         ]
         schedule, before = self.request.recipe.lr_schedule, self.known.state.steps
         if schedule != "constant" and total != before:
             said.append(
-                f"the {schedule} schedule of the learning rate goes over all {total} steps now, "
+                f"the {schedule} schedule of the learning rate goes over all {total} {unit}s now, "
                 f"it went over {before}"
             )
         if self.given is not None and (note := local_steps_note(self.known.plan, self.given)) is not None:
             said.append(note)
         if self.known.state.order.get("own_lr_scheduler") is True and total != before:
-            said.append(f"lr_scheduler() is told that the run has {total} steps now, it was told {before}")
+            said.append(f"lr_scheduler() is told that the run has {total} {unit}s now, it was told {before}")
         return said
 
 
@@ -285,6 +285,7 @@ def prepare_resume(
         InputError: it has no checkpoint, has ended well and nobody says for how many more steps it is to go
             on, or the plan is for something else.
         MismatchError: the plan is for devices that the cluster does not have.
+        WorkloadError: several pipelines of the plan can't sum the model's gradients.
     """
     state = known.state
     done = state.checkpoint
@@ -292,7 +293,8 @@ def prepare_resume(
         raise _nothing_kept_error(known)
     if state.status == "done" and steps is None:
         raise InputError(
-            f"run {state.run_id} has ended well after {state.step} steps: for how many more is it to go on?",
+            f"run {state.run_id} has ended well after {state.step} {known.plan.problem.rhythm.unit}s: for "
+            "how many more is it to go on?",
             hint=f"skyctl launch --resume {state.run_id} --steps MORE",
         )
     total = max(done, state.steps) if steps is None else done + steps
@@ -302,6 +304,8 @@ def prepare_resume(
     if given is not None:
         check_same_training(known, given)
         check_plan_fits(given, cluster)
+        if len(given.pipelines) > 1:
+            refuse_unsummable(request.spec)
         request = replace(request, microbatches=given.problem.microbatches)
     refuse_trace((given or known.plan).problem.rhythm, trace=options.trace)
     holders = {node_of(device) for attempt in state.attempts for device in attempt.devices}

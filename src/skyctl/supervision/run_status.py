@@ -11,6 +11,7 @@ from typing import ClassVar
 from skyctl.agent.event_fields import Index
 from skyctl.errors import InputError, ProtocolError, SkyctlError, UndecidedError
 from skyctl.files import RunPaths, read_record, run_folder, run_ids
+from skyctl.records.plan import Plan
 from skyctl.records.run_state import ENDED, RunState, Supervisor
 from skyctl.supervision.run_lock import SupervisorStatus, supervisor_status
 
@@ -128,6 +129,13 @@ def inspect_run(run_id: str) -> InspectedRun:
         state = read_record(RunState, paths.state)
     number = state.attempts[-1].number if state.attempts else 1
     return InspectedRun(RunPaths(run_id, number), state, how, who)
+
+
+def counted_unit(paths: RunPaths) -> str:
+    """What people call a step of the run (``Rhythm.unit``), by its newest plan; "step" before it has one."""
+    if not paths.newest_plan.is_file():
+        return "step"
+    return read_record(Plan, paths.newest_plan).problem.rhythm.unit
 
 
 def list_runs(*, every: bool) -> tuple[list[InspectedRun], list[str]]:

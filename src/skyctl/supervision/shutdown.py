@@ -14,7 +14,7 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.operator_requests import StopRequest, leave_request, take_requests
 from skyctl.supervision.run_handle import RunHandle, taken_over_run
 from skyctl.supervision.run_lock import acquire_run_lock, end_supervisor
-from skyctl.supervision.run_status import InspectedRun, inspect_run
+from skyctl.supervision.run_status import InspectedRun, counted_unit, inspect_run
 
 REQUEST_TAKEN_S = 20.0
 """A supervisor that has not taken up a request by then does not answer."""
@@ -64,7 +64,7 @@ def stop_run(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) ->
 
 def _stop_by_supervisor(run: InspectedRun, callbacks: RunCallbacks, *, checkpoint: bool) -> None:
     """Returns when the run has ended, or has no supervisor any more."""
-    paths = run.paths
+    paths, unit = run.paths, counted_unit(run.paths)
     request = leave_request(paths, StopRequest(checkpoint))
     try:
         callbacks.phase("asking its supervisor to end it")
@@ -77,7 +77,7 @@ def _stop_by_supervisor(run: InspectedRun, callbacks: RunCallbacks, *, checkpoin
             if time.monotonic() > taken_by and request.exists():
                 break
             if not request.exists():
-                callbacks.phase(f"{now.state.status}, step {now.state.step} of {now.state.steps}")
+                callbacks.phase(f"{now.state.status}, {unit} {now.state.step} of {now.state.steps}")
             time.sleep(POLL_S)
         if run.supervisor is None:
             return

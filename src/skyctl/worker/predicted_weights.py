@@ -4,12 +4,13 @@ With a delay a step's gradients are applied one update after the weights that th
 those are extrapolated by the last update: w + (w − v), where v is what they were before it. With momentum
 one update is much like the next, and this undoes most of what a delay costs in loss (SpecTrain, Chen et al.
 2018, arXiv 1809.02839, predicts weights from momentum, too). Without momentum an update is a single batch's
-gradient, which says too little about the next one: then nothing is predicted.
+gradient, which says too little about the next one: then nothing is predicted. So it is with a momentum of 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,6 +68,24 @@ class PredictedWeights:
 
 
 def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's steps follow a running mean of gradients, as its state tells."""
-    states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
-    return any(state.get(name) is not None for state in states for name in MOMENTUM_STATES)
+    """Whether the optimizer's steps follow a running mean of gradients.
+
+    Its state must have such a mean, and the mean must keep something of earlier gradients: Adam has one with
+    ``betas=(0, …)``, too, which is the last gradient alone.
+    """
+    return any(
+        _remembers(group) and any(_has_mean(optimizer.state.get(p)) for p in group["params"])
+        for group in optimizer.param_groups
+    )
+
+
+def _has_mean(state: Any) -> bool:
+    """Whether a parameter's state has a running mean of its gradients; an optimizer may keep anything."""
+    return isinstance(state, Mapping) and any(state.get(name) is not None for name in MOMENTUM_STATES)
+
+
+def _remembers(group: Mapping[str, Any]) -> bool:
+    """Whether the group's running mean keeps something of earlier gradients; yes where it does not say."""
+    betas = group.get("betas")
+    kept = betas[0] if isinstance(betas, Sequence) and betas else group.get("momentum")
+    return not isinstance(kept, int | float | Tensor) or float(kept) > 0

@@ -11,10 +11,11 @@ from skyctl.errors import InfeasibleError, InputError, InvalidRecordError
 from skyctl.planner.api import plan, predict, verify
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import with_devices
+from skyctl.planner.rounds.owner_plan import tied_groups
 from skyctl.planner.rounds.round_model import median_slowest_s
 from skyctl.records.base import parse
 from skyctl.records.plan import Plan
-from skyctl.records.problem import Problem
+from skyctl.records.problem import Problem, Tie
 from skyctl.records.rhythm import Rhythm
 
 NODES = ("a", "b", "c", "d")
@@ -199,6 +200,55 @@ def test_an_owners_machines_become_a_pipeline_where_one_has_no_room() -> None:
     assert verdict.ok, verdict
     with pytest.raises(InfeasibleError, match=r"c/cpu:0 needs|owner c"):
         plan(tight.model_copy(update={"owners": (("a",), ("c",)), "parallel": "data"}))
+
+
+def tied(*layers: int, owners: tuple[str, ...] = ("a", "c+d")) -> Problem:
+    """Owners of which one has two machines that hold two layers each; these layers share parameters."""
+    asked = owned({"local_steps": 2}, *owners)
+    memory = {"c/cpu:0": 2.5 * 5 * SIZE, "d/cpu:0": 2.5 * 5 * SIZE}
+    devices = [one.model_copy(update={"memory_bytes": memory.get(one.id)}) for one in asked.devices]
+    tie = Tie(layers=layers, bytes=SIZE / 2)
+    return asked.model_copy(update={"devices": tuple(devices), "ties": (tie,)})
+
+
+@pytest.mark.parametrize(("layers", "cut"), [((0, 1), 2), ((1, 2), 1)])
+def test_layers_that_share_parameters_are_in_one_stage_of_an_owner(layers: tuple[int, ...], cut: int) -> None:
+    asked = tied(*layers)
+    made = plan(asked)
+    assert [stage.stop for stage in made.pipelines[1].stages] == [cut, LAYERS]
+    verdict = verify(asked, made)
+    assert verdict.ok, verdict
+    assert predict(asked, made) == made.predicted
+
+
+def test_where_no_stage_of_an_owner_holds_a_tie_the_error_says_which_and_what_to_do() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        plan(tied(0, 2))
+    assert caught.value.message.startswith("owner c+d: ")
+    assert "layers 0 (l0) and 2 (l2) share parameters, and beside other owners" in caught.value.message
+    assert "hf:DIR,untie" in str(caught.value.hint)
+    with pytest.raises(
+        InfeasibleError, match=r"owner c\+d: an even cut is not possible: layers 1 \(l1\) and"
+    ):
+        plan(tied(1, 2), "even")
+    even = plan(tied(0, 1), "even")
+    assert [stage.stop for stage in even.pipelines[1].stages] == [2, LAYERS]
+    alone = plan(tied(0, 2, owners=("c+d",)))
+    assert len(alone.pipelines[0].stages) == 2, "with nobody beside it an owner sums what it has cut"
+    assert verify(alone.problem, alone).ok
+
+
+def test_layers_of_ties_that_overlap_stay_together() -> None:
+    asked = owned({"local_steps": 2}, "a", "c+d")
+    ten = asked.model_copy(update={"layers": asked.layers[:1] * 10})
+
+    def groups(*ties: tuple[int, ...]) -> list[list[int]]:
+        made = tuple(Tie(layers=layers, bytes=1.0) for layers in ties)
+        return tied_groups(ten.model_copy(update={"ties": made}))
+
+    assert groups() == [[layer] for layer in range(10)]
+    assert groups((1, 4), (3, 6), (7, 8)) == [[0], [1, 2, 3, 4, 5, 6], [7, 8], [9]]
+    assert groups((0, 2, 9), (3, 4)) == [list(range(10))]
 
 
 def test_common_batches_are_shared_by_those_with_the_shortest_round() -> None:

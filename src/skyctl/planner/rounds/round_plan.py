@@ -19,6 +19,7 @@ from skyctl.planner.evaluation import StageExecution
 from skyctl.planner.hybrid.joint_sum import SumGroup, layer_groups
 from skyctl.planner.plan_record import make_certificate
 from skyctl.planner.problem_parts import with_devices
+from skyctl.planner.rounds.owner_plan import plan_owner
 from skyctl.planner.rounds.round_model import LocalPipeline, RoundModel, RoundTimes
 from skyctl.planner.stage_memory import fits_device, human_bytes
 from skyctl.records.cluster import node_of
@@ -136,8 +137,6 @@ def _holder(model: RoundModel, device: int, microbatches: int) -> LocalPipeline:
 
 
 def _owners_pipelines(model: RoundModel, strategy: Strategy, time_limit_s: float) -> list[LocalPipeline]:
-    from skyctl.planner.api import plan  # late: it plans rounds, too
-
     problem = model.problem
     assert problem.owners is not None
     found = []
@@ -149,13 +148,9 @@ def _owners_pipelines(model: RoundModel, strategy: Strategy, time_limit_s: float
             continue
         own = with_devices(model.base.problem, ids)
         pins = {field: getattr(own, field) or None for field in ("first_stage", "last_stage")}
-        own = own.model_copy(update=pins)
-        try:
-            made = plan(own, strategy, time_limit_s / len(names))
-        except InfeasibleError as exc:
-            exc.message = f"owner {name}: {exc.message}"
-            raise
-        stages = made.pipelines[0].stages
+        stages = plan_owner(
+            own.model_copy(update=pins), name, strategy, time_limit_s / len(names), alone=len(names) == 1
+        )
         placement = tuple(StageAssignment(model.base.index(s.device), s.start, s.stop) for s in stages)
         execution = StageExecution.plain([stage.in_flight for stage in stages])
         found.append(LocalPipeline(placement, execution, problem.microbatches))
