@@ -30,7 +30,7 @@ from skyctl.errors import NodeError, ProtocolError, SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.peer_addresses import find_peer_address_outcomes, interface_with_address, own_addresses
+from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_address, own_addresses
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import make_connector, open_sessions
 
@@ -239,7 +239,7 @@ def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
 
 def _find_addresses(subjects: dict[str, _CheckedNode]) -> None:
     there = {name: subject.session for name, subject in subjects.items() if subject.lost is None}
-    for name, outcome in find_peer_address_outcomes(there).items():
+    for name, outcome in find_peer_addresses(there).items():
         subject = subjects[name]
         if isinstance(outcome, SkyctlError):
             hint = f"name the interface its peers reach it by: `interface:` of node {name!r} in cluster.yaml"

@@ -40,7 +40,7 @@ from skyctl.records.profile import (
     WorkloadProfile,
 )
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.remote.peer_addresses import find_peer_address_outcomes
+from skyctl.remote.peer_addresses import find_peer_addresses
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
@@ -227,7 +227,7 @@ def peer_addresses(probes: DeviceProbes, sessions: Mapping[str, Any]) -> dict[st
     """By node, the address at which its peers reach it; a node without one has failed."""
     alive = {m.node.name: sessions[m.node.name] for m in probes.alive()}
     addresses: dict[str, str] = {}
-    for name, outcome in find_peer_address_outcomes(alive).items():
+    for name, outcome in find_peer_addresses(alive).items():
         if isinstance(outcome, SkyctlError):
             probes.fail(name, outcome)
         else:

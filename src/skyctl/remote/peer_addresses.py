@@ -34,23 +34,11 @@ class RouteAnswer:
     address: Address | None
 
 
-def find_peer_addresses(sessions: Mapping[str, Session]) -> dict[str, str]:
-    """The IPv4 address by which its peers reach each node, by node name.
+def find_peer_addresses(sessions: Mapping[str, Session]) -> dict[str, str | SkyctlError]:
+    """The IPv4 address by which its peers reach each node, by node name; or why there is none.
 
-    Raises:
-        UnfitError: a node lacks the interface that cluster.yaml names for it.
-        SkyctlError: a node could not be asked.
+    That is an UnfitError where the node lacks the interface that cluster.yaml names for it.
     """
-    addresses = {}
-    for name, outcome in find_peer_address_outcomes(sessions).items():
-        if isinstance(outcome, SkyctlError):
-            raise outcome
-        addresses[name] = outcome
-    return addresses
-
-
-def find_peer_address_outcomes(sessions: Mapping[str, Session]) -> dict[str, str | SkyctlError]:
-    """As ``find_peer_addresses``, an address or an error per node."""
     one_machine = _are_one_machine(sessions.values())
     outcomes: dict[str, str | SkyctlError] = {}
     asked: list[str] = []

@@ -15,7 +15,7 @@ from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.remote.agent_session import Session
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.remote.peer_addresses import find_peer_address_outcomes
+from skyctl.remote.peer_addresses import find_peer_addresses
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
 from skyctl.run.checkpoints.policy import RetentionPolicy
@@ -115,7 +115,7 @@ class RunContext:
             SkyctlError: a node that is needed could not say.
         """
         if set(self._addresses) != set(self.sessions):
-            outcomes = find_peer_address_outcomes(self.sessions)
+            outcomes = find_peer_addresses(self.sessions)
             for name in needed:
                 outcome = outcomes.get(name)
                 if isinstance(outcome, SkyctlError):
