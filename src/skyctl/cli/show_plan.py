@@ -9,7 +9,7 @@ from skyctl.cli.command_output import Output
 from skyctl.cli.show_pipelines import describe_hybrid, describe_sums, load_cells, pipeline_rows, share_rows
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import format_estimate, format_ratio, format_seconds
-from skyctl.compare.round_summary import describe_rounds
+from skyctl.compare.rhythm_summary import describe_rounds
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
 from skyctl.planner.explanation.unused_devices import percent_text

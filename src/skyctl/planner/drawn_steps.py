@@ -30,8 +30,10 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
     Raises:
         InputError: see ``api.predict``.
     """
-    from skyctl.planner.hybrid import scaled_hybrids  # late: plans of these forms have intervals
-    from skyctl.planner.rounds.scaled_rounds import scaled_rounds_s
+    from skyctl.planner.scaled_pipelines import (  # late: plans of these forms have intervals
+        scaled_hybrids_s,
+        scaled_rounds_s,
+    )
 
     problem, expected_s = plan.problem, plan.predicted.iteration_s
     known = {device.id: device for device in problem.devices}
@@ -44,10 +46,8 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
             drawn(play, [stage.device for stage in pipeline.stages])
             for play, pipeline in zip(pipeline_simulations(plan), plan.pipelines, strict=True)
         ]
-        if problem.rhythm.is_rounds:
-            steps_s = scaled_rounds_s(plan, pipelines, factors)
-        else:
-            steps_s = scaled_hybrids.scaled_steps_s(plan, pipelines, factors)
+        scaled = scaled_rounds_s if problem.rhythm.is_rounds else scaled_hybrids_s
+        steps_s = scaled(plan, zip(*pipelines, strict=True), factors)
     elif problem.parallel == "data":
         steps_s = scaled_steps_s(plan, factors, draws)
     else:
