@@ -26,13 +26,13 @@ from skyctl.checkpoint.replicator_events import (
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session
-from skyctl.remote.remote_task import RemoteTask
+from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task_message, task_failure_error
 from skyctl.remote.task_group import TaskGroup
 from skyctl.run.checkpoints.replicator_messages import (
+    REPLICATOR_KINDS,
     ReplicatorEnded,
     ReplicatorNews,
     ReplicatorOrders,
-    read_replicator_message,
 )
 
 REPLICATOR_MODULE = "skyctl.checkpoint.replicator"
@@ -352,12 +352,13 @@ class ReplicatorGroup:
             ProtocolError: no replicator sends that, or not now.
             SkyctlError: what has ended it.
         """
-        read = read_replicator_message(self._sessions[name].node, message)
+        node = self._sessions[name].node
+        read = read_task_message(REPLICATOR_KINDS, node, message)
         if not self._write_down(name, REPLICATOR_TASK, read.plain):
             return
         event = read.event
-        if isinstance(event, SkyctlError):
-            raise event
+        if isinstance(event, TaskError | TaskExit):
+            raise task_failure_error(node, event)
         if isinstance(event, ReplicatorListening):
             if name in self._listening:
                 raise ProtocolError(f"node {name} said twice where its replicator listens", node=name)
