@@ -132,7 +132,7 @@ class Ranks:
         for message in messages:
             event = self.group._take(self.ranks[rank], dict(message))
             if event is not None:
-                self.group._handle(self.ranks[rank], event)
+                self.group._reports.take(self.ranks[rank], event)
 
 
 def honest_events() -> list[lies.Message]:
