@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import NodeError, ProtocolError, SkyctlError
+from skyctl.errors import NodeError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
@@ -39,6 +39,7 @@ from skyctl.run.restart_policy import (
     no_checkpoint_error,
     node_is_gone,
     restart_reason,
+    restart_text,
     resume_hint,
 )
 from skyctl.run.round_spec import refuse_trace
@@ -328,23 +329,12 @@ class PlanRunner:
             attempt.end(RANKS_END_S)
             self._last_collected = attempt.collected
         update_attempt(self._sink, ended=timestamp_s(), error=error.message)
-        checkpoint = self._sink.state.checkpoint
-        wait_s = self._restart_policy.wait_s(fault, checkpoint)
+        wait_s = self._restart_policy.wait_s(fault, self._sink.state.checkpoint)
         if wait_s is None:
             raise final_error(error, fault, self._restart_policy, resume_hint(self._sink.state)) from None
         plan = self._replanned(slowdowns, fault.apart if self._history.count else None)
-        soon = f" in {wait_s:.0f} s" if wait_s else ""
-        run_id = self._sink.paths.run_id
-        distrust = (
-            f"\n  node {error.node} is not taken back unless asked for: skyctl join {run_id} {error.node}"
-            if isinstance(error, ProtocolError)
-            else ""
-        )
-        self._callbacks.warn(
-            f"attempt {self._now.number} of run {run_id} ended: {error.message}\n"
-            f"  trying again{soon} on {', '.join(nodes_in(plan))} "
-            f"({self._restart_policy.failed} of {self._options.max_restarts} restarts){distrust}"
-        )
+        next_one = restart_text(error, self._restart_policy, wait_s, nodes_in(plan), self._sink.state)
+        self._callbacks.warn(f"attempt {self._now.number} of run {self._sink.paths.run_id} ended: {next_one}")
         self._now = _CurrentAttempt(plan, restart_reason(fault, error), number=self._now.number + 1)
         self._sink.update(status="restarting", detail=self._now.why)
         until = time.monotonic() + wait_s

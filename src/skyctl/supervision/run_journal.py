@@ -156,13 +156,12 @@ class RunJournal:
         """The number up to which all events of that session are handled; later ones are wanted."""
         return self._log.upto(session_id)
 
-    def heard(self, node: str, who: str, event: Mapping[str, Any], attempt: int | None = None) -> bool:
+    def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:
         """Writes an event down, within ``FLUSH_INTERVAL_S``.
 
         Args:
             who: the task, as in ``rank-3`` or ``keeper``.
             event: its ``seq``, where it has one, is its number in the node's session.
-            attempt: whose task it is; None: the last one's.
 
         Returns:
             False where it was written down before, so it must not be acted on again.
@@ -175,7 +174,7 @@ class RunJournal:
         if session is not None:
             self._ids[node] = session.id
         source = self._ids.get(node, node)  # of a node that is lost, what it had said before may still come
-        number = attempt or self.paths.attempt
+        number = self.paths.attempt
         kind = event.get("event")
         name: str | None = None
         data = b""

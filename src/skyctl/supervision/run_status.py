@@ -150,13 +150,13 @@ def list_runs(*, every: bool) -> tuple[list[InspectedRun], list[str]]:
     return found, faults
 
 
-def with_node_processes(runs: Iterable[InspectedRun], limit: int = 8) -> list[InspectedRun]:
+def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
     """The same runs; those without a supervisor with what their nodes say. Takes a few seconds in all."""
     runs = list(runs)
     wanted = [run for run in runs if not run.ended and run.supervisor_state == "gone"]
     if not wanted:
         return runs
-    with ThreadPoolExecutor(max_workers=limit) as pool:
+    with ThreadPoolExecutor(max_workers=8) as pool:
         found = dict(
             zip((run.paths.run_id for run in wanted), pool.map(_node_processes, wanted), strict=True)
         )

@@ -88,11 +88,9 @@ def estimate_s(model: CostModel, placement: Placement) -> float:
     return out
 
 
-def balance_layers(
-    model: CostModel, order: Sequence[int], below_s: float = math.inf
-) -> tuple[float, Placement] | None:
-    """(estimate in seconds, balanced cuts) of an order; None: nothing fits or comes below ``below_s``."""
-    placement = fill_in_order(model, order, below_s * (1 - 1e-9) if below_s < math.inf else math.inf)
+def balance_layers(model: CostModel, order: Sequence[int]) -> tuple[float, Placement] | None:
+    """(estimate in seconds, balanced cuts) of an order; None: nothing fits."""
+    placement = fill_in_order(model, order, math.inf)
     if placement is None:
         return None
     best = (estimate_s(model, placement), placement)
