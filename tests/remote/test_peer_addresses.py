@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from skyctl.agent.network_interfaces import find_source_address
 from skyctl.errors import SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
 from skyctl.remote.peer_addresses import (
     find_peer_addresses,
-    find_source_address,
     resolve_ipv4,
 )
 

@@ -17,7 +17,7 @@ from skyctl.control.problem_from_profile import build_problem, measured_shape
 from skyctl.control.step_factors import step_factors
 from skyctl.errors import InputError, MismatchError, SkyctlError
 from skyctl.files import newest_profile, recent_profiles, write_atomic
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.measurement import Measurement, ReplicaMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem

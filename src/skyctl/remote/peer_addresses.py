@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from skyctl.agent.event_fields import Address
+from skyctl.agent.network_interfaces import LOOPBACK, find_source_address
 from skyctl.errors import SkyctlError, UnfitError
 
 if TYPE_CHECKING:
     from skyctl.remote.agent_session import Session
 
-LOOPBACK = "127.0.0.1"
 ROUTE_TASK_MODULE = "skyctl.check.check_task"
 _ROUTE_TIMEOUT_S = 60.0
 
@@ -83,17 +82,6 @@ def resolve_ipv4(host: str) -> str | None:
         with suppress(OSError, UnicodeError):
             return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     return None
-
-
-def find_source_address(addresses: Iterable[str]) -> str | None:
-    """This machine's own address on the route to most of ``addresses`` (UDP connect: nothing is sent)."""
-    sources: Counter[str] = Counter()
-    for address in addresses:
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))
-            sources[sock.getsockname()[0]] += 1
-    sources.pop(LOOPBACK, None)
-    return sources.most_common(1)[0][0] if sources else None
 
 
 def _are_one_machine(sessions: Iterable[Session]) -> bool:

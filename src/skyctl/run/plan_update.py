@@ -14,17 +14,16 @@ from statistics import median
 from typing import Any
 
 from skyctl.control.corrections import Corrections
-from skyctl.control.form_choice import PIPELINE
+from skyctl.control.form_choice import PIPELINE, in_form
 from skyctl.control.observations import tells_layer_times
 from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
-from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.planner.rounds.round_plan import plan_rounds_alone

@@ -118,3 +118,19 @@ def even_placement(model: CostModel) -> Placement:
     """
     share, more = divmod(model.layers, model.devices)
     return consecutive((d, share + (d < more)) for d in range(model.max_stages))
+
+
+def near_neighbours(model: CostModel, fast: Sequence[int]) -> list[int]:
+    """From the first of these devices on, always the one that is nearest for a message of mean size."""
+    size = sum(model.output_bytes) / model.layers
+    chain, rest = [fast[0]], list(fast[1:])
+    while rest:
+        at = chain[-1]
+
+        def away_s(d: int, at: int = at) -> float:
+            link = model.link_cost(at, d)
+            return link.latency_s + size * link.slowest_s_per_byte
+
+        chain.append(min(rest, key=away_s))
+        rest.remove(chain[-1])
+    return chain

@@ -14,6 +14,7 @@ from typing import Any
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import DataModel, buffer_bytes
+from skyctl.planner.data.route_layouts import DeviceRoute
 from skyctl.planner.data.summed_bytes import SENT_SHARE, gradient_bytes
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
 from skyctl.planner.hybrid.hybrid_model import AS_MEASURED, TimeScale
@@ -111,7 +112,9 @@ class RoundModel:
             found.append(SumGroup(start, stop, holders, size, self._sums.fastest(holders, size)))
         return found
 
-    def routed(self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[Any]) -> SumGroup:
+    def routed(
+        self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[DeviceRoute]
+    ) -> SumGroup:
         """A group with the routes that a plan's record has."""
         size = math.fsum(self._sent[start:stop])
         return SumGroup(start, stop, holders, size, self._sums.of(routes))
