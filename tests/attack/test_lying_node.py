@@ -26,6 +26,7 @@ from skyctl.compare import chrome_trace, timeline
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, WorkloadError
 from skyctl.files import RunPaths
 from skyctl.planner.evaluation import simulation_input_of
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster, Node, PreparedEnvironment
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
@@ -37,7 +38,7 @@ from skyctl.run.artifacts import _check_weights, _plain_trace, gather_weights
 from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
 from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
 from skyctl.run.checkpoints.replicator_messages import ReplicatorEnded
-from skyctl.run.event_sink import RunFolderSink, timestamp_s
+from skyctl.run.event_sink import RunFolderSink
 from skyctl.run.plan_update import observed_slowdowns
 from skyctl.run.rank_failure import RankState
 from skyctl.run.rank_group import RankGroup
@@ -88,7 +89,7 @@ def plan() -> Plan:
 
 
 def run_state(paths: RunPaths) -> RunState:
-    now = timestamp_s()
+    now = timestamp()
     return RunState(
         run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=lies.STEPS
     )

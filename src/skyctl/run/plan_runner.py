@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import NodeError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
@@ -26,7 +27,7 @@ from skyctl.run.attempt import AdoptedRanks, Attempt
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
 from skyctl.run.change_notes import change_notes
 from skyctl.run.checkpoints.policy import shard_limits
-from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, timestamp_s, update_attempt
+from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, update_attempt
 from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
 from skyctl.run.plan_update import nodes_in, replan_without
 from skyctl.run.rank_spec import check_plan_fits, used_nodes
@@ -73,8 +74,8 @@ def run_plan(
     paths = RunPaths.new()
     state = RunState(
         run_id=paths.run_id,
-        created=timestamp_s(),
-        written=timestamp_s(),
+        created=timestamp(),
+        written=timestamp(),
         workload=request.spec.source,
         cluster=cluster.name,
         steps=options.steps,
@@ -328,7 +329,7 @@ class PlanRunner:
         if attempt is not None:
             attempt.end(RANKS_END_S)
             self._last_collected = attempt.collected
-        update_attempt(self._sink, ended=timestamp_s(), error=error.message)
+        update_attempt(self._sink, ended=timestamp(), error=error.message)
         wait_s = self._restart_policy.wait_s(fault, self._sink.state.checkpoint)
         if wait_s is None:
             raise final_error(error, fault, self._restart_policy, resume_hint(self._sink.state)) from None
@@ -363,7 +364,7 @@ class PlanRunner:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.end(RANKS_END_S)
-        update_attempt(self._sink, ended=timestamp_s())
+        update_attempt(self._sink, ended=timestamp())
         self._nodes.keep_lost(nodes_in(change.plan))
         self._now = _CurrentAttempt(change.plan, change.why, True, self._now.number + 1)
 
@@ -392,6 +393,6 @@ class PlanRunner:
         self._context.close()
         self._replanner.close()
         with suppress(SkyctlError):
-            update_attempt(self._sink, ended=timestamp_s(), error=detail)
+            update_attempt(self._sink, ended=timestamp(), error=detail)
             self._sink.update(status=status, detail=detail)
             self._sink.close()

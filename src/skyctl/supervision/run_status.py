@@ -164,6 +164,7 @@ def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
 
 
 def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
+    from skyctl.control.node_sessions import close_sessions
     from skyctl.remote.session_factory import connect_node, open_sessions
     from skyctl.supervision.run_settings import cluster_of, connect_of
 
@@ -200,12 +201,7 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
             except SkyctlError as exc:
                 looks[name] = NodeProcesses(name, error=exc.message)
     finally:
-        with ThreadPoolExecutor(max_workers=max(1, len(opened))) as pool:
-            list(
-                pool.map(
-                    lambda one: one.close(), (s for s in opened.values() if not isinstance(s, SkyctlError))
-                )
-            )
+        close_sessions(s for s in opened.values() if not isinstance(s, SkyctlError))
     return tuple(looks[name] for name in ids)
 
 
