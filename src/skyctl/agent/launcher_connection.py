@@ -74,13 +74,13 @@ class LauncherConnection:
     one poll.
     """
 
-    def __init__(self, lease_s: float, in_fd: int, out_fd: int) -> None:
+    def __init__(self, lease_s: float, in_fd: int, out_fd: int, log_path: Path = Path(os.devnull)) -> None:
         self.failure: str | None = None
         self.announced_end: str | None = None
         self.max_sleep_s = max(0.05, min(1.0, lease_s / 4))
         self._lease_s = lease_s
         self._last_received_at = time.monotonic()
-        self._stream: _LauncherStream | None = _LauncherStream(in_fd, out_fd, None, Path(os.devnull))
+        self._stream: _LauncherStream | None = _LauncherStream(in_fd, out_fd, None, log_path)
         self._is_listening = True
         self._is_launcher_known = False  # before the launcher has said anything it does not know of us
 

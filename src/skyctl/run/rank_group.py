@@ -285,7 +285,8 @@ class RankGroup:
             read = reader.read(message)
             if not self._hooks.message(rank.spec, read.plain):
                 return None
-            reader.accept(event := read.event)
+            event: RankEvent | LogEvent | TaskError | TaskExit = read.event
+            reader.accept(event)
         except ProtocolError as exc:
             rank.failure = exc
             return None

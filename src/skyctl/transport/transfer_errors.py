@@ -28,8 +28,10 @@ class PeerLostError(RunError):
 class PeerError(RunError):
     """What is wrong with the other end; ``peer_rank``: who that is (None: no rank)."""
 
-    def __init__(self, message: str, *, peer_rank: int | None, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self, message: str, *, peer_rank: int | None, hint: str | None = None, log: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, log=log)
         self.peer_rank = peer_rank
 
 
