@@ -22,8 +22,6 @@ _TIMEOUT_TEXT = "imed out"
 class PeerLostError(RunError):
     """The other end is gone: a consequence of another failure, hardly ever the first cause."""
 
-    secondary = True
-
 
 class PeerError(RunError):
     """What is wrong with the other end; ``peer_rank``: who that is (None: no rank)."""

@@ -152,11 +152,6 @@ class ReachTable:
         out[~self.may_be_last, self.layers] = self.layers
         return np.minimum(out, np.arange(self.layers + 1))
 
-    def busy_s(self, row: int, start: int, stop: int) -> float:
-        """Seconds of one microbatch's forward and backward through [start, stop) on a device of the class."""
-        work = self.work[self.timing[row]]
-        return float(work[stop] - work[start])
-
 
 class RangeMemory:
     """``CostModel.need_bytes`` in numpy, for many ranges of layers at once."""

@@ -48,13 +48,11 @@ class RoundTimes:
 
     Attributes:
         local_steps: by pipeline.
-        work_s: by pipeline, seconds of all its local steps.
         round_s: of the median round, the average included.
         sync_s: the average's part of it.
     """
 
     local_steps: tuple[int, ...]
-    work_s: tuple[float, ...]
     round_s: float
     sync_s: float
 
@@ -157,7 +155,7 @@ class RoundModel:
                 made = max(1, math.ceil(limit_s / each_s * (1 - 1e-9)))
             work_s.append(made * each_s)
         slowest_s = median_slowest_s(work_s, self.problem.rhythm.clients_per_round)
-        return RoundTimes(tuple(steps), tuple(work_s), slowest_s + sync_s, sync_s)
+        return RoundTimes(tuple(steps), slowest_s + sync_s, sync_s)
 
     def prediction(
         self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup], times: RoundTimes
