@@ -12,6 +12,7 @@ import yaml
 from runs.labs import Bench, lab
 
 from skyctl.control.node_sessions import connect_nodes, require_all
+from skyctl.errors import SkyctlError
 from skyctl.inventory.cluster_file import read_cluster
 from skyctl.probe.device_probes import DeviceProbes
 from skyctl.remote.base import ConnectOptions
@@ -48,6 +49,11 @@ def ready(text: str) -> Iterator[Ready]:
                 probes.wait(probes.alive(), "facts", 300.0, lambda m, event: m.facts.update(event))
                 if probes.failures:
                     raise SystemExit(str(probes.failures))
-                yield Ready(probes, find_peer_addresses(links.sessions), bench)
+                addresses = {}
+                for name, outcome in find_peer_addresses(links.sessions).items():
+                    if isinstance(outcome, SkyctlError):
+                        raise outcome
+                    addresses[name] = outcome
+                yield Ready(probes, addresses, bench)
             finally:
                 probes.close()

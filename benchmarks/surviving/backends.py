@@ -137,9 +137,8 @@ def _lab(folder: Path) -> Iterator[Backend]:
 
 
 def _make_clocked_python(folder: Path) -> None:
-    from skyctl.lab.prerequisites import make_torch_only_venv
-
-    packages = next(make_torch_only_venv(folder).parents[1].glob("lib/python3*/site-packages"))
+    python = lab.of_tests("lab.torch_only_venv").make_torch_only_venv(folder)
+    packages = next(python.parents[1].glob("lib/python3*/site-packages"))
     (packages / "sitecustomize.py").write_text(lab.of_tests("lab.clocks").shift_from_file())
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from skyctl.errors import NodeError
 from skyctl.files import RunPaths
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import Node
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device, Layer, LayerTimes, Link, Problem
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
-from skyctl.run.event_sink import RunFolderSink, timestamp_s
+from skyctl.run.event_sink import RunFolderSink
 from skyctl.run.rank_failure import RankState
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec, rank_task_name
@@ -59,7 +60,7 @@ def make_plan() -> Plan:
 
 
 def run_state(paths: RunPaths) -> RunState:
-    now = timestamp_s()
+    now = timestamp()
     return RunState(
         run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=lies.STEPS
     )
@@ -103,7 +104,7 @@ class Ranks:
         for message in messages:
             event = self.group._take(self.ranks[rank], dict(message))
             if event is not None:
-                self.group._handle(self.ranks[rank], event)
+                self.group._reports.take(self.ranks[rank], event)
 
 
 def honest_events() -> list[lies.Message]:

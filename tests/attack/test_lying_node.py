@@ -172,13 +172,15 @@ def test_what_a_replicator_sends() -> None:
     ],
 )
 def test_an_answer_that_none_would_give(answer: lies.Message, words: str) -> None:
-    from skyctl.run.checkpoints.replicator_messages import ReplicatorOrders, read_replicator_message
+    from skyctl.remote.remote_task import read_task_message
+    from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS, ReplicatorOrders
 
     orders = ReplicatorOrders({0: 1000})
     orders.give(orders.next_number(), lies.LIAR)
     orders.give(orders.next_number(), lies.HONEST)
+    message = {"event": "answer", **answer}
     with pytest.raises(ProtocolError, match=words):
-        orders.take(lies.LIAR, read_replicator_message(NODES[lies.LIAR], {"event": "answer", **answer}).event)
+        orders.take(lies.LIAR, read_task_message(REPLICATOR_KINDS, NODES[lies.LIAR], message).event)
 
 
 def test_what_an_agent_sends() -> None:

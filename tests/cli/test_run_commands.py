@@ -15,11 +15,11 @@ from tests.planner.data_problems import data_problem
 from skyctl.checkpoint import safetensors
 from skyctl.files import RunPaths, write_atomic
 from skyctl.planner.api import plan
+from skyctl.records.base import timestamp
 from skyctl.records.plan import WorkloadRef
 from skyctl.records.problem import Device, Layer, Problem
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
-from skyctl.supervision.run_journal import timestamp_ms
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
 
 from ..helpers.commands import Done, run_here
@@ -40,14 +40,18 @@ def make(run_id: str, **more: object) -> RunPaths:
     paths = RunPaths(run_id).create()
     fields: dict[str, object] = {
         "run_id": run_id,
-        "created": timestamp_ms(),
-        "written": timestamp_ms(),
+        "created": timestamp("milliseconds"),
+        "written": timestamp("milliseconds"),
         "workload": "gpt:layers=2",
         "cluster": "here",
         "steps": 20,
         "attempts": (
             RunAttempt(
-                number=1, began=timestamp_ms(), why="launched", from_step=0, devices=("a/cpu:0", "b/cpu:0")
+                number=1,
+                began=timestamp("milliseconds"),
+                why="launched",
+                from_step=0,
+                devices=("a/cpu:0", "b/cpu:0"),
             ),
         ),
         **more,

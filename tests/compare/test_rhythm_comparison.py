@@ -19,7 +19,7 @@ from skyctl.compare.sweeps import nodes_sweep, sweep_table
 from skyctl.control.comparison_job import ComparisonJob
 from skyctl.control.comparison_sweeps import plan_nodes
 from skyctl.control.plan_creation import PlanOptions
-from skyctl.planner.long_run import long_run_step_s
+from skyctl.planner.drawn_steps import long_run_step_s
 from skyctl.records.base import parse
 from skyctl.records.measurement import Measurement, StepMeasurement, quantiles
 from skyctl.records.plan import WorkloadRef

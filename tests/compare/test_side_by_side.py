@@ -17,7 +17,7 @@ from skyctl.compare.outcome import StrategyOutcome, summarize_outcomes
 from skyctl.compare.report_page import render_report
 from skyctl.compare.sync_summary import SyncChoice, sync_choice, sync_rows, sync_table
 from skyctl.compare.timeline import IDLE, plan_timeline
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.plan import (
     Certificate,
     FormOutcome,

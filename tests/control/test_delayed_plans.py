@@ -9,11 +9,11 @@ from tests.planner.hybrid_plans import hybrid_plan
 from skyctl import plan
 from skyctl.compare.sync_summary import describe_sync
 from skyctl.compare.timeline import plan_timeline
+from skyctl.control.form_choice import in_form
 from skyctl.control.observations import correct_from_run
 from skyctl.control.plan_creation import PlanOptions, forms_left_out
-from skyctl.control.problem_devices import in_form
 from skyctl.errors import InputError
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.measurement import Measurement, Quantiles, StepMeasurement
 from skyctl.records.rhythm import Rhythm
 

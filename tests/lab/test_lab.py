@@ -293,7 +293,7 @@ def test_bad_interpreters_are_refused_before_anything_is_made(lab):
 
 @pytest.mark.slow
 def test_one_nodes_environment_holds_torch_alone(lab, ssh, tmp_path):
-    from skyctl.lab.prerequisites import make_torch_only_venv
+    from .torch_only_venv import make_torch_only_venv
 
     bare = make_torch_only_venv(tmp_path / "bare environment")
     state = lab(TWO, pythons={"n2": str(bare)})

@@ -14,11 +14,11 @@ import pytest
 from tests.lab import fault_injection
 
 from skyctl.lab.lab_state import LabState
-from skyctl.lab.prerequisites import make_torch_only_venv
 
 from ..helpers import runs
 from . import harm
 from .clusters import FOUR_NODES, Cluster
+from .torch_only_venv import make_torch_only_venv
 
 pytestmark = pytest.mark.alone
 WORKLOAD = "gpt:layers=4,hidden=192,heads=4,context=64"

@@ -17,11 +17,11 @@ from tests.lab import fault_injection
 
 from skyctl.lab import traffic_shaping
 from skyctl.lab.lab_state import host_key
-from skyctl.lab.prerequisites import make_torch_only_venv
 
 from ..helpers.runs import Run
 from .clocks import constant_shift
 from .clusters import Cluster
+from .torch_only_venv import make_torch_only_venv
 
 pytestmark = pytest.mark.matrix
 

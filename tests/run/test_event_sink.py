@@ -12,10 +12,11 @@ import pytest
 
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
+from skyctl.records.base import timestamp
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
-from skyctl.run.event_sink import RunFolderSink, timestamp_s
+from skyctl.run.event_sink import RunFolderSink
 
 VALIDATION = ValidationMeasurement(step=1, loss=1.5, metrics={"top-5": 0.5, "odd": None})
 
@@ -28,7 +29,7 @@ def progress(step: int, **more: Any) -> StepProgress:
 
 def sink(note: Callable[[str], None]) -> RunFolderSink:
     paths = RunPaths.new()
-    now = timestamp_s()
+    now = timestamp()
     state = RunState(run_id=paths.run_id, created=now, written=now, workload="w", cluster="c", steps=3)
     return RunFolderSink(paths, state, note)
 

@@ -9,8 +9,9 @@ import pytest
 
 from skyctl.errors import NodeError, ProtocolError, SkyctlError, UnreachableError
 from skyctl.files import RunPaths
+from skyctl.records.base import timestamp
 from skyctl.records.run_state import RunState
-from skyctl.run.event_sink import RunFolderSink, timestamp_s
+from skyctl.run.event_sink import RunFolderSink
 from skyctl.run.run_nodes import RunNodes
 
 
@@ -41,7 +42,7 @@ def make_sessions() -> dict[str, Any]:
 
 def make(sessions: dict[str, Any], **known: Any) -> tuple[RunNodes, Replanner, RunFolderSink]:
     paths, replanner = RunPaths.new(), Replanner()
-    now = timestamp_s()
+    now = timestamp()
     fixed = {"created": now, "written": now, "workload": "w", "cluster": "c", "steps": 3}
     state = RunState.model_validate({"run_id": paths.run_id, **fixed, **known})
     sink = RunFolderSink(paths, state, lambda _note: None)

@@ -16,22 +16,23 @@ import pytest
 
 from skyctl.errors import RecordError, SkyctlError
 from skyctl.files import RunPaths, read_record
+from skyctl.records.base import timestamp
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import StepProgress
 from skyctl.supervision.background_supervisor import BACKGROUND_MODULE
 from skyctl.supervision.commit_log import CommitLog
-from skyctl.supervision.run_journal import RunJournal, timestamp_ms
+from skyctl.supervision.run_journal import RunJournal
 
 
 def state(paths: RunPaths, **more: object) -> RunState:
     return RunState(
         run_id=paths.run_id,
-        created=timestamp_ms(),
-        written=timestamp_ms(),
+        created=timestamp("milliseconds"),
+        written=timestamp("milliseconds"),
         workload="gpt:layers=1",
         cluster="here",
         steps=100,
-        attempts=(RunAttempt(number=1, began=timestamp_ms(), why="the beginning", from_step=0),),
+        attempts=(RunAttempt(number=1, began=timestamp("milliseconds"), why="the beginning", from_step=0),),
         **more,
     )
 
@@ -192,7 +193,7 @@ def test_a_step_done_again_replaces_what_came_after(tmp_path: Path) -> None:
     ledger.begin(second, "{}")
     attempts = (
         *ledger.state.attempts,
-        RunAttempt(number=2, began=timestamp_ms(), why="b was lost", from_step=2),
+        RunAttempt(number=2, began=timestamp("milliseconds"), why="b was lost", from_step=2),
     )
     ledger.update(attempts=attempts)
     ledger.step(progress(2))

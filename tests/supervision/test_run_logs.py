@@ -9,9 +9,9 @@ import pytest
 
 from skyctl.errors import InputError
 from skyctl.files import RunPaths, run_folder, write_atomic
+from skyctl.records.base import timestamp
 from skyctl.records.run_state import RunAttempt, RunState
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.supervision.run_journal import timestamp_ms
 from skyctl.supervision.run_logs import (
     FileTail,
     LogFollower,
@@ -26,13 +26,13 @@ from skyctl.supervision.run_logs import (
 def state(paths: RunPaths, *attempts: tuple[str, ...]) -> RunState:
     return RunState(
         run_id=paths.run_id,
-        created=timestamp_ms(),
-        written=timestamp_ms(),
+        created=timestamp("milliseconds"),
+        written=timestamp("milliseconds"),
         workload="w",
         cluster="here",
         steps=10,
         attempts=tuple(
-            RunAttempt(number=n, began=timestamp_ms(), why="x", from_step=0, devices=devices)
+            RunAttempt(number=n, began=timestamp("milliseconds"), why="x", from_step=0, devices=devices)
             for n, devices in enumerate(attempts, 1)
         ),
     )

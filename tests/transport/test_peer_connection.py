@@ -203,9 +203,8 @@ def test_a_peer_that_dies_is_named_as_lost(tls: Tls) -> None:
         pair.accept(30.0)
         work = pair.recv(torch.empty(1), FIRST_TAG)
         process.kill()
-        with pytest.raises(PeerLostError, match=r"the connection to rank 7 \(n7\) is gone") as caught:
+        with pytest.raises(PeerLostError, match=r"the connection to rank 7 \(n7\) is gone"):
             work.wait()
-        assert caught.value.secondary
         with pytest.raises(PeerLostError):
             pair.recv(torch.empty(1), FIRST_TAG).wait()
     finally:

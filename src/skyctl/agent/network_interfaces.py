@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 
 from skyctl.errors import RunError
 
+LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
 
 
@@ -74,3 +77,14 @@ def _interface_address(interface: str) -> str:
             f"network interface {interface!r} has no IPv4 address: {exc.strerror or exc}",
             hint="connect it (a VPN, say), or name another with 'interface:' in cluster.yaml",
         ) from exc
+
+
+def find_source_address(addresses: Iterable[str]) -> str | None:
+    """This machine's own address on the route to most of ``addresses`` (UDP connect: nothing is sent)."""
+    sources: Counter[str] = Counter()
+    for address in addresses:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))
+            sources[sock.getsockname()[0]] += 1
+    sources.pop(LOOPBACK, None)
+    return sources.most_common(1)[0][0] if sources else None

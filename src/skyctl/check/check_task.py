@@ -18,13 +18,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from skyctl.agent.network_interfaces import find_source_address
 from skyctl.setup.node.environment_store import free_bytes
 from skyctl.transport.handshake import (
     AuthenticatingListener,
@@ -41,7 +41,7 @@ _FOREVER_S = 86400.0
 def main(payload: dict[str, Any], channel: Any) -> dict[str, Any]:
     """The task that serves one ``skyctl check`` on a node, as the module says."""
     if payload["op"] == "route":
-        return {"address": _route_source(payload["towards"])}
+        return {"address": find_source_address(payload["towards"])}
     if payload["op"] == "torch":
         return _torch_facts(payload.get("devices"), channel.cache)
     return _answer_questions(channel)
@@ -71,16 +71,6 @@ def _answer_questions(channel: Any) -> dict[str, Any]:
     finally:
         if listener is not None:
             listener.close()
-
-
-def _route_source(towards: list[str]) -> str | None:
-    sources: Counter[str] = Counter()
-    for address in towards:
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))  # sends nothing: it only makes the kernel choose a route
-            sources[sock.getsockname()[0]] += 1
-    sources.pop("127.0.0.1", None)
-    return sources.most_common(1)[0][0] if sources else None
 
 
 def _torch_facts(devices: list[str] | None, cache: Path) -> dict[str, Any]:

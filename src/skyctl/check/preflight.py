@@ -30,7 +30,7 @@ from skyctl.errors import NodeError, ProtocolError, SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions
-from skyctl.remote.peer_addresses import find_peer_address_outcomes, interface_with_address, own_addresses
+from skyctl.remote.peer_addresses import find_peer_addresses, interface_with_address, own_addresses
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import make_connector, open_sessions
 
@@ -39,6 +39,9 @@ PRELOADED = (CHECK_TASK, "torch")
 """What local nodes' tasks are forked with: not all of what ranks need, which takes as long again."""
 CONNECT_TIMEOUT_S = 5.0
 """How long one node tries to connect to another."""
+ANSWER_TIMEOUT_S = 60.0
+TORCH_TIMEOUT_S = 180.0
+"""Torch's import takes long on a slow disk or a small share of a processor."""
 
 _PINGS = 5
 _NODES_AT_ONCE = 32
@@ -48,21 +51,11 @@ CheckProgress = Callable[[str, float, float], None]
 """Called with what is going on, and how much of how much is done."""
 
 
-@dataclass(frozen=True)
-class CheckTimeouts:
-    """Seconds. ``torch_s``: its import takes long on a slow disk or a small share of a processor."""
-
-    answer_s: float = 60.0
-    torch_s: float = 180.0
-    connect_s: float = CONNECT_TIMEOUT_S
-
-
 @dataclass
 class _CheckedNode:
     """A node that a session is open on, and what is known of it so far."""
 
     session: Session
-    timeouts: CheckTimeouts
     ticks: list[Tick] = field(default_factory=list)
     torch: str | None = None
     dtypes: tuple[DtypeReport, ...] = ()
@@ -102,7 +95,6 @@ def check_nodes(
     cluster: Cluster,
     options: ConnectOptions,
     on_event: CheckProgress | None = None,
-    timeouts: CheckTimeouts | None = None,
 ) -> CheckReport:
     """Looks at every node and every pair; what fails is a problem with its next step, never an exception.
 
@@ -112,7 +104,6 @@ def check_nodes(
     Args:
         on_event: called from this thread and others.
     """
-    timeouts = timeouts or CheckTimeouts()
     said = _ProgressCounter(on_event, len(cluster.nodes))
     said("connecting")
     with make_connector(cluster.nodes, preloaded=PRELOADED) as connector:
@@ -120,7 +111,7 @@ def check_nodes(
             cluster.nodes, options, lambda name, _: said(f"{name} answered"), connector=connector
         )
     sessions = {name: o for name, o in outcomes.items() if not isinstance(o, SkyctlError)}
-    subjects = {name: _CheckedNode(session, timeouts) for name, session in sessions.items()}
+    subjects = {name: _CheckedNode(session) for name, session in sessions.items()}
     with _closing_sessions(sessions), ThreadPoolExecutor(_NODES_AT_ONCE, "check") as pool:
         _on_every_node(pool, subjects, _inspect_node, said)
         _find_addresses(subjects)
@@ -205,7 +196,7 @@ def _inspect_node(subject: _CheckedNode) -> None:
     """Reach to login went well, or there would be no session; Python, torch, devices, limits, clock."""
     node, session = subject.session.node, subject.session
     names = diagnosis.check_names(node)
-    facts = subject.ask("facts", subject.timeouts.answer_s)
+    facts = subject.ask("facts", ANSWER_TIMEOUT_S)
     found = session.host if node.transport == "ssh" else "this machine"
     subject.ticks = [ok(name, found if name == "reach" else None) for name in names[: names.index("python")]]
     subject.ticks.append(diagnosis.python_tick(facts))
@@ -214,7 +205,7 @@ def _inspect_node(subject: _CheckedNode) -> None:
     try:
         devices = list(node.devices) if node.devices is not None else None
         order = {"op": "torch", "devices": devices}
-        answer = session.run_task(CHECK_TASK, order, subject.timeouts.torch_s, answer=TorchFacts)
+        answer = session.run_task(CHECK_TASK, order, TORCH_TIMEOUT_S, answer=TorchFacts)
         subject.torch = answer["torch"]
         subject.dtypes = tuple(DtypeReport(**one) for one in answer["dtypes"])
     except SkyctlError as exc:
@@ -230,7 +221,7 @@ def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
     best = (0.0, float("inf"))
     for _ in range(_PINGS):
         began, sent = time.time(), time.monotonic()
-        there = subject.ask("clock", subject.timeouts.answer_s)["time_s"]
+        there = subject.ask("clock", ANSWER_TIMEOUT_S)["time_s"]
         round_trip_s = time.monotonic() - sent
         if round_trip_s < best[1]:
             best = (there - (began + round_trip_s / 2), round_trip_s)
@@ -239,7 +230,7 @@ def _clock_offset(subject: _CheckedNode) -> tuple[float, float]:
 
 def _find_addresses(subjects: dict[str, _CheckedNode]) -> None:
     there = {name: subject.session for name, subject in subjects.items() if subject.lost is None}
-    for name, outcome in find_peer_address_outcomes(there).items():
+    for name, outcome in find_peer_addresses(there).items():
         subject = subjects[name]
         if isinstance(outcome, SkyctlError):
             hint = f"name the interface its peers reach it by: `interface:` of node {name!r} in cluster.yaml"
@@ -255,7 +246,7 @@ def _start_listening(subject: _CheckedNode) -> None:
     if subject.address is None:
         subject.ticks += skipped(["port"], "no address")
         return
-    answer = subject.ask("listen", subject.timeouts.answer_s, address=subject.address, secret=subject.secret)
+    answer = subject.ask("listen", ANSWER_TIMEOUT_S, address=subject.address, secret=subject.secret)
     if "port" not in answer:
         hint = f"name another interface with `interface:` of node {subject.name!r} in cluster.yaml"
         found = f"no port of {subject.address} can be listened on: {answer.get('error')}"
@@ -275,8 +266,8 @@ def _connect_to_peers(subject: _CheckedNode, everyone: Sequence[_CheckedNode]) -
     if not peers:
         return
     waves = -(-len(peers) // _PEERS_AT_ONCE)
-    limit_s = subject.timeouts.answer_s + waves * 2 * subject.timeouts.connect_s
-    answer = subject.ask("connect", limit_s, peers=peers, wait_s=subject.timeouts.connect_s)
+    limit_s = ANSWER_TIMEOUT_S + waves * 2 * CONNECT_TIMEOUT_S
+    answer = subject.ask("connect", limit_s, peers=peers, wait_s=CONNECT_TIMEOUT_S)
     results = answer.get("results", {})
     if not set(results) <= set(peers):
         name = subject.name

@@ -135,32 +135,22 @@ def plan_transfers(
     return transfers
 
 
-def place_replicas(
-    nodes: Sequence[str], replicas: int = 2, sites: Mapping[str, str] | None = None
-) -> dict[str, list[str]]:
+def place_replicas(nodes: Sequence[str], replicas: int = 2) -> dict[str, list[str]]:
     """By node, the nodes whose checkpoints it copies (its replicator's ``follow``).
 
-    Every node's shards are then on ``replicas`` nodes, as far as there are that many. A copy is placed on
-    another site where there is one, so that the loss of a site loses nothing; then on the node with the
-    fewest copies; then on the next one in the pipeline.
+    Every node's shards are then on ``replicas`` nodes, as far as there are that many. A copy is placed on the
+    node with the fewest copies, then on the next one in the pipeline.
 
     Args:
         nodes: in the pipeline's order, each once; nodes without ranks may follow at the end, to copy only.
-        sites: by node, its site; None: unknown.
     """
     order = list(dict.fromkeys(nodes))
     copies: dict[str, list[str]] = {node: [] for node in order}
     for place, owner in enumerate(order):
-        holders = {owner}
+        following = order[place + 1 :] + order[:place]
         for _ in range(min(replicas, len(order)) - 1):
-            there = {(sites or {}).get(node) for node in holders}
-
-            def worth(node: str, at: int = place, there: set[str | None] = there) -> tuple[bool, int, int]:
-                site = (sites or {}).get(node)
-                distance = (order.index(node) - at) % len(order)
-                return site is None or site in there, len(copies[node]), distance
-
-            holder = min((node for node in order if node not in holders), key=worth)
+            holder = min(
+                (node for node in following if owner not in copies[node]), key=lambda n: len(copies[n])
+            )
             copies[holder].append(owner)
-            holders.add(holder)
     return copies

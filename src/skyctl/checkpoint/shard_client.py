@@ -72,7 +72,6 @@ class ShardClient:
         self,
         address: ReplicatorAddress,
         credentials: ReplicatorCredentials,
-        timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self._address = address
         self.closed = False
@@ -82,7 +81,7 @@ class ShardClient:
                 address.port,
                 credentials.secret,
                 purpose=handshake_purpose(credentials.run_id, address.node),
-                timeout_s=timeout_s,
+                timeout_s=CONNECT_TIMEOUT_S,
             )
             self._sock: socket.socket = admitted.sock
             try:

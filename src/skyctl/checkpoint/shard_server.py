@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +26,6 @@ from skyctl.errors import SkyctlError
 from skyctl.transport.handshake import (
     AuthenticatedSocket,
     AuthenticatingListener,
-    log_to_stderr,
     open_listener,
     os_error_reason,
 )
@@ -62,7 +60,6 @@ class ShardServer:
         secret: str,
         address: str,
         identity: TlsIdentity | None = None,
-        tell: Callable[[str], None] = log_to_stderr,
     ) -> None:
         self._folder, self._identity = folder, identity
         try:
@@ -71,7 +68,7 @@ class ShardServer:
             raise SkyctlError(
                 f"the checkpoint replicator can't listen on {address}: {os_error_reason(exc)}"
             ) from exc
-        self._gate = AuthenticatingListener(sock, secret, purpose=handshake_purpose(run_id, node), log=tell)
+        self._gate = AuthenticatingListener(sock, secret, purpose=handshake_purpose(run_id, node))
         self.address, self.port = address, int(self._gate.port)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()

@@ -18,7 +18,6 @@ from skyctl.cli.options import (
     ConnectionOptions,
     DefaultedWorkloadOptions,
     LearningRateOption,
-    PlacementOptions,
     ProfileOption,
     StepsOption,
     TimeLimitOption,
@@ -26,6 +25,7 @@ from skyctl.cli.options import (
     WorkloadArgument,
     YesOption,
 )
+from skyctl.cli.placement_options import PlacementOptions
 from skyctl.cli.run_options import ValidateBatchesOption, ValidateEveryOption
 from skyctl.errors import InputError, SkyctlError
 from skyctl.workload.recipe import VALIDATE_BATCHES, Recipe

@@ -26,12 +26,12 @@ from skyctl.cli.options import (
     DryRunOption,
     MicrobatchesOption,
     OutputOption,
-    PlacementOptions,
     ProfileOption,
     TimeLimitOption,
     WorkloadArgument,
     WorkloadOptions,
 )
+from skyctl.cli.placement_options import PlacementOptions
 from skyctl.errors import InputError
 
 if TYPE_CHECKING:

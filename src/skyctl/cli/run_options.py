@@ -15,11 +15,11 @@ from skyctl.cli.options import (
     LearningRateOption,
     MicrobatchesOption,
     OutputOption,
-    PlacementOptions,
     TraceOption,
     WorkloadOptions,
     YesOption,
 )
+from skyctl.cli.placement_options import PlacementOptions
 from skyctl.workload.recipe import LR_SCHEDULES, VALIDATE_BATCHES, Recipe
 
 if TYPE_CHECKING:

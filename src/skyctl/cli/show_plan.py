@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from skyctl.cli.command_output import Output
+from skyctl.cli.show_pipelines import describe_hybrid, describe_sums, load_cells, pipeline_rows, share_rows
 from skyctl.compare.form_summary import describe_forms, form_table
 from skyctl.compare.number_format import format_estimate, format_ratio, format_seconds
+from skyctl.compare.rhythm_summary import describe_rounds
 from skyctl.planner.explanation.advice import Advice
 from skyctl.planner.explanation.plan_reasons import describe_choices, find_binding_constraint, stage_views
+from skyctl.planner.explanation.unused_devices import percent_text
 from skyctl.planner.trainer_export import TrainerExport
 from skyctl.records.plan import Plan
 
@@ -33,17 +36,10 @@ def show_plan(out: Output, plan: Plan, *, time_limit_reached: bool = False) -> N
     """
     bar = BAR_WIDTH // 2 if out.width is not None and out.width < NARROW_COLUMNS else BAR_WIDTH
     if plan.problem.rhythm.is_rounds:
-        from skyctl.cli.show_rounds import round_rows
-        from skyctl.compare.round_summary import describe_rounds
-
-        rows, said = round_rows(plan, bar), describe_rounds(plan)
+        rows, said = pipeline_rows(plan, bar), describe_rounds(plan)
     elif plan.problem.parallel == "data":
-        from skyctl.cli.show_data_plan import describe_sums, share_rows
-
         rows, said = share_rows(plan, bar), describe_sums(plan)
     elif plan.problem.parallel == "hybrid":
-        from skyctl.cli.show_hybrid_plan import describe_hybrid, pipeline_rows
-
         rows, said = pipeline_rows(plan, bar), describe_hybrid(plan)
     else:
         rows, said = _stage_rows(plan, bar), _why(plan)
@@ -70,21 +66,17 @@ def _stage_rows(plan: Plan, bar: int) -> list[dict[str, object]]:
     linked = any(view.link_s > 0 for view in views)
     rows: list[dict[str, object]] = []
     for index, (stage, view) in enumerate(zip(plan.placed_stages, views, strict=True)):
-        prediction = predicted[view.device]
-        filled = min(bar, round(view.busy * bar))
+        room = memory[view.device]
+        link = {"link ms": f"{view.link_s * 1e3:.1f}" if index < len(views) - 1 else ""}
         rows.append(
             {
                 "stage": index,
                 "device": view.device,
                 "layers": f"{stage.start}:{stage.stop}",
                 "from … to": f"{layers[stage.start].name} … {layers[stage.stop - 1].name}",
-                "busy s": f"{prediction.compute_s:.3f}",
-                "load": "█" * filled + "·" * (bar - filled),
-                "busy": f"{view.busy:.0%}",
-                "in flight": stage.in_flight,
-                "memory GiB": _memory(view.memory_bytes, memory[view.device]),
+                **load_cells(predicted[view.device], plan.predicted.iteration_s, room, bar, stage.in_flight),
+                **(link if linked else {}),
             }
-            | ({"link ms": f"{view.link_s * 1e3:.1f}" if index < len(views) - 1 else ""} if linked else {})
         )
     return rows
 
@@ -131,7 +123,7 @@ def _proof(plan: Plan) -> str:
         return f"how sure: proved optimal{among}{how}"
     if bound_s is None:
         return f"how sure: no bound is claimed (strategy {plan.strategy}: {method}, {sure.wall_s:.2f} s)"
-    gap = f" (gap {_percent(sure.value_s / bound_s - 1)})" if bound_s > 0 else ""
+    gap = f" (gap {percent_text(sure.value_s / bound_s - 1)})" if bound_s > 0 else ""
     faster = "be faster" if plan.problem.objective == "iteration" else "have a slowest stage faster"
     return f"how sure: not proved: no plan{which} can {faster} than {_seconds(bound_s)}{gap}{how}"
 
@@ -140,11 +132,6 @@ def _seconds(seconds: float) -> str:
     if 0 < seconds < 0.01:
         return f"{seconds * 1e3:.4g} ms"
     return f"{seconds:.4f} s" if seconds < 1e6 else f"{seconds:.5g} s"
-
-
-def _percent(share: float) -> str:
-    percent = share * 100
-    return f"{percent:.0f}%" if percent >= 9.5 else f"{percent:.2g}%"
 
 
 def show_export(out: Output, exported: TrainerExport, plan: Plan) -> None:
@@ -199,11 +186,6 @@ def _show_unused(out: Output, plan: Plan) -> None:
     for reason, devices in by_reason.items():
         more = f" and {len(devices) - MAX_NAMES} more" if len(devices) > MAX_NAMES else ""
         out.line(f"unused: {', '.join(devices[:MAX_NAMES])}{more}: {reason}", wrap=True)
-
-
-def _memory(used: float, available: float | None) -> str:
-    of = "unlimited" if available is None else f"{available / 2**30:.2f}"
-    return f"{used / 2**30:.2f} of {of}"
 
 
 def show_link_dtypes(out: Output, plan: Plan) -> None:

@@ -68,9 +68,9 @@ def format_percent(value: float | None, *, sign: bool = True) -> str:
     return f"{minus}{abs(rounded):.1f} %"
 
 
-def format_number(value: float | None, digits: int = 3) -> str:
-    """A number with that many decimals: ``4.061``."""
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
+def format_number(value: float | None) -> str:
+    """A number with three decimals: ``4.061``."""
+    return UNKNOWN if value is None else f"{value:.3f}"
 
 
 def format_gap(value: float | None) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 
-from skyctl.planner.long_run import long_run_step_s
+from skyctl.planner.drawn_steps import long_run_step_s
 from skyctl.records.interval import INTERVAL_SHARE, Interval
 from skyctl.records.measurement import Measurement, Quantiles
 from skyctl.records.plan import Plan

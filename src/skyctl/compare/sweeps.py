@@ -93,8 +93,8 @@ def nodes_sweep(points: Sequence[NodesPoint], chosen: int) -> ComparisonSweep:
     made = []
     for point in points:
         outcomes = [one for one in point.outcomes if one.strategy in everywhere]
-        found = sweep_point(len(point.nodes), outcomes, nodes=point.nodes, before=before)
-        made.append(found.model_copy(update={"added": point.nodes[-1] if len(point.nodes) > 1 else None}))
+        added = point.nodes[-1] if len(point.nodes) > 1 else None
+        made.append(sweep_point(len(point.nodes), outcomes, nodes=point.nodes, added=added, before=before))
         before = outcomes
     known = any(point.value == chosen for point in made)
     return ComparisonSweep(kind="nodes", points=tuple(made), chosen=chosen if known else None)

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from skyctl.compare.number_format import UNKNOWN, format_estimate, format_seconds
 from skyctl.compare.outcome import StrategyOutcome, device_labels, summarize_outcomes
-from skyctl.compare.round_summary import describe_rounds
-from skyctl.compare.stale_summary import describe_stale
+from skyctl.compare.rhythm_summary import describe_rounds, describe_stale
 from skyctl.planner.api import predict
 from skyctl.planner.data.data_plan import read_data_placement
 from skyctl.planner.data.holder_costs import DataModel

@@ -11,12 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from skyctl.control.schedule_choice import NEAR_BEST
 from skyctl.errors import InfeasibleError, InputError, UndecidedError, WorkloadError
+from skyctl.planner.problem_parts import with_devices
 from skyctl.records.plan import FormOutcome, Plan
-from skyctl.records.problem import Objective, Parallel, SyncRoutes
+from skyctl.records.problem import Objective, Parallel, Problem, SyncRoutes
+from skyctl.records.rhythm import Rhythm
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,6 +149,36 @@ def look_for(form: Parallel, search: FormSearch, limit_s: float) -> FormResult:
         return FormResult(form, search(form, limit_s))
     except (InfeasibleError, UndecidedError) as exc:
         return FormResult(form, reason=exc.message, fits=not isinstance(exc, InfeasibleError))
+
+
+def in_form(problem: Problem, parallel: Parallel) -> Problem:
+    """The same problem for plans of another form; one of rounds has no other.
+
+    A pipeline's has no devices that are to hold nothing, and no rhythm of sums; that of several pipelines has
+    no schedule that only one can have. A parameter server is between devices that hold all layers each, so
+    others sum.
+
+    Raises:
+        InfeasibleError: for a pipeline, and all devices are to help.
+    """
+    if problem.rhythm.is_rounds:
+        return problem
+    if parallel == "pipeline" and problem.helpers:
+        left = {device.id for device in problem.devices} - {*problem.helpers}
+        if not left:
+            raise InfeasibleError(
+                "every device is to help, and none is left that may hold the model",
+                hint="name fewer helpers (--helper)",
+            )
+        problem = with_devices(problem, left)
+    update: dict[str, Any] = {"parallel": parallel}
+    if parallel == "pipeline":
+        update["rhythm"] = Rhythm()
+    elif problem.schedule in STAGE_ORDERS:
+        update["schedule"] = "1f1b"
+    if parallel != "data" and problem.rhythm.is_stale:
+        update["rhythm"] = Rhythm()
+    return problem.model_copy(update=update)
 
 
 def choose_among(found: Sequence[FormResult]) -> Plan | None:

@@ -7,7 +7,6 @@ changed, so that the same slowness seen three times is counted once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from skyctl.control.corrections import LEAST_BYTES_SHARE, Corrections, estimate_profile, probed_at
@@ -17,7 +16,8 @@ from skyctl.control.problem_from_profile import build_problem, measured_shape
 from skyctl.control.step_factors import step_factors
 from skyctl.errors import InputError, MismatchError, SkyctlError
 from skyctl.files import newest_profile, recent_profiles, write_atomic
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
+from skyctl.records.base import timestamp
 from skyctl.records.measurement import Measurement, ReplicaMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem
@@ -205,7 +205,7 @@ def keep_observations(cluster: str, plan: Plan, digest: str, done: Measurement) 
         if found is None:
             return None
         path, profile = found
-        new = observe_run(profile, plan, done, datetime.now(UTC).isoformat(timespec="seconds"))
+        new = observe_run(profile, plan, done, timestamp())
         if not new:
             return None
         profile = profile.model_copy(update={"observations": newest_evidence([*profile.observations, *new])})

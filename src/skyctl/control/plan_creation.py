@@ -18,11 +18,11 @@ from skyctl.control.form_choice import (
     ParallelChoice,
     choose_form,
     form_contradictions,
+    in_form,
 )
 from skyctl.control.link_dtypes import LinkChoice, with_link_dtypes
 from skyctl.control.observations import correct_from_run
 from skyctl.control.plan_pairs import refuse_broken_pairs
-from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem, measured_workload
 from skyctl.control.problem_overrides import form_fields, override_problem, owned_devices
 from skyctl.control.round_owners import with_rounds

@@ -67,36 +67,6 @@ def build_problem(
             figures contradict each other.
         MismatchError: no device is left, or a pin names a node without a measured device.
     """
-    try:
-        return _build_problem(
-            profile,
-            microbatches,
-            schedule=schedule,
-            objective=objective,
-            first_stage=first_stage,
-            last_stage=last_stage,
-            only_nodes=only_nodes,
-            parallel=parallel,
-        )
-    except InvalidRecordError as exc:
-        raise InputError(
-            f"the profile of cluster {profile.cluster!r} of {profile.created} can't be planned with: "
-            f"{describe(exc)}",
-            hint="measure again: skyctl probe WORKLOAD --refresh",
-        ) from exc
-
-
-def _build_problem(
-    profile: Profile,
-    microbatches: int,
-    *,
-    schedule: Schedule,
-    objective: Objective,
-    first_stage: Sequence[str] | None,
-    last_stage: Sequence[str] | None,
-    only_nodes: Sequence[str] | None,
-    parallel: Parallel,
-) -> Problem:
     shape = measured_shape(profile, microbatches)
     devices = [d for d in profile.devices if only_nodes is None or d.node in only_nodes]
     if not devices:
@@ -104,54 +74,61 @@ def _build_problem(
             f"the profile of cluster {profile.cluster!r} has no device on {', '.join(only_nodes or ['any'])}",
             hint="probe those nodes first: skyctl probe WORKLOAD",
         )
-    ids = {d.id for d in devices}
     heap = HEAP_SHARE if any(map(_is_cpu, devices)) else 1.0
     message_bytes = median(layer.output_bytes for layer in shape.layers)
-    times = {d.id: _times(d, shape) for d in devices}
-    return Problem(
-        layers=tuple(
-            Layer(
-                name=layer.name,
-                flops=layer.flops,
-                state_bytes=layer.state_bytes,
-                activation_bytes=layer.activation_bytes * heap,
-                output_bytes=layer.output_bytes,
-                workspace_bytes=layer.workspace_bytes,
-                deferred_bytes=layer.deferred_bytes * heap,
-                gradient_bytes=layer.gradient_bytes if parallel != "pipeline" else None,
-            )
-            for layer in shape.layers
-        ),
-        devices=tuple(
-            Device(
-                id=d.id,
-                flops_per_s=d.flops_per_s,
-                memory_bytes=d.memory_bytes,
-                reserved_bytes=d.reserved_bytes + (RANK_BYTES if _is_cpu(d) else 0.0),
-                action_s=d.action_s,
-                handling_s=d.step_s / microbatches,
-                neighbour_s=d.handling_s / HANDLING_NEIGHBOURS + _byte_s(profile, d, devices) * message_bytes,
-                time_uncertainty=math.hypot(
-                    time_uncertainty(d, shape),
-                    _slice_uncertainty(profile, d, times[d.id], microbatches, len(devices)),
-                ),
-                overhead_uncertainty=OVERHEAD,
-                **(_sum_costs(profile, d, devices) if parallel != "pipeline" else {}),
-            )
-            for d in devices
-        ),
-        times=times,
-        links=_links(profile, devices, ids),
-        shared=(*_lines(profile, devices), *_uplinks(profile, devices)),
-        first_stage=_pinned(first_stage, devices, "--pin-first"),
-        last_stage=_pinned(last_stage, devices, "--pin-last"),
-        microbatches=microbatches,
-        receive_window=_receive_window(shape),
-        schedule=schedule,
-        objective=objective,
-        parallel=parallel,
-        ties=measured_workload(profile).ties,
-    )
+    try:
+        times = {d.id: _times(d, shape) for d in devices}
+        return Problem(
+            layers=tuple(
+                Layer(
+                    name=layer.name,
+                    flops=layer.flops,
+                    state_bytes=layer.state_bytes,
+                    activation_bytes=layer.activation_bytes * heap,
+                    output_bytes=layer.output_bytes,
+                    workspace_bytes=layer.workspace_bytes,
+                    deferred_bytes=layer.deferred_bytes * heap,
+                    gradient_bytes=layer.gradient_bytes if parallel != "pipeline" else None,
+                )
+                for layer in shape.layers
+            ),
+            devices=tuple(
+                Device(
+                    id=d.id,
+                    flops_per_s=d.flops_per_s,
+                    memory_bytes=d.memory_bytes,
+                    reserved_bytes=d.reserved_bytes + (RANK_BYTES if _is_cpu(d) else 0.0),
+                    action_s=d.action_s,
+                    handling_s=d.step_s / microbatches,
+                    neighbour_s=d.handling_s / HANDLING_NEIGHBOURS
+                    + _byte_s(profile, d, devices) * message_bytes,
+                    time_uncertainty=math.hypot(
+                        time_uncertainty(d, shape),
+                        _slice_uncertainty(profile, d, times[d.id], microbatches, len(devices)),
+                    ),
+                    overhead_uncertainty=OVERHEAD,
+                    **(_sum_costs(profile, d, devices) if parallel != "pipeline" else {}),
+                )
+                for d in devices
+            ),
+            times=times,
+            links=_links(profile, devices),
+            shared=(*_lines(profile, devices), *_uplinks(profile, devices)),
+            first_stage=_pinned(first_stage, devices, "--pin-first"),
+            last_stage=_pinned(last_stage, devices, "--pin-last"),
+            microbatches=microbatches,
+            receive_window=_receive_window(shape),
+            schedule=schedule,
+            objective=objective,
+            parallel=parallel,
+            ties=measured_workload(profile).ties,
+        )
+    except InvalidRecordError as exc:
+        raise InputError(
+            f"the profile of cluster {profile.cluster!r} of {profile.created} can't be planned with: "
+            f"{describe(exc)}",
+            hint="measure again: skyctl probe WORKLOAD --refresh",
+        ) from exc
 
 
 def _slice_uncertainty(
@@ -286,7 +263,7 @@ def _all_known(seconds: Sequence[float | None]) -> tuple[float, ...] | None:
     return known if len(known) == len(seconds) else None
 
 
-def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) -> tuple[Link, ...]:
+def _links(profile: Profile, devices: Sequence[DeviceProfile]) -> tuple[Link, ...]:
     """Links between devices, from links between their nodes; a pair without figures is made useless."""
     by_node: dict[str, list[str]] = {}
     for device in devices:
@@ -295,7 +272,7 @@ def _links(profile: Profile, devices: Sequence[DeviceProfile], ids: set[str]) ->
     for link in profile.links:
         for source in by_node.get(link.source, []):
             for target in by_node.get(link.target, []):
-                if source == target or source not in ids or target not in ids:
+                if source == target:
                     continue
                 if link.bandwidth_bytes_per_s is None or link.latency_s is None:
                     links.append(_broken(source, target))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from skyctl.control.compressed_sums import with_matrices
-from skyctl.control.form_choice import PIPELINE
-from skyctl.control.problem_devices import in_form
+from skyctl.control.form_choice import PIPELINE, in_form
 from skyctl.errors import InfeasibleError, InputError, InvalidRecordError, UndecidedError
 from skyctl.planner.api import plan as plan_problem
 from skyctl.records.plan import Plan

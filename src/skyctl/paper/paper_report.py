@@ -44,8 +44,6 @@ CLOSED: dict[Execution, str] = {
     "steady": "perfect balance",
     "step": "no fill or drain",
 }
-REPRODUCIBLE_TABLES = ("chain", "chain-sum", "steady", "step", "memory", "formulas", "executions")
-"""Sections whose cells are the same every time, but for ``step``'s optimal."""
 _OURS = ("dynamic", "heuristic", "optimal")
 _SHOWN: tuple[tuple[Execution, str, str], ...] = (
     ("chain-sum", "optimal", "chain, least sum"),

@@ -1,14 +1,19 @@
-"""A plan of any form and rhythm, played with other times of its devices and links, draw by draw."""
+"""A plan of any form and rhythm, played with other times of its devices and links, draw by draw.
+
+Also what a step without staleness takes in the long run, where devices' steps are as uneven as was seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 from skyctl.planner.data.scaled_steps import TimeFactors, scaled_steps_s
-from skyctl.planner.evaluation import simulation_input_of
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.data.stale_plan import CLOCKS, drawn_factors
+from skyctl.planner.evaluation import pipeline_simulations, simulation_input_of
+from skyctl.planner.scaled_pipelines import scaled_hybrids_s, scaled_rounds_s
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Device
 from skyctl.schedule.simulation import BoundaryTimes, MessageTimes, StageTimes
@@ -17,6 +22,8 @@ from skyctl.schedule.simulation_input import SimulationInput
 MOST_ACTIONS = 2_000
 """Stages × microbatches that are simulated for a draw: of longer steps the first part, with the same depths,
 and less of the optimizer. Their beginning and end then weigh a little more than they should."""
+DRAWN_PIPELINES = 400
+"""Steps that are drawn where each has to be simulated."""
 
 
 def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
@@ -30,9 +37,6 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
     Raises:
         InputError: see ``api.predict``.
     """
-    from skyctl.planner.hybrid import scaled_hybrids  # late: plans of these forms have intervals
-    from skyctl.planner.rounds.scaled_rounds import scaled_rounds_s
-
     problem, expected_s = plan.problem, plan.predicted.iteration_s
     known = {device.id: device for device in problem.devices}
 
@@ -44,10 +48,8 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
             drawn(play, [stage.device for stage in pipeline.stages])
             for play, pipeline in zip(pipeline_simulations(plan), plan.pipelines, strict=True)
         ]
-        if problem.rhythm.is_rounds:
-            steps_s = scaled_rounds_s(plan, pipelines, factors)
-        else:
-            steps_s = scaled_hybrids.scaled_steps_s(plan, pipelines, factors)
+        scaled = scaled_rounds_s if problem.rhythm.is_rounds else scaled_hybrids_s
+        steps_s = scaled(plan, zip(*pipelines, strict=True), factors)
     elif problem.parallel == "data":
         steps_s = scaled_steps_s(plan, factors, draws)
     else:
@@ -56,6 +58,33 @@ def drawn_ratios(plan: Plan, factors: TimeFactors, draws: int) -> list[float]:
         names = [stage.device for stage in plan.placed_stages]
         steps_s = (one.simulate().iteration_s for one in drawn(play, names))
     return [step_s / expected_s for step_s in steps_s]
+
+
+def long_run_step_s(plan: Plan, factors: Mapping[str, Sequence[float]]) -> float:
+    """Seconds for the samples of a step on average, comparable with a parameter server's predicted step.
+
+    Each step waits for the slowest of all. A device's factors are drawn as for the play of a parameter
+    server's plan, and multiply all that it computes in a step.
+
+    Args:
+        plan: of any rhythm; with a parameter server its prediction is of the long run already.
+        factors: by device, its ``step_factors``; a device that is left out has even steps.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    step_s = plan.step_s
+    known = {stage.device: tuple(factors.get(stage.device, ())) for stage in plan.placed_stages}
+    if plan.predicted.stale is not None or step_s <= 0 or not any(known.values()):
+        return step_s
+    draws = CLOCKS if plan.problem.parallel == "data" else DRAWN_PIPELINES
+
+    def drawn(device: Device) -> Sequence[float]:
+        own = known.get(device.id, ())
+        return drawn_factors(device.model_copy(update={"step_factors": own}), draws)
+
+    even = (1.0,) * draws
+    return step_s * fmean(drawn_ratios(plan, TimeFactors(drawn, drawn, lambda _link: even), draws))
 
 
 def _shortened(play: SimulationInput) -> SimulationInput:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
@@ -93,6 +93,29 @@ def simulation_input_of(plan: Plan) -> SimulationInput:
     """
     model = CostModel(plan.problem)
     return simulation_input(model, *read_placement(model, plan))
+
+
+def pipeline_simulations(plan: Plan) -> list[SimulationInput]:
+    """What the simulator is given for each pipeline of a plan alone: its share of microbatches, and no sum.
+
+    Raises:
+        InputError: see ``api.predict``.
+    """
+    if len(plan.pipelines) == 1:
+        return [simulation_input_of(plan)]
+    model = CostModel(plan.problem)
+    device = {one.id: number for number, one in enumerate(plan.problem.devices)}
+    found = []
+    for pipeline in plan.pipelines:
+        placement = tuple(StageAssignment(device[s.device], s.start, s.stop) for s in pipeline.stages)
+        execution = StageExecution(
+            tuple(stage.in_flight for stage in pipeline.stages),
+            tuple(stage.weights_behind for stage in pipeline.stages),
+            tuple(stage.recompute for stage in pipeline.stages),
+        )
+        simulated = simulation_input(model, placement, execution)
+        found.append(replace(simulated, microbatches=pipeline.microbatches))
+    return found
 
 
 def simulation_input(model: CostModel, placement: Placement, execution: StageExecution) -> SimulationInput:

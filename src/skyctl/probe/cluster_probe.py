@@ -27,8 +27,9 @@ from skyctl.probe.device_probes import DeviceProbes
 from skyctl.probe.device_profiles import device_profiles, node_profiles
 from skyctl.probe.layer_shapes import find_ties, shape_profiles
 from skyctl.probe.link_measurement import LinkSelection, default_link_selection, measure_links, measure_ring
-from skyctl.probe.profile_cache import CachedTimings, cached_links, cached_timings, costliest_layers, now_iso
+from skyctl.probe.profile_cache import CachedTimings, cached_links, cached_timings, costliest_layers
 from skyctl.probe.site_clustering import name_sites
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster
 from skyctl.records.profile import (
     LineProfile,
@@ -40,7 +41,7 @@ from skyctl.records.profile import (
     WorkloadProfile,
 )
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.remote.peer_addresses import find_peer_address_outcomes
+from skyctl.remote.peer_addresses import find_peer_addresses
 
 if TYPE_CHECKING:
     from skyctl.workload.workload import Workload
@@ -121,7 +122,7 @@ def measure_cluster(
         both = None if workload is None or spec is None else (workload, spec)
         shapes = shape_profiles(*both, microbatch_choices) if both else []  # while nodes import torch
         wait_until_ready(probes, sessions, payload, options.start_s, on_progress)
-        created = now_iso()
+        created = timestamp()
         known = _known_timings(probes, shapes, spec, options, created)
         measure_devices(probes, shapes, options.budget_s, options.cap_s, on_progress, known)
         known.complete(probes.alive())
@@ -227,7 +228,7 @@ def peer_addresses(probes: DeviceProbes, sessions: Mapping[str, Any]) -> dict[st
     """By node, the address at which its peers reach it; a node without one has failed."""
     alive = {m.node.name: sessions[m.node.name] for m in probes.alive()}
     addresses: dict[str, str] = {}
-    for name, outcome in find_peer_address_outcomes(alive).items():
+    for name, outcome in find_peer_addresses(alive).items():
         if isinstance(outcome, SkyctlError):
             probes.fail(name, outcome)
         else:

@@ -115,7 +115,6 @@ class FlowPlayer:
         self.silent: set[str] = set()
         self._requests: dict[str, HubRequest] = {}
         self._secrets: dict[FlowEnds, str] = {}
-        self._hold = False
         self._asked: list[str] = []
         self._ready: set[str] = set()
         self._answers: Answers = {}
@@ -133,7 +132,7 @@ class FlowPlayer:
         """
         self._requests = {request.hub: request for request in requests}
         self._secrets = {(o.hub, peer): secrets.token_hex(16) for o in requests for peer in o.message_bytes}
-        self._hold, self._asked, self._ready, self._answers = hold, [], set(), {}
+        self._asked, self._ready, self._answers = [], set(), {}
         for request in requests:
             role = {"role": "hub", "hold": True} if hold else {"role": "hub"}
             self._send(request.hub, request, role, list(request.message_bytes))

@@ -27,12 +27,11 @@ COLOUR_RAMP = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68
 
 @dataclass(frozen=True)
 class LinkSummaryCell:
-    """One direction. None and None: no figures, ``error`` says whether that was a failure."""
+    """One direction. None and None: no link of it gave figures."""
 
     mbit: float | None = None
     latency_ms: float | None = None
     estimated: bool = False
-    error: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def _cell(links: Sequence[LinkProfile]) -> LinkSummaryCell | None:
     rates = [rate / 125_000 for rate, _ in known if rate is not None]
     latencies = [latency * 1e3 for _, latency in known if latency is not None]
     if not rates or not latencies:
-        return LinkSummaryCell(error=True)
+        return LinkSummaryCell()
     return LinkSummaryCell(median(rates), median(latencies), all(k.estimated for k in links))
 
 

@@ -37,9 +37,6 @@ def measure_round(
     probes: DeviceProbes,
     pairs: Sequence[tuple[DeviceProbe, DeviceProbe]],
     addresses: Mapping[str, str],
-    *,
-    connect_s: float,
-    measure_s: float,
 ) -> dict[tuple[str, str], LinkProfile]:
     """One round, its pairs at the same time. A pair that fails has the reason in both directions."""
     secret = secrets.token_hex(16)
@@ -49,7 +46,7 @@ def measure_round(
 
     def order(member: DeviceProbe, peer: DeviceProbe, **more: Any) -> None:
         member.phase = f"its link with {peer.node.name}"
-        message = {"op": "link", "peer": peer.node.name, "secret": secret, "timeout_s": connect_s}
+        message = {"op": "link", "peer": peer.node.name, "secret": secret, "timeout_s": CONNECT_S}
         probes.send(member, message | {"address": addresses[member.node.name]} | more)
 
     def handle(member: DeviceProbe, event: dict[str, Any]) -> None:
@@ -75,8 +72,8 @@ def measure_round(
         peers[id(a)], peers[id(b)] = b, a
         order(a, b, role="listen")
         asked.append(a)
-    probes.wait(asked, "link", connect_s + measure_s, handle)
-    probes.wait([m for m in expected if id(m) not in answers], "link", connect_s + measure_s, handle)
+    probes.wait(asked, "link", CONNECT_S + MEASURE_S, handle)
+    probes.wait([m for m in expected if id(m) not in answers], "link", CONNECT_S + MEASURE_S, handle)
     found: dict[tuple[str, str], LinkProfile] = {}
     for a, b in pairs:
         if a.node.name in probes.failures or b.node.name in probes.failures:
@@ -142,9 +139,6 @@ def measure_links(
     addresses: Mapping[str, str],
     on_round: Callable[[int, int], None] = lambda _done, _of: None,
     how: LinkSelection = "all",
-    *,
-    connect_s: float = CONNECT_S,
-    measure_s: float = MEASURE_S,
 ) -> tuple[list[LinkProfile], SiteNames]:
     """The links in both directions, one pair of devices within each node that has several, and the sites.
 
@@ -161,7 +155,7 @@ def measure_links(
     """
     if how == "none":
         return [], []
-    return _LinkSurvey(probes, addresses, on_round, connect_s, measure_s).run(how)
+    return _LinkSurvey(probes, addresses, on_round).run(how)
 
 
 class _LinkSurvey:
@@ -172,11 +166,8 @@ class _LinkSurvey:
         probes: DeviceProbes,
         addresses: Mapping[str, str],
         on_round: Callable[[int, int], None],
-        connect_s: float,
-        measure_s: float,
     ) -> None:
         self._fleet, self._addresses, self._on_round = probes, addresses, on_round
-        self._connect_s, self._measure_s = connect_s, measure_s
         self._first: dict[str, DeviceProbe] = {}
         self._second: dict[str, DeviceProbe] = {}
         for member in probes.alive():
@@ -266,9 +257,7 @@ class _LinkSurvey:
     ) -> None:
         """One round. ``better``: of what was known before and what was seen now, the better stays."""
         self._on_round(self._done, self._done + left)
-        found = measure_round(
-            self._fleet, pairs, self._addresses, connect_s=self._connect_s, measure_s=self._measure_s
-        )
+        found = measure_round(self._fleet, pairs, self._addresses)
         for way, link in found.items():
             known = self._links.get(way) if better else None
             self._links[way] = link if known is None else better_link(known, link)
@@ -333,10 +322,10 @@ def measure_ring(
     found: dict[tuple[str, str], LinkProfile] = {}
     for number, pairs in enumerate(schedule):
         on_round(number, len(schedule))
-        found |= measure_round(probes, pairs, addresses, connect_s=CONNECT_S, measure_s=MEASURE_S)
+        found |= measure_round(probes, pairs, addresses)
     changed = {tuple(sorted(key)) for key, link in found.items() if not holds(link)}
     for a, b in sorted(changed)[:MOST_CHANGED]:
         pair = [(first[a], first[b])]
-        alone = measure_round(probes, pair, addresses, connect_s=CONNECT_S, measure_s=MEASURE_S)
+        alone = measure_round(probes, pair, addresses)
         found |= {key: better_link(found[key], link) for key, link in alone.items()}
     return list(found.values())

@@ -69,9 +69,9 @@ def exploratory_pairs(sites: Sequence[Sequence[str]], known: MeasuredPairs) -> l
     return found
 
 
-def disjoint_pairs(pairs: Iterable[NodePair], taken: Iterable[str] = ()) -> list[NodePair]:
-    """The pairs, first come first served, that share no node with ``taken`` or each other."""
-    busy = set(taken)
+def disjoint_pairs(pairs: Iterable[NodePair]) -> list[NodePair]:
+    """The pairs, first come first served, that share no node with each other."""
+    busy: set[str] = set()
     found = []
     for a, b in pairs:
         if a not in busy and b not in busy:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from skyctl import __version__
@@ -269,11 +269,6 @@ def age_s(date: str, now: str) -> float:
     except (ValueError, TypeError):
         return math.inf
     return seconds if seconds >= 0 else math.inf
-
-
-def now_iso() -> str:
-    """The time now in UTC, as ISO text to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def reused_figures(profile: Profile) -> list[str]:

@@ -6,8 +6,9 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -76,6 +77,11 @@ def _in_our_words(cls: type[Record]) -> Iterator[None]:
             errors=[dict(error) for error in exc.errors(include_url=False)],
             hint=f"correct what is named; {cls.__name__} has the fields {', '.join(cls.model_fields)}",
         ) from exc
+
+
+def timestamp(unit: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """This moment as records have it: ISO 8601 in UTC, to that unit."""
+    return datetime.now(UTC).isoformat(timespec=unit)
 
 
 class Record(BaseModel, metaclass=_CheckedType):

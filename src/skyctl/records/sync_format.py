@@ -31,9 +31,4 @@ def check_sync_format(name: str) -> str:
     return name
 
 
-def changes_training(name: str) -> bool:
-    """Whether sums in that format are other than those of float32 by more than the order of additions."""
-    return name in ROUNDED_FORMATS or powersgd_rank(name) is not None
-
-
 SyncFormat = Annotated[str, AfterValidator(check_sync_format)]

@@ -298,10 +298,6 @@ class Session:
 
     # --- the connection
 
-    @property
-    def _node_connection(self) -> NodeConnection:
-        return self._node_connections[-1]
-
     def _release(self) -> list[NodeConnection]:
         with self._node_connections_lock:
             self._closed = True

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from skyctl.agent.event_fields import Address
+from skyctl.agent.network_interfaces import LOOPBACK, find_source_address
 from skyctl.errors import SkyctlError, UnfitError
 
 if TYPE_CHECKING:
     from skyctl.remote.agent_session import Session
 
-LOOPBACK = "127.0.0.1"
 ROUTE_TASK_MODULE = "skyctl.check.check_task"
 _ROUTE_TIMEOUT_S = 60.0
 
@@ -34,23 +33,11 @@ class RouteAnswer:
     address: Address | None
 
 
-def find_peer_addresses(sessions: Mapping[str, Session]) -> dict[str, str]:
-    """The IPv4 address by which its peers reach each node, by node name.
+def find_peer_addresses(sessions: Mapping[str, Session]) -> dict[str, str | SkyctlError]:
+    """The IPv4 address by which its peers reach each node, by node name; or why there is none.
 
-    Raises:
-        UnfitError: a node lacks the interface that cluster.yaml names for it.
-        SkyctlError: a node could not be asked.
+    That is an UnfitError where the node lacks the interface that cluster.yaml names for it.
     """
-    addresses = {}
-    for name, outcome in find_peer_address_outcomes(sessions).items():
-        if isinstance(outcome, SkyctlError):
-            raise outcome
-        addresses[name] = outcome
-    return addresses
-
-
-def find_peer_address_outcomes(sessions: Mapping[str, Session]) -> dict[str, str | SkyctlError]:
-    """As ``find_peer_addresses``, an address or an error per node."""
     one_machine = _are_one_machine(sessions.values())
     outcomes: dict[str, str | SkyctlError] = {}
     asked: list[str] = []
@@ -95,17 +82,6 @@ def resolve_ipv4(host: str) -> str | None:
         with suppress(OSError, UnicodeError):
             return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     return None
-
-
-def find_source_address(addresses: Iterable[str]) -> str | None:
-    """This machine's own address on the route to most of ``addresses`` (UDP connect: nothing is sent)."""
-    sources: Counter[str] = Counter()
-    for address in addresses:
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))
-            sources[sock.getsockname()[0]] += 1
-    sources.pop(LOOPBACK, None)
-    return sources.most_common(1)[0][0] if sources else None
 
 
 def _are_one_machine(sessions: Iterable[Session]) -> bool:

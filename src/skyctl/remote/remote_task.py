@@ -6,6 +6,7 @@ import errno
 import shlex
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from skyctl import errors
 from skyctl.agent.event_fields import clean_text
 from skyctl.agent.frames import Message
+from skyctl.agent.task_events import read_event, to_message, unknown_event
 from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.records.base import Seq, describe
 from skyctl.records.cluster import Node
@@ -190,6 +192,37 @@ def read_task_failure(node: Node, event: Mapping[str, Any]) -> TaskFailure | Non
             f"a process on node {node.name} failed, and does not say how: {describe(exc, limit=1)}",
             node=node.name,
         ) from None
+
+
+@dataclass(frozen=True)
+class TaskMessage:
+    """A message that was read. ``plain``: it as a JSON object, without anything that nobody knows.
+
+    ``event``: its record; a ``TaskFailure`` where the task has failed.
+    """
+
+    event: Any
+    plain: Mapping[str, Any]
+
+
+def read_task_message(kinds: Mapping[str, type], node: Node, message: Mapping[str, Any]) -> TaskMessage:
+    """What a task on that node has sent, as its record.
+
+    Args:
+        kinds: by ``event``, the records of what such a task sends, failures left out.
+
+    Raises:
+        ProtocolError: no such task sends that.
+    """
+    number = {"seq": message["seq"]} if "seq" in message else {}
+    cls = kinds.get(str(message.get("event")))
+    if cls is not None:
+        event: Any = read_event(cls, message, node.name)
+        return TaskMessage(event, to_message(event) | number)
+    failure = read_task_failure(node, message)
+    if failure is None:
+        raise unknown_event(message, node.name)
+    return TaskMessage(failure, failure.model_dump(exclude_none=True) | number)
 
 
 def translate_task_failure(node: Node, event: Mapping[str, Any], workload: str | None = None) -> SkyctlError:

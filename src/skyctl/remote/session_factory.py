@@ -164,8 +164,6 @@ def adopt_sessions(
     options: ConnectOptions,
     known: Mapping[str, tuple[str, int]],
     on_progress: OnSessionOutcome | None = None,
-    limit: int = 8,
-    connector: Connector = connect_node,
 ) -> SessionOutcomes:
     """As ``open_sessions``, with sessions that exist already; on an interrupt they are detached again.
 
@@ -176,7 +174,7 @@ def adopt_sessions(
     def adopt_one(node: Node) -> Session:
         return adopt_session(node, options, *known[node.name], dialled)
 
-    dialled = _limited(connector, limit)
+    dialled = _limited(connect_node, 8)
     return _open_all(list(nodes), adopt_one, Session.detach, on_progress, resumable=True)
 
 

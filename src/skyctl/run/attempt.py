@@ -10,7 +10,7 @@ from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.compare.timeline import plan_timeline
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
 from skyctl.control.training_request import send_workload, shipped_data_changed
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths
+from skyctl.records.base import timestamp
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.plan import Plan
 from skyctl.records.run_state import RunAttempt, RunState
@@ -69,7 +69,7 @@ def begin_attempt(sink: EventSink, plan: Plan, *, number: int, why: str, planned
     sink.begin(paths, plan.to_json())
     entry = RunAttempt(
         number=number,
-        began=timestamp_s(),
+        began=timestamp(),
         why=why,
         from_step=0,
         planned=planned,
@@ -226,8 +226,3 @@ def _append(path: Path, data: bytes, what: str) -> None:
             file.write(data)
     except OSError as exc:
         raise SkyctlError(f"cannot write {what} {path}: {exc.strerror or exc}", hint=DISK_HINT) from exc
-
-
-def timestamp_s() -> str:
-    """This moment as state files have it (ISO 8601, UTC), to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from skyctl.control.training_request import TrainingRequest
-from skyctl.errors import NodeError, ProtocolError, SkyctlError
+from skyctl.errors import NodeError, SkyctlError
 from skyctl.files import RunPaths, write_atomic
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster
 from skyctl.records.measurement import Measurement
 from skyctl.records.plan import Plan
@@ -26,7 +27,7 @@ from skyctl.run.attempt import AdoptedRanks, Attempt
 from skyctl.run.callbacks import Detached, RunCallbacks, StepProgress
 from skyctl.run.change_notes import change_notes
 from skyctl.run.checkpoints.policy import shard_limits
-from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, timestamp_s, update_attempt
+from skyctl.run.event_sink import EventSink, RunFolderSink, begin_attempt, update_attempt
 from skyctl.run.operator_requests import JoinRequest, StopRequest, StopRequested, take_requests
 from skyctl.run.plan_update import nodes_in, replan_without
 from skyctl.run.rank_spec import check_plan_fits, used_nodes
@@ -39,6 +40,7 @@ from skyctl.run.restart_policy import (
     no_checkpoint_error,
     node_is_gone,
     restart_reason,
+    restart_text,
     resume_hint,
 )
 from skyctl.run.round_spec import refuse_trace
@@ -72,8 +74,8 @@ def run_plan(
     paths = RunPaths.new()
     state = RunState(
         run_id=paths.run_id,
-        created=timestamp_s(),
-        written=timestamp_s(),
+        created=timestamp(),
+        written=timestamp(),
         workload=request.spec.source,
         cluster=cluster.name,
         steps=options.steps,
@@ -337,24 +339,13 @@ class PlanRunner:
         if attempt is not None:
             attempt.end(RANKS_END_S)
             self._last_collected = attempt.collected
-        update_attempt(self._sink, ended=timestamp_s(), error=error.message)
-        checkpoint = self._sink.state.checkpoint
-        wait_s = self._restart_policy.wait_s(fault, checkpoint)
+        update_attempt(self._sink, ended=timestamp(), error=error.message)
+        wait_s = self._restart_policy.wait_s(fault, self._sink.state.checkpoint)
         if wait_s is None:
             raise final_error(error, fault, self._restart_policy, self._resume_hint) from None
         plan = self._replanned(slowdowns, fault.apart if self._history.count else None)
-        soon = f" in {wait_s:.0f} s" if wait_s else ""
-        run_id = self._sink.paths.run_id
-        distrust = (
-            f"\n  node {error.node} is not taken back unless asked for: skyctl join {run_id} {error.node}"
-            if isinstance(error, ProtocolError)
-            else ""
-        )
-        self._callbacks.warn(
-            f"attempt {self._now.number} of run {run_id} ended: {error.message}\n"
-            f"  trying again{soon} on {', '.join(nodes_in(plan))} "
-            f"({self._restart_policy.failed} of {self._options.max_restarts} restarts){distrust}"
-        )
+        next_one = restart_text(error, self._restart_policy, wait_s, nodes_in(plan), self._sink.state)
+        self._callbacks.warn(f"attempt {self._now.number} of run {self._sink.paths.run_id} ended: {next_one}")
         self._now = _CurrentAttempt(plan, restart_reason(fault, error), number=self._now.number + 1)
         self._sink.update(status="restarting", detail=self._now.why)
         until = time.monotonic() + wait_s
@@ -383,7 +374,7 @@ class PlanRunner:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.end(RANKS_END_S)
-        update_attempt(self._sink, ended=timestamp_s())
+        update_attempt(self._sink, ended=timestamp())
         self._nodes.keep_lost(nodes_in(change.plan))
         self._now = _CurrentAttempt(change.plan, change.why, True, self._now.number + 1)
 
@@ -412,6 +403,6 @@ class PlanRunner:
         self._context.close()
         self._replanner.close()
         with suppress(SkyctlError):
-            update_attempt(self._sink, ended=timestamp_s(), error=detail)
+            update_attempt(self._sink, ended=timestamp(), error=detail)
             self._sink.update(status=status, detail=detail)
             self._sink.close()

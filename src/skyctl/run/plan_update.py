@@ -14,10 +14,9 @@ from statistics import median
 from typing import Any
 
 from skyctl.control.corrections import Corrections
-from skyctl.control.form_choice import PIPELINE
+from skyctl.control.form_choice import PIPELINE, in_form
 from skyctl.control.observations import gather_evidence, tells_layer_times
 from skyctl.control.plan_creation import PlanOptions, plan_best, plan_problem
-from skyctl.control.problem_devices import in_form
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.control.schedule_choice import AUTO
 from skyctl.control.step_factors import with_observed_factors
@@ -25,12 +24,12 @@ from skyctl.control.training_request import TrainingRequest, send_workload
 from skyctl.errors import InfeasibleError, InputError, MismatchError, NodeError, UndecidedError
 from skyctl.files import recent_profiles
 from skyctl.planner.api import predict
-from skyctl.planner.pipeline_simulations import pipeline_simulations
+from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.planner.prediction_interval import with_interval
 from skyctl.planner.problem_parts import shared_among, with_devices
 from skyctl.planner.rounds.round_plan import plan_rounds_alone
 from skyctl.records.cluster import Cluster, node_of
-from skyctl.records.plan import Machine, Plan
+from skyctl.records.plan import Plan
 from skyctl.records.problem import Link, Problem, SharedResource
 from skyctl.records.profile import Profile
 from skyctl.remote.agent_session import Session
@@ -95,7 +94,7 @@ def without_nodes(problem: Problem, lost: Mapping[str, str]) -> Problem:
     return with_devices(problem, ids)
 
 
-def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Plan:
+def replan(had: Plan, problem: Problem) -> Plan:
     """The best plan of ``problem`` by the strategy of ``had`` (for one of the user's own: the best there is).
 
     Raises:
@@ -109,8 +108,8 @@ def replan(had: Plan, problem: Problem, machines: Sequence[Machine] = ()) -> Pla
     except (InfeasibleError, UndecidedError):
         found = _replan_roomier(had, problem, replace(options, strategy="optimal", schedule=AUTO))
     ids = {device.id for device in problem.devices}
-    known = {one.device: one for one in (*had.machines, *machines) if one.device in ids}
-    kept = {"workload": had.workload, "machines": tuple(known.values()), "encrypted": had.encrypted}
+    machines = tuple(one for one in had.machines if one.device in ids)
+    kept = {"workload": had.workload, "machines": machines, "encrypted": had.encrypted}
     return found.model_copy(update=kept)
 
 

@@ -24,26 +24,22 @@ from skyctl.remote.awake_clock import awake_s
 from skyctl.remote.credentials import make_credentials
 from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit
 from skyctl.remote.task_group import TaskGroup
-from skyctl.run.batch_check import REPEATS, step_fault
 from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
-from skyctl.run.drift_check import DriftCheck
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
 from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
+from skyctl.run.rank_reports import RankReports
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, rank_task_name, sync_pairs
 from skyctl.run.step_metrics import StepCollector
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
-    CheckpointEvent,
     EnvironmentEvent,
     HeartbeatEvent,
     ListeningEvent,
     RankEvent,
     RankResult,
     ReadyEvent,
-    StepEvent,
     SumSizes,
-    ValidationEvent,
 )
 
 RANK_MODULE = "skyctl.worker.rank"
@@ -78,15 +74,15 @@ class RankGroup:
         self._hooks = hooks or RankGroupHooks()
         first = int((specs[0].payload.get("resume") or {}).get("step", 0))
         steps = specs[0].payload["steps"]
-        holding = len(holding_specs(specs))
         self.collected = StepCollector(
-            holding,
+            len(holding_specs(specs)),
             steps,
             first=first,
             last_ranks=last_ranks(specs),
             owners=owners_of(specs),
             unit="round" if specs[0].payload.get("rounds") else "step",
         )
+        self._reports = RankReports(specs, self.collected, callbacks, self._hooks.checkpoint, self._final)
         self._readers = [RankMessageReader(s, sessions[s.node].node, len(specs), first, steps) for s in specs]
         self.failure: FailureReport | None = None
         self.ending = self._asking = self._stopped = False
@@ -94,8 +90,6 @@ class RankGroup:
         self._tasks: TaskGroup[int] = TaskGroup("rank")
         self._monitor = HealthMonitor(self._ranks, sessions, deadlines or Deadlines(), callbacks)
         self._ticked_at = 0.0
-        self._reported_before = 0
-        self._drift_check = DriftCheck(specs, callbacks.warn)
 
     def start(self) -> None:
         """Starts every rank and brings the pairs together; returns when all are ready and told to go.
@@ -157,7 +151,7 @@ class RankGroup:
             past: what that process had heard and written down.
             reported: steps that it had told of.
         """
-        self._reported_before = reported
+        self._reports.told = reported
         for spec in self.specs:
             self._ranks.append(RankState(spec, tasks[spec.rank]))
             self._readers[spec.rank].may_end_early = True
@@ -167,7 +161,7 @@ class RankGroup:
             if isinstance(event, TaskError | TaskExit | ProtocolError):
                 rank.failure = rank.failure or event
             elif event is not None:
-                self._handle(rank, event, tell=False)
+                self._reports.take(rank, event, tell=False)
         for rank in self._ranks:
             rank.heard_at = awake_s()
             self._tasks.follow(rank.spec.rank, rank.task)
@@ -248,47 +242,7 @@ class RankGroup:
     def _until_all_returned(self, deadline: float = math.inf) -> None:
         while any(rank.result is None for rank in self._ranks) and time.monotonic() < deadline:
             self._tick()
-            self._handle(*self._next(deadline))
-
-    def _handle(self, rank: RankState, event: RankEvent, *, tell: bool = True) -> None:
-        """What an event of a running rank means. ``tell``: others hear of it."""
-        if isinstance(event, StepEvent):
-            self.collected.add(rank.spec.rank, event)
-            rank.enter_phase(f"{self.collected.unit} {event.step + 1}")
-            self._report_steps(tell)
-        elif isinstance(event, ValidationEvent):
-            self._on_validation(rank, event, tell)
-        elif isinstance(event, CheckpointEvent):
-            if event.error and tell:
-                self._callbacks.warn(f"{rank.name} could not write its checkpoint: {event.error}")
-            shards = self.collected.add_checkpoint(rank.spec.rank, event)
-            if shards is not None and tell:
-                self._drift_check.look(self.collected.checkpoint_events(event.step))
-                self._hooks.checkpoint(event.step, shards)
-        elif isinstance(event, RankResult):
-            rank.result = event
-
-    def _on_validation(self, rank: RankState, event: ValidationEvent, tell: bool) -> None:
-        if not math.isfinite(event.loss):
-            error = RunError(
-                f"the validation loss after {self.collected.unit} {event.step + 1} is {event.loss}",
-                hint="the training loss is finite: look at what validation() gives, and at layers that "
-                "behave differently in eval()",
-            )
-            raise self._final(error)
-        self.collected.add_validation(rank.spec.rank, event)
-        self._report_steps(tell)
-
-    def _report_steps(self, tell: bool) -> None:
-        """Hands out the steps that have ended."""
-        for progress in self.collected.complete():
-            events = self.collected.events_of(progress.step)
-            if fault := step_fault(progress.step, progress.loss, events, self.specs):
-                raise self._final(fault)
-            if tell and events[0].batch is not None and events[0].batch.repeats:
-                self._callbacks.note(REPEATS)
-            if tell or progress.step >= self._reported_before:
-                self._callbacks.step(progress)
+            self._reports.take(*self._next(deadline))
 
     def _final(self, error: SkyctlError) -> SkyctlError:
         """The error of what would come again however often it was tried."""
@@ -337,7 +291,8 @@ class RankGroup:
             read = reader.read(message)
             if not self._hooks.message(rank.spec, read.plain):
                 return None
-            reader.accept(event := read.event)
+            event: RankEvent | LogEvent | TaskError | TaskExit = read.event
+            reader.accept(event)
         except ProtocolError as exc:
             rank.failure = exc
             return None
@@ -358,7 +313,7 @@ class RankGroup:
         """Something came when the attempt was over already."""
         with suppress(SkyctlError):
             if (event := self._take(rank, message, error)) is not None:
-                self._handle(rank, event)
+                self._reports.take(rank, event)
                 return event
         return None
 

@@ -10,13 +10,12 @@ its last step. Whether figures are true can't be told here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from skyctl.agent.task_events import LogEvent, read_event, to_message, unknown_event
+from skyctl.agent.task_events import LogEvent
 from skyctl.errors import ProtocolError
 from skyctl.records.cluster import Node
-from skyctl.remote.remote_task import TaskError, TaskExit, read_task_failure
+from skyctl.remote.remote_task import TaskError, TaskExit, TaskMessage, read_task_message
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import (
     RANK_EVENTS,
@@ -31,35 +30,11 @@ from skyctl.worker.rank_events import (
     ValidationEvent,
 )
 
-_EVENT_TYPES: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
+RANK_KINDS: Mapping[str, type] = {cls.kind: cls for cls in (*RANK_EVENTS, LogEvent)}
+"""By ``event``, the records of what ranks send."""
 MAX_NOTES = 1000
 """Of what a rank says about its checkpoints in an attempt, each once."""
 _ONCE = (EnvironmentEvent, ListeningEvent, ReadyEvent)
-
-
-@dataclass(frozen=True)
-class RankMessage:
-    """A message that was read. ``plain``: it as a JSON object, without anything that nobody knows."""
-
-    event: RankEvent | LogEvent | TaskError | TaskExit
-    plain: Mapping[str, Any]
-
-
-def read_rank_message(node: Node, message: Mapping[str, Any]) -> RankMessage:
-    """What a rank on that node has sent, as its record.
-
-    Raises:
-        ProtocolError: no rank sends that.
-    """
-    number = {"seq": message["seq"]} if "seq" in message else {}
-    cls = _EVENT_TYPES.get(str(message.get("event")))
-    if cls is None:
-        failure = read_task_failure(node, message)
-        if failure is None:
-            raise unknown_event(message, node.name)
-        return RankMessage(failure, failure.model_dump(exclude_none=True) | number)
-    event: Any = read_event(cls, message, node.name)
-    return RankMessage(event, to_message(event) | number)
 
 
 class RankMessageReader:
@@ -92,16 +67,16 @@ class RankMessageReader:
         self._validates: int | None = None
         self._seen: set[type] = set()
 
-    def read(self, message: Mapping[str, Any]) -> RankMessage:
-        """The message as its record. Raises as ``read_rank_message``."""
-        return read_rank_message(self._node, message)
+    def read(self, message: Mapping[str, Any]) -> TaskMessage:
+        """The message as its record. Raises ProtocolError: no rank sends that."""
+        return read_task_message(RANK_KINDS, self._node, message)
 
     def read_again(
         self, message: Mapping[str, Any]
     ) -> RankEvent | TaskError | TaskExit | ProtocolError | None:
         """The event of a message that was written down before, or what is wrong with it; None: a log line."""
         try:
-            event = self.read(message).event
+            event: RankEvent | LogEvent | TaskError | TaskExit = self.read(message).event
             self.accept(event)
         except ProtocolError as exc:
             return exc

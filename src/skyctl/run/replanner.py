@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from skyctl.control.problem_devices import in_form
+from skyctl.control.form_choice import in_form
 from skyctl.control.training_request import TrainingRequest
 from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.records.cluster import Cluster, Node, node_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -200,3 +200,23 @@ def restart_reason(fault: Fault, error: SkyctlError) -> str:
         return f"node {', '.join(fault.lost)} was lost"
     first = error.message.splitlines()[0]
     return first if len(first) <= 200 else f"{first[:199]}…"
+
+
+def restart_text(
+    error: SkyctlError, policy: RestartPolicy, wait_s: float, nodes: Sequence[str], state: RunState
+) -> str:
+    """What an attempt has ended with, and what the next one is, for whoever watches.
+
+    Args:
+        wait_s: until then.
+        nodes: of its plan.
+    """
+    soon = f" in {wait_s:.0f} s" if wait_s else ""
+    text = (
+        f"{error.message}\n  trying again{soon} on {', '.join(nodes)} "
+        f"({policy.failed} of {policy.max_restarts} restarts)"
+    )
+    if isinstance(error, ProtocolError):
+        command = f"skyctl join {state.run_id} {error.node}"
+        text += f"\n  node {error.node} is not taken back unless asked for: {command}"
+    return text

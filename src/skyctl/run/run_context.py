@@ -15,7 +15,7 @@ from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
 from skyctl.remote.agent_session import Session
 from skyctl.remote.credentials import make_tls_certificate
-from skyctl.remote.peer_addresses import find_peer_address_outcomes
+from skyctl.remote.peer_addresses import find_peer_addresses
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.mirror import CheckpointMirror, MirrorRequest
 from skyctl.run.checkpoints.policy import RetentionPolicy
@@ -115,7 +115,7 @@ class RunContext:
             SkyctlError: a node that is needed could not say.
         """
         if set(self._addresses) != set(self.sessions):
-            outcomes = find_peer_address_outcomes(self.sessions)
+            outcomes = find_peer_addresses(self.sessions)
             for name in needed:
                 outcome = outcomes.get(name)
                 if isinstance(outcome, SkyctlError):
@@ -202,13 +202,13 @@ class RunContext:
         if self._replicators is not None:
             self._replicators.drop(name)
 
-    def wait_replicated(self, step: int, limit_s: float = REPLICATION_WAIT_S) -> None:
+    def wait_replicated(self, step: int) -> None:
         """Waits until other nodes have copies of the run's last checkpoint, where they are to have any."""
         replicators, retention = self._replicators, self._retention
         if replicators is None or retention is None or retention.unreplicated or retention.newest != step:
             return
         self.callbacks.phase("copying the last checkpoint to other nodes; Ctrl-C ends that")
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + REPLICATION_WAIT_S
         while retention.replicated != step and replicators.nodes and time.monotonic() < deadline:
             replicators.take_events()
             time.sleep(POLL_S)

@@ -8,9 +8,9 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from skyctl.agent.node_cache import file_digest
 from skyctl.errors import ProtocolError, UnfitError
 from skyctl.inventory.environment_registry import register_environment
 from skyctl.records.cluster import Node, PreparedEnvironment
@@ -257,7 +257,7 @@ class NodeInstaller:
             )
         for number, path in enumerate(rest):
             self._say(f"pushing {path.name}", 0.1 + 0.4 * number / len(rest))
-            pushed[path.name] = self._session.push(path, _sha256(path), keep=False)
+            pushed[path.name] = self._session.push(path, file_digest(path), keep=False)
 
     def _ask_make(self, wheels: Mapping[str, str] | None, need_bytes: int | None) -> dict[str, Any]:
         order = BuildRequest(
@@ -294,11 +294,6 @@ class NodeInstaller:
         busy = run_setup_task(self._session, order, lambda *_: None)["busy"]
         some = next(iter(busy), None)
         return None if some is None else f"{some} is still in use; the next `skyctl setup` removes it"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_environments(

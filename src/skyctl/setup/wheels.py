@@ -48,11 +48,6 @@ class FetchedWheels:
     paths: tuple[Path, ...]
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of all wheels together."""
-        return sum(path.stat().st_size for path in self.paths)
-
-    @property
     def unpacked_bytes(self) -> int:
         """Bytes of what all wheels hold, unpacked."""
         total = 0

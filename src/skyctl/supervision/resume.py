@@ -19,15 +19,15 @@ from skyctl.records.owners import local_steps_by_owner
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import Problem
 from skyctl.records.run_state import RunState
-from skyctl.remote.remote_task import RemoteTask
+from skyctl.remote.remote_task import RemoteTask, read_task_message
 from skyctl.remote.session_factory import open_sessions
 from skyctl.run.attempt import AdoptedRanks
 from skyctl.run.callbacks import Detached, RunCallbacks
 from skyctl.run.change_notes import local_steps_note
-from skyctl.run.checkpoints.replicator_messages import read_replicator_message
+from skyctl.run.checkpoints.replicator_messages import REPLICATOR_KINDS
 from skyctl.run.plan_runner import PlanRunner
 from skyctl.run.plan_update import nodes_in
-from skyctl.run.rank_messages import read_rank_message
+from skyctl.run.rank_messages import RANK_KINDS
 from skyctl.run.rank_spec import check_plan_fits, rank_of_task
 from skyctl.run.round_spec import refuse_trace
 from skyctl.run.run_context import RunOptions
@@ -208,8 +208,8 @@ def end_tasks(handle: RunHandle, but: Iterable[RemoteTask] = ()) -> None:
 
 def _plain_message(node: Node, task: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a task of a run has said, with nothing in it that nobody knows. Raises ProtocolError."""
-    is_rank = rank_of_task(task) is not None
-    return (read_rank_message if is_rank else read_replicator_message)(node, message).plain
+    kinds = REPLICATOR_KINDS if rank_of_task(task) is None else RANK_KINDS
+    return read_task_message(kinds, node, message).plain
 
 
 # What a supervised run begins with: a fresh one, or one that has ended and goes on.

@@ -15,6 +15,7 @@ from typing import Any
 from skyctl.control.node_sessions import close_sessions, ignore_interrupts
 from skyctl.errors import SessionGoneError, SkyctlError
 from skyctl.files import RunPaths
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster
 from skyctl.records.run_state import ENDED, NodeSession, RunState
 from skyctl.remote.agent_session import Session
@@ -22,7 +23,7 @@ from skyctl.remote.remote_task import RemoteTask
 from skyctl.remote.resumable_connection import DETACH_TIMEOUT_S
 from skyctl.remote.session_factory import adopt_sessions
 from skyctl.run.rank_spec import rank_task_name
-from skyctl.supervision.run_journal import RunJournal, timestamp_ms
+from skyctl.supervision.run_journal import RunJournal
 from skyctl.supervision.run_lock import RunLock, acquire_run_lock
 from skyctl.supervision.run_settings import cluster_of, connect_of
 
@@ -119,8 +120,8 @@ def new_run(
     lock = acquire_run_lock(paths, attached=True)
     state = RunState(
         run_id=paths.run_id,
-        created=timestamp_ms(),
-        written=timestamp_ms(),
+        created=timestamp("milliseconds"),
+        written=timestamp("milliseconds"),
         cluster=cluster.name,
         supervisor=lock.supervisor,
         sessions=tuple(node_session(name, session) for name, session in sorted(sessions.items())),

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from skyctl.errors import SkyctlError
 from skyctl.files import RunPaths, read_record, safe_name, write_atomic
+from skyctl.records.base import timestamp
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
 from skyctl.run.event_sink import TensorBoardWriter, metrics_line
@@ -136,7 +136,7 @@ class RunJournal:
         """Writes ``state.json`` now. Raises SkyctlError where the disk refuses."""
         with self._writing:
             with self._lock:
-                self.state = self.state.model_copy(update={"written": timestamp_ms()})
+                self.state = self.state.model_copy(update={"written": timestamp("milliseconds")})
                 text, self._dirty = self.state.to_json(), False
             with suppress(SkyctlError):  # the next flush says it; the state may still find room
                 self._log.flush()  # else it could count a step whose line is not there, were this the end
@@ -156,13 +156,12 @@ class RunJournal:
         """The number up to which all events of that session are handled; later ones are wanted."""
         return self._log.upto(session_id)
 
-    def heard(self, node: str, who: str, event: Mapping[str, Any], attempt: int | None = None) -> bool:
+    def heard(self, node: str, who: str, event: Mapping[str, Any]) -> bool:
         """Writes an event down, within ``FLUSH_INTERVAL_S``.
 
         Args:
             who: the task, as in ``rank-3`` or ``keeper``.
             event: its ``seq``, where it has one, is its number in the node's session.
-            attempt: whose task it is; None: the last one's.
 
         Returns:
             False where it was written down before, so it must not be acted on again.
@@ -175,7 +174,7 @@ class RunJournal:
         if session is not None:
             self._ids[node] = session.id
         source = self._ids.get(node, node)  # of a node that is lost, what it had said before may still come
-        number = attempt or self.paths.attempt
+        number = self.paths.attempt
         kind = event.get("event")
         name: str | None = None
         data = b""
@@ -271,11 +270,6 @@ class RunJournal:
             with suppress(SkyctlError):  # it is lost; whoever takes it over says from where
                 for number in numbers:
                     session.acknowledge(number)
-
-
-def timestamp_ms() -> str:
-    """This moment as state files have it (ISO 8601, UTC), to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _lines(text: str) -> bytes:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from skyctl.errors import InputError
 from skyctl.files import RunPaths, read_record
+from skyctl.records.base import timestamp
 from skyctl.records.cluster import split_device_id
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.log_limits import LOG_LIMIT_BYTES
-from skyctl.supervision.run_journal import timestamp_ms
 
 READ_BYTES = 1 << 20
 """Of a file are read at a time."""
@@ -85,16 +85,14 @@ class LogFollower:
         last: int | None = None,
     ) -> None:
         self._paths, self._only = paths, only
-        self._first = attempt or max([1, *(one.number for one in state.attempts)])
+        newest = max([1, *(one.number for one in state.attempts)])
+        self._first = attempt or newest
         self._alone = attempt is not None
         self._last = last
         self._tails: dict[Path, FileTail] = {}
         self._state = state
         if attempt is not None and not RunPaths(paths.run_id, attempt).logs.is_dir():
-            raise InputError(
-                f"run {paths.run_id} has no attempt {attempt}; its newest is "
-                f"{max([1, *(one.number for one in state.attempts)])}"
-            )
+            raise InputError(f"run {paths.run_id} has no attempt {attempt}; its newest is {newest}")
         self._check()
 
     def lines(self) -> Iterator[RankLogLine]:
@@ -250,7 +248,7 @@ _lock = threading.Lock()
 
 def log_supervisor(path: Path, kind: str, text: str) -> None:
     """Adds an entry to ``supervisor.log``; a failure to write it is ignored, for the run matters more."""
-    stamped = f"{timestamp_ms()} {kind}: " + text.replace("\n", "\n    ") + "\n"
+    stamped = f"{timestamp('milliseconds')} {kind}: " + text.replace("\n", "\n    ") + "\n"
     with suppress(OSError), _lock, path.open("a", encoding="utf-8", errors="replace") as log:
         path.chmod(0o600)
         if log.tell() < LOG_LIMIT_BYTES:  # what nodes say is part of it

@@ -158,13 +158,13 @@ def list_runs(*, every: bool) -> tuple[list[InspectedRun], list[str]]:
     return found, faults
 
 
-def with_node_processes(runs: Iterable[InspectedRun], limit: int = 8) -> list[InspectedRun]:
+def with_node_processes(runs: Iterable[InspectedRun]) -> list[InspectedRun]:
     """The same runs; those without a supervisor with what their nodes say. Takes a few seconds in all."""
     runs = list(runs)
     wanted = [run for run in runs if not run.ended and run.supervisor_state == "gone"]
     if not wanted:
         return runs
-    with ThreadPoolExecutor(max_workers=limit) as pool:
+    with ThreadPoolExecutor(max_workers=8) as pool:
         found = dict(
             zip((run.paths.run_id for run in wanted), pool.map(_node_processes, wanted), strict=True)
         )
@@ -172,6 +172,7 @@ def with_node_processes(runs: Iterable[InspectedRun], limit: int = 8) -> list[In
 
 
 def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
+    from skyctl.control.node_sessions import close_sessions
     from skyctl.remote.session_factory import connect_node, open_sessions
     from skyctl.supervision.run_settings import cluster_of, connect_of
 
@@ -208,12 +209,7 @@ def _node_processes(run: InspectedRun) -> tuple[NodeProcesses, ...]:
             except SkyctlError as exc:
                 looks[name] = NodeProcesses(name, error=exc.message)
     finally:
-        with ThreadPoolExecutor(max_workers=max(1, len(opened))) as pool:
-            list(
-                pool.map(
-                    lambda one: one.close(), (s for s in opened.values() if not isinstance(s, SkyctlError))
-                )
-            )
+        close_sessions(s for s in opened.values() if not isinstance(s, SkyctlError))
     return tuple(looks[name] for name in ids)
 
 

@@ -22,11 +22,9 @@ _TIMEOUT_TEXT = "imed out"
 class PeerLostError(RunError):
     """The other end is gone: a consequence of another failure, hardly ever the first cause."""
 
-    secondary = True
 
-
-class PeerProtocolError(RunError):
-    """The other end has sent what skyctl never sends; ``peer_rank``: who that is (None: no rank)."""
+class PeerError(RunError):
+    """What is wrong with the other end; ``peer_rank``: who that is (None: no rank)."""
 
     def __init__(
         self, message: str, *, peer_rank: int | None, hint: str | None = None, log: str | None = None
@@ -35,14 +33,12 @@ class PeerProtocolError(RunError):
         self.peer_rank = peer_rank
 
 
-class PeerUnreachableError(RunError):
-    """No connection with the other end came about; ``peer_rank``: who that is (None: no rank)."""
+class PeerProtocolError(PeerError):
+    """The other end has sent what skyctl never sends."""
 
-    def __init__(
-        self, message: str, *, peer_rank: int | None, hint: str | None = None, log: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint, log=log)
-        self.peer_rank = peer_rank
+
+class PeerUnreachableError(PeerError):
+    """No connection with the other end came about."""
 
 
 class TransferFrameError(RuntimeError):

@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 from skyctl.errors import RunError
-from skyctl.worker.gradient_sync import GradientSync, GroupSync, SyncReport
+from skyctl.worker.gradient_sync import GradientSync, SyncReport
+from skyctl.worker.group_sync import GroupSync
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.sum_codecs import FIXED32
 from skyctl.worker.sum_delay import SumDelay

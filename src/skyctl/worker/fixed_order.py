@@ -18,14 +18,14 @@ _DEPENDENT = 1e-12
 """A column of whose square less than this is left is taken for a combination of those before it."""
 
 
-def orthonormal(columns: Tensor, seed: int = 0) -> Tensor:
+def orthonormal(columns: Tensor) -> Tensor:
     """Orthonormal bases that span the columns of matrices, (…, n, R) with R < n, float32, in host memory.
 
     Cholesky QR, twice, in float64. A column that depends on those before it gives way to a random one: else
     what it stands for would never be sent.
     """
     rows = columns.detach().to("cpu", torch.float64).transpose(-1, -2).contiguous()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         while True:
             rows = _rounded(rows)

@@ -30,19 +30,15 @@ import torch
 from torch import nn
 
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG
-from skyctl.worker.low_rank_gradients import LowRankGradients, pass_numels, seed_of
-from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.group_sync import GroupSync
+from skyctl.worker.low_rank_gradients import LowRankGradients, seed_of
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import RunningFigures, SavedBuffers, running_figures
 from skyctl.worker.stage_io import Neighbour
-from skyctl.worker.sum_codecs import FIXED32, chunk_numel
-from skyctl.worker.sum_layout import SumLayout, make_layout
-from skyctl.worker.sum_messages import FACTORS, FIGURES, GRADIENTS
-from skyctl.worker.sum_passes import Numels, SumPasses, buckets_of, rank_of
+from skyctl.worker.sum_codecs import FIXED32
+from skyctl.worker.sum_passes import rank_of
 from skyctl.worker.summed_gradients import (
-    AGREED_FLAGS,
     FloatGradients,
     IntegerGradients,
     SummedGradients,
@@ -134,40 +130,38 @@ class GradientSync:
         self._saved_buffers: SavedBuffers | None = None
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
         self._watching, self._reached, self._layers = False, 0, len(layers)
-        connections = {rank: peer.connection for rank, peer in peers.items()}
         self._groups: list[GroupSync] = []
         for values in groups:
-            number, routes = int(values["number"]), [RoutePlace.from_payload(x) for x in values["routes"]]
-            tag = FIRST_TAG + int(values["first_tag"])
+            figures: list[RunningFigures] = []
             if "tie" in values:
-                first, sums = 0, RouteSum(number, routes, connections, tag)
+                first = 0
                 by_layer = [[TrainedParameter(0, master_of(p)) for p in (tied or {})[tuple(values["tie"])]]]
-                figures = []
             else:
                 first, stop = int(values["start"]) - start, int(values["stop"]) - start
-                agreement = RoutePlace.from_payload(values["agreement"]) if "agreement" in values else None
-                sums = RouteSum(number, routes, connections, tag, agreement)
                 by_layer = [[p for p in trained if p.layer == layer] for layer in range(first, stop)]
                 figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
             by_layer.reverse()  # the order in which they become ready
-            rank = rank_of(format)
             parameters = [parameter for layer in by_layer for parameter in layer]
             gradients: SummedGradients
-            if rank is not None:
+            if (rank := rank_of(format)) is not None:
                 seeds = [seed_of(seed, start, parameter, trained) for parameter in parameters]
                 gradients = LowRankGradients(parameters, rank, seeds, uncompressed_steps)
+            elif format == FIXED32:
+                gradients = IntegerGradients(parameters, microbatches)
             else:
-                gradients = (
-                    IntegerGradients(parameters, microbatches)
-                    if format == FIXED32
-                    else FloatGradients(parameters)
-                )
-            sizes = _sizes_of(by_layer, rank)
-            passes = SumPasses(
-                format, chunk_bytes, [route.share for route in sums.routes], *sizes, uncompressed_steps
-            )
+                gradients = FloatGradients(parameters)
             self._groups.append(
-                GroupSync(sums, parameters, gradients, sizes, passes, first, figures, chunk_bytes, share)
+                GroupSync(
+                    RouteSum.from_payload(values, peers),
+                    by_layer,
+                    gradients,
+                    first,
+                    figures,
+                    format=format,
+                    chunk_bytes=chunk_bytes,
+                    share=share,
+                    uncompressed_steps=uncompressed_steps,
+                )
             )
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(layer))  # type: ignore[no-untyped-call]
@@ -260,139 +254,6 @@ class GradientSync:
                     group.add_ready(layer + 1)
 
         return hook
-
-
-class GroupSync:
-    """The sums of one group: whose gradients, in which order.
-
-    Attributes:
-        sums: where they are made.
-        parameters: in the order in which their gradients are summed.
-        gradients: of its parameters, as backwards leave them.
-        repeats: whether ranks have agreed to make the step again.
-    """
-
-    def __init__(
-        self,
-        sums: RouteSum,
-        parameters: Sequence[TrainedParameter],
-        gradients: SummedGradients,
-        sizes: tuple[Numels, Numels, Numels],
-        passes: SumPasses,
-        first: int,
-        figures: Sequence[RunningFigures],
-        chunk_bytes: int,
-        share: float,
-    ) -> None:
-        self.sums, self.parameters, self.gradients, self._passes = sums, parameters, gradients, passes
-        self._first, self._figures, self._share = first, list(figures), share
-        self.repeats = False
-        self._sizes, self._numels = sizes, sizes[0]
-        shares = [route.share for route in sums.routes]
-        self._empty_layout = make_layout([], shares, 1)
-        self._figures_layout: SumLayout | None = None
-        if self._figures:
-            found = [figure.numel for figure in self._figures]
-            self._figures_layout = make_layout([found], shares, chunk_numel("float32", chunk_bytes))
-        self._ongoing: OngoingSum | None = None
-        self._taken_count = self._ready_layers = 0
-        self._open: list[Tensor] = []
-        self._codes = b""
-
-    @property
-    def sizes(self) -> SumSizes:
-        """What a helper has to know of them."""
-        figures = sum(figure.numel for figure in self._figures)
-        whole, first, second = (tuple(map(sum, numels)) for numels in self._sizes)
-        return SumSizes(whole, sum(map(len, self._numels)), figures, first, second)
-
-    def begin(self, step: int) -> None:
-        self.gradients.begin(step)
-        layout = self._passes.first(step) if self.gradients.is_summable else self._empty_layout
-        self.sums.begin(self._make_sum(layout, step), AGREED_FLAGS + len(self.parameters))
-
-    def take_aside(self, step: int, gradients: SummedGradients) -> OngoingSum:
-        """A sum, to be begun later, of gradients of ``parameters`` that won't change any more."""
-        kept, self.gradients = self.gradients, gradients
-        made = self._make_sum(self._passes.first(step), step)
-        self.add_ready(0)
-        self.gradients = kept
-        return made
-
-    def _make_sum(self, layout: SumLayout, step: int) -> OngoingSum:
-        self._ongoing = made = OngoingSum(layout, step, kind=GRADIENTS, format=self._passes.format)
-        self._open, self._taken_count, self._ready_layers = [], 0, 0
-        return made
-
-    def add_ready(self, layer: int) -> None:
-        """The gradients of the stage's layers from that one on won't change any more."""
-        assert self._ongoing is not None
-        ready = min(len(self._numels), len(self._numels) - (layer - self._first))
-        while self._ready_layers < ready:
-            for _ in self._numels[self._ready_layers]:
-                self._open.append(self.gradients.take(self._taken_count))
-                self._taken_count += 1
-            while self._is_bucket_full():
-                self._ongoing.add_bucket(self._open)
-                self._open = []
-            self._ready_layers += 1
-
-    def agree(self, is_last: bool) -> bool:
-        """Whether any holder ends with this step; what else is agreed on is kept for ``finish``."""
-        own = bytes([is_last, self.gradients.overflows(), *self.gradients.codes()])
-        agreed = self.sums.agree(own, self.gradients.largest_code)
-        self.repeats, self._codes = bool(agreed[1]), agreed[AGREED_FLAGS:]
-        return bool(agreed[0])
-
-    def finish(self) -> None:
-        """Waits for the sum, and puts it where it is not in place already, or has the step made again."""
-        assert self._ongoing is not None
-        self._ongoing.wait()
-        if self.repeats:
-            self.gradients.repeat(self._codes)
-            return
-        if (layout := self._passes.second(self._ongoing.step)) is not None:
-            again = OngoingSum(layout, self._ongoing.step, kind=FACTORS, format=self._passes.format)
-            self.sums.begin(again)
-            tensors = iter(self.gradients.second_pass(self._codes))
-            layers = [[next(tensors) for _ in layer] for layer in self._sizes[2]]
-            for bucket in buckets_of(layout, layers):
-                again.add_bucket(bucket)
-            again.wait()
-        self.gradients.finish(self._codes)
-
-    def average_figures(self, step: int) -> None:
-        """As ``GradientSync.average_figures``."""
-        if self._figures_layout is None:
-            return
-        ongoing = OngoingSum(self._figures_layout, step, kind=FIGURES)
-        values = [figure.weighted(self._share) for figure in self._figures]
-        self.sums.begin(ongoing)
-        ongoing.add_bucket(values)
-        ongoing.wait()
-        for figure, summed in zip(self._figures, values, strict=True):
-            figure.set(summed)
-
-    def close(self) -> None:
-        self.sums.close()
-
-    def _is_bucket_full(self) -> bool:
-        assert self._ongoing is not None
-        bucket = self._ongoing.ready_buckets
-        ends = self._ongoing.layout.last_layer_of
-        return bucket < len(ends) and ends[bucket] == self._ready_layers
-
-
-def _sizes_of(
-    layers: Sequence[Sequence[TrainedParameter]], rank: int | None
-) -> tuple[Numels, Numels, Numels]:
-    """Numbers of each tensor that is summed, by layer: of whole gradients, and of both compressed passes."""
-    whole = [[parameter.master.numel() for parameter in layer] for layer in layers]
-    if rank is None:
-        return whole, [], []
-    passes = [[pass_numels(parameter.master.shape, rank) for parameter in layer] for layer in layers]
-    first = [[sizes[0] for sizes in layer] for layer in passes]
-    return whole, first, [[sizes[1] for sizes in layer if sizes[1]] for layer in passes]
 
 
 def _parameters_of_one_layer(layers: Sequence[nn.Module]) -> list[tuple[int, nn.Parameter]]:

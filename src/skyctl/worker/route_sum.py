@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from skyctl.worker.sum_messages import (
     SumMessage,
     SumStamp,
 )
+
+if TYPE_CHECKING:
+    from skyctl.worker.stage_io import Neighbour
 
 Tensor = torch.Tensor
 _PostedAgreement = tuple[SumMessage, Work, PeerConnection]
@@ -102,6 +105,19 @@ class RouteSum:
                 self._start_thread(self._sum_up, number, "up")
             if route.down_parent is not None:
                 self._start_thread(self._take_down, number, "down")
+
+    @classmethod
+    def from_payload(cls, group: Mapping[str, Any], peers: Mapping[int, Neighbour]) -> RouteSum:
+        """A rank's part in the sums of one of the ``sync.groups`` of its payload.
+
+        Args:
+            peers: by rank, at least those that a route joins this one with.
+        """
+        routes = [RoutePlace.from_payload(route) for route in group["routes"]]
+        agreement = RoutePlace.from_payload(group["agreement"]) if "agreement" in group else None
+        connections = {rank: peer.connection for rank, peer in peers.items()}
+        first_tag = FIRST_TAG + int(group["first_tag"])
+        return cls(int(group["number"]), routes, connections, first_tag, agreement)
 
     def begin(self, ongoing: OngoingSum, agreed_bytes: int = 0) -> None:
         """Begins a sum; its buckets may come later.

@@ -13,6 +13,10 @@ import torch
 from torch import nn
 
 from skyctl.errors import RunError
+from skyctl.worker.ongoing_sum import OngoingSum
+from skyctl.worker.route_sum import RouteSum
+from skyctl.worker.sum_layout import SumLayout
+from skyctl.worker.sum_messages import FIGURES
 
 Tensor = torch.Tensor
 
@@ -56,6 +60,24 @@ def running_figures(layer: nn.Module) -> list[RunningFigures]:
     """Those of the layer's norms that have any."""
     norms = [m for m in layer.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     return [RunningFigures(module) for module in norms if isinstance(module.running_mean, Tensor)]
+
+
+def average_figures(
+    sums: RouteSum, layout: SumLayout, figures: Sequence[RunningFigures], share: float, step: int
+) -> None:
+    """Gives every holder the mean of all holders' figures, weighted by microbatches.
+
+    Args:
+        layout: of the figures, as one bucket.
+        share: of the step's microbatches, that this holder's figures are of.
+    """
+    ongoing = OngoingSum(layout, step, kind=FIGURES)
+    values = [figure.weighted(share) for figure in figures]
+    sums.begin(ongoing)
+    ongoing.add_bucket(values)
+    ongoing.wait()
+    for figure, summed in zip(figures, values, strict=True):
+        figure.set(summed)
 
 
 class SavedBuffers:

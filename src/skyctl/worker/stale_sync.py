@@ -21,16 +21,14 @@ from skyctl.errors import RunError, WorkloadError
 from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.checkpointer import Checkpointer
 from skyctl.worker.gradient_sync import SyncReport
-from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.parameter_root import Leave, ParameterRoot, RootWeights
 from skyctl.worker.push_pull import Push, PushPull
 from skyctl.worker.rank_events import SumSizes
-from skyctl.worker.route_sum import RoutePlace, RouteSum
-from skyctl.worker.running_figures import running_figures
+from skyctl.worker.route_sum import RouteSum
+from skyctl.worker.running_figures import average_figures, running_figures
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
 from skyctl.worker.sum_layout import make_layout
-from skyctl.worker.sum_messages import FIGURES
 from skyctl.worker.summed_gradients import check_dense, find_trained
 from skyctl.workload.mixed_precision import accumulate_into_master, master_of
 from skyctl.workload.optimizers import weight_name
@@ -97,8 +95,7 @@ class StaleSync:
         self._figures_layout = make_layout(
             [[figure.numel for figure in self._figures]], [1.0], chunk_numel("float32", chunk_bytes)
         )
-        routes = [RoutePlace.from_payload(route) for route in group["routes"]]
-        self._sums = RouteSum(int(group["number"]), routes, connections, tag) if self._figures else None
+        self._sums = RouteSum.from_payload(group, peers) if self._figures else None
         self._lines = {
             peer: PushPull(
                 connection,
@@ -172,15 +169,8 @@ class StaleSync:
 
     def average_figures(self, step: int) -> None:
         """As ``GradientSync.average_figures``; all workers have just met."""
-        if self._sums is None:
-            return
-        ongoing = OngoingSum(self._figures_layout, step, kind=FIGURES)
-        values = [figure.weighted(self._share) for figure in self._figures]
-        self._sums.begin(ongoing)
-        ongoing.add_bucket(values)
-        ongoing.wait()
-        for figure, summed in zip(self._figures, values, strict=True):
-            figure.set(summed)
+        if self._sums is not None:
+            average_figures(self._sums, self._figures_layout, self._figures, self._share, step)
 
     def forget(self) -> None:
         """Nothing is kept that a run that resumes would not have."""

@@ -14,14 +14,13 @@ import torch
 
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import TaskChannel
-from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.checkpointer import resumed_step
 from skyctl.worker.launcher_link import LauncherLink
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.rank_environment import peak_memory_bytes
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import CONNECT_PHASE, ReadyEvent
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import FIXED32, chunk_numel
 from skyctl.worker.sum_delay import SumDelay
@@ -46,12 +45,8 @@ class SumHelper:
         self, sync: Mapping[str, Any], sizes: Mapping[str, Any], peers: Mapping[int, Neighbour]
     ) -> None:
         (group,) = sync["groups"]
-        routes = [RoutePlace.from_payload(route) for route in group["routes"]]
-        shares = [route.share for route in routes]
-        connections = {rank: peer.connection for rank, peer in peers.items()}
-        agreement = RoutePlace.from_payload(group["agreement"])
-        tag = FIRST_TAG + int(group["first_tag"])
-        self._sums = RouteSum(int(group["number"]), routes, connections, tag, agreement)
+        self._sums = RouteSum.from_payload(group, peers)
+        shares = [route.share for route in self._sums.routes]
         chunk_bytes = int(sync["chunk_bytes"])
         whole, first, second = (
             [[int(numel)] for numel in sizes.get(key) or ()] for key in ("layers", "first", "second")

@@ -14,7 +14,7 @@ from skyctl.agent.task_runner import TaskChannel
 from skyctl.checkpoint.shards import StageState
 from skyctl.device.device_timer import DeviceTimer
 from skyctl.schedule.actions import ZERO_BUBBLE
-from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch, sketch_layers
+from skyctl.worker.batch_sketch import sketch_layers
 from skyctl.worker.batches import Prefetcher
 from skyctl.worker.checkpointer import (
     Checkpointer,
@@ -35,12 +35,12 @@ from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.messages import MessageSpecs
 from skyctl.worker.parameter_root import RootWeights
 from skyctl.worker.predicted_weights import PredictedWeights
+from skyctl.worker.rank_batches import RankBatches
 from skyctl.worker.rank_environment import peak_memory_bytes, use_device
 from skyctl.worker.rank_errors import with_phase
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     RESTORE_PHASE,
-    BatchSketch,
     ReadyEvent,
 )
 from skyctl.worker.stage import PipelineStage
@@ -54,10 +54,9 @@ from skyctl.worker.trace_recorder import TraceRecorder
 from skyctl.worker.training_loop import TrainingLoop
 from skyctl.worker.validation import make_validator
 from skyctl.worker.weight_average import WeightAverage
-from skyctl.workload.data import EpochPosition
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.optimizers import make_users_lr_scheduler
-from skyctl.workload.recipe import Recipe, microbatch_sizes
+from skyctl.workload.recipe import Recipe
 from skyctl.workload.workload import load_workload
 from skyctl.workload.workload_spec import WorkloadSpec
 
@@ -103,14 +102,8 @@ class Trainer:
         self._recipe = Recipe.from_dict(payload.get("recipe") or {"total_steps": int(payload["steps"])})
         self._workload = load_workload(self._spec)
         self._start, self._stop = payload["layers"]
-        self._all_sizes = microbatch_sizes(self._spec.batch_size, payload["microbatches"])
-        first, stop = payload.get("microbatch_range") or (0, len(self._all_sizes))
-        self._sizes = self._all_sizes[first:stop]
-        # what passes between stages: the first pipeline, whose samples come first, validates with all of them
-        self._streamed_sizes = self._sizes if payload.get("pipeline") else self._all_sizes
-        self._samples = sum(self._all_sizes[:first]), sum(self._all_sizes[:stop])
-        owner = 0 if self._rounds is None else self._rounds.index * len(self._all_sizes)
-        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, owner + first)
+        batches = self._batches = RankBatches(payload, self._spec, self._workload, self._rounds)
+        self._seeder = LayerSeeder(self._spec.seed, self._start, self._device, batches.first_microbatch)
         stage = self._build_stage()
         parameters = stage.parameters
         optimizer = self._workload.optimizer(parameters) if parameters else None
@@ -180,8 +173,9 @@ class Trainer:
 
     def _boundary(self, index: int) -> MessageSpecs:
         """The tensors before layer ``index``, by microbatch; there are at most two sizes of microbatch."""
-        by_size = {size: tuple(self._workload.boundary(index, size)) for size in set(self._streamed_sizes)}
-        return lambda microbatch: by_size[self._streamed_sizes[microbatch]]
+        sizes = self._batches.streamed_sizes
+        by_size = {size: tuple(self._workload.boundary(index, size)) for size in set(sizes)}
+        return lambda microbatch: by_size[sizes[microbatch]]
 
     def _make_scheduler(
         self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer | None
@@ -225,7 +219,7 @@ class Trainer:
         if options is None:
             return first_step, None
         start, seed = self._start, self._spec.seed
-        if self._is_single:
+        if self._batches.is_only_pipeline:
             return first_step, Checkpointer(options, state, origin)
         return first_step, Checkpointer(options, state, origin, lambda: sketch_layers(layers, start, seed))
 
@@ -245,7 +239,7 @@ class Trainer:
         self._counted_elsewhere = ties.counted_elsewhere
         if values is None:
             return None
-        if not self._is_single:
+        if not self._batches.is_only_pipeline:
             check_summable(stage.layers)
         connections = self._sync_connections = SyncConnections(payload, self._recorder)
         connections.connect(self._link.announce, self._link.address_of)
@@ -255,7 +249,7 @@ class Trainer:
                 stage.layers,
                 connections.peers,
                 self._root_weights,
-                share=len(self._sizes) / len(self._all_sizes),
+                share=self._batches.share,
                 first=first_step,
                 recipe=self._recipe,
                 checkpointer=checkpointer,
@@ -279,8 +273,8 @@ class Trainer:
             connections.peers,
             format=values["format"],
             chunk_bytes=int(values["chunk_bytes"]),
-            share=len(self._sizes) / len(self._all_sizes),
-            microbatches=len(self._all_sizes),
+            share=self._batches.share,
+            microbatches=len(self._batches.all_sizes),
             tied=ties.parameters,
             uncompressed_steps=int(values.get("uncompressed_steps") or 0),
             seed=self._spec.seed,
@@ -292,21 +286,6 @@ class Trainer:
         checkpoints = CheckpointOptions.from_payload(self._payload)
         every = self._recipe.validate_every, checkpoints.every if checkpoints else 0
         return SumDelay.from_payload(sync, int(self._payload["steps"]), every)
-
-    @property
-    def _is_single(self) -> bool:
-        """Whether there is no pipeline beside this one."""
-        return self._has_whole_batches and self._rounds is None
-
-    @property
-    def _has_whole_batches(self) -> bool:
-        """Whether this pipeline trains on all samples of its batches."""
-        return len(self._sizes) == len(self._all_sizes)
-
-    @property
-    def _is_owners(self) -> bool:
-        """Whether this pipeline's data is its own."""
-        return self._rounds is not None and self._rounds.owner is not None
 
     def _make_executor(
         self,
@@ -320,13 +299,13 @@ class Trainer:
         outputs = inputs if is_last else self._boundary(self._stop)
         return Executor(
             stage=stage,
-            stage_io=neighbours.make_stage_io(inputs, outputs, len(self._streamed_sizes)),
+            stage_io=neighbours.make_stage_io(inputs, outputs, len(self._batches.streamed_sizes)),
             timer=DeviceTimer(
                 float(payload.get("slowdown") or 1.0),
                 single_thread=torch.get_num_threads() == 1,
                 device=self._device,
             ),
-            microbatch_sizes=self._sizes,
+            microbatch_sizes=self._batches.sizes,
             batch_size=self._spec.batch_size if self._rounds is None else None,
             sync=sync,
             schedule=payload["schedule"],
@@ -357,23 +336,27 @@ class Trainer:
             neighbours,
             layers,
             self._counted_elsewhere,
-            microbatches=len(self._streamed_sizes),
+            microbatches=len(self._batches.streamed_sizes),
             share=self._clipped_share,
         )
         validator = None
         # the first pipeline validates, with all samples; owners do, each with data of its own
-        if not self._payload.get("pipeline") or self._is_owners:
-            validator = make_validator(self._recipe, self._workload, executor, self._seeder, self._all_sizes)
-        validation_batch = self._sketch_validation()
-        sketcher = self._make_sketcher(first_step)
+        if not self._payload.get("pipeline") or self._batches.are_owned:
+            sizes = self._batches.all_sizes
+            validator = make_validator(self._recipe, self._workload, executor, self._seeder, sizes)
+        validation_batch = None
+        if self._recipe.validate_every is not None and self._batches.compares_validation:
+            self._phase = "the first batch of validation()"
+            validation_batch = self._batches.sketch_validation()
+        sketcher = self._batches.sketcher(first_step)
         sums = None
-        if self._sync is not None and self._rounds is None and not self._is_single:
+        if self._sync is not None and self._rounds is None and not self._batches.is_only_pipeline:
             sums = self._sync.sizes
         self._channel.send(to_message(ReadyEvent(sums)))
         self._link.expect("start")
         rounds = make_rounds(
             self._rounds, executor, self._average, self._workload, self._seeder, clipper, first_step,
-            neighbours, microbatches=len(self._streamed_sizes),
+            neighbours, microbatches=len(self._batches.streamed_sizes),
         )  # fmt: skip
         loop = TrainingLoop(
             executor=executor,
@@ -385,7 +368,7 @@ class Trainer:
             clipper=clipper if rounds is None else None,
             validator=validator,
             checkpointer=checkpointer,
-            sketch_of=sketcher.take if rounds is None else partial(self._sketch_of_round, sketcher),
+            sketch_of=sketcher.take if rounds is None else partial(self._batches.sketch_of_round, sketcher),
             validation_batch=validation_batch,
             rounds=rounds,
         )
@@ -397,53 +380,12 @@ class Trainer:
         self._training = False
         return steps_done
 
-    def _sketch_of_round(self, sketcher: BatchSketcher, round_number: int) -> BatchSketch | None:
-        """The sketch of a round's first batch; None where it is not compared, as an owner's never is."""
-        assert self._rounds is not None
-        found = sketcher.take_some(round_number * self._rounds.steps, self._rounds.steps)
-        return found if self._payload.get("compare_batches", True) and not self._is_owners else None
-
     @property
     def _clipped_share(self) -> float:
         """Of the batch, that the gradients which are clipped are of."""
         if self._sync is None or not self._sync.updates_weights:
             return 1.0
-        return sum(self._sizes) / self._spec.batch_size
-
-    def _make_sketcher(self, first_step: int) -> BatchSketcher:
-        """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""
-        position = EpochPosition()
-        if self._rounds is not None:
-            first_step *= self._rounds.steps
-        cuts = not self._has_whole_batches and self._workload.reads_whole_batches
-        samples = (0, self._spec.batch_size) if cuts else self._samples
-        compared = cuts and bool(self._payload.get("compare_batches", True))
-        return BatchSketcher(
-            self._workload.batches(first_step, *samples, position=position),
-            position,
-            seed=self._spec.seed,
-            first_step=first_step,
-            values=compared if cuts else self._compares_ends,
-            cut=self._samples if cuts else None,
-            is_part=not (self._has_whole_batches or cuts),
-        )
-
-    @property
-    def _compares_ends(self) -> bool:
-        """Whether the launcher compares this stage's batches with those of its pipeline's other end."""
-        if self._is_owners:
-            return False
-        ends = self._payload["previous"] is None, self._payload["next"] is None
-        return any(ends) and not all(ends) and bool(self._payload.get("compare_batches", True))
-
-    def _sketch_validation(self) -> BatchSketch | None:
-        """The sketch of the first held-out batch; None where it is not compared."""
-        validates = self._recipe.validate_every is not None and not self._payload.get("pipeline")
-        if not (validates and self._compares_ends):
-            return None
-        self._phase = "the first batch of validation()"
-        batch = next(self._workload.validation(), None)
-        return sketch_batch(batch, self._spec.seed, "validation") if batch is not None else None
+        return sum(self._batches.sizes) / self._spec.batch_size
 
     def _check_for_stop(self) -> bool:
         while not self._stop_requested and (message := self._channel.recv(0.0)) is not None:

@@ -24,10 +24,9 @@ import torch
 from torch import nn
 
 from skyctl.errors import RunError
-from skyctl.transport.peer_connection import FIRST_TAG
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.round_start import RoundStart
-from skyctl.worker.route_sum import RoutePlace, RouteSum
+from skyctl.worker.route_sum import RouteSum
 from skyctl.worker.running_figures import RunningFigures, running_figures
 from skyctl.worker.stage_io import Neighbour
 from skyctl.worker.sum_codecs import chunk_numel
@@ -91,14 +90,12 @@ class WeightAverage:
         check_summable(layers)
         self.needs_start = format != _EXACT
         trained = find_trained(layers)
-        connections = {rank: peer.connection for rank, peer in peers.items()}
         self._travel_s = 2 * max((peer.latency_s for peer in peers.values()), default=0.0)
         self._weights = MasterWeights(p for layer in layers for p in layer.parameters())
         self._groups = []
         for values in groups:
             first, stop = int(values["start"]) - start, int(values["stop"]) - start
-            routes = [RoutePlace.from_payload(route) for route in values["routes"]]
-            sums = RouteSum(int(values["number"]), routes, connections, FIRST_TAG + int(values["first_tag"]))
+            sums = RouteSum.from_payload(values, peers)
             weights = [p.master for p in trained if first <= p.layer < stop]
             figures = [figure for layer in layers[first:stop] for figure in running_figures(layer)]
             self._groups.append(_GroupAverage(sums, weights, figures, format, chunk_bytes))

@@ -46,9 +46,9 @@ class ValueAxis:
         """The same of a length, but never so short that it can't be seen."""
         return max(MIN_WIDTH_PERCENT, self.percent(length))
 
-    def ticks(self, most: int = 5) -> list[tuple[float, str]]:
-        """(value, its number as written) at round numbers of the unit, at most ``most`` + 1."""
-        values = round_ticks(self.end * self.factor, most)
+    def ticks(self) -> list[tuple[float, str]]:
+        """(value, its number as written) at round numbers of the unit, at most six."""
+        values = round_ticks(self.end * self.factor, 5)
         step = values[1] if len(values) > 1 else 1.0
         digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
         return [(value / self.factor, f"{value:.{digits}f}") for value in values]
@@ -73,13 +73,13 @@ def round_ticks(end: float, most: int) -> list[float]:
     return [step * i for i in range(math.floor(end / step * (1 + 1e-9)) + 1)]
 
 
-def enclosing_ticks(values: Sequence[float], most: int = 4) -> list[float]:
+def enclosing_ticks(values: Sequence[float]) -> list[float]:
     """Round ticks that enclose the values; the first need not be 0."""
     low, high = min(values), max(values)
     if high - low < 1e-12 * max(1.0, abs(high)):
         pad = abs(high) * 0.1 or 1.0
         low, high = low - pad, high + pad
-    step = _round_step(high - low, most)
+    step = _round_step(high - low, 4)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * i for i in range(first, last + 1)]
 

@@ -55,7 +55,7 @@ class ReachTable:
         self._far: dict[int, Ints] = {}
         self._low: dict[int, Ints] = {}
 
-    def need_bytes(self, start: Ints, stop: Ints, in_flight: int, *, window: bool = True) -> Floats:
+    def need_bytes(self, start: Ints, stop: Ints, in_flight: int) -> Floats:
         """``CostModel.need_bytes`` for arrays of (non-empty) ranges, rounded as it is."""
         need: Floats = self._state[stop] - self._state[start]
         need = need + in_flight * (self._activation[stop] - self._activation[start])
@@ -64,7 +64,7 @@ class ReachTable:
             need = need + np.maximum(
                 self._workspace[level, start], self._workspace[level, stop - (1 << level)]
             )
-        if window and self.windowed:
+        if self.windowed:
             ahead = np.where(start > 0, self._output[start - 1], 0.0)
             back = np.where(stop < self.layers, self._output[stop - 1], 0.0)
             need = need + self.model.receive_window * (ahead + back)
@@ -151,11 +151,6 @@ class ReachTable:
         out[~self.may_be_first] = np.maximum(out[~self.may_be_first], 1)
         out[~self.may_be_last, self.layers] = self.layers
         return np.minimum(out, np.arange(self.layers + 1))
-
-    def busy_s(self, row: int, start: int, stop: int) -> float:
-        """Seconds of one microbatch's forward and backward through [start, stop) on a device of the class."""
-        work = self.work[self.timing[row]]
-        return float(work[stop] - work[start])
 
 
 class RangeMemory:

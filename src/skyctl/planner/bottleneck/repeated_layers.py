@@ -87,7 +87,7 @@ class StageEdges:
     """
 
     def __init__(self, model: CostModel, reach: ReachTable, run: LayerRun, kept: tuple[int, ...]) -> None:
-        self.model, self.reach, self.run, self.kept = model, reach, run, kept
+        self.model, self.reach, self.run = model, reach, run
         before = [0, *(x for x in kept if x < run.start)]
         after = [*(x for x in kept if x > run.stop), model.layers]
         self.places = [*before, *after]

@@ -183,12 +183,14 @@ def read_routes(sync: Sync | None, index: Mapping[str, int], layers: int) -> tup
 def device_routes(routes: Sequence[Route], index: Mapping[str, int]) -> tuple[DeviceRoute, ...]:
     """A record's routes by device indices; InputError for a device that the problem lacks."""
 
+    def at(name: str) -> int:
+        if name not in index:
+            raise InputError(f"a route names device {name!r}, which is not in the problem")
+        return index[name]
+
     def pairs(edges: Sequence[Sequence[str]]) -> tuple[Pair, ...]:
-        for edge in edges:
-            if unknown := [name for name in edge if name not in index]:
-                raise InputError(f"a route names device {unknown[0]!r}, which is not in the problem")
-        return tuple((index[a], index[b]) for a, b in edges)
+        return tuple((at(a), at(b)) for a, b in edges)
 
     return tuple(
-        DeviceRoute(route.share, index[route.root], pairs(route.up), pairs(route.down)) for route in routes
+        DeviceRoute(route.share, at(route.root), pairs(route.up), pairs(route.down)) for route in routes
     )

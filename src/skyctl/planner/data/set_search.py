@@ -40,9 +40,9 @@ class SetSearch:
     packed: int = 0
 
 
-def best_alone(model: DataModel, below_s: float = math.inf) -> DataPlacement | None:
-    """The fastest of the devices that can hold all layers, alone; None: none can, or below ``below_s``."""
-    best = None
+def best_alone(model: DataModel) -> DataPlacement | None:
+    """The fastest of the devices that can hold all layers, alone; None: none can."""
+    best, below_s = None, math.inf
     for d in range(len(model.ids)):
         placed = best_of_set(model, (d,), below_s)
         if placed is not None:

@@ -37,7 +37,7 @@ class SummedBytes(NamedTuple):
 
 
 def gradient_bytes(layer: Layer) -> float:
-    """Of its gradients in float32."""
+    """Of its gradients in float32, or of its trained parameters: as many."""
     return layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes
 
 

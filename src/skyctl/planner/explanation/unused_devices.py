@@ -133,13 +133,14 @@ def _reason(model: CostModel, proof: Certificate, known: str, possible: bool, co
     change = cost / proof.value_s - 1
     what = "is" if model.by_iteration else "makes the slowest stage"
     if change > NOTABLE:
-        return f"{known}; the best way found to add it {what} {_percent(change)} slower"
+        return f"{known}; the best way found to add it {what} {percent_text(change)} slower"
     if change < -NOTABLE and proof.status != "optimal":  # the search had stopped before
-        return f"found only after the search had ended: adding it {what} {_percent(-change)} faster"
+        return f"found only after the search had ended: adding it {what} {percent_text(-change)} faster"
     return f"{known}; the best way found to add it gains nothing"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """A share in per cent, with two digits at least: ``0.12%``, ``3.4%``, ``56%``."""
     percent = share * 100
     return f"{percent:.0f}%" if percent >= 9.5 else f"{percent:.2g}%"
 

@@ -88,11 +88,9 @@ def estimate_s(model: CostModel, placement: Placement) -> float:
     return out
 
 
-def balance_layers(
-    model: CostModel, order: Sequence[int], below_s: float = math.inf
-) -> tuple[float, Placement] | None:
-    """(estimate in seconds, balanced cuts) of an order; None: nothing fits or comes below ``below_s``."""
-    placement = fill_in_order(model, order, below_s * (1 - 1e-9) if below_s < math.inf else math.inf)
+def balance_layers(model: CostModel, order: Sequence[int]) -> tuple[float, Placement] | None:
+    """(estimate in seconds, balanced cuts) of an order; None: nothing fits."""
+    placement = fill_in_order(model, order, math.inf)
     if placement is None:
         return None
     best = (estimate_s(model, placement), placement)
@@ -120,3 +118,19 @@ def even_placement(model: CostModel) -> Placement:
     """
     share, more = divmod(model.layers, model.devices)
     return consecutive((d, share + (d < more)) for d in range(model.max_stages))
+
+
+def near_neighbours(model: CostModel, fast: Sequence[int]) -> list[int]:
+    """From the first of these devices on, always the one that is nearest for a message of mean size."""
+    size = sum(model.output_bytes) / model.layers
+    chain, rest = [fast[0]], list(fast[1:])
+    while rest:
+        at = chain[-1]
+
+        def away_s(d: int, at: int = at) -> float:
+            link = model.link_cost(at, d)
+            return link.latency_s + size * link.slowest_s_per_byte
+
+        chain.append(min(rest, key=away_s))
+        rest.remove(chain[-1])
+    return chain

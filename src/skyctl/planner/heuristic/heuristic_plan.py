@@ -16,7 +16,7 @@ from skyctl.errors import UndecidedError
 from skyctl.planner.bottleneck import device_subsets
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.explanation.infeasibility import raise_infeasible
-from skyctl.planner.heuristic.balance import balance_layers, even_placement
+from skyctl.planner.heuristic.balance import balance_layers, even_placement, near_neighbours
 from skyctl.planner.heuristic.plan_batch import PlanBatch
 from skyctl.planner.heuristic.quick_beam import QuickBeam
 from skyctl.planner.heuristic.simulated_annealing import (
@@ -123,7 +123,7 @@ def _orders(model: CostModel) -> Iterator[tuple[int, ...]]:
     devices = list(range(model.devices))
     fast = sorted(devices, key=lambda d: (model.work_s[d][-1], d))
     roomy = sorted(devices, key=lambda d: (-min(model.available_bytes[d], 1e300), model.work_s[d][-1], d))
-    near = _near(model, fast)
+    near = near_neighbours(model, fast)
     count = model.max_stages
     yield _placed(model, [d for d in devices if d in fast[:count]])
     while count:
@@ -131,23 +131,6 @@ def _orders(model: CostModel) -> Iterator[tuple[int, ...]]:
             yield _placed(model, ranked[:count])
             yield _placed(model, ranked[:count][::-1])
         count = count - 1 if count <= 4 else count * 3 // 4
-
-
-def _near(model: CostModel, fast: list[int]) -> list[int]:
-    """From the fastest on, always the device that is nearest for a message of mean size."""
-    size = sum(model.output_bytes) / model.layers
-    chain, rest = [fast[0]], fast[1:]
-    while rest:
-        a = chain[-1]
-
-        def cost(b: int, a: int = a) -> float:
-            link = model.link_cost(a, b)
-            return link.latency_s + size * link.slowest_s_per_byte
-
-        nearest = min(rest, key=cost)
-        chain.append(nearest)
-        rest.remove(nearest)
-    return chain
 
 
 def _placed(model: CostModel, order: Sequence[int]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from skyctl.planner.data.holder_costs import (
     message_factor,
     require_delayed_format,
 )
+from skyctl.planner.data.route_layouts import DeviceRoute
 from skyctl.planner.data.summed_bytes import summed_bytes, with_added_work
 from skyctl.planner.evaluation import StageExecution, least_execution, simulation_input, stage_ends_s
 from skyctl.planner.hybrid.joint_sum import (
@@ -257,6 +258,13 @@ class HybridModel:
             need + buffer_bytes(children.get(stage.device, 0)) <= room[stage.device]
             for stage, need in zip(placement, play.need_bytes, strict=True)
         )
+
+    def routed(
+        self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[DeviceRoute]
+    ) -> SumGroup:
+        """A group with the routes that a plan's record has."""
+        size = math.fsum(self.lines.layer_bytes[start:stop])
+        return SumGroup(start, stop, holders, size, self.sums.of(routes))
 
     def step(self, candidate: Candidate, below_s: float = math.inf) -> HybridStep | None:
         """What a candidate's step takes over the fastest rings and stars.

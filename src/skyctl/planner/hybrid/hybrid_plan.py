@@ -9,15 +9,13 @@ from typing import NoReturn
 from skyctl.errors import InfeasibleError, InputError, UndecidedError
 from skyctl.planner.cost_model import Placement, StageAssignment
 from skyctl.planner.data.holder_costs import buffer_bytes, chunk_bytes_at
-from skyctl.planner.data.route_layouts import DeviceRoute
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulation_input
 from skyctl.planner.hybrid.exact_hybrids import HybridSearch, is_small, search_exactly
 from skyctl.planner.hybrid.hybrid_bound import HybridBound, hybrid_bound
 from skyctl.planner.hybrid.hybrid_model import Candidate, HybridModel, HybridStep, arriving_edges
 from skyctl.planner.hybrid.hybrid_search import search_hybrids
-from skyctl.planner.hybrid.joint_sum import SumGroup, layer_groups
+from skyctl.planner.hybrid.joint_sum import group_records, read_groups
 from skyctl.planner.hybrid.set_bound import set_bound_s
-from skyctl.planner.hybrid.unused_devices import explain_unused
 from skyctl.planner.plan_record import make_certificate
 from skyctl.planner.stage_memory import human_bytes
 from skyctl.planner.verification.hybrid_bound_proof import are_prices_enough
@@ -30,10 +28,11 @@ from skyctl.records.plan import (
     Prediction,
     ReplicaPrediction,
     Strategy,
+    Unused,
     Witness,
 )
 from skyctl.records.problem import Problem
-from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.records.sync import Sync
 
 BOUND_MARGIN = 1e-9
 """Relative: left off a bound by sets, whose sums ``verify`` rounds in another order."""
@@ -168,27 +167,16 @@ def record_step(model: HybridModel, strategy: Strategy, step: HybridStep, proof:
             )
             for placement, share, play in zip(*step.candidate, step.plays, strict=True)
         ),
-        unused=explain_unused(model, step, proof),
+        unused=_explain_unused(model, step, proof),
         predicted=_prediction(model, step),
         certificate=proof,
         sync=Sync(
             format=model.problem.sync_format,
             uncompressed_steps=model.problem.sync_uncompressed_steps,
             chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in step.groups), model.lines.passes),
-            groups=tuple(_group_record(model, group) for group in step.groups),
+            groups=group_records(model.ids, step.groups),
         ),
     )
-
-
-def _group_record(model: HybridModel, group: SumGroup) -> SyncGroup:
-    def named(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[str, ...], ...]:
-        return tuple((model.ids[a], model.ids[b]) for a, b in pairs)
-
-    routes = tuple(
-        Route(share=share, root=model.ids[root], up=named(up), down=named(down))
-        for share, root, up, down in group.routed.routes
-    )
-    return SyncGroup(start=group.start, stop=group.stop, routes=routes)
 
 
 def _prediction(model: HybridModel, step: HybridStep) -> Prediction:
@@ -253,7 +241,7 @@ def read_step(model: HybridModel, plan: Plan) -> HybridStep:
         model.play_as(placement, StageExecution.plain([s.in_flight for s in pipeline.stages]), share)
         for placement, share, pipeline in zip(*candidate, plan.pipelines, strict=True)
     ]
-    groups = _read_groups(model, candidate, plan.sync)
+    groups = read_groups(model.ids, candidate.placements, plan.sync.groups, model.routed)
     return model.step_of(candidate, model.together(candidate, plays), groups)
 
 
@@ -272,28 +260,22 @@ def _read_placement(model: HybridModel, pipeline: Pipeline, number: int) -> Plac
     return tuple(stages)
 
 
-def _read_groups(model: HybridModel, candidate: Candidate, sync: Sync) -> list[SumGroup]:
-    held = layer_groups(candidate.placements)
-    if [(start, stop) for start, stop, _ in held] != [(group.start, group.stop) for group in sync.groups]:
-        raise InputError("the plan's sync groups are not the ranges of layers that the same devices hold")
-    groups = []
-    for (start, stop, holders), group in zip(held, sync.groups, strict=True):
-        routes = [
-            DeviceRoute(
-                route.share, _index(model, route.root), _pairs(model, route.up), _pairs(model, route.down)
-            )
-            for route in group.routes
-        ]
-        size = math.fsum(model.lines.layer_bytes[start:stop])
-        groups.append(SumGroup(start, stop, holders, size, model.sums.of(routes)))
-    return groups
+def _explain_unused(model: HybridModel, step: HybridStep, proof: Certificate) -> tuple[Unused, ...]:
+    """The devices that hold no stage, and why."""
+    busy = {stage.device for placement in step.candidate.placements for stage in placement}
+    known = "the plan is proved best without it" if proof.status == "optimal" else "no faster plan was found"
+    return tuple(
+        Unused(device=model.ids[d], reason=_no_room(model, d) or known)
+        for d in range(model.devices)
+        if d not in busy
+    )
 
 
-def _index(model: HybridModel, name: str) -> int:
-    if name not in model.ids:
-        raise InputError(f"a route names device {name!r}, which is not in the problem")
-    return model.base.index(name)
-
-
-def _pairs(model: HybridModel, edges: tuple[tuple[str, ...], ...]) -> tuple[tuple[int, int], ...]:
-    return tuple((_index(model, a), _index(model, b)) for a, b in edges)
+def _no_room(model: HybridModel, device: int) -> str | None:
+    """What the device lacks for the smallest layer; None: one fits."""
+    least = min(model.base.need_bytes(i, i + 1, 1) for i in range(model.layers))
+    room = model.base.available_bytes[device]
+    if least <= room:
+        return None
+    has = human_bytes(max(0.0, room))
+    return f"no layer fits: the smallest needs {human_bytes(least)}, it has {has} left"

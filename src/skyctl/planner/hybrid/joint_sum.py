@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from skyctl.errors import InputError
 from skyctl.planner.cost_model import Placement
 from skyctl.planner.data.holder_costs import DataModel, DevicePair
 from skyctl.planner.data.route_layouts import (
@@ -17,9 +18,11 @@ from skyctl.planner.data.route_layouts import (
     Layout,
     RouteUse,
     busiest_byte_s,
+    device_routes,
     layouts_of,
     use_of,
 )
+from skyctl.records.sync import Route, SyncGroup
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,6 +65,49 @@ def layer_groups(placements: Sequence[Placement]) -> list[tuple[int, int, tuple[
         holders = (placement[k].device for placement, k in zip(placements, at, strict=True))
         out.append((start, stop, tuple(sorted(holders))))
     return out
+
+
+def group_records(ids: Sequence[str], groups: Sequence[SumGroup]) -> tuple[SyncGroup, ...]:
+    """The groups as a plan's record has them; ``ids``: the devices' names."""
+
+    def named(pairs: Sequence[DevicePair]) -> tuple[tuple[str, ...], ...]:
+        return tuple((ids[a], ids[b]) for a, b in pairs)
+
+    return tuple(
+        SyncGroup(
+            start=group.start,
+            stop=group.stop,
+            routes=tuple(
+                Route(share=share, root=ids[root], up=named(up), down=named(down))
+                for share, root, up, down in group.routed.routes
+            ),
+        )
+        for group in groups
+    )
+
+
+def read_groups(
+    ids: Sequence[str],
+    placements: Sequence[Placement],
+    groups: Sequence[SyncGroup],
+    routed: Callable[[int, int, tuple[int, ...], Sequence[DeviceRoute]], SumGroup],
+) -> list[SumGroup]:
+    """The groups of a plan's record, over the routes that it has.
+
+    Args:
+        routed: makes one of a range of layers, its holders, and its routes.
+
+    Raises:
+        InputError: they are not those of these pipelines, or go over a device that there is not.
+    """
+    held = layer_groups(placements)
+    if [(start, stop) for start, stop, _ in held] != [(group.start, group.stop) for group in groups]:
+        raise InputError("the plan's sync groups are not the ranges of layers that the same devices hold")
+    index = {name: d for d, name in enumerate(ids)}
+    return [
+        routed(start, stop, holders, device_routes(group.routes, index))
+        for (start, stop, holders), group in zip(held, groups, strict=True)
+    ]
 
 
 class SumRoutes:

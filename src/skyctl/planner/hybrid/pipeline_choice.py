@@ -7,7 +7,7 @@ from itertools import permutations
 
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.evaluation import step_lower_bound_s
-from skyctl.planner.heuristic.balance import balance_layers
+from skyctl.planner.heuristic.balance import balance_layers, near_neighbours
 from skyctl.planner.heuristic.quick_beam import QuickBeam
 from skyctl.planner.hybrid.exact_hybrids import number_of_pipelines, pipelines_of
 from skyctl.planner.hybrid.hybrid_model import HybridModel
@@ -101,27 +101,11 @@ def _orders(costs: CostModel, devices: tuple[int, ...]) -> Iterator[tuple[int, .
         yield from permutations(devices)
         return
     fast = sorted(devices, key=lambda d: (costs.work_s[d][-1], d))
-    near = _near(costs, fast)
+    near = near_neighbours(costs, fast)
     for order in (near, near[::-1], fast, fast[::-1], list(devices)):
         placed = _with_ends(costs, order)
         if placed is not None:
             yield placed
-
-
-def _near(costs: CostModel, fast: list[int]) -> list[int]:
-    """From the fastest on, always the device that is nearest for a message of mean size."""
-    size = sum(costs.output_bytes) / costs.layers
-    chain, rest = [fast[0]], fast[1:]
-    while rest:
-        at = chain[-1]
-
-        def away_s(d: int, at: int = at) -> float:
-            link = costs.link_cost(at, d)
-            return link.latency_s + size * link.slowest_s_per_byte
-
-        chain.append(min(rest, key=away_s))
-        rest.remove(chain[-1])
-    return chain
 
 
 def _with_ends(costs: CostModel, order: list[int]) -> tuple[int, ...] | None:

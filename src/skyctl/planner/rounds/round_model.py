@@ -14,13 +14,14 @@ from typing import Any
 from skyctl.planner.cost_model import CostModel, Placement
 from skyctl.planner.data.data_placement import processor_byte_s
 from skyctl.planner.data.holder_costs import DataModel, buffer_bytes
-from skyctl.planner.data.summed_bytes import SENT_SHARE
+from skyctl.planner.data.route_layouts import DeviceRoute
+from skyctl.planner.data.summed_bytes import SENT_SHARE, gradient_bytes
 from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_step
 from skyctl.planner.hybrid.hybrid_model import AS_MEASURED, TimeScale
 from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups, loads_of
 from skyctl.planner.stage_memory import device_bytes
 from skyctl.records.plan import Prediction, ReplicaPrediction
-from skyctl.records.problem import Layer, Problem
+from skyctl.records.problem import Problem
 from skyctl.records.rhythm import AUTO_STEPS, Rhythm
 from skyctl.records.sync_format import ROUNDED_FORMATS
 
@@ -47,13 +48,11 @@ class RoundTimes:
 
     Attributes:
         local_steps: by pipeline.
-        work_s: by pipeline, seconds of all its local steps.
         round_s: of the median round, the average included.
         sync_s: the average's part of it.
     """
 
     local_steps: tuple[int, ...]
-    work_s: tuple[float, ...]
     round_s: float
     sync_s: float
 
@@ -74,8 +73,8 @@ def local_problem(problem: Problem) -> Problem:
     layers = tuple(
         layer.model_copy(
             update={
-                "state_bytes": layer.state_bytes + copied * weight_bytes(layer),
-                "gradient_bytes": weight_bytes(layer),
+                "state_bytes": layer.state_bytes + copied * gradient_bytes(layer),
+                "gradient_bytes": gradient_bytes(layer),
             }
         )
         for layer in problem.layers
@@ -83,11 +82,6 @@ def local_problem(problem: Problem) -> Problem:
     update: dict[str, Any] = {"layers": layers, "parallel": "pipeline", "rhythm": Rhythm(), "owners": None}
     update |= {"sync_format": "float32", "recompute": False, "helpers": None}
     return problem.model_copy(update=update)
-
-
-def weight_bytes(layer: Layer) -> float:
-    """Bytes of a layer's trained parameters in float32: as many as of their gradients."""
-    return layer.state_bytes / 4 if layer.gradient_bytes is None else layer.gradient_bytes
 
 
 class RoundModel:
@@ -103,7 +97,7 @@ class RoundModel:
         self.lines = DataModel(self.base.problem)
         self.ids = self.base.ids
         self._sums = SumRoutes(self.lines)
-        self._weights = [weight_bytes(layer) for layer in problem.layers]
+        self._weights = [gradient_bytes(layer) for layer in problem.layers]
         self._sent = [SENT_SHARE[problem.sync_format] * size for size in self._weights]
 
     def groups(self, pipelines: Sequence[LocalPipeline]) -> list[SumGroup]:
@@ -116,7 +110,9 @@ class RoundModel:
             found.append(SumGroup(start, stop, holders, size, self._sums.fastest(holders, size)))
         return found
 
-    def routed(self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[Any]) -> SumGroup:
+    def routed(
+        self, start: int, stop: int, holders: tuple[int, ...], routes: Sequence[DeviceRoute]
+    ) -> SumGroup:
         """A group with the routes that a plan's record has."""
         size = math.fsum(self._sent[start:stop])
         return SumGroup(start, stop, holders, size, self._sums.of(routes))
@@ -159,7 +155,7 @@ class RoundModel:
                 made = max(1, math.ceil(limit_s / each_s * (1 - 1e-9)))
             work_s.append(made * each_s)
         slowest_s = median_slowest_s(work_s, self.problem.rhythm.clients_per_round)
-        return RoundTimes(tuple(steps), tuple(work_s), slowest_s + sync_s, sync_s)
+        return RoundTimes(tuple(steps), slowest_s + sync_s, sync_s)
 
     def prediction(
         self, pipelines: Sequence[LocalPipeline], groups: Sequence[SumGroup], times: RoundTimes

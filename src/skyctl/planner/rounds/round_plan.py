@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from skyctl.errors import InfeasibleError, InputError
 from skyctl.planner.cost_model import StageAssignment
 from skyctl.planner.data.holder_costs import chunk_bytes_at
-from skyctl.planner.data.route_layouts import device_routes
 from skyctl.planner.data.shares import level_shares
 from skyctl.planner.evaluation import StageExecution
-from skyctl.planner.hybrid.joint_sum import SumGroup, layer_groups
+from skyctl.planner.hybrid.joint_sum import SumGroup, group_records, read_groups
 from skyctl.planner.plan_record import make_certificate
 from skyctl.planner.problem_parts import with_devices
 from skyctl.planner.rounds.owner_plan import plan_owner
@@ -26,7 +25,7 @@ from skyctl.records.cluster import node_of
 from skyctl.records.owners import owner_names
 from skyctl.records.plan import Pipeline, PlacedStage, Plan, Prediction, Strategy, Unused
 from skyctl.records.problem import Problem
-from skyctl.records.sync import Route, Sync, SyncGroup
+from skyctl.records.sync import Sync
 
 OWNERS_METHOD = "all owners, each on its own devices"
 LEVEL_METHOD = "level shares over the fastest devices"
@@ -127,7 +126,10 @@ def read_rounds(model: RoundModel, plan: Plan) -> tuple[list[LocalPipeline], lis
     """
     pipelines = _read_pipelines(model, plan)
     steps = [pipeline.local_steps or 1 for pipeline in plan.pipelines]
-    return pipelines, _read_groups(model, pipelines, plan), steps
+    if len(pipelines) < 2 or plan.sync is None:
+        return pipelines, [], steps
+    placements = [one.placement for one in pipelines]
+    return pipelines, read_groups(model.ids, placements, plan.sync.groups, model.routed), steps
 
 
 def _holder(model: RoundModel, device: int, microbatches: int) -> LocalPipeline:
@@ -266,25 +268,11 @@ def _records(
 def _sync_record(model: RoundModel, groups: Sequence[SumGroup]) -> Sync | None:
     if not groups:
         return None
-
-    def named(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[str, ...], ...]:
-        return tuple((model.ids[a], model.ids[b]) for a, b in pairs)
-
     return Sync(
         of="weights",
         format=model.problem.sync_format,
         chunk_bytes=chunk_bytes_at(max(group.routed.byte_s for group in groups)),
-        groups=tuple(
-            SyncGroup(
-                start=group.start,
-                stop=group.stop,
-                routes=tuple(
-                    Route(share=share, root=model.ids[root], up=named(up), down=named(down))
-                    for share, root, up, down in group.routed.routes
-                ),
-            )
-            for group in groups
-        ),
+        groups=group_records(model.ids, groups),
     )
 
 
@@ -320,18 +308,3 @@ def _read_pipelines(model: RoundModel, plan: Plan) -> list[LocalPipeline]:
         execution = StageExecution.plain([stage.in_flight for stage in pipeline.stages])
         found.append(LocalPipeline(placement, execution, pipeline.microbatches))
     return found
-
-
-def _read_groups(model: RoundModel, pipelines: Sequence[LocalPipeline], plan: Plan) -> list[SumGroup]:
-    if len(pipelines) < 2 or plan.sync is None:
-        return []
-    held = layer_groups([one.placement for one in pipelines])
-    if [(start, stop) for start, stop, _ in held] != [
-        (group.start, group.stop) for group in plan.sync.groups
-    ]:
-        raise InputError("the plan's sync groups are not the ranges of layers that the same devices hold")
-    index = {name: d for d, name in enumerate(model.ids)}
-    return [
-        model.routed(start, stop, holders, device_routes(group.routes, index))
-        for (start, stop, holders), group in zip(held, plan.sync.groups, strict=True)
-    ]

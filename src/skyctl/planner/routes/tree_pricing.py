@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
 
@@ -99,6 +99,3 @@ def _pruned(edges: tuple[Pair, ...], keep: set[int], child: int) -> tuple[Pair, 
         if len(left) == len(edges):
             return edges
         edges = left
-
-
-Pricer = Callable[[EdgeCosts, int], PricedTree | None]

@@ -19,7 +19,14 @@ from skyctl.planner.verification.data_step import (
 )
 from skyctl.planner.verification.route_bound import Wires
 from skyctl.planner.verification.stale_step import check_server, stale_step
-from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, check_value, is_close
+from skyctl.planner.verification.verdict import (
+    Check,
+    check_bound,
+    check_certificate,
+    check_unused,
+    check_value,
+    is_close,
+)
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 from skyctl.records.sync import Sync
@@ -205,16 +212,5 @@ def _bounds(step: DataStep, plan: Plan) -> list[Check]:
     else:
         if priced:
             checks.append(Check(name="prices", ok=True, detail=f"{len(priced)} sets' bounds hold"))
-    return [*checks, _bound(step, plan, byte_s)]
-
-
-def _bound(step: DataStep, plan: Plan, byte_s: Mapping[frozenset[str], float]) -> Check:
-    bound_s = plan.certificate.lower_bound_s
-    if bound_s is None:
-        return Check(name="bound", ok=True, detail="none claimed", checked=False)
-    found = prove_data(step, bound_s, byte_s)
-    if found.holds is None and byte_s:
-        return Check(name="bound", ok=False, detail=f"its prices do not prove it; {found.detail}")
-    return Check(
-        name="bound", ok=found.holds is not False, detail=found.detail, checked=found.holds is not None
-    )
+    unproved = "its prices do" if byte_s else None
+    return [*checks, check_bound(plan, lambda bound_s: prove_data(step, bound_s, byte_s), unproved)]

@@ -15,7 +15,13 @@ from skyctl.planner.verification.pipeline_checks import (
     read_groups,
     read_rows,
 )
-from skyctl.planner.verification.verdict import Check, check_certificate, check_unused, check_value
+from skyctl.planner.verification.verdict import (
+    Check,
+    check_bound,
+    check_certificate,
+    check_unused,
+    check_value,
+)
 from skyctl.records.plan import Plan
 from skyctl.records.problem import Problem
 
@@ -39,6 +45,8 @@ def check_hybrid_plan(problem: Problem, plan: Plan) -> list[Check]:
     needs = [step.need_bytes(one, groups, chunk_bytes_of(plan)) for one in held]
     times = step.play(rows, groups)
     shares = " + ".join(str(row[0].microbatches) for row in rows)
+    witness = plan.certificate.witness
+    unproved = None if witness is None else "its witness does"
     return [
         Check(name="pipelines", ok=True, detail=f"{len(rows)} pipelines compute {shares} microbatches"),
         Check(name="routes", ok=True, detail=f"{len(groups)} groups of layers, each a ring or a star"),
@@ -49,7 +57,7 @@ def check_hybrid_plan(problem: Problem, plan: Plan) -> list[Check]:
         check_value(plan, times.iteration_s),
         check_prediction(plan, step, held, times.iteration_s, times.sync_s, times.compute_s, needs),
         check_certificate(plan),
-        _bound(step, plan),
+        check_bound(plan, lambda bound_s: prove_hybrid(step, bound_s, witness), unproved),
     ]
 
 
@@ -75,15 +83,3 @@ def _require_whole(problem: Problem, plan: Plan, rows: Rows) -> None:
             f"{plan.sync.uncompressed_steps} steps are uncompressed, the problem says "
             f"{problem.sync_uncompressed_steps}"
         )
-
-
-def _bound(step: CheckedHybrid, plan: Plan) -> Check:
-    bound_s, witness = plan.certificate.lower_bound_s, plan.certificate.witness
-    if bound_s is None:
-        return Check(name="bound", ok=True, detail="none claimed", checked=False)
-    found = prove_hybrid(step, bound_s, witness)
-    if found.holds is None and witness is not None:
-        return Check(name="bound", ok=False, detail=f"its witness does not prove it; {found.detail}")
-    return Check(
-        name="bound", ok=found.holds is not False, detail=found.detail, checked=found.holds is not None
-    )

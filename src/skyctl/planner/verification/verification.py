@@ -22,6 +22,7 @@ from skyctl.planner.verification.verdict import (
     TOLERANCE,
     Check,
     Verdict,
+    check_bound,
     check_certificate,
     check_claims,
     check_unused,
@@ -97,44 +98,50 @@ def verify(problem: Problem, plan: Plan) -> Verdict:
     checks += check_forms(problem, plan) if same else []
     if problem.rhythm.is_rounds:
         checks += check_round_plan(problem, plan)
-        return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
-    if problem.parallel == "data":
+    elif problem.parallel == "data":
         checks += check_data_plan(problem, plan)
-        return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
-    if problem.parallel == "hybrid":
+    elif problem.parallel == "hybrid":
         checks += check_hybrid_plan(problem, plan)
-        return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
+    else:
+        checks += _check_pipeline(problem, plan)
+    return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
+
+
+def _check_pipeline(problem: Problem, plan: Plan) -> list[Check]:
+    """Every check of a plan of one pipeline; fewer where it can't be read."""
     try:
         held = read_stages(problem, plan)
     except InputError as exc:
-        checks.append(Check(name="stages", ok=False, detail=exc.message))
-        return Verdict(ok=False, checks=tuple(checks))
+        return [Check(name="stages", ok=False, detail=exc.message)]
     facts = ProblemData(problem)
     if not facts.finite():
-        checks.append(
-            Check(name="stages", ok=False, detail="the problem's times or bytes are too large to add up")
-        )
-        return Verdict(ok=False, checks=tuple(checks))
-    checks.append(Check(name="stages", ok=True, detail=f"{len(held)} stages cover {facts.layers} layers"))
+        return [Check(name="stages", ok=False, detail="the problem's times or bytes are too large to add up")]
     in_flight = [stage.in_flight for stage in held]
     behind = [stage.weights_behind for stage in held]
     wrong = check_in_flight(problem.schedule, in_flight, problem.microbatches, behind)
-    checks.append(Check(name="in flight", ok=wrong is None, detail=wrong or f"as {problem.schedule} has it"))
+    read = [
+        Check(name="stages", ok=True, detail=f"{len(held)} stages cover {facts.layers} layers"),
+        Check(name="in flight", ok=wrong is None, detail=wrong or f"as {problem.schedule} has it"),
+    ]
     if wrong is not None:
-        return Verdict(ok=False, checks=tuple(checks))
-    checks.append(_recompute(problem, held))
+        return read
     needs = [_need_bytes(facts, stage) for stage in held]
     step, largest = _play(facts, held)
-    checks.append(check_unused(problem, plan))
-    checks.append(_pins(facts, held))
-    checks.append(_memory(facts, held, needs))
     exchange_s = _exchange_s(problem, held)
     whole_s = step.iteration_s + exchange_s
-    checks.append(check_value(plan, largest if problem.objective == "bottleneck" else whole_s))
-    checks.append(_prediction(plan, step, largest, needs, exchange_s))
-    checks.append(check_certificate(plan))
-    checks.append(_bound(facts, plan))
-    return Verdict(ok=all(check.ok for check in checks), checks=tuple(checks))
+    witness = plan.certificate.witness
+    unproved = None if witness is None else "its witness does"
+    return [
+        *read,
+        _recompute(problem, held),
+        check_unused(problem, plan),
+        _pins(facts, held),
+        _memory(facts, held, needs),
+        check_value(plan, largest if problem.objective == "bottleneck" else whole_s),
+        _prediction(plan, step, largest, needs, exchange_s),
+        check_certificate(plan),
+        check_bound(plan, lambda bound_s: lower_bound.prove(facts, bound_s, witness), unproved),
+    ]
 
 
 def _need_bytes(facts: ProblemData, stage: CheckedStage) -> float:
@@ -285,16 +292,3 @@ def _prediction(
             ok = ok and abs(replica.idle_s - step.idle_s[s]) <= slack
             ok = ok and is_close(replica.memory_bytes, needs[s])
     return Check(name="prediction", ok=ok, detail="simulated again" if ok else "differs from the simulation")
-
-
-def _bound(facts: ProblemData, plan: Plan) -> Check:
-    bound = plan.certificate.lower_bound_s
-    if bound is None:
-        return Check(name="bound", ok=True, detail="none claimed", checked=False)
-    witness = plan.certificate.witness
-    found = lower_bound.prove(facts, bound, witness)
-    if found.holds is None and witness is not None:
-        return Check(name="bound", ok=False, detail=f"its witness does not prove it; {found.detail}")
-    return Check(
-        name="bound", ok=found.holds is not False, detail=found.detail, checked=found.holds is not None
-    )

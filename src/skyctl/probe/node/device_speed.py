@@ -21,12 +21,12 @@ ACCELERATOR_TOKENS = 16384
 class MlpRepetition:
     """Two matrix products with four times the width between them."""
 
-    def __init__(self, device: str, tokens: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, device: str, tokens: int) -> None:
         self._module = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH, bias=False)
-        ).to(device=device, dtype=dtype)
-        self._input = torch.randn(tokens, WIDTH, device=device, dtype=dtype)
-        self._grad = torch.randn(tokens, WIDTH, device=device, dtype=dtype)
+        ).to(device=device)
+        self._input = torch.randn(tokens, WIDTH, device=device)
+        self._grad = torch.randn(tokens, WIDTH, device=device)
         self._output: torch.Tensor | None = None
         self.flops = 3 * 2 * (2 * tokens * WIDTH * 4 * WIDTH)
         """Of the matrix products, forward and backward: a multiply and an add are two."""

@@ -26,13 +26,13 @@ from skyctl.checkpoint.replicator_events import (
 from skyctl.errors import ProtocolError, RunError, SkyctlError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session
-from skyctl.remote.remote_task import RemoteTask
+from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task_message, task_failure_error
 from skyctl.remote.task_group import TaskGroup
 from skyctl.run.checkpoints.replicator_messages import (
+    REPLICATOR_KINDS,
     ReplicatorEnded,
     ReplicatorNews,
     ReplicatorOrders,
-    read_replicator_message,
 )
 
 REPLICATOR_MODULE = "skyctl.checkpoint.replicator"
@@ -124,13 +124,13 @@ class ReplicatorGroup:
         """Whether one was started and has not said yet where it listens, and its node is heard."""
         return any(name not in self._listening and self._is_heard(name) for name in self._tasks)
 
-    def wait_ready(self, limit_s: float = START_S) -> None:
+    def wait_ready(self) -> None:
         """Waits until all that were started listen; those that don't in time or are not heard are let go."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + START_S
         while self.starting and time.monotonic() < deadline:
             self._take(0.5)
         for name in [name for name in self._tasks if name not in self._listening]:
-            why = f"it did not start within {limit_s:.0f} s" if self._is_heard(name) else "it is not heard"
+            why = f"it did not start within {START_S:.0f} s" if self._is_heard(name) else "it is not heard"
             self._on_news(name, ReplicatorEnded(RunError(why)))
             self.drop(name)
 
@@ -146,16 +146,14 @@ class ReplicatorGroup:
         while self._take(0.0):
             pass
 
-    def follow(
-        self, order: Iterable[str], replicas: int, keep: int, sites: Mapping[str, str] | None = None
-    ) -> None:
+    def follow(self, order: Iterable[str], replicas: int, keep: int) -> None:
         """Says who copies whose checkpoints: each is to be on ``replicas`` other nodes, if there are so many.
 
         Args:
             order: nodes with ranks, in the pipeline's order, then others that may keep copies.
         """
         nodes = [name for name in order if name in self._listening]
-        for name, owners in place_replicas(nodes, replicas + 1, sites).items():
+        for name, owners in place_replicas(nodes, replicas + 1).items():
             peers = [
                 {"host": self._listening[owner].address, "port": self._listening[owner].port, "node": owner}
                 for owner in owners
@@ -185,9 +183,7 @@ class ReplicatorGroup:
             if isinstance(answer, ReplicatorAnswer)
         }
 
-    def damaged(
-        self, point: RestorePoint, used: Mapping[str, Collection[int]], limit_s: float = TRANSFER_S
-    ) -> dict[str, dict[int, str]]:
+    def damaged(self, point: RestorePoint, used: Mapping[str, Collection[int]]) -> dict[str, dict[int, str]]:
         """By node, which of those layers are not whole there, and why (each file is read).
 
         A node that does not answer has none of them.
@@ -202,7 +198,7 @@ class ReplicatorGroup:
             if layers
         }
         found: dict[str, dict[int, str]] = {}
-        for name, answer in self._ask_all(orders, limit_s).items():
+        for name, answer in self._ask_all(orders, TRANSFER_S).items():
             if isinstance(answer, SkyctlError):
                 found[name] = dict.fromkeys(used[name], answer.message)
             elif answer.damaged:
@@ -215,7 +211,6 @@ class ReplicatorGroup:
         wanted: Mapping[str, Collection[int]],
         rates: Mapping[tuple[str, str], float] | None = None,
         here: Path | None = None,
-        limit_s: float = TRANSFER_S,
     ) -> dict[str, dict[int, tuple[str, str]]]:
         """Brings the layers that each node needs to it; what could not be had, from where, and why.
 
@@ -231,12 +226,11 @@ class ReplicatorGroup:
                 by_source.setdefault(transfer.source, []).append(transfer)
             for source, needs in by_source.items():
                 if source in self._listening:
-                    asked[
-                        self._send(name, self._orders.pull(point, self._listening[source], source, needs))
-                    ] = (name, needs)
+                    order = self._orders.pull(point, self._listening[source], source, needs)
+                    asked[self._send(name, order)] = (name, needs)
                 else:
                     missing += [(name, need, "") for need in needs]
-        for number, answer in self._gather(list(asked), limit_s).items():
+        for number, answer in self._gather(list(asked), TRANSFER_S).items():
             name, needs = asked[number]
             for need in needs:
                 if isinstance(answer, SkyctlError):
@@ -280,9 +274,9 @@ class ReplicatorGroup:
             return answer.message
         return next(iter((answer.failed or {}).values()), None)
 
-    def prune(self, kept: Collection[int], limit_s: float = LIST_S) -> None:
+    def prune(self, kept: Collection[int]) -> None:
         """Removes all other steps everywhere."""
-        self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, limit_s)
+        self._ask_all({n: {"op": "prune", "keep_steps": sorted(kept)} for n in self.nodes}, LIST_S)
 
     def pin(self, steps: Collection[int]) -> None:
         """Those are kept whatever nodes prune by themselves, and no others any more. Does not wait.
@@ -352,12 +346,13 @@ class ReplicatorGroup:
             ProtocolError: no replicator sends that, or not now.
             SkyctlError: what has ended it.
         """
-        read = read_replicator_message(self._sessions[name].node, message)
+        node = self._sessions[name].node
+        read = read_task_message(REPLICATOR_KINDS, node, message)
         if not self._write_down(name, REPLICATOR_TASK, read.plain):
             return
         event = read.event
-        if isinstance(event, SkyctlError):
-            raise event
+        if isinstance(event, TaskError | TaskExit):
+            raise task_failure_error(node, event)
         if isinstance(event, ReplicatorListening):
             if name in self._listening:
                 raise ProtocolError(f"node {name} said twice where its replicator listens", node=name)

@@ -1,4 +1,4 @@
-"""Reads what a node's checkpoint replicator sends, and refuses what none sends."""
+"""What a node's checkpoint replicator sends, and what it is ordered; refuses answers that none would give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyctl.agent.task_events import DoneEvent, LogEvent, read_event, to_message, unknown_event
+from skyctl.agent.task_events import DoneEvent, LogEvent
 from skyctl.checkpoint.recovery import RestorePoint, ShardTransfer
 from skyctl.checkpoint.replicator_events import (
     LayersReplicated,
@@ -15,11 +15,10 @@ from skyctl.checkpoint.replicator_events import (
     ReplicatorListening,
 )
 from skyctl.errors import ProtocolError, SkyctlError
-from skyctl.records.cluster import Node
-from skyctl.remote.remote_task import read_task_failure, task_failure_error
 
 _EVENTS = (ReplicatorListening, ReplicatorAnswer, LayersReplicated, ReplicationFailed, LogEvent, DoneEvent)
-_EVENT_TYPES: Mapping[str, type] = {cls.kind: cls for cls in _EVENTS}
+REPLICATOR_KINDS: Mapping[str, type] = {cls.kind: cls for cls in _EVENTS}
+"""By ``event``, the records of what replicators send."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +29,6 @@ class ReplicatorEnded:
 
 
 ReplicatorNews = LayersReplicated | ReplicationFailed | ReplicatorEnded
-
-
-@dataclass(frozen=True)
-class ReplicatorMessage:
-    """A message that was read. ``plain``: it as a JSON object, without anything that nobody knows.
-
-    ``event``: its record, or the error of a replicator that has failed.
-    """
-
-    event: Any
-    plain: Mapping[str, Any]
-
-
-def read_replicator_message(node: Node, message: Mapping[str, Any]) -> ReplicatorMessage:
-    """The message as its record.
-
-    Raises:
-        ProtocolError: no replicator sends that.
-    """
-    number = {"seq": message["seq"]} if "seq" in message else {}
-    cls = _EVENT_TYPES.get(str(message.get("event")))
-    if cls is not None:
-        event: Any = read_event(cls, message, node.name)
-        return ReplicatorMessage(event, to_message(event) | number)
-    failure = read_task_failure(node, message)
-    if failure is None:
-        raise unknown_event(message, node.name)
-    plain = failure.model_dump(exclude_none=True) | number
-    return ReplicatorMessage(task_failure_error(node, failure), plain)
 
 
 class ReplicatorOrders:

@@ -1,0 +1,104 @@
+"""Which part of every batch a rank's pipeline trains on, and what of it the launcher compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skyctl.worker.batch_sketch import BatchSketcher, sketch_batch
+from skyctl.worker.rank_events import BatchSketch
+from skyctl.workload.data import EpochPosition
+from skyctl.workload.recipe import microbatch_sizes
+
+if TYPE_CHECKING:
+    from skyctl.worker.local_rounds import RoundOptions
+    from skyctl.workload.workload import Workload
+    from skyctl.workload.workload_spec import WorkloadSpec
+
+
+class RankBatches:
+    """The microbatches of one pipeline, as each of its ranks knows them.
+
+    Attributes:
+        all_sizes: samples of each of the step's microbatches.
+        sizes: of this pipeline's.
+        streamed_sizes: of those that pass between stages. The first pipeline, whose samples come first,
+            validates with all of them.
+        first_microbatch: the number of its first one in the step; owners' are counted on from each other's.
+        share: of the step's microbatches, that are this pipeline's.
+
+    Args:
+        payload: the rank's payload (``worker.rank``).
+    """
+
+    def __init__(
+        self,
+        payload: Mapping[str, Any],
+        spec: WorkloadSpec,
+        workload: Workload,
+        rounds: RoundOptions | None,
+    ) -> None:
+        self._payload, self._workload, self._rounds = payload, workload, rounds
+        self._batch_size, self._seed = spec.batch_size, spec.seed
+        self.all_sizes = microbatch_sizes(self._batch_size, payload["microbatches"])
+        first, stop = payload.get("microbatch_range") or (0, len(self.all_sizes))
+        self.sizes = self.all_sizes[first:stop]
+        self.streamed_sizes = self.sizes if payload.get("pipeline") else self.all_sizes
+        self.first_microbatch = first + (0 if rounds is None else rounds.index * len(self.all_sizes))
+        self.share = len(self.sizes) / len(self.all_sizes)
+        self._samples = sum(self.all_sizes[:first]), sum(self.all_sizes[:stop])
+        self._compared = bool(payload.get("compare_batches", True))
+
+    @property
+    def is_only_pipeline(self) -> bool:
+        """Whether there is no pipeline beside this one."""
+        return self._are_whole and self._rounds is None
+
+    @property
+    def are_owned(self) -> bool:
+        """Whether this pipeline's data is its own."""
+        return self._rounds is not None and self._rounds.owner is not None
+
+    @property
+    def compares_validation(self) -> bool:
+        """Whether the launcher compares the first held-out batch of the pipeline's two ends."""
+        return self._compares_ends and not self._payload.get("pipeline")
+
+    def sketcher(self, first_step: int) -> BatchSketcher:
+        """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""
+        position = EpochPosition()
+        if self._rounds is not None:
+            first_step *= self._rounds.steps
+        cuts = not self._are_whole and self._workload.reads_whole_batches
+        samples = (0, self._batch_size) if cuts else self._samples
+        return BatchSketcher(
+            self._workload.batches(first_step, *samples, position=position),
+            position,
+            seed=self._seed,
+            first_step=first_step,
+            values=self._compared if cuts else self._compares_ends,
+            cut=self._samples if cuts else None,
+            is_part=not (self._are_whole or cuts),
+        )
+
+    def sketch_of_round(self, sketcher: BatchSketcher, round_number: int) -> BatchSketch | None:
+        """The sketch of a round's first batch; None where it is not compared, as an owner's never is."""
+        assert self._rounds is not None
+        found = sketcher.take_some(round_number * self._rounds.steps, self._rounds.steps)
+        return found if self._compared and not self.are_owned else None
+
+    def sketch_validation(self) -> BatchSketch | None:
+        """The sketch of the first held-out batch; None where there is none."""
+        batch = next(self._workload.validation(), None)
+        return sketch_batch(batch, self._seed, "validation") if batch is not None else None
+
+    @property
+    def _are_whole(self) -> bool:
+        """Whether this pipeline trains on all samples of its batches."""
+        return len(self.sizes) == len(self.all_sizes)
+
+    @property
+    def _compares_ends(self) -> bool:
+        """Whether the launcher compares this stage's batches with those of its pipeline's other end."""
+        ends = self._payload["previous"] is None, self._payload["next"] is None
+        return self._compared and not self.are_owned and any(ends) and not all(ends)
