@@ -11,7 +11,7 @@ import pytest
 from tests.control.test_problem_from_profile import device as measured_device
 from tests.control.test_problem_from_profile import profile as measured_profile
 
-from skyctl.control.problem_devices import in_form
+from skyctl.control.form_choice import in_form
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import UnreachableError
 from skyctl.files import save_profile
