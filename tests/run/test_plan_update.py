@@ -6,8 +6,8 @@ import itertools
 import json
 
 import pytest
-from tests.control.test_problem_from_profile import device as measured_device
-from tests.control.test_problem_from_profile import profile as measured_profile
+from tests.control.profiles import device as measured_device
+from tests.control.profiles import profile as measured_profile
 
 from skyctl.control.problem_from_profile import build_problem
 from skyctl.errors import InfeasibleError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.control.test_problem_from_profile import device as measured_device
-from tests.control.test_problem_from_profile import profile as measured_profile
+from tests.control.profiles import device as measured_device
+from tests.control.profiles import profile as measured_profile
 
 from skyctl.control.form_choice import in_form
 from skyctl.control.problem_from_profile import build_problem
