@@ -75,9 +75,9 @@ class BatchSketcher:
         return self._sketches.pop(step, None)
 
     def take_some(self, first: int, count: int) -> BatchSketch | None:
-        """That of the first of so many batches, as ``take``; those of the others, and older ones, are dropped.
+        """That of the first of so many batches, as ``take``; those of the others are dropped.
 
-        Older ones are of batches that were left out: those are fetched later than they would have been.
+        So are older ones, of batches that were left out and fetched later.
         """
         found = self.take(first)
         for step in [step for step in self._sketches if step < first + count]:
