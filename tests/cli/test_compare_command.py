@@ -144,6 +144,17 @@ def test_what_rounds_can_not_be_compared_with_is_refused_before_a_file_is_read(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_owners_that_may_make_fewer_steps_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skyctl: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
+    (tmp_path / "train.py").write_text(f"{TRAIN}\n\ndef local_steps(owner, round):\n    return 1\n")
+    code, _, err = skyctl("compare", "train.py", "--local-steps", "2", "--owners", "all")
+    assert code == 2
+    assert "with local_steps() of train.py some make none, or fewer" in " ".join(err.split())
+
+
 @pytest.mark.slow
 def test_owners_are_run_beside_an_average_after_every_step(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)

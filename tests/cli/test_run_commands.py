@@ -21,6 +21,7 @@ from skyctl.records.problem import Device, Layer, Problem
 from skyctl.records.rhythm import Rhythm
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
+from skyctl.supervision.run_status import counted_unit
 
 from ..helpers.commands import Done, run_here
 
@@ -272,6 +273,11 @@ def test_rounds_of_a_run_are_called_rounds(skyctl: Skyctl, tmp_path: Path) -> No
     assert "after 5 of 20 steps" in skyctl("attach").stdout, "it has no plan yet"
     paths.keep_plan(plan(problem).to_json())
     assert "after 5 of 20 rounds" in skyctl("attach").stdout
+    readable = paths.newest_plan.read_text()
+    paths.newest_plan.write_text(readable[:-9])
+    assert "after 5 of 20 steps" in skyctl("attach").stdout, "it has no plan that can be read"
+    assert counted_unit(paths) == "step", "nor does that keep anybody from stopping it"
+    paths.keep_plan(readable)
     (tmp_path / "cluster.yaml").write_text("name: here\nnodes:\n  - {name: a, transport: local}\n")
     make(paths.run_id, status="stopped", step=5, checkpoint=5, cluster_file=str(tmp_path / "cluster.yaml"))
     assert "go on from round 5: skyctl launch --resume" in skyctl("join", "cccc", "a").stderr

@@ -233,6 +233,28 @@ def test_whole_blocks_are_the_best_such_plan(seed, objective):
     export_plan(found, "torchtitan")
 
 
+def test_a_part_takes_the_seconds_of_its_layers_under_zero_bubble():
+    """There a backward is cut in two, which takes longer than in one piece."""
+    p = problem(names(3), speeds=[1.0, 2.0], memory=40.0, schedule="zero-bubble")
+    times = LayerTimes(
+        forward_s=(0.3,) * 8,
+        backward_s=(0.5,) * 8,
+        optimizer_s=(0.1,) * 8,
+        weight_s=(0.3,) * 8,
+        split_s=tuple(0.8 + 0.1 * i for i in range(8)),
+    )
+    p = p.model_copy(update={"times": {"n0/cpu:0": times, "n1/cpu:0": times}})
+    made = []
+
+    def planned(coarse):
+        made.append(plan(coarse))
+        return made[0]
+
+    found = plan_whole_blocks(p, planned)
+    assert made[0].predicted.iteration_s == pytest.approx(found.predicted.iteration_s, rel=1e-12)
+    assert verify(p, found).ok
+
+
 @pytest.mark.parametrize(("layers", "among"), [((6, 7), (3, 4)), ((1, 2), None), ((0, 2, 7), (0, 1, 4))])
 def test_layers_that_share_parameters_are_known_as_parts(layers, among):
     """A tie is of the parts that its layers are in; of one part it is none."""

@@ -86,6 +86,19 @@ def test_each_sketch_says_where_its_batch_comes_from() -> None:
     ]  # fmt: skip
 
 
+def test_of_batches_that_were_left_out_nothing_is_kept() -> None:
+    """Of rounds of four batches the first ends after one; its others are fetched in the second."""
+    data, position = user_data(), EpochPosition()
+    batches: Iterator[Batch] = data.batches(0, 0, data.batch_size)
+    sketcher = BatchSketcher(batches, position, seed=3, first_step=0, values=True)
+    next(sketcher)
+    assert sketcher.take_some(0, 4) is not None
+    for _ in range(5):
+        next(sketcher)
+    assert sketcher.take_some(4, 4) is not None
+    assert [step for step in range(8) if sketcher.take(step) is not None] == []
+
+
 def test_the_first_steps_are_sketched_and_then_some() -> None:
     found = sketches(user_data(), FIRST_STEPS + 2 * EVERY_STEPS)
     shown = [step for step, one in enumerate(found) if one.inputs]

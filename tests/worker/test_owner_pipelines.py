@@ -143,6 +143,24 @@ def test_all_end_with_the_same_round(
             assert seen.setdefault(layer, sketch) == sketch, "holders have the same weights"
 
 
+@pytest.mark.parametrize("owners", [CUT, {"c+d": CUT["c+d"]}], ids=["three", "alone"])
+def test_all_end_where_no_work_counts(workload: Workloads, pool: Any, owners: dict[str, Stages]) -> None:
+    """Each round's work comes too late, and is dropped; told to stop, the run ends nevertheless."""
+    spec = edit_workload(workload("sgd", batch_size=6), *OWN_DATA, text=EXAMPLE)
+    asked: list[int] = []
+
+    def stop(pool: Any, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 3 and not asked:
+            asked.append(rank)
+            pool.processes[0].send({"op": "stop"})
+
+    rhythm = {"round_deadline_s": 1e-6, "drop_stragglers": True}
+    outcome = pool.run(told(owners, [9] * len(owners), spec, 3000, rhythm), stop)
+    assert not outcome.errors, outcome.errors
+    (ended,) = {result["steps"] for result in outcome.results.values()}
+    assert ended < 3000
+
+
 def test_machines_of_one_owner_that_afford_different_numbers_are_named(
     workload: Workloads, pool: Any, tmp_path: Path
 ) -> None:

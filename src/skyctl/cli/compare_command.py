@@ -141,11 +141,7 @@ class CompareOptions(
         super().check()
         for name, given in self.given_rounds().items():
             if given is not None and name not in COMPARED_ROUNDS:
-                raise InputError(
-                    f"compare counts the samples of all local steps of all owners, and with {name} some make "
-                    "none, or fewer",
-                    hint=f"leave {name} out; skyctl launch trains with it",
-                )
+                raise _fewer_steps_error(name, name)
         if self.owners is not None and self.nodes is not None:
             raise InputError(
                 "--nodes leaves machines out, and with --owners their data would be left out, too",
@@ -178,6 +174,9 @@ class CompareOptions(
             recipe=self.recipe,
         )
         out.notes(loaded.notes)
+        if self.owners is not None and "local_steps" in loaded.model.functions:
+            name = "local_steps()"
+            raise _fewer_steps_error(f"{name} of {loaded.model.source_name}", name)
         options = self.plan_options(
             target.cluster,
             microbatches=only,
@@ -193,6 +192,15 @@ class CompareOptions(
         elif options.parallel == AUTO:
             options = replace(options, left_out=forms_left_out_by(loaded.model.layers))
         return ComparisonJob(target.cluster, request, loaded, options, strategies, other_form=beside)
+
+
+def _fewer_steps_error(what: str, short: str) -> InputError:
+    """The error of what has owners make other numbers of local steps than a plan says."""
+    return InputError(
+        f"compare counts the samples of all local steps of all owners, and with {what} some make none, or "
+        "fewer",
+        hint=f"leave {short} out; skyctl launch trains with it",
+    )
 
 
 @command

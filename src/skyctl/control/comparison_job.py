@@ -76,7 +76,7 @@ class ComparisonJob:
         of those that ``options`` leave.
         """
         found = self._with_forms(profile, options, outcomes)
-        if not found or options.rhythm in (None, plain_rhythm(options)):
+        if not found or _is_plain(options):
             return found
         *before, last = found
         return [*before, self._synchronous(profile, options, last.plan), last]
@@ -183,6 +183,14 @@ class ComparisonJob:
 def plain_rhythm(options: PlanOptions) -> Rhythm:
     """The rhythm that others are compared with: a sum, or with owners an average, before the next step."""
     return Rhythm() if options.owners is None else Rhythm(local_steps=1)
+
+
+def _is_plain(options: PlanOptions) -> bool:
+    """Whether the rhythm is that one, or none is asked for; one local step may be said of each owner."""
+    rhythm = options.rhythm
+    if rhythm is not None and isinstance(rhythm.local_steps, tuple) and set(rhythm.local_steps) == {1}:
+        rhythm = rhythm.model_copy(update={"local_steps": 1})
+    return rhythm in (None, plain_rhythm(options))
 
 
 def plan_strategies(

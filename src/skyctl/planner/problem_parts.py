@@ -75,6 +75,7 @@ def with_layers_joined(problem: Problem, groups: Sequence[Sequence[int]], names:
             backward_s=total(known.backward_s),
             optimizer_s=total(known.optimizer_s),
             weight_s=None if known.weight_s is None else total(known.weight_s),
+            split_s=None if known.split_s is None else total(known.split_s),
         )
         for device, known in problem.times.items()
     }

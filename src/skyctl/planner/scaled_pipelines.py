@@ -46,9 +46,9 @@ def scaled_rounds_s(plan: Plan, draws: Draws, factors: TimeFactors) -> Iterator[
     local, groups, steps = read_rounds(model, plan)
     pairs = {pair for group in groups for pair in group.routed.use.links}
     scales = _time_scales(plan, model.ids, pairs, factors)
-    terms_s = [model.term_s(one) for one in local]
+    added_s = [model.added_s(one) for one in local]
     for drawn, scale in zip(draws, scales, strict=True):
-        step_s = [one.simulate().iteration_s + term_s for one, term_s in zip(drawn, terms_s, strict=True)]
+        step_s = [one.simulate().iteration_s + more_s for one, more_s in zip(drawn, added_s, strict=True)]
         yield model.times(local, groups, steps, step_s, scale).round_s
 
 

@@ -132,10 +132,14 @@ def inspect_run(run_id: str) -> InspectedRun:
 
 
 def counted_unit(paths: RunPaths) -> str:
-    """What people call a step of the run (``Rhythm.unit``), by its newest plan; "step" before it has one."""
-    if not paths.newest_plan.is_file():
+    """What people call a step of the run (``Rhythm.unit``), by its newest plan.
+
+    "step" where it has none, or none that can be read: nobody is to be kept from stopping it by a word.
+    """
+    try:
+        return read_record(Plan, paths.newest_plan).problem.rhythm.unit
+    except SkyctlError:
         return "step"
-    return read_record(Plan, paths.newest_plan).problem.rhythm.unit
 
 
 def list_runs(*, every: bool) -> tuple[list[InspectedRun], list[str]]:

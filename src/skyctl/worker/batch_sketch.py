@@ -75,9 +75,14 @@ class BatchSketcher:
         return self._sketches.pop(step, None)
 
     def take_some(self, first: int, count: int) -> BatchSketch | None:
-        """That of the first of so many batches, as ``take``; those of the others are dropped."""
-        found = [self.take(step) for step in range(first, first + count)]
-        return found[0]
+        """That of the first of so many batches, as ``take``; those of the others are dropped.
+
+        So are older ones, of batches that were left out and fetched later.
+        """
+        found = self.take(first)
+        for step in [step for step in self._sketches if step < first + count]:
+            del self._sketches[step]
+        return found
 
     def _sketch(self, step: int, batch: Batch) -> BatchSketch:
         inputs, targets = batch

@@ -147,8 +147,8 @@ class LocalRounds:
         if not made:  # others are busy now
             self._skip_to((step + 1) * self._options.steps, next_batch)
         samples = self._samples * made if counted else 0
-        self._end(step, report, samples, ends=ends, stop_requested=stop_requested)
         report.local_steps, report.samples = made, samples
+        self._end(step, report, samples, ends=ends, stop_requested=stop_requested)
         if executor.is_last:
             report.loss = loss / made if made else None
             self._share_loss(report, samples)
@@ -231,9 +231,9 @@ class LocalRounds:
         executor = self._executor
         executor.phase = f"round {step}, the average of the weights"
         asked = stop_requested()
-        end = ENDS if ends else GOES_ON
-        if asked and not ends:
-            end = ENDS if self._alone else ENDS_NEXT
+        end = ENDS_NEXT if asked or ends else GOES_ON
+        if end == ENDS_NEXT and (self._alone or (ends and report.local_steps)):
+            end = ENDS  # all stages of this pipeline know: its forwards have told them
         total = samples
         if self._average is not None:
             executor.waiting = True
@@ -245,8 +245,6 @@ class LocalRounds:
             total, end = found.samples, found.end
         if not total and self._start is not None:
             self._start.restore()
-        if not total and end == ENDS and not self._alone:
-            end = ENDS_NEXT  # no forward has told the stages behind
         report.total_samples = total
         self._asked_to_end = end == ENDS_NEXT
         report.is_last = end == ENDS

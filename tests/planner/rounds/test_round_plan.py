@@ -238,6 +238,25 @@ def test_where_no_stage_of_an_owner_holds_a_tie_the_error_says_which_and_what_to
     assert verify(alone.problem, alone).ok
 
 
+def test_an_owner_alone_sums_what_it_has_cut_in_every_local_step() -> None:
+    """A local step is a step of the same pipeline, whose stages sum the gradients of their copies."""
+    asked = tied(0, 2, owners=("c+d",))
+    asked = with_devices(asked, ["c/cpu:0", "d/cpu:0"])
+    made = plan(asked)
+    step = plan(asked.model_copy(update={"owners": None, "rhythm": Rhythm(), "parallel": "pipeline"}))
+    exchange_s = SIZE / 2 * BYTE_S + 2 * LATENCY_S
+    assert step.predicted.sync_s == pytest.approx(exchange_s)
+    assert made.predicted.iteration_s == pytest.approx(2 * step.predicted.iteration_s)
+    assert verify(asked, made).ok
+    assert predict(asked, made) == made.predicted
+    unsure = asked.model_copy(
+        update={"devices": tuple(x.model_copy(update={"time_uncertainty": 1e-9}) for x in asked.devices)}
+    )
+    interval = with_interval(plan(unsure)).predicted.interval
+    assert interval is not None
+    assert (interval.low_s + interval.high_s) / 2 == pytest.approx(made.predicted.iteration_s, rel=0.005)
+
+
 def test_layers_of_ties_that_overlap_stay_together() -> None:
     asked = owned({"local_steps": 2}, "a", "c+d")
     ten = asked.model_copy(update={"layers": asked.layers[:1] * 10})

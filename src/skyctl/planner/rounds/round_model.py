@@ -20,6 +20,7 @@ from skyctl.planner.evaluation import StageExecution, bottleneck_s, simulate_ste
 from skyctl.planner.hybrid.hybrid_model import AS_MEASURED, TimeScale
 from skyctl.planner.hybrid.joint_sum import SumGroup, SumRoutes, layer_groups, loads_of
 from skyctl.planner.stage_memory import device_bytes
+from skyctl.planner.tie_exchange import tie_exchange_s
 from skyctl.records.plan import Prediction, ReplicaPrediction
 from skyctl.records.problem import Problem
 from skyctl.records.rhythm import AUTO_STEPS, Rhythm
@@ -118,16 +119,18 @@ class RoundModel:
         return SumGroup(start, stop, holders, size, self._sums.of(routes))
 
     def step_s(self, pipeline: LocalPipeline) -> float:
-        """Seconds of one local step, FedProx's term included."""
+        """Seconds of one local step."""
         costs = self.base.with_microbatches(pipeline.microbatches)
         found = simulate_step(costs, pipeline.placement, pipeline.execution).iteration_s
-        return found + self.term_s(pipeline)
+        return found + self.added_s(pipeline)
 
-    def term_s(self, pipeline: LocalPipeline) -> float:
-        """Seconds of a local step that FedProx's term takes."""
+    def added_s(self, pipeline: LocalPipeline) -> float:
+        """Seconds of a local step that its simulation leaves out: the sums of ties that the pipeline divides
+        (as only one alone does), and FedProx's term."""
+        exchange_s = tie_exchange_s(self.base, pipeline.placement)
         if self.problem.rhythm.prox_mu <= 0:
-            return 0.0
-        return max(2 * self._pass_s(*stage) for stage in pipeline.placement)
+            return exchange_s
+        return exchange_s + max(2 * self._pass_s(*stage) for stage in pipeline.placement)
 
     def times(
         self,

@@ -122,6 +122,40 @@ def check_ties(step: CheckedHybrid, held: Sequence[HeldRange]) -> Check:
     return Check(name="ties", ok=True, detail="layers that share parameters are in one stage each")
 
 
+def tie_exchange_s(problem: Problem, held: Sequence[tuple[int, int, int]]) -> float:
+    """Seconds in which the holders of shared parameters' copies sum gradients over the first of them.
+
+    Args:
+        held: by stage of one pipeline, its device (its index in the problem), first layer and the one after
+            its last.
+    """
+    seconds = []
+    for tie in problem.ties:
+        first, *later = (
+            problem.devices[device].id
+            for device, start, stop in held
+            if not set(range(start, stop)).isdisjoint(tie.layers)
+        )
+        up_s = down_s = longest_s = 0.0
+        for link in problem.links:
+            if link.target == first and link.source in later:
+                up_s = max(up_s, link.latency_s)
+            elif link.source == first and link.target in later:
+                down_s = max(down_s, link.latency_s)
+            else:
+                continue
+            longest_s = max(longest_s, tie.bytes / link.bandwidth_bytes_per_s)
+        for resource in problem.shared:
+            uses = sum(
+                ends in {(first, other), (other, first)}
+                for other in later
+                for ends in {(source, target) for source, target in resource.links}
+            )
+            longest_s = max(longest_s, tie.bytes * uses / resource.bandwidth_bytes_per_s)
+        seconds.append(longest_s + up_s + down_s)
+    return math.fsum(seconds)
+
+
 def check_memory(step: CheckedHybrid, held: Sequence[HeldRange], needs: Sequence[float]) -> Check:
     """Whether each stage's device has the bytes that it needs."""
     for one, need in zip(held, needs, strict=True):

@@ -20,6 +20,7 @@ from skyctl.planner.verification.pipeline_checks import (
     chunk_bytes_of,
     read_groups,
     read_rows,
+    tie_exchange_s,
 )
 from skyctl.planner.verification.verdict import TOLERANCE, Check, check_certificate, check_unused, check_value
 from skyctl.records.cluster import node_of
@@ -102,8 +103,9 @@ def _require_whole(problem: Problem, plan: Plan, rows: Rows) -> None:
 
 
 def _step_s(step: CheckedHybrid, row: Sequence[HeldRange]) -> float:
-    """One local step: the pipeline's play, each stage's optimizer after it, and FedProx's term."""
+    """One local step: the pipeline's play, each stage's optimizer after it, ties' sums, FedProx's term."""
     done_s = max(end + step.optimizer_s(one) for end, one in zip(step.ends(row), row, strict=True))
+    done_s += tie_exchange_s(step.problem, [one[:3] for one in row])
     return done_s + (max(2 * _pass_s(step, one) for one in row) if step.problem.rhythm.prox_mu > 0 else 0.0)
 
 

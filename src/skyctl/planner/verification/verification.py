@@ -16,6 +16,7 @@ from skyctl.planner.verification import lower_bound
 from skyctl.planner.verification.data_verification import check_data_plan
 from skyctl.planner.verification.form_bounds import check_forms
 from skyctl.planner.verification.hybrid_verification import check_hybrid_plan
+from skyctl.planner.verification.pipeline_checks import tie_exchange_s
 from skyctl.planner.verification.problem_data import ProblemData
 from skyctl.planner.verification.round_verification import check_round_plan
 from skyctl.planner.verification.verdict import (
@@ -127,7 +128,7 @@ def _check_pipeline(problem: Problem, plan: Plan) -> list[Check]:
         return read
     needs = [_need_bytes(facts, stage) for stage in held]
     step, largest = _play(facts, held)
-    exchange_s = _exchange_s(problem, held)
+    exchange_s = tie_exchange_s(problem, [stage[:3] for stage in held])
     whole_s = step.iteration_s + exchange_s
     witness = plan.certificate.witness
     unproved = None if witness is None else "its witness does"
@@ -245,35 +246,6 @@ def _memory(facts: ProblemData, held: tuple[CheckedStage, ...], needs: list[floa
             detail = f"{device.id} needs {human_bytes(need)}, it has {human_bytes(device.memory_bytes)}"
             return Check(name="memory", ok=False, detail=detail)
     return Check(name="memory", ok=True, detail="every stage fits its device")
-
-
-def _exchange_s(problem: Problem, held: tuple[CheckedStage, ...]) -> float:
-    """Seconds in which the holders of shared parameters' copies sum gradients over the first of them."""
-    seconds = []
-    for tie in problem.ties:
-        first, *later = (
-            problem.devices[stage.device].id
-            for stage in held
-            if not set(range(stage.start, stage.stop)).isdisjoint(tie.layers)
-        )
-        up_s = down_s = longest_s = 0.0
-        for link in problem.links:
-            if link.target == first and link.source in later:
-                up_s = max(up_s, link.latency_s)
-            elif link.source == first and link.target in later:
-                down_s = max(down_s, link.latency_s)
-            else:
-                continue
-            longest_s = max(longest_s, tie.bytes / link.bandwidth_bytes_per_s)
-        for resource in problem.shared:
-            uses = sum(
-                ends in {(first, other), (other, first)}
-                for other in later
-                for ends in {(source, target) for source, target in resource.links}
-            )
-            longest_s = max(longest_s, tie.bytes * uses / resource.bandwidth_bytes_per_s)
-        seconds.append(longest_s + up_s + down_s)
-    return math.fsum(seconds)
 
 
 def _prediction(
