@@ -135,11 +135,13 @@ class PlacementOptions(RhythmOptions):
             more: further fields of ``PlanOptions``.
 
         Raises:
-            InputError: no such schedule or dtype, or a pattern that names no node.
+            InputError: no such schedule or dtype, a pattern or an owner that names no node, or options that
+                do not go with local steps.
         """
         from skyctl.control.plan_creation import PlanOptions
+        from skyctl.control.round_owners import check_rounds
 
-        return PlanOptions(
+        options = PlanOptions(
             parallel=parse_parallel(self.parallel) or default_form,
             sync_format=parse_sync_format(self.sync_format),
             uncompressed_steps=self.uncompressed_steps,
@@ -153,3 +155,5 @@ class PlacementOptions(RhythmOptions):
             link_dtype=parse_link_dtypes(self.link_dtype, cluster),
             **more,
         )
+        check_rounds(options, None if cluster is None else [node.name for node in cluster.nodes])
+        return options
