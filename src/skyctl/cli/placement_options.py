@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions(RhythmOptions):
-    """What the user demands of a plan: its form, rhythm, end stages, schedule, and links' dtypes."""
+    """What the user asks of a plan: its form, rhythm, routes, end stages, schedule, and links' dtypes."""
 
     parallel: Annotated[
         str | None,
@@ -52,7 +52,8 @@ class PlacementOptions(RhythmOptions):
             autocompletion=complete_choices(*SYNC_FORMATS),
             help="With --parallel data or hybrid: sum gradients as float32 (default), fixed32 (integers: the "
             "same bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes "
-            "training), or powersgd:R (rank R with error feedback: a few percent of them; changes training).",
+            "training), or powersgd:R (rank R with error feedback: a few percent of them; changes training). "
+            "With --local-steps: average weights as float32, bfloat16 or int8.",
         ),
     ] = None
     uncompressed_steps: Annotated[
