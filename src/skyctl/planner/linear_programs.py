@@ -46,7 +46,7 @@ class CuttingPlanes:
 class TakenPrices:
     """The prices of layers, 1 in all, for which all devices together can take least, by cutting planes.
 
-    A device takes the prices of layers that it can hold; each cut bounds what one of a class takes from below.
+    A device takes the prices of layers that it can hold; a cut is a lower bound on that, for one class.
 
     Args:
         sizes: by class, how many devices it has.
@@ -71,7 +71,7 @@ class TakenPrices:
             goal.SetCoefficient(most, float(size))
 
     def add(self, cut: tuple[int, int, float]) -> None:
-        """Of ``cut``, (class, range, times): a device of it takes that range's prices so many times, or more."""
+        """Of ``cut``, (class, range, times): a device takes at least that range's prices, so many times."""
         row, number, count = cut
         at = self._lp.Constraint(0.0, self._lp.infinity())
         at.SetCoefficient(self._most[row], 1.0)
