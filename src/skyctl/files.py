@@ -178,6 +178,7 @@ def read_record(cls: type[R], path: str | Path, *, hint: str | None = None) -> R
     makers = {
         "profile": "make one with `skyctl probe`",
         "plan": "make one with `skyctl plan WORKLOAD -o FILE`",
+        "problem": "without a problem file: `skyctl plan WORKLOAD` makes the problem from a profile",
     }
     return parse(cls, read_text(path, hint=hint or makers.get(kind)), str(path))
 

@@ -84,7 +84,7 @@ def test_each_node_is_an_owner_and_common_batches_need_none(run: Run) -> None:
         (("--local-steps", "2", "--owners", "n0,x"), "'x' is no node"),
         (
             ("--local-steps", "2", "--owners", "n0,n1", "--clients-per-round", "3"),
-            "3 of 2 owners",
+            "there are only 2 owners",
         ),
         (("--local-steps", "2", "--sync-delay", "1"), "--sync-delay sums gradients"),
         (("--local-steps", "2", "--sync-format", "fixed32"), "does not go with --local-steps"),
@@ -130,6 +130,30 @@ def test_a_trace_of_rounds_is_refused_before_anything_is_connected_to(run: Run) 
         code, _, err = run("launch", *words, "--trace")
         said = "--trace draws single steps, and a round is many" in " ".join(err.split())
         assert (code, said) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--local-steps", "2", "--owners", "n0,n11"), "--owners: 'n11' is no node; did you mean 'n1'?"),
+        (("--local-steps", "2", "--owners", "n0,nobody"), "--owners: 'nobody' is no node; there are n0, n1"),
+        (("--local-steps", "2,3,4", "--owners", "n0,n1"), "--local-steps has 3 numbers for 2 owners"),
+        (
+            ("--local-steps", "2", "--owners", "all", "--helper", "n1"),
+            "--helper does not go with --local-steps",
+        ),
+    ],
+)
+def test_what_rounds_are_not_made_with_is_refused_before_anything_is_connected_to(
+    run: Run, words: tuple[str, ...], said: str
+) -> None:
+    """Of nobody here an address is known."""
+    hosts = "".join(f"  - {{name: {name}, host: nobody.invalid}}\n" for name in ("n0", "n1"))
+    Path("cluster.yaml").write_text(f"nodes:\n{hosts}")
+    for command in ("launch", "compare"):
+        measured = ("--measure",) if command == "compare" else ()
+        code, _, err = run(command, "gpt:layers=2", *measured, *words)
+        assert (code, said in " ".join(err.split())) == (2, True), err
 
 
 @pytest.mark.parametrize("owners", [(), ("--owners", "n0,n1+n2")])

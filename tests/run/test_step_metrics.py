@@ -62,12 +62,16 @@ def test_a_measurement_has_the_interval_of_its_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rhythm", "kept"), [(Rhythm(), 20), (Rhythm(delay=1), 0), (Rhythm(local_steps=2), 0)]
+    ("rhythm", "steps", "kept"),
+    [(Rhythm(), 20, 20), (Rhythm(), 19, 0), (Rhythm(delay=1), 25, 0), (Rhythm(local_steps=2), 25, 0)],
 )
-def test_a_devices_steps_are_kept_where_they_are_of_its_layers_alone(rhythm: Rhythm, kept: int) -> None:
+def test_a_devices_steps_are_kept_where_they_are_of_its_layers_alone(
+    rhythm: Rhythm, steps: int, kept: int
+) -> None:
+    """A run of 20 steps is enough, its warm-up step among them."""
     made = plan(data_problem(rate=1e6, rhythm=rhythm))
-    collected = StepCollector(ranks=2, steps=25, last_ranks=(0, 1))
-    for step in range(25):
+    collected = StepCollector(ranks=2, steps=steps, last_ranks=(0, 1))
+    for step in range(steps):
         for rank in range(2):
             collected.add(rank, step_event(step, forward_s=0.1, backward_s=0.2))
     collected.complete()

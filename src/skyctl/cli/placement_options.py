@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions(RhythmOptions):
-    """What the user demands of a plan: its form, rhythm, end stages, schedule, and links' dtypes."""
+    """What the user asks of a plan: its form, rhythm, routes, end stages, schedule, and links' dtypes."""
 
     parallel: Annotated[
         str | None,
@@ -52,7 +52,8 @@ class PlacementOptions(RhythmOptions):
             autocompletion=complete_choices(*SYNC_FORMATS),
             help="With --parallel data or hybrid: sum gradients as float32 (default), fixed32 (integers: the "
             "same bits whatever the plan), bfloat16 or int8 (half and a quarter of the bytes; changes "
-            "training), or powersgd:R (rank R with error feedback: a few percent of them; changes training).",
+            "training), or powersgd:R (rank R with error feedback: a few percent of them; changes training). "
+            "With --local-steps: average weights as float32, bfloat16 or int8.",
         ),
     ] = None
     uncompressed_steps: Annotated[
@@ -135,11 +136,13 @@ class PlacementOptions(RhythmOptions):
             more: further fields of ``PlanOptions``.
 
         Raises:
-            InputError: no such schedule or dtype, or a pattern that names no node.
+            InputError: no such schedule or dtype, a pattern or an owner that names no node, or options that
+                do not go with local steps.
         """
         from skyctl.control.plan_creation import PlanOptions
+        from skyctl.control.round_owners import check_rounds
 
-        return PlanOptions(
+        options = PlanOptions(
             parallel=parse_parallel(self.parallel) or default_form,
             sync_format=parse_sync_format(self.sync_format),
             uncompressed_steps=self.uncompressed_steps,
@@ -153,3 +156,5 @@ class PlacementOptions(RhythmOptions):
             link_dtype=parse_link_dtypes(self.link_dtype, cluster),
             **more,
         )
+        check_rounds(options, None if cluster is None else [node.name for node in cluster.nodes])
+        return options

@@ -18,6 +18,8 @@ def load_cells(
     """How long a device is busy of a step, and how full its memory is: cells that end a row of any plan.
 
     Args:
+        said: the device's predicted seconds of computing and bytes of memory.
+        step_s: the predicted step, or round, in seconds.
         room: bytes that the device has; None: any number.
         bar: characters of a full bar.
         in_flight: microbatches; None: the table has no such column.

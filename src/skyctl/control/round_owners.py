@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from skyctl.errors import InputError, InvalidRecordError
+from skyctl.inventory.yaml_document import nearest_word_hint
 from skyctl.records.base import describe
 from skyctl.records.cluster import node_of
 from skyctl.records.problem import Parallel, Problem
@@ -26,14 +28,18 @@ def with_rounds(problem: Problem, options: PlanOptions) -> Problem:
         raise InputError(describe(exc, Problem)) from exc
 
 
-def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
-    """The problem's owners, and the form that they come to; nothing where no local steps are asked for.
+def check_rounds(options: PlanOptions, nodes: Collection[str] | None = None) -> None:
+    """Looks at what can be said of rounds before anything is measured.
+
+    Args:
+        nodes: those that owners may name; None: not known yet.
 
     Raises:
-        InputError: an owner's node has no device, or what is asked for does not go with local steps.
+        InputError: what is asked for does not go with local steps, an owner's node is not there, or there are
+            not as many owners as the rhythm says.
     """
     if options.rhythm is None or not options.rhythm.is_rounds:
-        return {}
+        return
     for flag, given in (
         ("--helper", options.helpers is not None),
         (f"--sync {options.sync}", options.sync in ("server", "trees")),
@@ -49,19 +55,32 @@ def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
                 "that hold them",
                 hint=f"leave {flag.split()[0]} out",
             )
+    if options.owners is None or options.owners == "all":
+        return
+    for node in (node for owner in options.owners for node in owner):
+        if nodes is not None and node not in nodes:
+            raise InputError(f"--owners: {node!r} is no node{nearest_word_hint(node, nodes)}")
+    _require_fitting(options.rhythm, len(options.owners))
+
+
+def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
+    """The problem's owners, and the form that they come to; nothing where no local steps are asked for.
+
+    Raises:
+        InputError: as ``check_rounds``, of the nodes that the problem has devices of.
+    """
+    if options.rhythm is None or not options.rhythm.is_rounds:
+        return {}
+    devices = [node_of(device.id) for device in problem.devices]
+    nodes = dict.fromkeys(devices)
+    check_rounds(options, nodes)
     if options.owners is None:
         return {"parallel": "data"}
-    nodes = dict.fromkeys(node_of(device.id) for device in problem.devices)
-    owners = tuple((node,) for node in nodes) if options.owners == "all" else options.owners
-    for node in (node for owner in owners for node in owner):
-        if node not in nodes:
-            raise InputError(
-                f"--owners {node!r} is no node of the problem",
-                hint=f"it has {', '.join(nodes)}",
-            )
-    _require_fitting(options.rhythm, len(owners))
+    owners = options.owners
+    if owners == "all":
+        owners = tuple((node,) for node in nodes)
+        _require_fitting(options.rhythm, len(owners))
     form: Parallel = "data"
-    devices = [node_of(device.id) for device in problem.devices]
     if any(sum(devices.count(node) for node in owner) > 1 for owner in owners):
         form = "hybrid"  # an owner's devices may become a pipeline
     return {"owners": owners, "parallel": form}
@@ -77,5 +96,6 @@ def _require_fitting(rhythm: Rhythm, owners: int) -> None:
         )
     if clients is not None and clients > owners:
         raise InputError(
-            f"--clients-per-round {clients} of {owners} owners", hint=f"at most --clients-per-round {owners}"
+            f"--clients-per-round {clients}: there are only {owners} owners",
+            hint=f"at most --clients-per-round {owners}",
         )

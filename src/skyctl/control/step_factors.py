@@ -12,7 +12,7 @@ from skyctl.records.profile import Profile
 
 
 def step_factors(replica: ReplicaMeasurement) -> tuple[float, ...]:
-    """What a device's steps took in its layers ÷ their median, equally likely; empty: not known."""
+    """A device's seconds in its layers, step by step, ÷ their median: equally likely. Empty: not known."""
     steps = replica.layer_steps_s
     middle = median(steps) if steps else 0.0
     return tuple(step / middle for step in steps) if middle > 0 and min(steps) > 0 else ()
@@ -21,7 +21,7 @@ def step_factors(replica: ReplicaMeasurement) -> tuple[float, ...]:
 def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
     """The problem with what the newest run of the same layers showed of each device's steps.
 
-    As it is where its rhythm does not ask for that.
+    Unchanged where the rhythm has no parameter server.
     """
     if not problem.rhythm.is_stale:
         return problem
@@ -37,7 +37,7 @@ def with_observed_factors(problem: Problem, profile: Profile) -> Problem:
 
 
 def with_measured_factors(problem: Problem, done: Measurement) -> Problem:
-    """The same, of one run's measurement."""
+    """As ``with_observed_factors``, from the measurement of one run."""
     if not problem.rhythm.is_stale:
         return problem
     return _with_factors(problem, {replica.device: step_factors(replica) for replica in done.replicas})

@@ -1,4 +1,4 @@
-"""Plans within a limit by CP-SAT (OR-Tools).
+"""Searches with CP-SAT (OR-Tools) for plans whose stages all stay within a limit.
 
 All numbers that it sees are layer indices, so there is nothing to scale and nothing to round.
 """
@@ -24,6 +24,9 @@ class IntervalSolver:
     Stages are optional intervals on the axis of layers that do not overlap and fill it. How far a device
     gets from each start is a table, made in floats by the very sums that judge a plan; for 1F1B one table
     per number of stages from there to the end.
+
+    Args:
+        deadline: by ``time.perf_counter``, in seconds.
     """
 
     def __init__(self, model: CostModel, deadline: float) -> None:
@@ -160,6 +163,7 @@ def solve_balanced_edges(
         edges: the nodes and the edges between them.
         lengths: [class, edge] the most layers within the limit.
         sizes: how many devices each class has.
+        deadline: by ``time.perf_counter``, in seconds.
 
     Raises:
         TimeoutError: undecided at the deadline.
@@ -210,6 +214,7 @@ def solve_covering(
     Args:
         far: [class, start] the largest stop that is allowed (the start itself: none).
         sizes: how many devices each class has.
+        deadline: by ``time.perf_counter``, in seconds.
 
     Raises:
         TimeoutError: undecided at the deadline.

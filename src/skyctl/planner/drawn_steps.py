@@ -1,6 +1,6 @@
 """A plan of any form and rhythm, played with other times of its devices and links, draw by draw.
 
-Also what a step without staleness takes in the long run, where devices' steps are as uneven as was seen.
+Also what a step without staleness takes in the long run, with steps as uneven as runs have shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Prices and shares by linear programs (GLOP, of OR-Tools).
 
-What they say is only used as prices, whose proof is computed from the problem's own numbers.
+Deadlines are by ``time.perf_counter``, in seconds. What a program says is only used as prices and shares;
+what these prove is computed from the problem's own numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from skyctl.planner.bottleneck.reach_table import Floats, Ints, ReachTable
 
 MOST_S = 1e6
-"""Of a program that has no deadline."""
+"""Time limit of a program that has no deadline."""
 
 
 class CuttingPlanes:
@@ -43,7 +44,9 @@ class CuttingPlanes:
 
 
 class TakenPrices:
-    """The prices of layers, 1 in all, for which classes of devices take least together, as cuts tell it.
+    """The prices of layers, 1 in all, for which all devices together can take least, by cutting planes.
+
+    A device takes the prices of layers that it can hold; a cut is a lower bound on that, for one class.
 
     Args:
         sizes: by class, how many devices it has.
@@ -68,7 +71,7 @@ class TakenPrices:
             goal.SetCoefficient(most, float(size))
 
     def add(self, cut: tuple[int, int, float]) -> None:
-        """Of ``cut``, (class, range, times): the class takes at least that range's prices, so many times."""
+        """Of ``cut``, (class, range, times): a device takes at least that range's prices, so many times."""
         row, number, count = cut
         at = self._lp.Constraint(0.0, self._lp.infinity())
         at.SetCoefficient(self._most[row], 1.0)
@@ -76,7 +79,7 @@ class TakenPrices:
         at.SetCoefficient(self._prefix[int(self._starts[number])], count)
 
     def solve(self, deadline: float) -> tuple[float, Floats] | None:
-        """(what all take, the prices); None: out of time."""
+        """(what all devices take, the price of each layer); None: out of time."""
         if not _solved(self._lp, deadline):
             return None
         return self._lp.Objective().Value(), np.diff([x.solution_value() for x in self._prefix])
@@ -84,7 +87,7 @@ class TakenPrices:
 
 def fractional_prices(reach: ReachTable, deadline: float) -> Floats | None:
     """Prices of layers from the linear program that cuts layers anywhere: the least T with every device's
-    time within T and its memory kept. Layers that are alike are one. None: out of time."""
+    time within T and its memory kept. Layers that are alike are one. One price a layer; None: out of time."""
     from ortools.linear_solver import pywraplp
 
     lp: Any = pywraplp.Solver.CreateSolver("GLOP")
@@ -181,7 +184,7 @@ def position_prices(takes: Floats, sizes: list[int]) -> Floats | None:
 
 
 class SharesProgram:
-    """Shares of columns, 1 in all, with the least load on the busiest resource; columns come one by one.
+    """Shares of columns, 1 in all, with the least load on the busiest resource; columns are added one by one.
 
     Args:
         scale: about the load that is expected, by which loads are divided.

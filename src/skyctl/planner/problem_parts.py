@@ -1,4 +1,4 @@
-"""A problem with fewer devices, or with fewer layers, of which some are several as one."""
+"""A problem with fewer devices, or with fewer layers, some of them several layers joined into one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from skyctl.records.problem import Layer, LayerTimes, Problem, SharedResource, T
 
 
 def with_devices(problem: Problem, ids: Collection[str]) -> Problem:
-    """The problem with those of its devices only, and what it says of them; a pin may be left with none.
+    """The problem with only those of its devices, and what it says of them; a pin may be left without any.
 
-    An owner of data stays where all of its nodes do; else it leaves, and its data with it.
+    An owner of data stays if all of its nodes do; otherwise it leaves, and its data with it.
     """
     update: dict[str, Any] = {
         "devices": tuple(device for device in problem.devices if device.id in ids),

@@ -1,4 +1,4 @@
-"""A step of several pipelines, or a round, with other times of its devices and links."""
+"""A step of several pipelines, or a round, predicted again with other times of devices and links, by draw."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def scaled_rounds_s(plan: Plan, draws: Draws, factors: TimeFactors) -> Iterator[
 def _time_scales(
     plan: Plan, ids: Sequence[str], pairs: Iterable[tuple[int, int]], factors: TimeFactors
 ) -> Iterator[TimeScale]:
-    """By draw, as many as each factor has numbers.
+    """By draw, what devices' and links' times are multiplied by; as many draws as each factor has numbers.
 
     Args:
         ids: the devices' names, by number.
-        pairs: those that anything is summed over.
+        pairs: (source, target), by number, of the links that anything is summed over.
     """
     links = {(link.source, link.target): link for link in plan.problem.links}
     of_link = {(a, b): factors.link(links.get((ids[a], ids[b]))) for a, b in pairs}

@@ -10,8 +10,8 @@ from pydantic import model_validator
 from skyctl.records.base import Bytes, Count, FileRecord, Index, Name, Record, Seconds, Seq, since
 from skyctl.records.interval import Interval
 
-LEAST_UNEVEN_STEPS = 20
-"""Of fewer steps nothing is said of how uneven they are."""
+LEAST_UNEVEN_STEPS = 19
+"""Of fewer steps, without the warm-up step, nothing is said of how uneven they are: a run makes 20."""
 UNEVEN_PARTS = 20
 """Equally likely parts of the steps, each shown by the step in its middle."""
 
@@ -56,7 +56,7 @@ class ReplicaMeasurement(Record):
     from before their start. ``layers_spread``: p90 / p10 of the three together, step by step. ``sync_s``: of
     ``transfer_s`` and ``idle_s``, from its last backward to the end of the gradients' sum over pipelines.
     ``layer_steps_s``: where every device holds all layers, how uneven its steps were: equally likely seconds
-    of a step's forwards and backwards, ascending; empty for fewer than ``LEAST_UNEVEN_STEPS`` steps.
+    of a step's forwards and backwards, ascending; empty for a run of fewer than 20 steps.
     """
 
     device: Name

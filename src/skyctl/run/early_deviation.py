@@ -1,4 +1,4 @@
-"""A word after a run's first steps where they are not as predicted."""
+"""A note after a run's first steps, where they are not as predicted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from skyctl.records.measurement import Measurement
 from skyctl.run.callbacks import RunCallbacks, StepProgress
 
 EARLY_STEPS = 5
-"""After so many steps the prediction is looked at, the warm-up step left out."""
+"""After so many steps they are compared with the prediction, the warm-up step left out."""
 EARLY_DEVIATION = 0.1
-"""How far the step may be off without a word."""
+"""How far a step may be off, relative to the prediction, without a note."""
 
 
 def with_early_deviation_note(callbacks: RunCallbacks, figures: Callable[[], Measurement]) -> RunCallbacks:
-    """The same callbacks, which is told once, after a few steps, why they are not as predicted.
+    """The same callbacks, with a note after a few steps that says why they are not as predicted.
 
     Args:
         figures: the measurement so far, with its differences.

@@ -2,7 +2,7 @@
 
 The problem stays the same but for its devices and what was seen of them: layers, microbatches, objective and
 pins. The schedule stays, too, unless nothing fits with it, and so does the form: where no device that is left
-holds the whole model, or those that are left make no several pipelines, one pipeline goes on. Rounds of
+holds the whole model, or those that are left can't make several pipelines, one pipeline goes on. Rounds of
 common batches go on with one device alone where no two are left.
 """
 

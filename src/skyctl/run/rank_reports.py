@@ -1,8 +1,8 @@
 """What running ranks report: steps, validations and checkpoints, gathered, judged, and passed on.
 
-With each checkpoint it is looked whether pipelines side by side still hold the same parameters. They start
-alike and add the same sums, to the last bit; what is left are the last bits of their processors' optimizers.
-So sketches are compared with a tolerance: far more than rounding ever comes to, far less than one update that
+At each checkpoint, sketches show whether pipelines side by side still hold the same parameters. They start
+alike and add the same sums, to the last bit; only their optimizers may differ in last bits, by processor. So
+sketches are compared with a tolerance: far more than rounding ever comes to, far less than one update that
 only one of them has made.
 """
 
@@ -28,18 +28,20 @@ from skyctl.worker.rank_events import (
 )
 
 DRIFT_TOLERANCE = 5e-3
-"""How far a parameter may be apart, as a part of its norm; it is compared in float32."""
+"""How far two copies of a parameter may be apart, relative to its norm; they are compared in float32."""
 
 
 class RankReports:
     """Takes in what an attempt's ranks report, in the order in which it comes.
 
-    ``told``: steps that another process has told of already.
+    Attributes:
+        told: steps that another process has told of already.
 
     Args:
+        specs: of the attempt's ranks, by rank.
         collected: where figures are kept.
         on_checkpoint: told after how many steps every rank has written its layers; by layer, its file.
-        final: makes the error of what would come again however often it was tried.
+        final: marks an error as one that another attempt would only meet again.
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class RankReports:
         self._drifted: set[int] = set()
 
     def take(self, rank: RankState, event: RankEvent, *, tell: bool = True) -> None:
-        """What an event of a running rank means. ``tell``: others hear of it.
+        """Takes in one event of a running rank.
+
+        Args:
+            tell: whether callbacks hear of it.
 
         Raises:
             RunError: the run's figures show that it can't go on.

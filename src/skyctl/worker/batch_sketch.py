@@ -22,7 +22,7 @@ from skyctl.workload.structures import Value, value_tensors
 
 FIRST_STEPS = 8
 EVERY_STEPS = 16
-"""Sketched are the first steps of an attempt, and then every so manyth: a difference in order stays."""
+"""The first steps of an attempt are sketched, then one in so many: a difference in order shows in each."""
 SAMPLED_ELEMENTS = 4096
 """Of a larger tensor, so many elements are looked at."""
 SUMS = 4

@@ -31,8 +31,8 @@ class GroupSync:
 
     Args:
         layers: by layer its parameters, the last layer first, as they become ready.
-        first: of these layers, counted from the stage's first.
-        figures: of the norms in them.
+        first: the number of the first of these layers, counted from the stage's first.
+        figures: running figures of the norms in these layers.
         format, chunk_bytes, share, uncompressed_steps: as of ``GradientSync``.
     """
 
@@ -69,12 +69,13 @@ class GroupSync:
 
     @property
     def sizes(self) -> SumSizes:
-        """What a helper has to know of them."""
+        """What a helper has to know: how many numbers are summed, and in how many tensors."""
         figures = sum(figure.numel for figure in self._figures)
         whole, first, second = (tuple(map(sum, numels)) for numels in self._sizes)
         return SumSizes(whole, sum(map(len, self._numels)), figures, first, second)
 
     def begin(self, step: int) -> None:
+        """The step's sum begins; each layer joins it with ``add_ready``."""
         self.gradients.begin(step)
         layout = self._passes.first(step) if self.gradients.is_summable else self._empty_layout
         self.sums.begin(self._make_sum(layout, step), AGREED_FLAGS + len(self.parameters))
@@ -135,6 +136,7 @@ class GroupSync:
             average_figures(self.sums, self._figures_layout, self._figures, self._share, step)
 
     def close(self) -> None:
+        """Nothing is summed any more."""
         self.sums.close()
 
     def _is_bucket_full(self) -> bool:
@@ -147,7 +149,7 @@ class GroupSync:
 def _sizes_of(
     layers: Sequence[Sequence[TrainedParameter]], rank: int | None
 ) -> tuple[Numels, Numels, Numels]:
-    """Numbers of each tensor that is summed, by layer: of whole gradients, and of both compressed passes."""
+    """By layer, the elements of each tensor that is summed: whole gradients, and both compressed passes."""
     whole = [[parameter.master.numel() for parameter in layer] for layer in layers]
     if rank is None:
         return whole, [], []

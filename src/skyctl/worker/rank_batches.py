@@ -21,14 +21,16 @@ class RankBatches:
 
     Attributes:
         all_sizes: samples of each of the step's microbatches.
-        sizes: of this pipeline's.
-        streamed_sizes: of those that pass between stages. The first pipeline, whose samples come first,
-            validates with all of them.
-        first_microbatch: the number of its first one in the step; owners' are counted on from each other's.
-        share: of the step's microbatches, that are this pipeline's.
+        sizes: samples of each of this pipeline's microbatches.
+        streamed_sizes: samples of each microbatch that passes between stages: the first pipeline, which
+            validates, has to pass on all of the step's.
+        first_microbatch: the number of its first one in the step; owners' numbers go on from one to the next.
+        share: the part of the step's microbatches that this pipeline has, above 0 and at most 1.
 
     Args:
         payload: the rank's payload (``worker.rank``).
+        spec: of the workload; its batch size and seed are the step's.
+        rounds: what the rank is told of rounds; None: gradients are summed in every step.
     """
 
     def __init__(
@@ -65,7 +67,10 @@ class RankBatches:
         return self._compares_ends and not self._payload.get("pipeline")
 
     def sketcher(self, first_step: int) -> BatchSketcher:
-        """This pipeline's samples of each batch; whole batches are cut here, and compared as a whole."""
+        """What reads this pipeline's samples of each batch, and sketches them, from that step or round on.
+
+        Where the workload can only read whole batches, they are cut here, and sketched whole.
+        """
         position = EpochPosition()
         if self._rounds is not None:
             first_step *= self._rounds.steps

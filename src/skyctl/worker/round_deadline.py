@@ -1,6 +1,7 @@
 """When an owner's part of a round is over: its pipeline's first stage decides for all stages, by its clock.
 
-Each by its own clock might make another number of local steps than its neighbour, and wait for it for ever.
+If each went by its own clock, neighbours might make different numbers of local steps, and wait for each other
+for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ class RoundDeadline:
     """One stage's part; ``begin`` with every round, ``is_over`` before each further local step.
 
     Args:
-        seconds: of a round, after which no further local step is begun.
+        seconds: after a round's beginning, from which on no further local step is begun.
         relay: to the owner's other stages, of ``NUMBERS`` numbers.
     """
 
@@ -33,10 +34,13 @@ class RoundDeadline:
         self._began = self._clock()
 
     def is_over(self, round_number: int, made: int) -> bool:
-        """Whether the owner makes no more local steps than so many; waits for the stage before to say so.
+        """Whether the owner stops after so many local steps; all stages but the first wait to be told.
+
+        Args:
+            made: local steps that it has made in that round.
 
         Raises:
-            PeerProtocolError: that stage speaks of another step.
+            PeerProtocolError: the stage before speaks of another step.
             PeerLostError: it is gone.
         """
         source = self._relay.source

@@ -11,7 +11,7 @@ from skyctl.worker.stage_io import Neighbour
 
 
 class StageRelay:
-    """One stage's end: it hears the stage before it, and tells the one after it.
+    """One stage's part: it hears the stage before it, and tells the one after it.
 
     Args:
         previous, following: the stages before and after it; None: there is none.
@@ -30,9 +30,10 @@ class StageRelay:
         return None if self._previous is None else self._previous.connection
 
     def hear(self) -> list[int]:
-        """What the stage before has told; only where there is one.
+        """The numbers that the stage before has told; waits for them. Only where there is such a stage.
 
-        Raises PeerLostError where it is gone.
+        Raises:
+            PeerLostError: it is gone.
         """
         assert self._previous is not None
         buffer = torch.empty(self._size, dtype=torch.int64)
@@ -40,7 +41,11 @@ class StageRelay:
         return buffer.tolist()
 
     def tell(self, numbers: Sequence[int]) -> None:
-        """Tells the next stage, if there is one, and does not wait until it hears."""
+        """Tells the next stage, if there is one, and does not wait until it hears.
+
+        Raises:
+            PeerLostError: it is gone.
+        """
         if self._following is None:
             return
         if self._sent is not None:

@@ -25,13 +25,13 @@ def plan_owner(
     """The stages of an owner's pipeline.
 
     Args:
-        problem: one local step's, with the owner's devices only.
+        problem: of one local step, with the owner's devices only.
         name: what the owner is called.
         alone: there are no other owners.
 
     Raises:
         InfeasibleError: its devices can't hold the layers, or not without dividing some that share
-            parameters (with ``even``: where that is where the even cut is).
+            parameters (``even``: its cut would divide them).
         UndecidedError: no pipeline was found in time.
     """
     from skyctl.planner.api import plan  # late: it plans rounds, too
