@@ -110,7 +110,7 @@ def test_a_relay_that_is_killed(sshd, task_env: Env) -> None:
     with open_session(sshd.node(), sshd.options(**OPTIONS)) as session:
         task = session.start_task("node_tasks", {"do": "echo"}, env=task_env(session))
         task.send({"k": 0})
-        event = task.recv(25)  # it runs: while it is being started, the agent's copy of itself looks like a relay
+        event = task.recv(25)  # while a task is being started, the agent's copy of itself looks like a relay
         assert event is not None
         assert event[0]["k"] == 0
         drop(session)
