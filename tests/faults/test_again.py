@@ -25,7 +25,7 @@ def test_a_second_probe_takes_over_and_a_quick_one_compares(planned) -> None:
     assert "links are of" in again.stderr
     had, has = json.loads(first.stdout), json.loads(again.stdout)
     kept = [timings(device) for device in had["devices"]]
-    assert ("layer times of" in again.stderr) == any(kept)
+    assert "layer times of" in again.stderr or not any(kept)  # they may be an earlier probe's, too
     for known, before, after in zip(kept, had["devices"], has["devices"], strict=True):
         assert before["fingerprint"] == after["fingerprint"]
         assert known.items() <= timings(after, settled=False).items()
