@@ -15,8 +15,8 @@ from skyctl.worker.rank_events import BatchSketch, StepEvent, TensorSketch
 
 TOLERANCE = 2e-2
 """How far floats of two processors may be apart, as a part of a tensor's norm: where each value is rounded to
-bfloat16 at one end, a sum with random signs is off by 0.2% of the norm, and by five times as much at most;
-samples in another order make about 100%."""
+bfloat16 at one end, a sum with random signs is off by about 0.2% of the norm, and seldom by 1%; samples in
+another order make about 100%."""
 
 REPEATS = (
     "data() gives the same first batch for the next seed: every epoch repeats the same order. To shuffle "
