@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,10 +22,26 @@ from skyctl.workload.workload import Workload
 Make = Callable[..., Workload]
 
 
-def real(layer: nn.Module, record: Any, salt: str = "layer 0") -> dict[str, Tensor]:
+class SeededDraws(TorchDispatchMode):
+    """Gives each operation that draws random numbers the seed that it has on the tape."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.draws = seed, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws += 1
+            torch.manual_seed(derived_seed(self.seed, f"draw {self.draws}"))
+        return func(*args, **(kwargs or {}))
+
+
+def real(layer: nn.Module, record: Any) -> dict[str, Tensor]:
     names = dict(layer.named_parameters()) | dict(layer.named_buffers())
     late = {n: t for n, t in names.items() if is_deferred(t)}
-    made = record.materialize(list(late.values()), salt)
+    made = record.materialize(list(late.values()))
     return {**names, **dict(zip(late, made, strict=True))}
 
 
@@ -61,8 +79,8 @@ def test_same_as_without(make: Callable[[], nn.Module]) -> None:
         late = make()
     assert any(is_deferred(p) for p in late.parameters())
     values = real(late, record)
-    torch.manual_seed(derived_seed(3, "layer 0"))
-    plain = make()
+    with SeededDraws(3):
+        plain = make()
     expected = dict(plain.named_parameters()) | dict(plain.named_buffers())
     assert set(values) == set(expected)
     for name, value in expected.items():
@@ -81,10 +99,46 @@ def test_values_on_demand_and_generators() -> None:
         kept = weight.clone()
         weight.zero_()
         kept[1:3].fill_(9)
-    (value,) = record.materialize([kept], "x")
+    (value,) = record.materialize([kept])
     assert value[1:3].tolist() == [9, 9]
     assert 2 <= value[0] <= 3
     assert is_deferred(kept)
+
+
+class Copies(nn.Module):
+    """Weights that come from each other, from NumPy, from a value that is read, from a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(4, 4)
+        self.teacher = copy.deepcopy(self.student)
+        self.scaled = nn.Linear(4, 4, bias=False)
+        with torch.no_grad():
+            self.scaled.weight /= self.scaled.weight.norm().item()
+            self.student.bias.mul_(2)
+        self.given = nn.Embedding(3, 2)
+        self.given.weight.data = torch.from_numpy(np.random.randn(3, 2).astype(np.float32))
+        own = torch.Generator().manual_seed(5)
+        self.drawn = nn.Parameter(torch.randn(3, generator=own))
+        self.drawn_next = nn.Parameter(torch.empty(3).uniform_(generator=own))
+
+
+def test_values_agree_whoever_asks_for_them() -> None:
+    state = np.random.get_state()[1].tolist()
+    with deferred_initialization(3) as record:
+        late = Copies()
+    assert np.random.get_state()[1].tolist() == state
+    with deferred_initialization(3) as other:
+        again = Copies()
+    student, teacher = real(late.student, record), real(late.teacher, record)
+    assert torch.equal(student["weight"], teacher["weight"])
+    assert torch.equal(student["bias"], 2 * teacher["bias"])
+    assert abs(real(late.scaled, record)["weight"].norm().item() - 1) < 1e-5
+    assert torch.equal(real(late.given, record)["weight"], real(again.given, other)["weight"])
+    generator = torch.Generator().manual_seed(5)
+    (drawn, drawn_next) = record.materialize([late.drawn, late.drawn_next])
+    assert torch.equal(drawn, torch.randn(3, generator=generator))
+    assert torch.equal(drawn_next, torch.empty(3).uniform_(generator=generator))
 
 
 def test_loaded_weights(tmp_path: Any) -> None:

@@ -3,26 +3,30 @@ later only the operations that the wanted tensors depend on are run for real.
 
 The tape is keyed by storage, so views, ``nn.Parameter``, ``.data`` and in-place initialisation all find
 their way. Tensors that are real when they enter (``torch.tensor([…])``, loaded weights, the file's globals)
-stay real and are constants of the tape. Knows nothing of layers; the same idea as deferred_init of
-pytorch/torchdistx.
+stay real and are constants of the tape. Each operation that draws random numbers has its own seed, from the
+run's seed and how many drew before it. So what it gives is the same for everybody who asks: a layer, a copy
+of the layer, a line of ``model()`` that reads a value. Knows nothing of layers; the same idea as
+deferred_init of pytorch/torchdistx.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.hooks import held_values, tensor_hooks
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class TapedOperation:
     Attributes:
         outputs: (place among the output's leaves, reference) of each output in a new storage.
         reads, writes: the storages that the operation reads and changes.
+        draw: of an operation that draws random numbers, its seed, or the state in which it found a generator
+            of the user's; else None.
     """
 
     func: Any
@@ -51,6 +57,7 @@ class TapedOperation:
     outputs: tuple[tuple[int, TensorRef], ...]
     reads: frozenset[int]
     writes: frozenset[int]
+    draw: int | Tensor | None = None
 
 
 def ref_of(tensor: Tensor) -> TensorRef:
@@ -73,9 +80,23 @@ class OperationTape:
         self.seed = seed
         self._ops: list[TapedOperation] = []
         self._writers: dict[int, list[int]] = {}
+        self._draws = 0
         self._alive: dict[int, Any] = {}  # meta storages hold no memory; keeping them keeps their ids unique
 
-    def add(self, func: Any, args: Any, kwargs: dict[str, Any], refs: dict[int, TensorRef], out: Any) -> None:
+    def next_draw(self) -> int:
+        """The seed of the next operation that draws random numbers."""
+        self._draws += 1
+        return derived_seed(self.seed, f"draw {self._draws}")
+
+    def add(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        refs: dict[int, TensorRef],
+        out: Any,
+        draw: int | Tensor | None = None,
+    ) -> None:
         """Adds one operation, unless it only returns views of its arguments."""
         known = {ref.storage for ref in refs.values()}
         outputs = []
@@ -91,13 +112,12 @@ class OperationTape:
             return
 
         def freeze(value: Any) -> Any:
-            if isinstance(value, torch.Generator):
-                return None
             return refs.get(id(value), value) if isinstance(value, Tensor) else value
 
         index = len(self._ops)
         frozen = tree_map(freeze, args), tree_map(freeze, kwargs)
-        self._ops.append(TapedOperation(func, *frozen, tuple(outputs), frozenset(known), frozenset(writes)))
+        made = TapedOperation(func, *frozen, tuple(outputs), frozenset(known), frozenset(writes), draw)
+        self._ops.append(made)
         for key in writes:
             self._writers.setdefault(key, []).append(index)
 
@@ -109,14 +129,13 @@ class OperationTape:
         """Whether the tape can make this tensor's values."""
         return tensor.untyped_storage()._cdata in self._writers or tensor.numel() == 0
 
-    def materialize(self, tensors: Sequence[Tensor], salt: str) -> list[Tensor]:
+    def materialize(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Makes the tensors' values, on the CPU; tensors that shared a storage share one again.
 
-        Runs the operations they depend on, in the recorded order, with the random numbers that ``(seed,
-        salt)`` give; the process's own generator is left as it was.
+        Runs the operations they depend on, in the recorded order, each with its own random numbers; the
+        process's own generator is left as it was.
         """
         state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(derived_seed(self.seed, salt))
         try:
             with _disable_current_modes(), torch.no_grad():
                 values: dict[int, Any] = {}
@@ -145,8 +164,13 @@ class OperationTape:
 
     def _run(self, op: TapedOperation, values: dict[int, Any]) -> None:
         def thaw(value: Any) -> Any:
+            if isinstance(value, torch.Generator):
+                assert isinstance(op.draw, Tensor)
+                return torch.Generator().set_state(op.draw)
             return self._window(value, values) if isinstance(value, TensorRef) else value
 
+        if isinstance(op.draw, int):
+            torch.default_generator.manual_seed(op.draw)
         out = tree_leaves(op.func(*tree_map(thaw, op.args), **tree_map(thaw, op.kwargs)))
         for place, ref in op.outputs:
             made: Tensor = out[place]
@@ -208,12 +232,13 @@ class _TapingMode(DispatchMode):  # type: ignore[no-untyped-call]
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         deferred = [t for t in tensors if is_deferred(t)]
         takes_device = any(a.name == "device" for a in func._schema.arguments)
+        draw = self._draw(func, (args, kwargs))
         if (tensors and not deferred) or (not tensors and not takes_device):
-            return func(*args, **kwargs)
+            return self._run(func, args, kwargs, draw)
         replay = {**kwargs, "device": torch.device("cpu")} if takes_device else kwargs
         changed = mutated_arguments(func, args, kwargs)
         if not _returns_tensors(func) or any(not is_deferred(t) for t in changed):
-            return self._run_for_real(func, args, replay)
+            return self._run_for_real(func, args, replay, draw)
         refs = {id(t): ref_of(t) for t in deferred}  # as they are before the operation: some change the shape
         on_meta = {**kwargs, "device": torch.device("meta")} if takes_device else kwargs
         if on_meta.get("pin_memory"):
@@ -223,20 +248,40 @@ class _TapingMode(DispatchMode):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):
             if changed:
                 raise
-            return self._run_for_real(func, args, replay)  # no meta kernel, or the operation itself is wrong
+            # no meta kernel, or the operation itself is wrong
+            return self._run_for_real(func, args, replay, draw)
         if not tensors and isinstance(out, Tensor) and out.numel() == 0:
             return func(*args, **replay)  # holds nothing; torch.load sets a storage into such a tensor
-        self.tape.add(func, tuple(args), replay, refs, out)
+        self.tape.add(func, tuple(args), replay, refs, out, draw)
+        if isinstance(draw, Tensor):  # the user's generator goes on as if the numbers had been drawn
+            self._run_for_real(func, args, replay, draw)
         return out
 
-    def _run_for_real(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _draw(self, func: Any, given: Any) -> int | Tensor | None:
+        """What fixes the random numbers of an operation (``TapedOperation.draw``)."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return None
+        own = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Generator)]
+        # tensors of values are on the CPU, and so is a generator that they are drawn from
+        return own[0].get_state() if own else self.tape.next_draw()
+
+    @staticmethod
+    def _run(func: Any, args: Any, kwargs: Any, draw: int | Tensor | None) -> Any:
+        if isinstance(draw, int):
+            torch.default_generator.manual_seed(draw)
+        return func(*args, **kwargs)
+
+    def _run_for_real(self, func: Any, args: Any, kwargs: Any, draw: int | Tensor | None) -> Any:
         def real(value: Any) -> Any:
-            if isinstance(value, Tensor) and is_deferred(value):
-                return self.tape.materialize([value], "value")[0]
-            return value
+            return _materialized(self.tape, value)
 
         args, kwargs = tree_map(real, (tuple(args), kwargs))
-        return func(*args, **kwargs)
+        return self._run(func, args, kwargs, draw)
+
+
+def _materialized(tape: OperationTape, value: Any) -> Any:
+    """A deferred tensor's values; anything else as it is."""
+    return tape.materialize([value])[0] if isinstance(value, Tensor) and is_deferred(value) else value
 
 
 def _run_on_meta(func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> Any:
@@ -264,9 +309,11 @@ def _to_meta(value: Any) -> Any:
 class _ValueReadMode(TorchFunctionMode):
     """Makes values where ``tolist`` or ``numpy`` reads them, which is no operation that could be intercepted.
 
+    Nor is ``weight.data = values``: if one of the two is deferred, the values become so as well, or are made.
     Deferred tensors also claim to be on the CPU: some of torch's initialisers leave meta tensors alone.
     """
 
+    SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
     READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
     CLAIMED = {  # noqa: RUF012 - a constant
         torch.Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
@@ -284,38 +331,69 @@ class _ValueReadMode(TorchFunctionMode):
         if func in self.CLAIMED and is_deferred(args[0]):
             return self.CLAIMED[func]
         if func in self.READERS and isinstance(args[0], Tensor) and is_deferred(args[0]):
-            args = (self.tape.materialize([args[0].detach()], "value")[0], *args[1:])
+            args = (self.tape.materialize([args[0].detach()])[0], *args[1:])
+        if func == self.SET_DATA and is_deferred(args[0]) != is_deferred(args[1]):
+            args = (args[0], self._like(args[1].detach(), args[0]))
         return func(*args, **(kwargs or {}))
+
+
+    def _like(self, values: Tensor, target: Tensor) -> Tensor:
+        """The values, deferred if ``target`` is."""
+        if not is_deferred(target):
+            return self.tape.materialize([values])[0]
+        late = torch.empty_like(values, device="meta")
+        self.tape.add(torch.ops.aten.clone.default, (values,), {}, {}, late)
+        return late
 
 
 @contextmanager
 def deferred_initialization(seed: int) -> Iterator[OperationTape]:
     """Inside, tensors are made without values; the tape yielded makes them later.
 
-    Inside, Python's and torch's generators start from ``seed``, so that every process makes the same model;
-    afterwards they are as before.
+    Inside, the generators of torch, Python and NumPy start from ``seed``, so that every process makes the same
+    model; afterwards they are as before.
     """
     tape = OperationTape(seed)
+    with seeded_generators(seed, "model"), _ValueReadMode(tape), _TapingMode(tape):
+        yield tape
+
+
+@contextmanager
+def seeded_generators(seed: int, salt: str) -> Iterator[None]:
+    """Inside, the global generators of torch (CPU), Python and NumPy start from (seed, salt).
+
+    Afterwards they are as before. NumPy's is left alone where nothing has imported NumPy.
+    """
+    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
     state, python_state = torch.default_generator.get_state(), random.getstate()
-    torch.default_generator.manual_seed(derived_seed(seed, "model"))
-    random.seed(f"skyctl {seed} model")
+    numpy_state = None if numpy_random is None else numpy_random.get_state()
+    torch.default_generator.manual_seed(derived_seed(seed, salt))
+    random.seed(f"skyctl {seed} {salt}")
+    if numpy_random is not None:
+        numpy_random.seed(derived_seed(seed, salt) % 2**32)
     try:
-        with _ValueReadMode(tape), _TapingMode(tape):
-            yield tape
+        yield
     finally:
         torch.default_generator.set_state(state)
         random.setstate(python_state)
+        if numpy_random is not None:
+            numpy_random.set_state(numpy_state)
 
 
 def tensors_of(root: object) -> list[Tensor]:
-    """Every tensor that a module holds, once: parameters, buffers, plain attributes, however nested."""
+    """Every tensor that a module holds, once: parameters, buffers, plain attributes, however nested.
+
+    So are those that its hooks, and the hooks of its parameters, hold.
+    """
     found: dict[int, Tensor] = {}
     seen: set[int] = set()
     stack: list[tuple[object, int]] = [(root, 0)]
     while stack:
         value, depth = stack.pop()
         if isinstance(value, Tensor):
-            found.setdefault(id(value), value)
+            if id(value) not in found:
+                found[id(value)] = value
+                stack += [(hook, depth + 1) for hook in tensor_hooks(value)]
             continue
         if id(value) in seen or depth > 64 or isinstance(value, str | bytes | int | float | type | None):
             continue
@@ -324,7 +402,9 @@ def tensors_of(root: object) -> list[Tensor]:
             stack += [(v, depth + 1) for v in value.values()]
         elif isinstance(value, list | tuple | set | frozenset):
             stack += [(v, depth + 1) for v in value]
-        elif isinstance(getattr(value, "__dict__", None), dict) and not is_python_code(value):
+        elif is_python_code(value):  # a module that a function holds is the layer's already, or another's
+            stack += [(v, depth + 1) for v in held_values(value) if not isinstance(v, nn.Module)]
+        elif isinstance(getattr(value, "__dict__", None), dict):
             stack.append((vars(value), depth + 1))
     return list(found.values())[::-1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from skyctl.workload.deferred_init import (
     is_deferred,
     tensors_of,
 )
+from skyctl.workload.hooks import carry_hooks, module_hooks, refuse_accumulate_hooks
 from skyctl.workload.optimizers import name_parameters
 from skyctl.workload.script_functions import bind_functions
 from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
@@ -64,6 +65,7 @@ class LayeredModel:
         stored: on the launcher, the files they come from, of which nodes are sent their layers; else None.
         hub: what else is known of an ``hf:`` model.
         ordinary: model() gave a module with a forward of its own: weights keep the names they have in it.
+        make: of a user's file, calls its model(): what it gives, in ``train()``.
     """
 
     source_name: str
@@ -77,6 +79,7 @@ class LayeredModel:
     stored: StoredWeights | None = None
     hub: HubModel | None = None
     ordinary: bool = False
+    make: Callable[[], Any] | None = None
 
     def label(self, index: int) -> str:
         """``layer 3 (Linear)``, or with the layer's own name where it has one: what errors call it."""
@@ -105,15 +108,13 @@ class LayeredModel:
         return find_shared_parameters(self.layers, self.source_name)
 
     @cached_property
-    def _first_holders(self) -> dict[int, tuple[int, str]]:
-        """By the id of a shared parameter, its first layer and its name there."""
+    def _shared_ids(self) -> set[int]:
+        """The ids of the parameters that several layers use."""
         firsts = [shared.uses[0] for shared in self.shared_parameters]
-        return {id(self.layers[index].get_parameter(name)): (index, name) for index, name in firsts}
+        return {id(self.layers[index].get_parameter(name)) for index, name in firsts}
 
     def build(self, index: int, device: torch.device, shared: dict[int, Tensor] | None = None) -> nn.Module:
-        """Builds one layer on a device, with initial values that depend only on the seed and the index.
-
-        A parameter that several layers share has the values that its first layer gives it.
+        """Builds one layer on a device, with initial values that depend only on the seed and on model().
 
         Args:
             shared: by the id of the model's parameter, those that layers built before have; this layer takes
@@ -124,7 +125,9 @@ class LayeredModel:
         memo: dict[int, Any] = {id(t): shared[id(t)] for t in held if id(t) in shared}
         stored = self._stored(index) if device.type != "meta" else {}
         low = self.lowered(index)
-        for tensor, values in self._initial_values(index, stored, device, set(memo)):
+        wanted = [t for t in held if is_deferred(t) and id(t) not in memo and id(t) not in stored]
+        made = wanted if device.type == "meta" else self.tape.materialize(wanted)
+        for tensor, values in zip(wanted, made, strict=True):
             memo[id(tensor)] = self._converted(tensor, values.detach().to(device), low)
         for tensor in held:
             if id(tensor) in memo:
@@ -133,34 +136,8 @@ class LayeredModel:
                 memo[id(tensor)] = self._converted(tensor, stored[id(tensor)].to(device, tensor.dtype), low)
             elif not is_deferred(tensor):
                 memo[id(tensor)] = self._converted(tensor, tensor.detach().to(device, copy=True), low)
-        shared.update({key: memo[key] for key in self._first_holders if key in memo})
+        shared.update({key: memo[key] for key in self._shared_ids if key in memo})
         return self.copy(index, memo)
-
-    def _initial_values(
-        self, index: int, stored: dict[int, Tensor], device: torch.device, known: set[int]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """(tensor, its values) of one layer's tensors without stored ones; shared ones by their first layer.
-
-        Args:
-            known: the ids of those that are not needed, as they are there.
-        """
-        wanted = [t for t in self.tensors(index) if is_deferred(t) and id(t) not in stored]
-        if device.type == "meta":
-            return [(t, t) for t in wanted if id(t) not in known]
-        firsts = {id(t): self._first_holders.get(id(t), (index, ""))[0] for t in wanted}
-        found = []
-        for layer in sorted({first for key, first in firsts.items() if key not in known} | {index}):
-            own = wanted
-            if layer != index:
-                own = [t for t in self.tensors(layer) if is_deferred(t)]
-            own = [t for t in own if self._first_holders.get(id(t), (layer, ""))[0] == layer]
-            made = self.tape.materialize(own, f"layer {layer}")
-            found += [
-                (t, values)
-                for t, values in zip(own, made, strict=True)
-                if firsts.get(id(t)) == layer and id(t) not in known
-            ]
-        return found
 
     def lowered(self, index: int) -> set[int]:
         """The ids of the tensors of one layer that mixed precision converts to ``dtype``.
@@ -216,6 +193,7 @@ class LayeredModel:
                 f"{self.source_name}: {self.label(index)} can't be copied: {reason}",
                 hint="keep locks, files and generators out of the layers",
             ) from exc
+        carry_hooks(self.layers[index], {id(t): t for t in self.tensors(index)}, layer, memo, self.path)
         name_parameters(layer, self.weight_names(index) | self._names_of_first_holders(index))
         return layer
 
@@ -283,18 +261,26 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
             f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
         )
     functions = bind_functions(functions, source.arguments, source.path)
-    with (
-        deferred_initialization(seed) as tape,
-        user_code.user_errors(source.path, "model()"),
-        scope.running(),
-    ):
-        given = functions.pop("model")()
+    make = partial(_call_model, functions.pop("model"), source.path, scope)
+    with deferred_initialization(seed) as tape:
+        given = make()
     ordinary = isinstance(given, nn.Module) and not _is_sequence(given)
     names, layers = _named_layers([given] if ordinary else given, who)
-    model = LayeredModel(who, names, layers, tape, functions, source.path, ordinary=ordinary)
+    model = LayeredModel(who, names, layers, tape, functions, source.path, ordinary=ordinary, make=make)
     for index in range(len(layers)):
         check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
+        refuse_accumulate_hooks(layers[index], f"{who}: {model.label(index)}", source.path)
     return model
+
+
+def _call_model(function: Callable[[], Any], path: Path, scope: user_code.UserImports) -> Any:
+    """What a user's model() gives, in ``train()`` as a training loop puts it."""
+    with user_code.user_errors(path, "model()"), scope.running():
+        given = function()
+        for module in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(module, nn.Module):
+                module.train()
+    return given
 
 
 def _make_from_hub(source: ModelSource, seed: int, count: int | None, *, own_weights: bool) -> LayeredModel:
@@ -313,8 +299,13 @@ def _make_from_hub(source: ModelSource, seed: int, count: int | None, *, own_wei
 
 
 def _is_sequence(given: nn.Module) -> bool:
-    """Whether a module is called one item after the other, so that its items are the layers."""
-    return isinstance(given, nn.ModuleList) or type(given).forward is nn.Sequential.forward
+    """Whether a module is called one item after the other and does nothing else: its items are the layers."""
+    if isinstance(given, nn.ModuleList):
+        return True
+    kind = type(given)
+    plain = kind.forward is nn.Sequential.forward and kind.__call__ is nn.Module.__call__
+    hooks = module_hooks(given, backward=True) + module_hooks(given, backward=False)
+    return plain and kind.train is nn.Module.train and not hooks
 
 
 def _named_layers(given: Any, who: str) -> tuple[list[str], list[nn.Module]]:

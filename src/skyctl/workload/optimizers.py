@@ -18,6 +18,7 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import user_code
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.recipe import Recipe
+from skyctl.workload.script_functions import locate_function
 
 if TYPE_CHECKING:
     from skyctl.workload.layered_model import LayeredModel
@@ -93,10 +94,28 @@ def make_users_optimizer(
             "the loss several times a step, and no stage of a pipeline can do that alone",
             hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
         )
+    _refuse_other_tensors(made, wanted, model)
     if learning_rate is not None:
         for group in made.param_groups:
             group["lr"] = learning_rate
     return made
+
+
+def _refuse_other_tensors(
+    made: torch.optim.Optimizer, wanted: Sequence[nn.Parameter], model: LayeredModel
+) -> None:
+    """Raises WorkloadError where the optimizer has tensors that it was not given: nothing would be trained."""
+    given = {id(parameter) for parameter in wanted}
+    held = [tensor for group in made.param_groups for tensor in group["params"]]
+    others = sum(id(tensor) not in given for tensor in held)
+    if others:
+        place = locate_function(model.functions["optimizer"], model.path or Path())
+        raise WorkloadError(
+            f"{place}: optimizer() gives a {type(made).__name__} of {len(held)} tensors, {others} of which it "
+            "was not given",
+            hint="make it of its argument, def optimizer(parameters): return SGD(parameters, …): each machine "
+            "builds its own layers, and gives it their parameters",
+        )
 
 
 def make_users_lr_scheduler(

@@ -91,7 +91,7 @@ class Workload:
     def build(self, start: int, stop: int, device: str | torch.device = "cpu") -> list[nn.Module]:
         """Builds layers [start, stop) on the device; only these ever get memory.
 
-        A layer's initial weights depend only on the seed and its index. Each call builds new layers, and
+        Initial weights depend only on the seed and on model(). Each call builds new layers, and
         parameters that several of them share once.
 
         Raises:
