@@ -336,7 +336,6 @@ class _ValueReadMode(TorchFunctionMode):
             args = (args[0], self._like(args[1].detach(), args[0]))
         return func(*args, **(kwargs or {}))
 
-
     def _like(self, values: Tensor, target: Tensor) -> Tensor:
         """The values, deferred if ``target`` is."""
         if not is_deferred(target):
@@ -350,8 +349,8 @@ class _ValueReadMode(TorchFunctionMode):
 def deferred_initialization(seed: int) -> Iterator[OperationTape]:
     """Inside, tensors are made without values; the tape yielded makes them later.
 
-    Inside, the generators of torch, Python and NumPy start from ``seed``, so that every process makes the same
-    model; afterwards they are as before.
+    Inside, the generators of torch, Python and NumPy start from ``seed``, so that every process makes the
+    same model; afterwards they are as before.
     """
     tape = OperationTape(seed)
     with seeded_generators(seed, "model"), _ValueReadMode(tape), _TapingMode(tape):

@@ -90,7 +90,7 @@ def carry_hooks(
         new = memo.get(key)
         if isinstance(new, Tensor) and new.requires_grad and not tensor_hooks(new):  # of a shared one: once
             for hook in tensor_hooks(tensor):
-                new.register_hook(_rebound(hook, memo, own, path))
+                new.register_hook(_rebound(hook, memo, own, path))  # type: ignore[no-untyped-call]
     for module in made.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, FunctionType):

@@ -104,17 +104,17 @@ def make_users_optimizer(
 def _refuse_other_tensors(
     made: torch.optim.Optimizer, wanted: Sequence[nn.Parameter], model: LayeredModel
 ) -> None:
-    """Raises WorkloadError where the optimizer has tensors that it was not given: nothing would be trained."""
+    """Raises WorkloadError if the optimizer has tensors that it was not given: nothing would be trained."""
     given = {id(parameter) for parameter in wanted}
     held = [tensor for group in made.param_groups for tensor in group["params"]]
     others = sum(id(tensor) not in given for tensor in held)
     if others:
         place = locate_function(model.functions["optimizer"], model.path or Path())
         raise WorkloadError(
-            f"{place}: optimizer() gives a {type(made).__name__} of {len(held)} tensors, {others} of which it "
-            "was not given",
-            hint="make it of its argument, def optimizer(parameters): return SGD(parameters, …): each machine "
-            "builds its own layers, and gives it their parameters",
+            f"{place}: optimizer() gives a {type(made).__name__} of {len(held)} tensors, {others} of which "
+            "it was not given",
+            hint="make it of its argument, def optimizer(parameters): return SGD(parameters, …): each "
+            "machine builds its own layers, and gives it their parameters",
         )
 
 

@@ -73,7 +73,7 @@ def bind_functions(
         if name in _SECOND:
             bound[name] = _with_second_value(name, bound[name], _signature(bound[name]), function, path)
             if bound[name] is not function:
-                bound[name].__wrapped__ = function  # so that errors can name its line
+                functools.update_wrapper(bound[name], function, (), ())  # so that errors can name its line
         elif name == "metrics":
             _check_takes_two(bound[name], function, path)
     return bound

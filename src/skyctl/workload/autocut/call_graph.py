@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from skyctl.workload.autocut.call_context import CallContext
+
 
 @dataclass(frozen=True)
 class ValueRef:
@@ -149,7 +151,7 @@ class Call:
         outputs: numbers of the flowing values that it gives, one for each tensor in its result.
         writes: storages of flowing values that it changes in place.
         held_writes: dotted names of the tensors held that it changes in place.
-        grad: whether gradients were recorded.
+        context: what surrounded it.
         random: whether it draws random numbers.
         flops: of the forward, at the samples of the trace.
         scopes: the modules that were under way, outermost first, as (dotted name, which of its calls).
@@ -163,7 +165,7 @@ class Call:
     outputs: tuple[int, ...]
     writes: frozenset[int]
     held_writes: frozenset[str]
-    grad: bool
+    context: CallContext
     random: bool
     flops: int
     scopes: tuple[tuple[str, int], ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,9 @@ from skyctl.workload.autocut.trace_merge import CallGraph, merge_traces
 from skyctl.workload.autocut.tracer import Tracer
 from skyctl.workload.autocut.tracing_errors import CannotFollowError
 from skyctl.workload.data import BatchExample
+from skyctl.workload.hooks import locate_hook, module_hooks
 from skyctl.workload.layered_model import LayeredModel
+from skyctl.workload.python_state import BUFFER, AttributeLines, changed_value, snapshot
 from skyctl.workload.shape_inference import ShapeInference
 from skyctl.workload.structures import flatten_value
 from skyctl.workload.user_code import describe_exception, locate_error
@@ -111,6 +114,11 @@ def cut_module(model: nn.Module, fake: FakeModule, path: Path, who: str) -> tupl
 def _find_graph(fake: FakeModule, path: Path) -> CallGraph:
     """The graph of the forward; modules that can't be followed are closed one after the other."""
     opened = {name for name, module in fake.module.named_modules() if is_opened(name, module)}
+    hook = next(iter(module_hooks(fake.module, backward=True)), None)
+    if hook is not None:
+        reason = "it has a backward hook, which needs all of it on one machine"
+        raise CannotFollowError(reason, locate_hook(hook, path), "")
+    _refuse_counters(fake, opened, path)
     while True:
         try:
             traces = [_trace(fake, opened, path, samples, training=True) for samples in TRAINING_SAMPLES]
@@ -122,8 +130,33 @@ def _find_graph(fake: FakeModule, path: Path) -> CallGraph:
             opened = {name for name in opened if name != exc.scope and not name.startswith(exc.scope + ".")}
 
 
+def _refuse_counters(fake: FakeModule, opened: set[str], path: Path) -> None:
+    """Runs the forward twice alike.
+
+    Raises:
+        CannotFollowError: the second run changes a number of Python's again; names the line.
+    """
+    lines = AttributeLines(path.parent)
+    kept: list[dict[tuple[int, str], Any]] = []
+    with lines.noted():
+        for _ in range(2):
+            with suppress(CannotFollowError):  # it is told by those who need the graph
+                _trace(fake, opened, path, TRAINING_SAMPLES[0], training=True)
+            kept.append(snapshot(fake.module, path.parent))
+    changed = changed_value(kept[0], kept[1], fake.module, lines)
+    if changed is not None:
+        line, what = changed
+        reason = f"{what}: on another machine, or after a resume, it is another number ({BUFFER})"
+        raise CannotFollowError(reason, line, "")
+
+
 def is_opened(name: str, module: nn.Module) -> bool:
-    """Whether to look into a module: a sequence, or one that holds a list of modules made of others."""
+    """Whether to look into a module: a sequence, or one that holds a list of modules made of others.
+
+    One with a backward hook is called as a whole.
+    """
+    if name and module_hooks(module, backward=True):
+        return False
     if not name or type(module).forward is nn.Sequential.forward:
         return True
     return any(
@@ -169,6 +202,7 @@ def bind_inputs(forward: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ..
 
 def _make_layers(finder: CutFinder, positions: Sequence[int], model: nn.Module) -> list[nn.Module]:
     graph, calls = finder.graph, finder.calls
+    modes = traced_layer.ModuleModes.read(model)
     bounds = [0, *positions, len(calls)]
     layers: list[nn.Module] = []
     seen: set[str] = set()
@@ -183,7 +217,7 @@ def _make_layers(finder: CutFinder, positions: Sequence[int], model: nn.Module) 
         chosen = _with_shape_only(finder, start, stop, wanted)
         count = _sample_count(graph, inputs)
         program = traced_layer.make_program(chosen, inputs, outputs, returned, count)
-        layers.append(traced_layer.make_layer(program, model, graph.trace.constants, seen))
+        layers.append(traced_layer.make_layer(program, model, graph.trace.constants, seen, modes))
     for name in traced_layer.unused_weights(model, layers):
         traced_layer.place_tensor(layers[-1], name, model, seen)
     return layers

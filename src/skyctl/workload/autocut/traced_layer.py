@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from skyctl.workload.autocut.call_context import shared_autocast_cache
 from skyctl.workload.autocut.call_graph import (
     ByMode,
     Call,
@@ -59,8 +60,34 @@ class LayerProgram:
     returned: Any
     count: SampleCount
 
+    @cached_property
+    def autocasts(self) -> bool:
+        """Whether any of its calls is made under autocast."""
+        return any(call.context.autocasts for call in self.calls)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerProgram:
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleModes:
+    """The dotted names of modules that the model's ``train()`` leaves in ``eval()``, and the other way."""
+
+    kept_in_eval: frozenset[str]
+    kept_in_train: frozenset[str]
+
+    @classmethod
+    def read(cls, model: nn.Module) -> ModuleModes:
+        """What ``model.train()`` and ``model.eval()`` do to its modules; it is left in ``train()``."""
+        model.eval()
+        kept_in_train = frozenset(name for name, module in model.named_modules() if module.training)
+        model.train()
+        kept_in_eval = frozenset(name for name, module in model.named_modules() if not module.training)
+        return cls(kept_in_eval, kept_in_train)
+
+    def of(self, path: str, *, mode: bool) -> bool:
+        """Whether a module trains after ``train(mode)``."""
+        return path not in self.kept_in_eval if mode else path in self.kept_in_train
 
 
 class TracedLayer(nn.Module):
@@ -69,9 +96,16 @@ class TracedLayer(nn.Module):
     Its input is what the layer before gives: a tensor, or a tuple of those that the cut carries.
     """
 
-    def __init__(self, program: LayerProgram) -> None:
+    def __init__(self, program: LayerProgram, modes: ModuleModes) -> None:
         super().__init__()
-        self._program = program
+        self._program, self._modes = program, modes
+
+    def train(self, mode: bool = True) -> TracedLayer:
+        """As the model's own ``train``, which may leave some modules in another mode."""
+        super().train(mode)
+        for path, module in self.named_modules():
+            module.training = self._modes.of(path, mode=mode)
+        return self
 
     def forward(self, value: Any) -> Any:
         program = self._program
@@ -96,14 +130,15 @@ class TracedLayer(nn.Module):
             return leaf
 
         del inputs, value
-        for call, unneeded in zip(program.calls, program.frees, strict=True):
-            target: Callable[..., Any] = call.function or attrgetter(call.module or "")(self)
-            with nullcontext() if call.grad else torch.no_grad():
-                result = target(*map_leaves(call.args, thaw), **map_leaves(call.kwargs, thaw))
-            values.update(zip(call.outputs, tensors_in(result), strict=True))
-            del result
-            for number in unneeded:
-                del values[number]
+        with shared_autocast_cache() if program.autocasts else nullcontext():
+            for call, unneeded in zip(program.calls, program.frees, strict=True):
+                target: Callable[..., Any] = call.function or attrgetter(call.module or "")(self)
+                with call.context.entered(device):
+                    result = target(*map_leaves(call.args, thaw), **map_leaves(call.kwargs, thaw))
+                values.update(zip(call.outputs, tensors_in(result), strict=True))
+                del result
+                for number in unneeded:
+                    del values[number]
         if program.outputs is None:
             return map_leaves(program.returned, thaw)
         given = tuple(values[number] for number in program.outputs)
@@ -111,15 +146,16 @@ class TracedLayer(nn.Module):
 
 
 def make_layer(
-    program: LayerProgram, model: nn.Module, constants: Sequence[Tensor], seen: set[str]
+    program: LayerProgram, model: nn.Module, constants: Sequence[Tensor], seen: set[str], modes: ModuleModes
 ) -> TracedLayer:
     """A layer that holds what its calls need of the model, under the model's names.
 
     Args:
+        modes: of the model's modules.
         seen: names of buffers that earlier layers hold; they are added. A buffer is in the file of weights
             once, though several layers read it.
     """
-    layer = TracedLayer(program)
+    layer = TracedLayer(program, modes)
     whole = {call.module for call in program.calls if call.module is not None}
     for path in sorted(whole):
         place_module(layer, path, model.get_submodule(path))
@@ -128,7 +164,7 @@ def make_layer(
             place_tensor(layer, leaf.path, model, seen)
         elif isinstance(leaf, ConstantRef):
             setattr(layer, f"{CONSTANTS}_{leaf.number}", constants[leaf.number])
-    return layer
+    return layer.train()
 
 
 def place_module(layer: nn.Module, path: str, module: nn.Module) -> None:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
+from skyctl.workload.autocut.call_context import ContextWatch
 from skyctl.workload.autocut.call_graph import (
     Call,
     ConstantRef,
@@ -43,6 +44,7 @@ READS = frozenset(
 
 
 HOOKS = frozenset((Tensor.register_hook, Tensor.register_post_accumulate_grad_hook))
+DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
 class HeldTensors:
@@ -106,6 +108,7 @@ class Tracer(TorchFunctionMode):
         self._scopes: list[tuple[str, int]] = []
         self._scope_calls: dict[str, int] = {}
         self._inside = False
+        self._contexts = ContextWatch()
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor], args: Any, kwargs: Any, samples: int) -> Trace:
         """One forward of the model, with ``args`` and ``kwargs`` made of the ``inputs``.
@@ -116,7 +119,7 @@ class Tracer(TorchFunctionMode):
         """
         for tensor in inputs:
             self._new_value(tensor, -1)
-        with self._watch, _patched(self), self:
+        with self._contexts.watched(), self._watch, _patched(self), self:
             output = model(*args, **kwargs)
         frozen = self._freeze(output)
         return Trace(
@@ -139,6 +142,10 @@ class Tracer(TorchFunctionMode):
             raise self._cannot(
                 f"it calls {func.__name__}, whose hook a layer on another machine would not have"
             )
+        if func in DERIVATIVES:
+            raise self._cannot(
+                f"it calls {func.__name__}, for which what it differentiates must be on one machine"
+            )
         if func in READS and isinstance(args[0], Tensor):
             return self._read(func, args[0])
         return self.call(func, None, tuple(args), given)
@@ -149,6 +156,8 @@ class Tracer(TorchFunctionMode):
         if self._inside or path is None:
             return _CALL_MODULE(module, *args, **kwargs)
         if path and path not in self._opened:
+            if any(id(p) not in self._held.path_of for p in module.parameters()):
+                raise self._cannot(f"it calls {path} with other parameters than the module's own")
             return self.call(lambda *a, **k: _CALL_MODULE(module, *a, **k), path, args, kwargs)
         number = self._scope_calls[path] = self._scope_calls.get(path, -1) + 1
         self._scopes.append((path, number))
@@ -176,6 +185,9 @@ class Tracer(TorchFunctionMode):
     def _call(
         self, function: Callable[..., Any], module: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        lost = self._contexts.what_is_lost()
+        if lost is not None:
+            raise self._cannot(lost)
         tensors = tensors_in((args, kwargs))
         versions = [t._version for t in tensors]
         held = self._buffers_of(module)
@@ -187,6 +199,7 @@ class Tracer(TorchFunctionMode):
             raise self._cannot(explain_failed_call(exc), locate_error(exc, self._file)) from exc
         finally:
             self._inside = False
+            self._contexts.note_generators()
         made = tensors_in(result)
         written = [t for t, before in zip(tensors, versions, strict=True) if t._version != before]
         if not made and not written and module is None:
@@ -214,7 +227,7 @@ class Tracer(TorchFunctionMode):
                 outputs=tuple(self._new_value(t, index) for t in made),
                 writes=frozenset(_storage(t) for t in written),
                 held_writes=frozenset(held_writes),
-                grad=torch.is_grad_enabled(),
+                context=self._contexts.context(),
                 random=self._watch.random,
                 flops=self._watch.flops,
                 scopes=tuple(self._scopes),
@@ -254,6 +267,8 @@ class Tracer(TorchFunctionMode):
             raise self._cannot("it uses a tensor that comes from no call that can be followed")
         if isinstance(leaf, torch.device):
             return RunDevice
+        if isinstance(leaf, torch.Generator):
+            raise self._cannot("it draws from a torch.Generator of its own, which other machines don't have")
         if isinstance(leaf, nn.Module) or getattr(leaf, "__closure__", None):
             raise self._cannot(f"it passes on a {type(leaf).__name__} that may hold parameters")
         if hasattr(leaf, "__dict__") and not isinstance(leaf, type) and not callable(leaf):
