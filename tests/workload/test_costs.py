@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.costs import count_layer_costs
-from skyctl.workload.shape_inference import detach_value
+from skyctl.workload.received_values import received_value
 from skyctl.workload.structures import value_tensors
 from skyctl.workload.workload import Workload, load_workload
 from skyctl.workload.workload_spec import make_spec
@@ -26,7 +26,7 @@ def kept_bytes(workload: Workload, start: int, stop: int, samples: int) -> int:
     x, targets = next(workload.batches(0, 0, samples))
     for layer in workload.build(0, start):
         x = layer(x)
-    x = detach_value(x)
+    x = received_value(x)
     layers = workload.build(start, stop)
     state = {t.untyped_storage()._cdata for m in layers for t in (*m.parameters(), *m.buffers())}
     storages: dict[int, Any] = {t.untyped_storage()._cdata: t.untyped_storage() for t in value_tensors(x)}

@@ -16,6 +16,7 @@ from torch import nn
 from skyctl.errors import RunError
 from skyctl.worker.activation_recompute import RecomputedLayer
 from skyctl.worker.messages import MessageSpecs
+from skyctl.workload.received_values import InputCapture, attach_inputs
 from skyctl.workload.structures import (
     Structure,
     StructureMismatchError,
@@ -67,7 +68,6 @@ class PipelineStage:
         )
         self._input_specs, self._output_specs, self._loss_fn = input_specs, output_specs, loss_fn
         self._before_layer = before_layer
-        self._graph_root = torch.zeros((), requires_grad=True)
         self._saved: dict[int, _SavedMicrobatch] = {}
         self._deferred: dict[int, DeferredWeightGradients] = {}
         self._parameters = self.parameters
@@ -180,14 +180,7 @@ class PipelineStage:
         self, microbatch: int, inputs: tuple[Tensor, ...], calls: Sequence[LayerCall]
     ) -> tuple[_SavedMicrobatch, Value]:
         specs = self._input_specs(microbatch)
-        differentiable = [t for t, s in zip(inputs, specs, strict=True) if s.requires_grad]
-        capture = None
-        if differentiable:
-            capture = _InputCapture(differentiable)
-            attached = iter(capture.attach(self._graph_root))
-            inputs = tuple(
-                next(attached) if s.requires_grad else t for t, s in zip(inputs, specs, strict=True)
-            )
+        inputs, capture = attach_inputs(inputs, [spec.requires_grad for spec in specs])
         value = self.input_value(inputs)
         del inputs
         for position, call in enumerate(calls):
@@ -201,7 +194,7 @@ class PipelineStage:
 class _SavedMicrobatch:
     """One microbatch between forward and backward. ``root``: the tensor that its backward starts from."""
 
-    def __init__(self, capture: _InputCapture | None) -> None:
+    def __init__(self, capture: InputCapture | None) -> None:
         self.root: Tensor | None = None
         self._capture = capture
         self._output_gradients: _OutputGradients | None = None
@@ -254,44 +247,6 @@ class _OutputGate(torch.autograd.Function):
         gradients = ctx.output_gradients.gradients
         ctx.output_gradients.gradients = ()
         return None, *gradients
-
-
-class _InputCapture:
-    """Gives a microbatch's inputs a place in the autograd graph, and captures their gradients there."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors: list[Tensor] | None = tensors
-        self.captured: tuple[Tensor, ...] | None = None
-        self._like = [(t.shape, t.dtype, t.device) for t in tensors]
-
-    def attach(self, graph_root: Tensor) -> tuple[Tensor, ...]:
-        out = _InputGate.apply(graph_root, self)  # type: ignore[no-untyped-call]
-        self.tensors = None
-        return out if isinstance(out, tuple) else (out,)
-
-    def gradients(self) -> tuple[Tensor, ...]:
-        """The inputs' gradients; zeros where the loss does not depend on these inputs at all."""
-        if self.captured is not None:
-            return self.captured
-        return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in self._like)
-
-
-class _InputGate(torch.autograd.Function):
-    """Returns the tensors to attach, not as inputs or views of any: in-place operations on them are allowed.
-
-    ``graph_root``, which requires a gradient, is what makes autograd record the call.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, graph_root: Tensor, capture: _InputCapture) -> Any:  # noqa: ARG004
-        ctx.capture = capture
-        assert capture.tensors is not None
-        return tuple(capture.tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.capture.captured = gradients
-        return None, None
 
 
 def layer_value(output: Any) -> Value:

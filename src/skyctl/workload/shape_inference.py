@@ -21,6 +21,7 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
 from skyctl.workload.data import BatchExample
 from skyctl.workload.layered_model import LayeredModel
+from skyctl.workload.received_values import attach_inputs, received_value
 from skyctl.workload.structures import (
     Structure,
     Value,
@@ -85,11 +86,6 @@ def boundary_of(value: Value) -> LayerBoundary:
         TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors
     ]
     return LayerBoundary(specs, structure)
-
-
-def detach_value(value: Value) -> Value:
-    """The same values without history, as a stage receives them; gradients are required as before."""
-    return map_tensors(lambda t: t.detach().requires_grad_(t.requires_grad), value)
 
 
 @contextmanager
@@ -189,11 +185,9 @@ class ShapeInference:
     def fake_value(self, boundary: LayerBoundary) -> Value:
         """Fake tensors as a layer after that boundary receives them."""
         with self.fake_mode:
-            made = [
-                torch.empty(s.shape, dtype=getattr(torch, s.dtype), requires_grad=s.requires_grad)
-                for s in boundary.tensors
-            ]
-        return unflatten_value(made, boundary.structure)
+            made = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in boundary.tensors]
+            received, _ = attach_inputs(made, [spec.requires_grad for spec in boundary.tensors])
+        return unflatten_value(received, boundary.structure)
 
     def check_model(self, samples: int, loss: Callable[[Value, Value], Tensor]) -> None:
         """Runs every layer and the loss once.
@@ -237,8 +231,9 @@ class ShapeInference:
         value, _ = self.fake_batch(samples)
         found = [boundary_of(value)]
         for index in range(len(self.model.layers)):
-            value = detach_value(self.run_layer(index, value, found[-1]))
-            found.append(boundary_of(value))
+            given = self.run_layer(index, value, found[-1])
+            found.append(boundary_of(given))
+            value = received_value(given)
         self._known[samples] = found
 
     def _misfit(self, index: int, boundary: LayerBoundary, exc: Exception) -> str:

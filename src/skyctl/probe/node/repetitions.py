@@ -5,8 +5,8 @@ is one of many. So a few layers are run as a stage runs them, with marks between
 microbatches are in flight: a forward writes to memory that has not just been used, a backward reads what was
 written a while ago, and its gradient has just come.
 
-Inputs are detached tensors that require a gradient where the worker's would; the last layer's part includes
-the loss.
+Inputs require a gradient where the worker's would, and enter the graph in the same way; the last layer's part
+includes the loss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from skyctl.probe.node.repetition_timer import RepetitionTimer
 from skyctl.probe.node.samples import SplitSamples
 from skyctl.worker.stage import layer_value
 from skyctl.workload.data import Batch
+from skyctl.workload.received_values import attach_inputs
 from skyctl.workload.structures import Value, copy_containers, map_tensors, unflatten_value, value_tensors
 from skyctl.workload.weight_gradients import DeferredWeightGradients
 from skyctl.workload.workload import Workload
@@ -74,7 +74,6 @@ class ChainRepetition:
         self._loss = workload.loss
         self._values, self._wants_grad = layer_inputs(workload, layers[0], samples, device)
         self._targets = layer_targets(workload, samples, device) if self._last else None
-        self._trigger = torch.zeros((), requires_grad=True)
         self._fresh: list[Tensor] = []
         self._grads: list[Tensor] | None = None
         self._clock = clock
@@ -104,10 +103,8 @@ class ChainRepetition:
     def forward(self) -> None:
         """The layers, and after the last the loss, with a gradient asked for where the worker asks."""
         marks = [self._clock()]
-        entered = [
-            _InputNode.apply(self._trigger, value) if wants else value  # type: ignore[no-untyped-call]
-            for value, wants in zip(self._fresh, self._wants_grad, strict=True)
-        ]
+        received, _ = attach_inputs(self._fresh, self._wants_grad)
+        entered = list(received)
         value = unflatten_value(entered, self._structure)
         self._fresh = []
         for number, module in enumerate(self._modules):
@@ -163,18 +160,6 @@ def _shares(marks: Sequence[float]) -> list[float]:
     if whole <= 0.0:  # a clock too coarse for them
         return [1.0 / (len(marks) - 1)] * (len(marks) - 1)
     return [(b - a) / whole for a, b in pairwise(marks)]
-
-
-class _InputNode(torch.autograd.Function):
-    """Gives a tensor a history, neither leaf nor view, so that a layer may change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, value: Tensor) -> Tensor:  # noqa: ARG004 - trigger makes the graph
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
-        return None, None
 
 
 class OptimizerRepetition:
