@@ -14,7 +14,7 @@ schedules or clocks.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,12 +37,14 @@ class _Product(NamedTuple):
     Attributes:
         saved: the name under which the node saved its input.
         parameters: the weight, and maybe a bias.
+        casts: nodes between them and the product that convert a parameter's dtype.
     """
 
     node: AutogradNode
     saved: str
     parameters: tuple[Tensor, ...]
     gradients: GradientFunction
+    casts: tuple[AutogradNode, ...]
 
 
 class _DeferredProduct(NamedTuple):
@@ -166,6 +168,10 @@ def _find_products(outputs: Sequence[Tensor]) -> tuple[list[_Product], list[Tens
         if product is not None:
             found.append(product)
         stack += edges
+    casts = Counter(cast for one in found for cast in one.casts)
+    for one in found:  # autocast converts a weight once for all its uses, whose gradients it sums converted
+        if any(casts[cast] > 1 for cast in one.casts):
+            leaves |= {id(parameter): parameter for parameter in one.parameters}
     while True:  # one with another use has its gradient computed whole, and so has what belongs to it
         whole = [one for one in found if any(id(parameter) in leaves for parameter in one.parameters)]
         if not whole:
@@ -196,8 +202,8 @@ def _product(node: AutogradNode) -> tuple[_Product | None, list[AutogradNode]]:
     kind = _NODE_KINDS.get(type(node).__name__)
     if kind is None:
         return None, edges
-    weight, transposed = _parameter(edges[kind.weight])
-    bias, _ = (None, False) if kind.bias is None else _parameter(edges[kind.bias])
+    weight, transposed, casts = _parameter(edges[kind.weight])
+    bias, _, bias_casts = (None, False, []) if kind.bias is None else _parameter(edges[kind.bias])
     left_out = {kind.weight} if bias is None else {kind.weight, kind.bias}
     others = [edge for place, edge in enumerate(edges) if place not in left_out]
     if weight is None or not any(others):  # the backward passes here all the same
@@ -211,18 +217,24 @@ def _product(node: AutogradNode) -> tuple[_Product | None, list[AutogradNode]]:
     gradients = kind.gradients(node, parameters, transposed)
     if gradients is None:
         return None, edges
-    return _Product(node, kind.saved, parameters, gradients), others
+    return _Product(node, kind.saved, parameters, gradients, (*casts, *bias_casts)), others
 
 
-def _parameter(edge: AutogradNode) -> tuple[Tensor | None, bool]:
-    """(the parameter behind an edge, None where there is none or it has hooks; whether it is transposed)."""
-    transposed = False
+def _parameter(edge: AutogradNode) -> tuple[Tensor | None, bool, list[AutogradNode]]:
+    """The parameter behind an edge.
+
+    Returns:
+        It (None where there is none or it has hooks), whether it is transposed, the nodes that convert it.
+    """
+    transposed, casts = False, []
     while type(edge).__name__ in ("TBackward0", "ToCopyBackward0"):
         transposed ^= type(edge).__name__ == "TBackward0"
+        if type(edge).__name__ == "ToCopyBackward0":
+            casts.append(edge)
         edge = edge.next_functions[0][0]
     if type(edge).__name__ != "AccumulateGrad" or _has_hooks(edge.variable):
-        return None, transposed
-    return edge.variable, transposed
+        return None, transposed, casts
+    return edge.variable, transposed, casts
 
 
 def _has_hooks(parameter: Tensor) -> bool:
