@@ -14,6 +14,7 @@ from torch import Tensor
 from skyctl.errors import WorkloadError
 from skyctl.workload import builtin
 from skyctl.workload.deferred_init import derived_seed
+from skyctl.workload.seen_numbers import Range, draw_numbers, seen_ranges
 from skyctl.workload.structures import (
     Structure,
     StructureMismatchError,
@@ -236,12 +237,14 @@ class TensorExample:
         shape: without the dimension of samples.
         low, high: the range [low, high] of whole numbers; 0 and 1 for others that are all within [0, 1], as
             probabilities and pixels are: some losses take nothing else; 0 for the rest.
+        ranges: the parts of [low, high] that whole numbers are drawn from, where that is not all of it.
     """
 
     shape: tuple[int, ...]
     dtype: str
     low: int
     high: int
+    ranges: tuple[Range, ...] = ()
 
     def make(self, samples: int, generator: torch.Generator | None) -> Tensor:
         """A tensor of random values; without a generator, one on the meta device."""
@@ -252,7 +255,7 @@ class TensorExample:
         if dtype.is_floating_point or dtype.is_complex:
             draw = torch.rand if self.high else torch.randn
             return draw(size, generator=generator, dtype=dtype)
-        return torch.randint(self.low, self.high + 1, size, generator=generator).to(dtype)
+        return draw_numbers(self.ranges or ((self.low, self.high),), size, generator).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -279,8 +282,7 @@ class BatchExample:
     def from_dict(cls, values: Mapping[str, Any]) -> BatchExample:
         """The example that ``asdict`` described, here or in an earlier version; WorkloadError for another."""
         inputs, targets = (
-            tuple(TensorExample(tuple(v["shape"]), v["dtype"], v["low"], v["high"]) for v in values[side])
-            for side in ("inputs", "targets")
+            tuple(_read_tensor_example(v) for v in values[side]) for side in ("inputs", "targets")
         )
         return cls(
             inputs,
@@ -323,13 +325,20 @@ def _conform_side(name: str, value: Value, examples: Sequence[TensorExample], st
 
 def _example_of_tensor(tensor: Tensor) -> TensorExample:
     low, high = 0, 0
+    ranges: tuple[Range, ...] = ()
     if tensor.numel() > 0 and tensor.device.type != "meta" and not tensor.dtype.is_complex:
-        least, most = tensor.min().item(), tensor.max().item()
         if not tensor.dtype.is_floating_point:
-            low, high = int(least), int(most)
-        elif least >= 0 and most <= 1:
+            ranges = seen_ranges(tensor)
+            low, high = ranges[0][0], ranges[-1][1]
+        elif tensor.min().item() >= 0 and tensor.max().item() <= 1:
             high = 1
-    return TensorExample(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch."), low, high)
+    shape, dtype = tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")
+    return TensorExample(shape, dtype, low, high, ranges if len(ranges) > 1 else ())
+
+
+def _read_tensor_example(values: Mapping[str, Any]) -> TensorExample:
+    ranges = tuple((int(low), int(high)) for low, high in values.get("ranges", ()))
+    return TensorExample(tuple(values["shape"]), values["dtype"], values["low"], values["high"], ranges)
 
 
 class RandomData:

@@ -32,8 +32,8 @@ def find_example(model: LayeredModel, source: ModelSource, spec: WorkloadSpec) -
         found = BatchExample.of(batch)
         return replace(
             found,
-            inputs=(replace(found.inputs[0], low=0, high=255),),
-            targets=(replace(found.targets[0], low=0, high=top),),
+            inputs=(replace(found.inputs[0], low=0, high=255, ranges=()),),
+            targets=(replace(found.targets[0], low=0, high=top, ranges=()),),
         )
     if "example" in model.functions:
         with user_code.user_errors(source.path, "example()"):
