@@ -28,6 +28,7 @@ from skyctl.workload.deferred_init import (
 )
 from skyctl.workload.hooks import carry_hooks, module_hooks, refuse_accumulate_hooks
 from skyctl.workload.optimizers import name_parameters
+from skyctl.workload.plain_modules import refuse_scripted, uncompiled
 from skyctl.workload.script_functions import bind_functions
 from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
 from skyctl.workload.stored_weights import (
@@ -66,6 +67,7 @@ class LayeredModel:
         hub: what else is known of an ``hf:`` model.
         ordinary: model() gave a module with a forward of its own: weights keep the names they have in it.
         make: of a user's file, calls its model(): what it gives, in ``train()``.
+        notes: for the user, on what was left out of a file's model.
     """
 
     source_name: str
@@ -80,6 +82,7 @@ class LayeredModel:
     hub: HubModel | None = None
     ordinary: bool = False
     make: Callable[[], Any] | None = None
+    notes: list[str] = field(default_factory=list)
 
     def label(self, index: int) -> str:
         """``layer 3 (Linear)``, or with the layer's own name where it has one: what errors call it."""
@@ -244,8 +247,10 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
             pairs = builtin.build_layers(source.kind, source.sizes)
         return LayeredModel(source.canonical, [n for n, _ in pairs], [m for _, m in pairs], tape)
     assert source.path is not None
-    module, scope = user_code.import_file(source.path)
     who = source.path.name
+    notes: list[str] = []
+    with uncompiled(who, notes):
+        module, scope = user_code.import_file(source.path)
     functions = {
         name: getattr(module, name)
         for name in ("model", *OPTIONAL_FUNCTIONS)
@@ -261,22 +266,27 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
             f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
         )
     functions = bind_functions(functions, source.arguments, source.path)
-    make = partial(_call_model, functions.pop("model"), source.path, scope)
+    make = partial(_call_model, functions.pop("model"), source.path, scope, notes)
     with deferred_initialization(seed) as tape:
         given = make()
     ordinary = isinstance(given, nn.Module) and not _is_sequence(given)
     names, layers = _named_layers([given] if ordinary else given, who)
-    model = LayeredModel(who, names, layers, tape, functions, source.path, ordinary=ordinary, make=make)
+    model = LayeredModel(
+        who, names, layers, tape, functions, source.path, ordinary=ordinary, make=make, notes=notes
+    )
     for index in range(len(layers)):
         check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
         refuse_accumulate_hooks(layers[index], f"{who}: {model.label(index)}", source.path)
     return model
 
 
-def _call_model(function: Callable[[], Any], path: Path, scope: user_code.UserImports) -> Any:
-    """What a user's model() gives, in ``train()`` as a training loop puts it."""
-    with user_code.user_errors(path, "model()"), scope.running():
+def _call_model(
+    function: Callable[[], Any], path: Path, scope: user_code.UserImports, notes: list[str]
+) -> Any:
+    """What a user's model() gives, in ``train()`` as a training loop puts it; adds to ``notes``."""
+    with user_code.user_errors(path, "model()"), scope.running(), uncompiled(path.name, notes):
         given = function()
+        refuse_scripted(given, path.name)
         for module in given if isinstance(given, list | tuple) else [given]:
             if isinstance(module, nn.Module):
                 module.train()

@@ -67,7 +67,7 @@ def _distinct(tensor: Tensor) -> list[int]:
     """The different numbers of a tensor, in order."""
     found = torch.empty(0, dtype=torch.int64)
     for chunk in _chunks(tensor.detach().cpu().reshape(-1)):
-        found = torch.cat([found, chunk]).unique()
+        found = torch.unique(torch.cat([found, chunk]))
     return [int(number) for number in found.tolist()]
 
 
@@ -77,7 +77,7 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
         if chunk.dtype == torch.uint8:  # pictures: counting is many times as fast as sorting
             yield torch.bincount(chunk).nonzero().reshape(-1)
         else:
-            yield chunk.to(torch.int64).unique()
+            yield torch.unique(chunk.to(torch.int64))
 
 
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:

@@ -271,8 +271,8 @@ class Workload:
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user on how an ``hf:`` model was cut and initialised."""
-        return list(self.model.hub.notes) if self.model.hub is not None else []
+        """Notes for the user: how an ``hf:`` model was cut and initialised, what was left out of a file's."""
+        return [*self.model.notes, *(self.model.hub.notes if self.model.hub is not None else ())]
 
     def _default_rate(self) -> float:
         if self.model.hub is not None:

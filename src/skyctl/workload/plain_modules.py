@@ -1,0 +1,80 @@
+"""What model() gives, as layers can be made of it: modules that run as Python, and give tensors.
+
+What only makes a model faster is left out while the user's file and its model() run: ``torch.compile`` and
+``torch.jit``, whose code can't be traced, copied without values, or run on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.jit import _state as jit_state
+
+from skyctl.errors import WorkloadError
+
+
+class UncompiledModule(nn.Module):
+    """In the place of what ``torch.compile`` makes of a module: names its weights alike, compiles nothing."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self.training = module.training
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_mod":
+            return self._modules[name]
+        return getattr(self._orig_mod, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module itself gives."""
+        return self._orig_mod(*args, **kwargs)
+
+
+@contextmanager
+def uncompiled(who: str, notes: list[str]) -> Iterator[None]:
+    """Inside, ``torch.compile`` and ``torch.jit.script`` leave modules and functions as they are.
+
+    Args:
+        who: what to call the file in notes, as in ``train.py``.
+        notes: a note for the user is added, once, where it uses ``torch.compile``.
+    """
+
+    def leave(model: Any = None, **_options: Any) -> Any:
+        note = f"{who}: torch.compile is left out, the layers run as they are written"
+        if note not in notes:
+            notes.append(note)
+        if model is None:
+            return leave
+        return UncompiledModule(model) if isinstance(model, nn.Module) else model
+
+    compile_before, jit_before = torch.compile, jit_state._enabled.enabled
+    torch.compile = leave
+    jit_state._enabled.enabled = False  # as PYTORCH_JIT=0 does
+    try:
+        yield
+    finally:
+        torch.compile, jit_state._enabled.enabled = compile_before, jit_before
+
+
+def refuse_scripted(given: Any, who: str) -> None:
+    """Raises a WorkloadError where a module that model() gives has no Python code, as of ``torch.jit.load``.
+
+    Args:
+        who: what to call the file, as in ``train.py``.
+    """
+    for at, part in enumerate(given if isinstance(given, list | tuple) else [given]):
+        for name, module in part.named_modules() if isinstance(part, nn.Module) else ():
+            if not isinstance(module, torch.jit.ScriptModule):
+                continue
+            place = ".".join([str(at)] * isinstance(given, list | tuple) + [name] * bool(name))
+            raise WorkloadError(
+                f"{who}: model() gives TorchScript{f' ({place})' if place else ''}, which can't be cut into "
+                "layers or built on another machine: it has no Python code",
+                hint="make the plain module in model(), and give it the weights of the scripted one by "
+                "--init-from; script the trained model",
+            )
