@@ -284,7 +284,12 @@ def _call_model(
     function: Callable[[], Any], path: Path, scope: user_code.UserImports, notes: list[str]
 ) -> Any:
     """What a user's model() gives, in ``train()`` as a training loop puts it; adds to ``notes``."""
-    with user_code.user_errors(path, "model()"), scope.running(), uncompiled(path.name, notes):
+    with (
+        user_code.user_errors(path, "model()"),
+        user_code.own_arguments(path),
+        scope.running(),
+        uncompiled(path.name, notes),
+    ):
         given = function()
         refuse_scripted(given, path.name)
         for module in given if isinstance(given, list | tuple) else [given]:

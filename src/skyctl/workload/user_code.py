@@ -166,7 +166,7 @@ def import_file(path: Path) -> tuple[ModuleType, UserImports]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with user_errors(path, "importing it"):
+        with user_errors(path, "importing it"), own_arguments(path):
             loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
@@ -187,12 +187,25 @@ def user_errors(path: Path, doing: str) -> Iterator[None]:
     except WorkloadError:
         raise
     except SystemExit as exc:
-        raise WorkloadError(f"{path.name}: {doing} ended the program (exit {exc.code})") from exc
+        raise WorkloadError(
+            f"{locate_error(exc, path) or path.name}: {doing} ended the program (exit {exc.code})",
+            hint=_exit_hint(exc, path),
+        ) from exc
     except Exception as exc:
         raise WorkloadError(
             f"{locate_error(exc, path) or path.name}: {doing} failed: {_describe_in_folder(exc, path)}",
             hint=_missing_hint(exc, path),
         ) from exc
+
+
+@contextmanager
+def own_arguments(path: Path) -> Iterator[None]:
+    """Inside, ``sys.argv`` is that of ``python train.py``: argparse does not read skyctl's own."""
+    before, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def describe_exception(exc: BaseException) -> str:
@@ -222,6 +235,17 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
         ):
             return f"{Path(frame.filename).relative_to(path.parent)}, line {frame.lineno}"
     return None
+
+
+def _exit_hint(exc: SystemExit, path: Path) -> str:
+    """What to do about a file that ends the program."""
+    script = 'below if __name__ == "__main__":'
+    if any(Path(frame.filename).name == "argparse.py" for frame in traceback.extract_tb(exc.__traceback__)):
+        return (
+            f"the file is run without arguments: give each a default, or parse them {script}; "
+            f"model(width) is given what {path.name},width=512 says"
+        )
+    return f"what only the script itself should do belongs {script}"
 
 
 def _missing_hint(exc: BaseException, path: Path) -> str | None:
