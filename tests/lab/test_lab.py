@@ -191,16 +191,14 @@ def has_netem() -> bool:
 def test_the_launcher_reaches_every_site_without_the_switch(lab):
     spec = {
         "nodes": [{"name": "a", "cpus": 1.0, "site": "a"}, {"name": "b", "cpus": 1.0, "site": "b"}],
-        "sites": {"latency_ms": 1000},
+        "sites": {"latency_ms": 10_000},
     }
     state = lab(spec, carrier="user")
     import socket
 
     for node in state.nodes:
-        begin = time.monotonic()
-        with socket.create_connection((node.address, 22), timeout=10) as sock:
+        with socket.create_connection((node.address, 22), timeout=10) as sock:  # there and back takes 20 s
             assert sock.recv(100).startswith(b"SSH-")
-        assert time.monotonic() - begin < 1.0  # less than the latency alone, which is one way
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_what_two_plans_have_in_common_is_no_difference() -> None:
 def test_long_steps_have_the_intervals_of_short_ones_in_no_time() -> None:
     short = relative(with_interval(plan(problem((1.0, 2.0), 0.05, microbatches=200))))
     made = plan(problem((1.0, 2.0), 0.05, microbatches=50_000))
-    began = time.perf_counter()
+    began = time.process_time()  # of this process, whatever else the machine does
     long = relative(with_interval(made))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert long == pytest.approx(short, abs=0.01)

@@ -17,7 +17,7 @@ from skyctl.planner.optimal_search import good_placement
 from skyctl.records.problem import Device, Layer, Link, Problem
 
 MUCH_SLACK_S = 10.0
-"""What a busy machine may add to a limit; without a limit, these problems take from 40 s on."""
+"""CPU seconds that may come to a limit; without a limit, these problems take from 40 s on."""
 
 
 def chain(devices, layers, *, microbatches, sites=1, memory=None, **more):
@@ -53,9 +53,9 @@ def chain(devices, layers, *, microbatches, sites=1, memory=None, **more):
 @pytest.mark.parametrize("devices", [4, 16])
 def test_a_hundred_thousand_microbatches_are_planned_within_the_limit(devices):
     problem = chain(devices, 24, microbatches=100_000)
-    began = time.perf_counter()
+    began = time.process_time()
     made = plan(problem, time_limit_s=1.0)
-    assert time.perf_counter() - began < 1.0 + MUCH_SLACK_S
+    assert time.process_time() - began < 1.0 + MUCH_SLACK_S
     assert made.certificate.lower_bound_s is not None
     assert predict(problem, made) == made.predicted
 
