@@ -15,7 +15,10 @@ from torch import nn
 BATCH = 4
 
 
-@pytest.mark.parametrize("name", zoo.model_names())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if i % 5 else ()) for i, name in enumerate(zoo.model_names())],
+)
 def test_a_model_trains_in_plain_torch(name):
     if name.startswith("hf_"):
         pytest.importorskip("transformers")

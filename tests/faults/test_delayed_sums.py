@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ..helpers.commands import run_here
 from ..helpers.hybrid_plans import hybrid_plan
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
@@ -173,28 +174,38 @@ def test_a_stopped_run_ends_with_one_step_for_all_and_goes_on(nodes: Any, plan: 
     assert left_of_state(nodes.state) == []
 
 
-def test_what_does_not_go_with_a_delay_is_refused(nodes: Any) -> None:
+@pytest.mark.slow
+def test_what_does_not_go_with_a_delay_is_refused(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: nothing is begun."""
+    monkeypatch.chdir(nodes.folder)
+    for name in ("SKYCTL_HOME", "XDG_CACHE_HOME", "NO_COLOR"):
+        monkeypatch.setenv(name, nodes.env[name])
+
+    def refused(*words: str) -> str:
+        done = run_here(capsys, *words)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
     plan = ("plan", "train.py", *SIZES, "--sync-delay", "1")
     for words, said in {
         ("--parallel", "pipeline"): "--sync-delay is about what several pipelines sum",
         ("--parallel", "data", "--sync-format", "fixed32"): "fixed32 may have to make a step again",
         ("--parallel", "hybrid", "--sync-format", "fixed32"): "fixed32 may have to make a step again",
     }.items():
-        assert said in nodes.run(*plan, *words, code=2).stderr
-    assert (
-        "goes with --sync-delay 1"
-        in nodes.run("plan", "train.py", *SIZES, "--undelayed-steps", "3", code=2).stderr
-    )
-    assert (
-        "--sync-delay 1 does not go with the plan"
-        in nodes.run("launch", "four.json", "--sync-delay", "1", code=2).stderr
-    )
+        assert said in refused(*plan, *words)
+    undelayed = refused("plan", "train.py", *SIZES, "--undelayed-steps", "3")
+    assert "goes with --sync-delay 1" in undelayed
+    asked = refused("launch", "four.json", "--sync-delay", "1")
+    assert "--sync-delay 1 does not go with the plan" in asked
     rounded = json.loads((nodes.folder / "four.json").read_text())
     rounded["sync"]["format"] = rounded["problem"]["sync_format"] = "fixed32"
     (nodes.folder / "rounded.json").write_text(json.dumps(rounded))
-    assert "the plan sums as fixed32" in nodes.run("launch", "rounded.json", code=2).stderr
+    assert "the plan sums as fixed32" in refused("launch", "rounded.json")
 
 
+@pytest.mark.slow
 def test_auto_leaves_one_pipeline_out(nodes: Any) -> None:
     words = ("--parallel", "auto", "--sync-delay", "1", "--time-limit", "8", "-o", "auto.json")
     nodes.run("plan", "train.py", *SIZES, *words, code=0)

@@ -15,6 +15,7 @@ from ..helpers.processes import left_of_state, of_state
 from ..helpers.runs import Run, losses_of
 
 TALKING = """\
+import os
 import time
 
 import torch
@@ -40,7 +41,7 @@ class Slow(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
-        time.sleep(0.002)
+        time.sleep(float(os.environ["PAUSE_S"]))
         return self.linear(x)
 
 
@@ -57,12 +58,15 @@ def data(batch_size, seed):
         )
 """
 LONG = ("plan.json", "--steps", "100000", "--ignore-changes")
+PAUSE_S, LONG_S = "0.002", "0.05"
+"""What a slow layer takes; in long runs, which are only looked at, so much that they hardly compute."""
 
 
 @pytest.fixture(scope="module")
 def talking(another: Callable[..., Any]) -> Any:
     """Two nodes, and a plan for a workload that prints what it does."""
     made = another("fast", "slow")
+    made.env["PAUSE_S"] = PAUSE_S
     made.train(TALKING)
     made.plan()
     return made
@@ -71,6 +75,7 @@ def talking(another: Callable[..., Any]) -> Any:
 @pytest.fixture
 def here(talking: Any) -> Iterator[Any]:
     """A test that fails half-way leaves no run behind."""
+    talking.env["PAUSE_S"] = LONG_S
     yield talking
     if of_state(talking.state):
         talking.run("stop", "--all", "--now")
@@ -124,6 +129,7 @@ def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
 
 @pytest.mark.slow
 def test_a_killed_launcher_is_followed_without_a_gap(here: Any) -> None:
+    here.env["PAUSE_S"] = PAUSE_S
     steps = ("plan.json", "--steps", "150", "--ignore-changes")
     losses = losses_of(here.run("launch", *steps, "--json", code=0))
     run = here.launch(*steps).wait_for(3)
@@ -157,6 +163,7 @@ def test_a_killed_launcher_and_then_stop(here: Any, more: tuple[str, ...]) -> No
 
 @pytest.mark.slow
 def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any) -> None:
+    here.env["PAUSE_S"] = PAUSE_S
     steps = ("plan.json", "--steps", "60", "--ignore-changes", "--checkpoint-every", "5")
     losses = losses_of(here.run("launch", *steps, "--json", code=0))
     run = here.launch(*steps).wait_for(3)
@@ -192,6 +199,7 @@ def test_the_terminal_is_closed(here: Any) -> None:
     assert left_of_state(here.state) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_a_terminal_asks(here: Any) -> None:
     run = here.launch(*LONG, terminal=True).wait_for(3)
     run.child.types("\x03", answered="(s)top the run")

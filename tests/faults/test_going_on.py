@@ -51,6 +51,7 @@ def resume(three: Any, *words: str) -> Any:
     return done
 
 
+@pytest.mark.slow
 def test_on_the_same_cut_bit_for_bit_until_its_checkpoint_is_removed(
     three: Any, at_once: dict[str, Any], complains: Callable[..., None]
 ) -> None:

@@ -59,6 +59,7 @@ def holding(folder: Path, marks: list[bytes]) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_a_runs_secrets_are_in_no_argument_environment_or_file(probed, tmp_path: Path) -> None:
     note = tmp_path / "note"
     everything = Path(probed.env["TMPDIR"])  # state, caches, sessions and temporary files

@@ -155,6 +155,7 @@ def test_no_python_there_and_no_venv(site) -> None:
     assert len(site.environments) == 1
 
 
+@pytest.mark.slow
 def test_a_node_without_an_index_is_pushed_wheels(site, index) -> None:
     site.torch()
     # devices: no asking of torch's own CPU index, which is on the internet

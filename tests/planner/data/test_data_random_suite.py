@@ -21,12 +21,17 @@ PROBLEMS = 300
 SEED = 22_000
 
 
+def tens_of(make, count):
+    """A third of them every day: together they take long."""
+    return [pytest.param(make, i, marks=pytest.mark.slow if i % 3 else ()) for i in range(count)]
+
+
 @pytest.mark.parametrize(
     ("make", "tens"),
     [
-        *((random_data_problem, i) for i in range(PROBLEMS // 10)),
-        *((harsh_data_problem, i) for i in range(8)),
-        *((compressed_data_problem, i) for i in range(6)),
+        *tens_of(random_data_problem, PROBLEMS // 10),
+        *tens_of(harsh_data_problem, 8),
+        *tens_of(compressed_data_problem, 6),
     ],
 )
 def test_optimal_equals_brute_force(make, tens):
@@ -49,8 +54,8 @@ def test_optimal_equals_brute_force(make, tens):
 @pytest.mark.parametrize(
     ("make", "tens"),
     [
-        *((random_data_problem, i) for i in range(10)),
-        *((harsh_data_problem, i) for i in range(3)),
+        *tens_of(random_data_problem, 10),
+        *tens_of(harsh_data_problem, 3),
     ],
 )
 def test_optimal_equals_brute_force_with_a_delay(make, tens):

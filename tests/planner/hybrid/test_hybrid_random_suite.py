@@ -47,6 +47,7 @@ def test_optimal_equals_brute_force_in_a_sample():
     check(range(0, PROBLEMS, 10))
 
 
+@pytest.mark.slow
 def test_optimal_equals_brute_force_with_a_delay():
     """Also where each pipeline is one device: that is data parallelism, by a model of its own."""
     check(range(3, PROBLEMS, 10), delayed_hybrid_problem)
@@ -63,7 +64,7 @@ def test_optimal_equals_brute_force_with_a_delay():
             assert told.sync_s == pytest.approx(made.predicted.sync_s, rel=1e-6, abs=1e-9), i
 
 
-@pytest.mark.parametrize("tens", range(2))
+@pytest.mark.parametrize("tens", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_same_with_compressed_sums(tens):
     check(range(10 * tens, 10 * tens + 10), compressed_hybrid_problem)
 

@@ -88,6 +88,7 @@ def test_a_slow_boundary_between_clusters_raises_the_bound():
     assert far > near * 1.03
 
 
+@pytest.mark.slow
 def test_shapes_as_one_set_bound_much_and_hold_where_time_is_out(monkeypatch):
     """Many devices in sites have too many shapes to look at; sets of them bound nearly as much."""
     p = sited([6, 6, 6, 6], far=0.1, speeds=[1 + i % 5 for i in range(24)], layers=60)
