@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from skyctl.workload.loss_functions import cross_entropy
 from skyctl.workload.recipe import microbatch_sizes
 from skyctl.workload.user_code import import_file
 from skyctl.workload.workload import DEFAULT_LEARNING_RATE, Workload, load_workload
@@ -23,10 +24,14 @@ from skyctl.workload.workload_spec import make_spec
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file with ``model()``, ``data(batch_size, seed)`` and ``loss(outputs, targets)``, imported.
+    """A file with ``model()``, ``data(batch_size, seed)`` and what else a user's file may define, imported.
 
     Attributes:
         about: the first line of its docstring.
+        make: what ``model()`` gives; a list of layers as the ``nn.Sequential`` that it stands for.
+        loss: the file's own, or the cross-entropy that skyctl takes.
+        make_optimizer: the file's own, or skyctl's AdamW, over the model's trained parameters.
+        make_lr_scheduler: (of which optimizer, of how many steps); None: the file defines none.
     """
 
     path: Path
@@ -34,6 +39,8 @@ class ModelFile:
     make: Callable[[], nn.Module]
     data: Callable[[int, int], Iterator[tuple[Any, Any]]]
     loss: Callable[[Any, Any], Tensor]
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    make_lr_scheduler: Callable[[torch.optim.Optimizer, int], Any] | None
 
     @classmethod
     def load(cls, path: Path) -> ModelFile:
@@ -41,10 +48,32 @@ class ModelFile:
 
         def make() -> nn.Module:
             with scope.running():
-                made: nn.Module = module.model()
-            return made
+                made = module.model()
+            return nn.Sequential(*made) if isinstance(made, list | tuple) else made
 
-        return cls(path, (module.__doc__ or "").splitlines()[0], make, module.data, module.loss)
+        def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+            named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            parameters = [p for _, p in named]
+            if "optimizer" in vars(module):
+                made: torch.optim.Optimizer = _call_with(module.optimizer, parameters, named)
+                return made
+            return torch.optim.AdamW(parameters, lr=DEFAULT_LEARNING_RATE, fused=True)
+
+        scheduler = getattr(module, "lr_scheduler", None)
+        return cls(
+            path,
+            (module.__doc__ or "").splitlines()[0],
+            make,
+            module.data,
+            getattr(module, "loss", cross_entropy),
+            make_optimizer,
+            scheduler and (lambda optimizer, steps: _call_with(scheduler, optimizer, steps)),
+        )
+
+
+def _call_with(function: Callable[..., Any], needed: Any, more: Any) -> Any:
+    """Calls it with the first, and with the second, too, where it takes as many."""
+    return function(needed, more) if len(inspect.signature(function).parameters) > 1 else function(needed)
 
 
 @contextmanager
@@ -106,7 +135,14 @@ def initial_weights(workload: Workload) -> dict[str, Tensor]:
 def train(
     file: ModelFile, weights: Mapping[str, Tensor], batch_size: int, parts: int, steps: int
 ) -> list[float]:
-    """The losses of ``steps`` steps with gradients accumulated over ``parts`` microbatches.
+    """The losses of ``train_model``."""
+    return train_model(file, weights, batch_size, parts, steps)[0]
+
+
+def train_model(
+    file: ModelFile, weights: Mapping[str, Tensor], batch_size: int, parts: int, steps: int
+) -> tuple[list[float], nn.Module]:
+    """The losses of ``steps`` steps with gradients accumulated over ``parts`` microbatches, and the model.
 
     With the optimizer of a file that defines none, fused as there: torch's other AdamW rounds otherwise.
 
@@ -116,7 +152,8 @@ def train(
     model = file.make()
     model.load_state_dict(weights, strict=True)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=DEFAULT_LEARNING_RATE, fused=True)
+    optimizer = file.make_optimizer(model)
+    scheduler = file.make_lr_scheduler and file.make_lr_scheduler(optimizer, steps)
     losses = []
     for _, (inputs, targets) in zip(range(steps), file.data(batch_size, 0), strict=False):
         optimizer.zero_grad()
@@ -129,8 +166,10 @@ def train(
             total += mean.item() * size / batch_size
             start = stop
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         losses.append(total)
-    return losses
+    return losses, model
 
 
 def draws(file: ModelFile, batch_size: int) -> bool:

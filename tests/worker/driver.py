@@ -53,7 +53,12 @@ class Process:
     """One child; ``events`` gets (its number, event)."""
 
     def __init__(
-        self, number: int, folder: Path, events: queue.Queue[tuple[int, Event]], prefix: Sequence[str] = ()
+        self,
+        number: int,
+        folder: Path,
+        events: queue.Queue[tuple[int, Event]],
+        prefix: Sequence[str] = (),
+        warnings: str = "error",
     ) -> None:
         ours, theirs = socket.socketpair()
         self.number = number
@@ -62,7 +67,7 @@ class Process:
                 *prefix,
                 sys.executable,
                 "-W",
-                "error",
+                warnings,
                 __file__,
                 str(theirs.fileno()),
                 str(folder),
@@ -106,17 +111,25 @@ class Pool:
     """Processes that play ranks. ``prefix``: by number, what to put before a process's command.
 
     After a run in which nobody got any further there are new ones, so that the next one is not disturbed.
+    ``warnings``: what a warning is to them, as ``python -W`` takes it.
     """
 
     def __init__(
-        self, number: int, folder: Path, prefix: Callable[[int], Sequence[str]] = lambda _number: ()
+        self,
+        number: int,
+        folder: Path,
+        prefix: Callable[[int], Sequence[str]] = lambda _number: (),
+        warnings: str = "error",
     ) -> None:
-        self._number, self._folder, self._prefix = number, folder, prefix
+        self._number, self._folder, self._prefix, self._warnings = number, folder, prefix, warnings
         self._start()
 
     def _start(self) -> None:
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
-        self.processes = [Process(i, self._folder, self.events, self._prefix(i)) for i in range(self._number)]
+        self.processes = [
+            Process(i, self._folder, self.events, self._prefix(i), self._warnings)
+            for i in range(self._number)
+        ]
 
     def run(
         self,

@@ -1,0 +1,87 @@
+"""What people bring: a file of ``workloads/`` trains as in plain torch, or is refused by its line."""
+
+import logging
+import random
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from porting import plain_torch
+from tests.brought import bringing
+from tests.brought.cases import CASES, FOLDER, NOT_YET
+from torch.nn.modules import module as hooks_of_all
+
+from skyctl.errors import WorkloadError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the files' own code warns of
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """What a user's file may see of this process is a command's; what it may change is as it was."""
+    monkeypatch.setattr(sys, "argv", ["skyctl", "probe", "train.py", "--batch-size", "8"])
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with warnings.catch_warnings():
+        yield
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    hooks_of_all._global_forward_hooks.clear()
+    logging.captureWarnings(False)
+
+
+@pytest.fixture(params=CASES)
+def path(request: pytest.FixtureRequest) -> Path:
+    if request.param.startswith("hf_"):
+        pytest.importorskip("transformers")
+    return FOLDER / f"{request.param}.py"
+
+
+def test_every_file_has_its_case():
+    assert sorted(CASES) == sorted(file.stem for file in FOLDER.glob("*.py"))
+    for name, case in CASES.items():
+        for line in case.lines:
+            assert bringing.lines_with(FOLDER / f"{name}.py", [line]), (name, line)
+
+
+def test_a_file_is_loaded_or_refused(path, request):
+    if path.stem in NOT_YET:
+        request.applymarker(pytest.mark.xfail(reason="not yet"))
+    case = CASES[path.stem]
+    refused = _refusal(path)
+    if refused is None:  # where something is wrong, it is seen later
+        return
+    assert case.may_be_refused, refused
+    assert refused.hint, refused
+    assert not bringing.wrong_refusal(str(refused), case, path)
+
+
+def _refusal(path: Path) -> WorkloadError | None:
+    """What is said on loading; None: nothing."""
+    try:
+        plain_torch.load(path, bringing.BATCH)  # and here what else looks at a workload before it is trained
+    except WorkloadError as exc:
+        return exc
+    return None
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_two_ranks_train_it_as_plain_torch(path, schedule, two_ranks, record_property):
+    case = CASES[path.stem]
+    outcome = bringing.bring_to_ranks(two_ranks, path, case, schedule)
+    record_property("outcome", f"{outcome.how}: {outcome.text}")
+    assert not bringing.is_right(outcome, case, path)
+
+
+@pytest.mark.matrix
+def test_two_nodes_train_it_as_plain_torch(path, two_nodes, record_property):
+    case = CASES[path.stem]
+    outcome = bringing.bring_to_nodes(two_nodes, path, case)
+    record_property("outcome", f"{outcome.how}: {outcome.text}")
+    assert not bringing.is_right(outcome, case, path)

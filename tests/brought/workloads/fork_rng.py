@@ -1,0 +1,35 @@
+"""The same fixed projection in each forward: drawn under fork_rng with a seed."""
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.GELU()) for _ in range(3))
+
+    def forward(self, x):
+        with torch.random.fork_rng():
+            torch.manual_seed(11)
+            fixed = torch.randn(12, 12) / 4
+        x = self.stem(x) @ fixed
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def model():
+    return Net()
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

@@ -1,0 +1,34 @@
+"""The same in the forward of the whole model."""
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.GELU()) for _ in range(3))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+            if x.requires_grad:
+                x.register_hook(lambda grad: grad * 0.5)
+        return self.head(x)
+
+
+def model():
+    return Net()
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

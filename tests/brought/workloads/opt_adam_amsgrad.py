@@ -1,0 +1,20 @@
+"""Adam with amsgrad."""
+
+import torch
+from torch import nn
+
+
+def model():
+    blocks = [nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(3)]
+    return nn.Sequential(nn.Linear(8, 12), *blocks, nn.Linear(12, 4))
+
+
+def optimizer(parameters):
+    return torch.optim.Adam(parameters, lr=0.02, amsgrad=True)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

@@ -1,0 +1,20 @@
+"""NAdam, whose state has a product of its own for each parameter."""
+
+import torch
+from torch import nn
+
+
+def model():
+    blocks = [nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(3)]
+    return nn.Sequential(nn.Linear(8, 12), *blocks, nn.Linear(12, 4))
+
+
+def optimizer(parameters):
+    return torch.optim.NAdam(parameters, lr=0.02, decoupled_weight_decay=True)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

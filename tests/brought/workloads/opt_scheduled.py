@@ -1,0 +1,24 @@
+"""A learning rate that warms up by a LambdaLR and an optimizer with momentum."""
+
+import torch
+from torch import nn
+
+
+def model():
+    blocks = [nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(3)]
+    return nn.Sequential(nn.Linear(8, 12), *blocks, nn.Linear(12, 4))
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+
+def lr_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

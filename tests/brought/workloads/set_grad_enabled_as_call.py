@@ -1,0 +1,36 @@
+"""set_grad_enabled as plain calls, off and on again, around the stem."""
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(8, 12), nn.ReLU())
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x):
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        x = self.stem(x)
+        torch.set_grad_enabled(before)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def model():
+    return Net()
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

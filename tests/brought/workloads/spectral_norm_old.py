@@ -1,0 +1,21 @@
+"""torch.nn.utils.spectral_norm: a power iteration in each forward."""
+
+import torch
+from torch import nn
+from torch.nn.utils import spectral_norm
+
+
+def model():
+    blocks = [nn.Sequential(spectral_norm(nn.Linear(12, 12)), nn.LeakyReLU(0.2)) for _ in range(3)]
+    return nn.Sequential(spectral_norm(nn.Linear(8, 12)), *blocks, nn.Linear(12, 4))
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

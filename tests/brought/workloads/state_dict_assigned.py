@@ -1,0 +1,22 @@
+"""The same with assign=True, and without strict."""
+
+import torch
+from torch import nn
+
+
+def model():
+    net = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4))
+    given = {"0.weight": torch.eye(12, 8), "2.weight": torch.eye(12) * 0.9}
+    net.load_state_dict(given, strict=False, assign=True)
+    return net
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)

@@ -1,0 +1,30 @@
+"""The same module three times in a sequence (ALBERT shares its layers so)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 24), nn.Linear(24, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def model():
+    shared = Mlp(12)
+    return nn.Sequential(nn.Linear(8, 12), shared, nn.Tanh(), shared, nn.Tanh(), shared, nn.Linear(12, 4))
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(batch_size, 8, generator=g)
+        yield x, x[:, :4].argmax(1)
