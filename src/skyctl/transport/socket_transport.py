@@ -6,6 +6,7 @@ a time, so Python and its lock cost the same for a message of a kilobyte and of 
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -22,6 +23,8 @@ _INLINE_BYTES = (1 << 15) + 64
 """Messages up to this together are sent by whoever finds that they can be: 32 KiB and a header."""
 _READ_AHEAD_BYTES = 1 << 14
 """Read at once where a frame or a short payload is to come: mostly all there is, in one system call."""
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
+"""``sendmsg`` takes no more at a time; a message is two of them, its frame and its payload."""
 
 
 class SocketTransport(MessageTransport):
@@ -104,7 +107,10 @@ class SocketTransport(MessageTransport):
     def _take_next(self) -> None:
         """Takes what is to be written in one system call: one message, or several that are short together."""
         inline_bytes = 0
-        while self._has_outgoing() and (not self._left or inline_bytes + self._next_bytes() <= _INLINE_BYTES):
+        while self._has_outgoing() and (
+            not self._left
+            or (inline_bytes + self._next_bytes() <= _INLINE_BYTES and len(self._left) + 2 <= _MOST_BUFFERS)
+        ):
             head, message = self._take_outgoing()
             self._left.append(memoryview(head))
             if message is None:
