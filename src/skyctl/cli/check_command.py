@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyctl.cli.command_output import Output, format_count
 from skyctl.cli.command_runner import command
-from skyctl.cli.options import ClusterOptions, ConnectionOptions, DryRunOption
+from skyctl.cli.options import (
+    ClusterOptions,
+    ClusterTarget,
+    ConnectionOptions,
+    DefaultedWorkloadOptions,
+    DryRunOption,
+    WorkloadArgument,
+)
 
 if TYPE_CHECKING:
     from skyctl.check.check_report import CheckReport, NodeReport
+    from skyctl.remote.base import ConnectOptions
 
 LISTED_NODES = 8
 """In clusters of at most so many nodes every check is listed; in larger ones only problems (``-v``: all)."""
@@ -23,12 +31,18 @@ _STYLES = {"ok": "green", "failed": "red", "warning": "yellow", "skipped": "dim"
 @command
 def check(
     out: Output,
+    workload: WorkloadArgument = None,
     *,
     nodes: ClusterOptions,
+    training: DefaultedWorkloadOptions,
     dry_run: DryRunOption = False,
     connection: ConnectionOptions,
 ) -> int:
-    """Try every node and every pair, and say what to do about each problem. Exit 4 if there is one."""
+    """Try every node and every pair, and say what to do about each problem. Exit 4 if there is one.
+
+    With a WORKLOAD, one node also trains it for two steps, as plain torch does and cut into layers, and
+    compares losses, gradients and weights. Exit 2 if they differ.
+    """
     target = nodes.load()
     names = [node.name for node in target.cluster.nodes]
     if dry_run:
@@ -41,8 +55,38 @@ def check(
     with out.progress("check") as say:
         report = check_nodes(target.cluster, connect, say)
     _show(out, report)
-    out.json(report)
+    compared = None
+    if workload is not None and report.ok:
+        compared = _compare(out, workload, training, target, connect)
+    out.json({**report.model_dump(mode="json"), "workload": compared} if workload is not None else report)
     return 0 if report.ok else 4
+
+
+def _compare(
+    out: Output,
+    workload: str,
+    training: DefaultedWorkloadOptions,
+    target: ClusterTarget,
+    connect: ConnectOptions,
+) -> dict[str, Any]:
+    """Compares the workload's layers with the model itself, and says what came of it."""
+    from skyctl.control.node_sessions import connect_nodes
+    from skyctl.control.profiles import compare_workload
+
+    request, loaded = training.make_request(workload, microbatches=None)
+    out.notes(loaded.notes)
+    with (
+        out.progress("check") as progress,
+        connect_nodes(target.cluster.nodes, connect, progress, target.everyone) as sessions,
+    ):
+        found = compare_workload(target.cluster, sessions, request, loaded, progress)
+    place = f" (on {found.device}, {found.seconds:.1f} s)" if found.device else ""
+    if found.doubt is None:
+        layers = format_count(loaded.layers, "layer")
+        _mark(out, "ok", f"{request.spec.source}: as in plain torch, cut into {layers}{place}", indent=0)
+    else:
+        _mark(out, "warning", f"{request.spec.source}: {found.doubt}{place}", indent=0)
+    return found.model_dump(mode="json")
 
 
 def _show(out: Output, report: CheckReport) -> None:

@@ -215,6 +215,13 @@ class WorkloadOptions:
             "--encrypt", help="Send what passes between stages through TLS; measure and plan it so."
         ),
     ] = False
+    no_compare: Annotated[
+        bool,
+        typer.Option(
+            "--no-compare",
+            help="Don't compare the layers with the model itself in plain torch; each run says so.",
+        ),
+    ] = False
 
     def parse_request(
         self,
@@ -251,7 +258,9 @@ class WorkloadOptions:
             validated=recipe is not None and recipe.validate_every is not None,
             **(init.spec_fields() if init is not None else {}),
         )
-        return TrainingRequest(spec, microbatches, recipe or Recipe(), self.encrypt, tuple(sweep))
+        return TrainingRequest(
+            spec, microbatches, recipe or Recipe(), self.encrypt, tuple(sweep), not self.no_compare
+        )
 
     def make_request(
         self,

@@ -196,12 +196,20 @@ def plan_profile(profile: Profile, options: PlanOptions, workload: WorkloadRef |
     ids = [device.id for device in best.problem.devices]
     doubts = estimate_profile(profile).contradictions if options.learn else ()
     update = {
-        "workload": workload or best.workload,
+        "workload": _compared(workload, profile) or best.workload,
         "machines": machines_of(profile, ids),
         "encrypted": profile.encrypted,
         "contradictions": tuple(one for one in doubts if {one.device, one.target or one.device} <= set(ids)),
     }
     return best.model_copy(update=update)
+
+
+def _compared(workload: WorkloadRef | None, profile: Profile) -> WorkloadRef | None:
+    """The workload with what the profile says of its cut."""
+    known = profile.workload.comparison if profile.workload is not None else None
+    if workload is None or known is None:
+        return workload
+    return workload.model_copy(update={"uncompared": known.doubt})
 
 
 def plan_run(

@@ -15,7 +15,7 @@ from skyctl.errors import InputError, NodeError, SkyctlError
 from skyctl.files import newest_profile, read_record, recent_profiles, save_profile
 from skyctl.records.base import GIB
 from skyctl.records.cluster import Cluster, Node, device_id
-from skyctl.records.profile import NodeFailure, Profile
+from skyctl.records.profile import CutComparison, NodeFailure, Profile
 
 if TYPE_CHECKING:
     from skyctl.probe.link_measurement import LinkSelection
@@ -69,13 +69,46 @@ def probe_cluster(
         on_node or progress_text(on_progress),
         node_specs=told,
         options=ProbeOptions(
-            link_selection=link_selection, earlier=() if refresh else earlier, encrypt=encrypt
+            link_selection=link_selection,
+            earlier=() if refresh else earlier,
+            encrypt=encrypt,
+            compare_cut=request is None or request.compare_cut,
         ),
     )
     if not profile.devices:
         raise _nobody_measured(list(profile.failures))
     profile = gather_evidence(profile, earlier)
     return profile, save_profile(profile)
+
+
+def compare_workload(
+    cluster: Cluster,
+    links: NodeSessions,
+    request: TrainingRequest,
+    workload: Workload,
+    on_progress: Callable[[str], None],
+) -> CutComparison:
+    """Compares a workload's cut with the model itself on one node.
+
+    Raises:
+        NodeError: no node answered.
+        WorkloadError: cut into layers it trains something else.
+    """
+    from skyctl.probe.cluster_probe import compare_cluster
+
+    if not links.sessions:
+        require_all(links.failures)
+    spec, told = ship_timed_workload(request, links, on_progress)
+    assert spec is not None
+    return compare_cluster(
+        cluster,
+        {**links.sessions, **links.failures},
+        workload,
+        spec,
+        request.choices(workload)[0],
+        progress_text(on_progress),
+        told,
+    )
 
 
 def ship_timed_workload(

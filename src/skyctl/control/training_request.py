@@ -59,6 +59,7 @@ class TrainingRequest:
         microbatches: parts that a batch is cut into; None: the planner chooses among measured numbers.
         encrypt: what passes between stages goes through TLS.
         sweep: the numbers of microbatches to measure and compare, where there are several.
+        compare_cut: a probe compares the layers with the model itself.
     """
 
     spec: WorkloadSpec
@@ -66,6 +67,7 @@ class TrainingRequest:
     recipe: Recipe = field(default_factory=Recipe)
     encrypt: bool = False
     sweep: tuple[int, ...] = ()
+    compare_cut: bool = True
 
     def __post_init__(self) -> None:
         most = max((self.microbatches or 0, *self.sweep))
@@ -120,6 +122,7 @@ class TrainingRequest:
         for name in spec.ship:
             words += ["--ship", name]
         words += ["--encrypt"] if self.encrypt else []
+        words += [] if self.compare_cut else ["--no-compare"]
         return [*words, "--random-inputs"] if spec.random_inputs else words
 
     def ref(self, digest: str) -> WorkloadRef:

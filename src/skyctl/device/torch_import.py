@@ -1,8 +1,8 @@
 """Imports torch as nodes need it: quickly, and without its compiler until something is compiled.
 
 Eager torch imports its compiler and sympy for a few functions that do next to nothing there: the first
-optimizer imports ``torch._dynamo`` (0.9 s of CPU time, 67 MB), the first backward that is given gradients
-``torch.fx.experimental.symbolic_shapes`` (0.4 s). On a tenth of a core that is more than ten seconds. Here
+optimizer, or the first recomputed layer, imports ``torch._dynamo`` (0.9 s of CPU time, 67 MB), the first
+backward that is given gradients ``torch.fx.experimental.symbolic_shapes`` (0.4 s). On a tenth of a core that is more than ten seconds. Here
 placeholders answer these functions; whoever wants anything else of the two modules gets the real ones.
 """
 
@@ -47,12 +47,12 @@ def paused_collection() -> Iterator[None]:
 class _Placeholder(ModuleType):
     """Stands for a module until somebody wants more of it than ``answers`` has."""
 
-    def __init__(self, name: str, answers: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, name: str, answers: Mapping[str, Any]) -> None:
         super().__init__(name)
         self.__dict__.update(answers)
 
     def __getattr__(self, attribute: str) -> Any:
-        is_package = self.__name__ != _SHAPES
+        is_package = self.__name__ == "torch._dynamo"
         if attribute.startswith("__") and not (attribute == "__path__" and is_package):
             # Every ``from … import`` asks for a path, and ``inspect`` all modules for their files: in the
             # midst of an import, in which the real module can't be imported, too.
@@ -90,10 +90,17 @@ def _sym_eq(one: Any, other: Any) -> Any:
     return _load(_SHAPES).sym_eq(one, other)
 
 
+_CONFIG = "torch._dynamo.config"
 _SHAPES = "torch.fx.experimental.symbolic_shapes"
-_EAGER_CALLERS = ("torch.optim.optimizer",)
-"""Whose functions are run as they are: an optimizer's methods, which are not compiled here."""
-_PLACEHOLDERS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "torch._dynamo": {"graph_break": _graph_break, "disable": _disable},
+_EAGER_CALLERS = ("torch.optim.optimizer", "torch.utils.checkpoint")
+"""Whose functions are run as they are: an optimizer's methods and a recomputed layer are not compiled here."""
+_PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = {
+    "torch._dynamo": {
+        "graph_break": _graph_break,
+        "disable": _disable,
+        "config": _Placeholder(
+            _CONFIG, {"error_on_nested_fx_trace": True}
+        ),  # read, and used in a compilation
+    },
     _SHAPES: {"expect_true": _expect_true, "sym_eq": _sym_eq},
 }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from skyctl.errors import InputError, SkyctlError
 from skyctl.probe.background_load import LauncherUse, device_conditions
 from skyctl.probe.contention import measure_node_lines, measure_uplinks
+from skyctl.probe.cut_comparison import compare_on_a_node, known_comparison
 from skyctl.probe.device_measurement import (
     FAILED_SHARE,
     ProbeProgress,
@@ -32,6 +33,7 @@ from skyctl.probe.site_clustering import name_sites
 from skyctl.records.base import timestamp
 from skyctl.records.cluster import Cluster
 from skyctl.records.profile import (
+    CutComparison,
     LineProfile,
     LinkProfile,
     Profile,
@@ -75,7 +77,8 @@ class ProbeOptions:
     ``default_link_selection``). ``earlier``: the cluster's profiles, newest first; what still holds is not
     measured again. ``recheck``: a profile to look at again; only its costliest layers and a ring of links (or
     ``link_selection`` "none") are measured. ``encrypt``: messages and links are measured through TLS, as
-    training will send them.
+    training will send them. ``compare_cut``: a workload's cut is compared with the model itself, unless an
+    earlier profile has that.
     """
 
     budget_s: float = 4.0
@@ -85,6 +88,7 @@ class ProbeOptions:
     earlier: Sequence[Profile] = ()
     recheck: Recheck | None = None
     encrypt: bool = False
+    compare_cut: bool = True
 
 
 def measure_cluster(
@@ -108,7 +112,7 @@ def measure_cluster(
 
     Raises:
         InputError: a workload without its spec or without a number of microbatches.
-        WorkloadError: more microbatches than samples.
+        WorkloadError: more microbatches than samples, or cut into layers the workload trains something else.
     """
     if workload is not None and (spec is None or not microbatch_choices):
         raise InputError("probing a workload needs its description and at least one number of microbatches")
@@ -122,6 +126,7 @@ def measure_cluster(
         both = None if workload is None or spec is None else (workload, spec)
         shapes = shape_profiles(*both, microbatch_choices) if both else []  # while nodes import torch
         wait_until_ready(probes, sessions, payload, options.start_s, on_progress)
+        comparison = _compare_cut(probes, workload, shapes, options, on_progress)
         created = timestamp()
         known = _known_timings(probes, shapes, spec, options, created)
         measure_devices(probes, shapes, options.budget_s, options.cap_s, on_progress, known)
@@ -140,7 +145,7 @@ def measure_cluster(
         nodes=tuple(nodes),
         devices=tuple(known.dated(d, created) for n in cluster.nodes for d in devices if d.node == n.name),
         links=tuple(network.links),
-        workload=_workload_profile(workload, spec, shapes),
+        workload=_workload_profile(workload, spec, shapes, comparison),
         failures=tuple(probes.failures[n.name] for n in cluster.nodes if n.name in probes.failures),
         lines=tuple(line for line in network.lines if line.node not in probes.failures),
         sites=tuple(network.sites),
@@ -192,8 +197,55 @@ def _probe_specs(
     return {name: dict(spec) | {"random_inputs": True} for name, spec in given.items()}
 
 
+def _compare_cut(
+    probes: DeviceProbes,
+    workload: Workload | None,
+    shapes: Sequence[ShapeProfile],
+    options: ProbeOptions,
+    on_progress: ProbeProgress,
+) -> CutComparison | None:
+    """What is known of the workload's cut, or what a node finds of it now."""
+    if workload is None:
+        return None
+    if options.recheck is not None:
+        then = options.recheck.then.workload
+        return then.comparison if then is not None else None
+    if not options.compare_cut:
+        return CutComparison(verdict="not compared", reason="--no-compare was given")
+    known = known_comparison(options.earlier, workload.digest)
+    return known or compare_on_a_node(probes, shapes, on_progress)
+
+
+def compare_cluster(
+    cluster: Cluster,
+    sessions: Mapping[str, Any],
+    workload: Workload,
+    spec: WorkloadSpec,
+    microbatch_choices: Sequence[int],
+    on_progress: ProbeProgress,
+    node_specs: Mapping[str, Mapping[str, Any]],
+) -> CutComparison:
+    """Compares a workload's cut with the model itself on one of the nodes, and measures nothing.
+
+    Raises:
+        WorkloadError: cut into layers it trains something else.
+    """
+    probes = DeviceProbes(lambda name, failure: on_progress(name, failure.error, FAILED_SHARE))
+    try:
+        payload = partial(task_payload, cluster, _probe_specs(cluster, workload, node_specs), None)
+        start_processes(probes, cluster, sessions, payload, on_progress)
+        shapes = shape_profiles(workload, spec, microbatch_choices)
+        wait_until_ready(probes, sessions, payload, ProbeOptions().start_s, on_progress)
+        return compare_on_a_node(probes, shapes, on_progress)
+    finally:
+        probes.close()
+
+
 def _workload_profile(
-    workload: Workload | None, spec: WorkloadSpec | None, shapes: Sequence[ShapeProfile]
+    workload: Workload | None,
+    spec: WorkloadSpec | None,
+    shapes: Sequence[ShapeProfile],
+    comparison: CutComparison | None,
 ) -> WorkloadProfile | None:
     if workload is None or spec is None:
         return None
@@ -204,6 +256,7 @@ def _workload_profile(
         dtype=spec.dtype,
         shapes=tuple(shapes),
         ties=find_ties(workload),
+        comparison=comparison,
     )
 
 

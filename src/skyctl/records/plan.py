@@ -18,13 +18,17 @@ Strategy = Literal["even", "alone", "heuristic", "optimal", "assigned"]
 
 
 class WorkloadRef(Record):
-    """The workload that a plan was made for; ``batch_size`` in samples per step."""
+    """The workload that a plan was made for; ``batch_size`` in samples per step.
+
+    ``uncompared``: why it is not known that it trains, cut into layers, as in plain torch; None: it is.
+    """
 
     source: str
     digest: str
     batch_size: Count
     dtype: str
     seed: int
+    uncompared: str | None = None
 
 
 class Machine(Record):

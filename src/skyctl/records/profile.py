@@ -252,10 +252,32 @@ class ShapeProfile(Record):
     layers: Seq[LayerCosts]
 
 
+CutVerdict = Literal["same", "unrepeatable", "not compared"]
+
+
+class CutComparison(Record):
+    """Whether the workload, cut into layers, trains what its own objects train in plain torch.
+
+    ``verdict``: ``unrepeatable``: plain torch gives other numbers each time, so nothing can be told.
+    ``reason``: why it is not ``same``, in words. ``device``: where it was found, by ``skyctl``'s version.
+    """
+
+    verdict: CutVerdict
+    reason: str | None = None
+    seconds: Seconds = 0.0
+    device: Name | None = None
+    skyctl: str | None = None
+
+    @property
+    def doubt(self) -> str | None:
+        """What a run of it should be told; None: it trains as in plain torch."""
+        return None if self.verdict == "same" else f"{self.verdict}: {self.reason}"
+
+
 class WorkloadProfile(Record):
     """The workload that was probed, at every microbatch size that may be chosen.
 
-    ``ties``: its layers that share trained parameters.
+    ``ties``: its layers that share trained parameters. ``comparison``: None: an earlier version measured it.
     """
 
     source: str
@@ -264,6 +286,7 @@ class WorkloadProfile(Record):
     dtype: str
     shapes: Seq[ShapeProfile]
     ties: Seq[Tie] = since(8, ())
+    comparison: CutComparison | None = None
 
 
 class NodeFailure(Record):

@@ -158,6 +158,12 @@ class PlanRunner:
             KeyboardInterrupt: it was stopped (``Detached``: it goes on without this process).
         """
         before = self._sink.state.attempts
+        work = self._now.plan.workload
+        if adopted is None and work is not None and work.uncompared is not None:
+            self._callbacks.note(
+                f"it is not known whether {work.source}, cut into layers, trains as in plain torch "
+                f"({work.uncompared})"
+            )
         if adopted is not None and before:
             last = before[-1]
             self._now = _CurrentAttempt(self._now.plan, last.why, last.planned, last.number)

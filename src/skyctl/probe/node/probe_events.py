@@ -75,6 +75,18 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True)
+class ComparedEvent:
+    """What came of training the model whole and cut (``worker.cut_check``), or the error for the user."""
+
+    kind: ClassVar[str] = "compared"
+    verdict: Label = "not compared"
+    reason: str | None = None
+    seconds: Seconds = 0.0
+    error: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
 class PassedEvent:
     """The first pass over the layers is over."""
 
@@ -214,6 +226,7 @@ class FlowArrivals:
 
 PROBE_EVENTS = (
     ProbeFacts,
+    ComparedEvent,
     PassedEvent,
     MeasuredEvent,
     ProgressEvent,

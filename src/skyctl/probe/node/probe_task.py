@@ -5,6 +5,7 @@ One process for everything, because importing torch costs seconds where CPU time
 
 * ``measure`` → ``progress``…, ``passed`` and more until ``count``, ``measured`` and more until ``stop``
   → ``timings``;
+* ``compare`` → ``compared``;
 * ``link`` → ``listening`` (role ``listen``), then ``link`` with figures or an ``error``;
 * ``line`` → ``line-listening`` (role ``hub``), with ``hold`` also ``line-ready`` and a wait for ``go``, then
   ``line`` with times of arrival or an ``error``;
@@ -130,7 +131,7 @@ class _ProbeServer:
 
     def serve(self) -> None:
         """Follows orders until ``quit``; one that comes too late (a ``go``, a ``stop``) is nothing to do."""
-        orders = {"measure": self.measure, "link": self.link, "line": self.line}
+        orders = {"compare": self.compare, "measure": self.measure, "link": self.link, "line": self.line}
         while True:
             got = self._channel.recv(None)
             if got is None:
@@ -141,6 +142,27 @@ class _ProbeServer:
             if follow is not None:
                 follow(got[0])
                 give_back_freed_memory()
+
+    def compare(self, order: dict[str, Any]) -> None:
+        """Trains the model whole and cut, in its own dtype; a difference is the answer's ``error``."""
+        from skyctl.worker.cut_check.comparison import NOT_COMPARED, compare_cut
+
+        spec = self._payload["workload"]
+        answer: dict[str, Any] = {"event": "compared"}
+        try:
+            workload = self._workload
+            if spec.get("dtype", "float32") != "float32":  # the boundaries that it was sent have that dtype
+                workload = load_workload(
+                    WorkloadSpec.from_dict(spec | {"dtype": "float32", "boundaries": None})
+                )
+            assert workload is not None
+            limit_s = float(order["limit_s"])
+            answer |= compare_cut(workload, self._device, int(order["samples"]), limit_s).to_dict()
+        except SkyctlError as exc:
+            answer |= {"error": exc.message, "hint": exc.hint}
+        except (MemoryError, torch.OutOfMemoryError):
+            answer |= {"verdict": NOT_COMPARED, "reason": "there was too little memory for it"}
+        self._channel.send(answer)
 
     def measure(self, order: dict[str, Any]) -> None:
         """Layer times, or the generic figure without a workload; memory as seen with everything loaded."""

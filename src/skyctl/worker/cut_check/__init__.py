@@ -1,1 +1,1 @@
-"""Trains a workload twice for two steps: the user's own objects in plain torch, and the layers it is cut into."""
+"""Trains a workload for two steps, twice: the user's own objects in plain torch, and its layers as stages."""

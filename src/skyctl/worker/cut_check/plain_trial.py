@@ -39,7 +39,7 @@ class PlainModel:
         """
         make, ordinary = workload.model.make, workload.model.ordinary
         with seeded_generators(seed, "plain model"):
-            given = make() if make is not None else workload.build(0, workload.layers)
+            given: Any = make() if make is not None else workload.build(0, workload.layers)
         if ordinary:
             made = cls([("", given)], given, ordinary)
         else:
@@ -108,7 +108,9 @@ def plain_trial(model: PlainModel, workload: Workload, batches: Batches) -> Tria
             found.losses.append(float(loss.detach()))
         named = model.tensors()
         if step == 0:
-            found.gradients = {n: t.grad.clone() for n, t in named.items() if t.is_leaf and t.grad is not None}
+            found.gradients = {
+                n: t.grad.clone() for n, t in named.items() if t.is_leaf and t.grad is not None
+            }
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     found.parameters = {n: t.detach().clone() for n, t in named.items() if isinstance(t, nn.Parameter)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,10 +40,9 @@ class Trial:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     evaluated: tuple[Tensor, ...] = ()
 
-    def note(self, outputs: Any, loss: Tensor) -> None:
-        """Takes what one microbatch came to."""
-        self.outputs.append(output_tensors(outputs))
-        self.losses.append(float(loss.detach()))
+
+class OutOfTimeError(Exception):
+    """There is no time for another step."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,22 @@ class Batches:
 
     Args:
         samples: of a microbatch.
+        until: no step is begun after that, by ``time.monotonic``.
     """
 
     workload: Workload
     samples: int
     device: torch.device
+    until: float = math.inf
 
     def step(self, step: int) -> list[tuple[tuple[Tensor, ...], Any]]:
-        """A step's microbatches: the tensors of the inputs, and the targets. A trial may overwrite them."""
+        """A step's microbatches: the tensors of the inputs, and the targets. A trial may overwrite them.
+
+        Raises:
+            OutOfTimeError: it is too late for another one.
+        """
+        if time.monotonic() > self.until:
+            raise OutOfTimeError
         generator = torch.Generator().manual_seed(derived_seed(self.workload.spec.seed, f"cut check {step}"))
         sizes = [self.samples] * MICROBATCHES
         inputs, targets = self.workload.example.make(sum(sizes), generator)
