@@ -2,8 +2,9 @@
 
 Eager torch imports its compiler and sympy for a few functions that do next to nothing there: the first
 optimizer, or the first recomputed layer, imports ``torch._dynamo`` (0.9 s of CPU time, 67 MB), the first
-backward that is given gradients ``torch.fx.experimental.symbolic_shapes`` (0.4 s). On a tenth of a core that is more than ten seconds. Here
-placeholders answer these functions; whoever wants anything else of the two modules gets the real ones.
+backward that is given gradients ``torch.fx.experimental.symbolic_shapes`` (0.4 s). On
+a tenth of a core that is more than ten seconds. Here placeholders answer these functions; whoever wants
+anything else of the two modules gets the real ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gc
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -93,7 +94,7 @@ def _sym_eq(one: Any, other: Any) -> Any:
 _CONFIG = "torch._dynamo.config"
 _SHAPES = "torch.fx.experimental.symbolic_shapes"
 _EAGER_CALLERS = ("torch.optim.optimizer", "torch.utils.checkpoint")
-"""Whose functions are run as they are: an optimizer's methods and a recomputed layer are not compiled here."""
+"""Whose functions are run as they are: optimizers' methods and recomputed layers are not compiled here."""
 _PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = {
     "torch._dynamo": {
         "graph_break": _graph_break,

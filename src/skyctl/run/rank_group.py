@@ -97,6 +97,7 @@ class RankGroup:
         Raises:
             MismatchError: what the ranks found is not what the plan was made for.
             RunError: a rank failed or fell silent.
+            WorkloadError: two ranks that hold a layer begin with other weights.
         """
         self._callbacks.phase(f"starting {len(self.specs)} ranks")
         self._monitor.begin()
@@ -108,7 +109,7 @@ class RankGroup:
             self._tasks.follow(spec.rank, task)
         unready = set(range(len(self._ranks)))
         facts: dict[int, EnvironmentEvent] = {}
-        sums: dict[int, SumSizes | None] = {}
+        ready: dict[int, ReadyEvent] = {}
         while unready:
             rank, event = self._next()
             if isinstance(event, EnvironmentEvent):
@@ -123,9 +124,10 @@ class RankGroup:
                 caller.task.send({"op": "connect", "host": event.address, "port": event.port, **peer})
             elif isinstance(event, ReadyEvent):
                 unready.discard(rank.spec.rank)
-                sums[rank.spec.rank] = event.sums
+                ready[rank.spec.rank] = event
                 rank.enter_phase(CONNECT_PHASE, waiting=True)
-        self._start_all(sums)
+        self._reports.check_beginnings({rank: event.sketches for rank, event in ready.items()})
+        self._start_all({rank: event.sums for rank, event in ready.items()})
 
     def _start_all(self, sums: Mapping[int, SumSizes | None]) -> None:
         """Tells all to start; helpers hear how many numbers the others sum, who must all say the same.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from skyctl.errors import RunError, SkyctlError
+from skyctl.errors import RunError, SkyctlError, WorkloadError
 from skyctl.run.batch_check import REPEATS, same_tensors, step_fault
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.rank_failure import RankState
@@ -19,6 +19,7 @@ from skyctl.run.rank_spec import RankSpec
 from skyctl.run.step_metrics import StepCollector
 from skyctl.worker.rank_events import (
     CheckpointEvent,
+    LayerSketches,
     RankEvent,
     RankResult,
     StepEvent,
@@ -89,6 +90,29 @@ class RankReports:
                 self._on_checkpoint(event.step, shards)
         elif isinstance(event, RankResult):
             rank.result = event
+
+    def check_beginnings(self, sketches: Mapping[int, LayerSketches]) -> None:
+        """Compares the weights that ranks begin with, before they are told to start.
+
+        Args:
+            sketches: by rank, of the layers that it holds.
+
+        Raises:
+            WorkloadError: two ranks hold a layer, and with other weights.
+        """
+        first: dict[int, tuple[int, tuple[TensorSketch, ...]]] = {}
+        for rank, layers in sorted(sketches.items()):
+            for layer, mine in sorted(layers.items()):
+                other, expected = first.setdefault(layer, (rank, mine))
+                if not same_tensors(expected, mine, DRIFT_TOLERANCE):
+                    here, there = self._specs[rank].device, self._specs[other].device
+                    error = WorkloadError(
+                        f"layer {layer} begins with other weights on {here} than on {there}: model() takes "
+                        "numbers that no seed fixes, or files that differ",
+                        hint="draw from torch's, NumPy's or Python's own generator, which skyctl seeds, and "
+                        "not from numpy.random.default_rng() or the clock; or begin with --init-from FILE",
+                    )
+                    raise self._final(error)
 
     def _report_steps(self, tell: bool) -> None:
         """Hands out the steps that have ended."""

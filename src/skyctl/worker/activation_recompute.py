@@ -10,8 +10,8 @@ generators (dropout), and of Python's ``random``, are the same in both runs.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +76,7 @@ class RecomputedLayer:
             return run(value)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _restored_state(before, python_state)
+            return nullcontext(), _RestoredState(before, python_state)
 
         first_call = not self._called_before
         out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
@@ -119,19 +119,27 @@ class RecomputedLayer:
         )
 
 
-@contextmanager
-def _restored_state(buffers: list[_SavedBuffer], python_state: Any) -> Iterator[None]:
-    """Inside, these buffers replace the modules' own, and Python's ``random`` has that state."""
-    own_state = random.getstate()
-    random.setstate(python_state)
-    own = [module._buffers[name] for module, name, _ in buffers]
-    for module, name, tensor in buffers:
-        module._buffers[name] = tensor
-    try:
-        yield
-    finally:
-        random.setstate(own_state)
-        for (module, name, _), tensor in zip(buffers, own, strict=True):
+class _RestoredState(AbstractContextManager[None]):
+    """Inside, these buffers replace the modules' own, and Python's ``random`` has that state.
+
+    It may be entered several times: a layer that calls ``autograd.grad`` is run again within its forward.
+    """
+
+    def __init__(self, buffers: list[_SavedBuffer], python_state: Any) -> None:
+        self._buffers, self._python_state = buffers, python_state
+        self._outside: list[tuple[Any, list[Tensor | None]]] = []
+
+    def __enter__(self) -> None:
+        own = [module._buffers[name] for module, name, _ in self._buffers]
+        self._outside.append((random.getstate(), own))
+        random.setstate(self._python_state)
+        for module, name, tensor in self._buffers:
+            module._buffers[name] = tensor
+
+    def __exit__(self, *exc: object) -> None:
+        python_state, own = self._outside.pop()
+        random.setstate(python_state)
+        for (module, name, _), tensor in zip(self._buffers, own, strict=True):
             module._buffers[name] = tensor
 
 

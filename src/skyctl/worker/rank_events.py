@@ -85,26 +85,6 @@ class SumSizes:
 
 
 @dataclass(frozen=True)
-class ReadyEvent:
-    """The rank is connected to its neighbours, and has built its stage, unless it only helps others to sum.
-
-    ``sums``: of a rank that sums gradients with other pipelines.
-    """
-
-    kind: ClassVar[str] = "ready"
-    sums: SumSizes | None = None
-
-
-@dataclass(frozen=True)
-class HeartbeatEvent:
-    """The rank is alive. ``phase``: what it is at; ``waiting``: it only waits for another rank."""
-
-    kind: ClassVar[str] = "alive"
-    phase: Label
-    waiting: bool
-
-
-@dataclass(frozen=True)
 class TensorSketch:
     """A few numbers of one tensor, keyed by seed and step (``worker.batch_sketch``).
 
@@ -115,6 +95,32 @@ class TensorSketch:
     whole: int | None = None
     norm: float = 0.0
     sums: Annotated[tuple[float, ...], MaxLength(16)] = ()
+
+
+LayerSketches = Mapping[int, Annotated[tuple[TensorSketch, ...], MaxLength(1000)]]
+"""By layer, the sketch of each of its parameters."""
+
+
+@dataclass(frozen=True)
+class ReadyEvent:
+    """The rank is connected to its neighbours, and has built its stage, unless it only helps others to sum.
+
+    ``sums``: of a rank that sums gradients with other pipelines. ``sketches``: of such a rank, by layer, its
+    parameters as they are before the first step.
+    """
+
+    kind: ClassVar[str] = "ready"
+    sums: SumSizes | None = None
+    sketches: LayerSketches = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HeartbeatEvent:
+    """The rank is alive. ``phase``: what it is at; ``waiting``: it only waits for another rank."""
+
+    kind: ClassVar[str] = "alive"
+    phase: Label
+    waiting: bool
 
 
 @dataclass(frozen=True)
@@ -226,7 +232,7 @@ class CheckpointEvent:
     wall_s: Seconds
     notes: Annotated[tuple[Label, ...], MaxLength(1000)] = ()
     error: Annotated[str, MaxLength(5000)] | None = None
-    sketches: Mapping[int, Annotated[tuple[TensorSketch, ...], MaxLength(1000)]] = field(default_factory=dict)
+    sketches: LayerSketches = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

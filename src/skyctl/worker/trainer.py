@@ -352,7 +352,9 @@ class Trainer:
         sums = None
         if self._sync is not None and self._rounds is None and not self._batches.is_only_pipeline:
             sums = self._sync.sizes
-        self._channel.send(to_message(ReadyEvent(sums)))
+        kept = [] if self._batches.is_only_pipeline else executor.stage.layers
+        sketches = sketch_layers(kept, self._start, self._spec.seed)
+        self._channel.send(to_message(ReadyEvent(sums, sketches)))
         self._link.expect("start")
         rounds = make_rounds(
             self._rounds, executor, self._average, self._workload, self._seeder, clipper, first_step,

@@ -47,8 +47,8 @@ class TapedOperation:
     Attributes:
         outputs: (place among the output's leaves, reference) of each output in a new storage.
         reads, writes: the storages that the operation reads and changes.
-        draw: of an operation that draws random numbers, its seed, or the state in which it found a generator
-            of the user's; else None.
+        draw: of an operation that draws random numbers, its seed, or the state in which it found its
+            generator where the user has seeded that; else None.
     """
 
     func: Any
@@ -171,6 +171,8 @@ class OperationTape:
 
         if isinstance(op.draw, int):
             torch.default_generator.manual_seed(op.draw)
+        elif op.draw is not None:  # a generator among the arguments has a copy of its own
+            torch.default_generator.set_state(op.draw)
         out = tree_leaves(op.func(*tree_map(thaw, op.args), **tree_map(thaw, op.kwargs)))
         for place, ref in op.outputs:
             made: Tensor = out[place]
@@ -221,6 +223,7 @@ class _TapingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tape: OperationTape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = tape
+        self._last_seed = torch.default_generator.initial_seed()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -262,13 +265,15 @@ class _TapingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return None
         own = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Generator)]
+        if not own and torch.default_generator.initial_seed() != self._last_seed:
+            own = [torch.default_generator]  # model() has called manual_seed: from then on it has the say
         # tensors of values are on the CPU, and so is a generator that they are drawn from
         return own[0].get_state() if own else self.tape.next_draw()
 
-    @staticmethod
-    def _run(func: Any, args: Any, kwargs: Any, draw: int | Tensor | None) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, draw: int | Tensor | None) -> Any:
         if isinstance(draw, int):
             torch.default_generator.manual_seed(draw)
+            self._last_seed = torch.default_generator.initial_seed()
         return func(*args, **kwargs)
 
     def _run_for_real(self, func: Any, args: Any, kwargs: Any, draw: int | Tensor | None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, update_wrapper
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -266,7 +266,9 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
             f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
         )
     functions = bind_functions(functions, source.arguments, source.path)
-    make = partial(_call_model, functions.pop("model"), source.path, scope, notes)
+    function = functions.pop("model")
+    make = partial(_call_model, function, source.path, scope, notes)
+    update_wrapper(make, function, (), ())  # so that errors can name its line
     with deferred_initialization(seed) as tape:
         given = make()
     ordinary = isinstance(given, nn.Module) and not _is_sequence(given)
@@ -276,7 +278,7 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
     )
     for index in range(len(layers)):
         check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
-        refuse_accumulate_hooks(layers[index], f"{who}: {model.label(index)}", source.path)
+        refuse_accumulate_hooks(layers[index], model.label(index), source.path)
     return model
 
 

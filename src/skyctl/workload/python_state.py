@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,37 @@ from torch import Tensor, nn
 BUFFER = "keep it in a buffer: self.register_buffer('calls', torch.zeros(())), and self.calls += 1"
 _MOST_ITEMS = 1000
 _MOST_DEPTH = 3
+_GLOBALS = (int, float, list, dict, set)
 _PLAIN = (int, float, bool, str, type(None))
 
 
-def snapshot(model: nn.Module, folder: Path) -> dict[tuple[int, str], Any]:
+def snapshot(
+    model: nn.Module, folder: Path, functions: Sequence[Callable[..., Any]] = ()
+) -> dict[tuple[int, str], Any]:
     """The plain values of all modules, by module and name, as in ``calls`` or ``state.step``.
 
     Args:
         folder: the user's: global numbers of the files there, which a forward can see, are among them.
+        functions: that can see such globals as well, as a loss.
     """
     found: dict[tuple[int, str], Any] = {}
     for module in model.modules():
         own = {n: v for n, v in vars(module).items() if n not in ("training", "_program")}
         found |= {(id(module), name): value for name, value in _plain_values(own, "", 0)}
-        code = getattr(type(module).forward, "__code__", None)
-        if code is not None and Path(code.co_filename).is_relative_to(folder):
-            names = type(module).forward.__globals__
-            found |= {(0, f"global {n}"): v for n, v in names.items() if type(v) in (int, float)}
+    for function in _users_functions(model, folder, functions):
+        kept = {n: v for n, v in function.__globals__.items() if type(v) in _GLOBALS and n[:2] != "__"}
+        found |= {(0, name): value for name, value in _plain_values(kept, "global ", 0)}
     return found
+
+
+def _users_functions(
+    model: nn.Module, folder: Path, functions: Sequence[Callable[..., Any]]
+) -> Iterator[types.FunctionType]:
+    """Those of the functions and of the modules' forwards that are written in a file of that folder."""
+    for function in map(inspect.unwrap, (*functions, *(type(m).forward for m in model.modules()))):
+        written = isinstance(function, types.FunctionType) and Path(function.__code__.co_filename)
+        if written and written.is_relative_to(folder):
+            yield function
 
 
 def _plain_values(values: Mapping[Any, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -95,22 +108,37 @@ class AttributeLines:
         known = file.relative_to(self._folder) if file.is_relative_to(self._folder) else file.name
         return f"{known}, line {code.co_firstlineno}"
 
+    def of_global(self, name: str, model: nn.Module, functions: Sequence[Callable[..., Any]]) -> str:
+        """Where the function begins that knows ``global NAME``."""
+        name = name.removeprefix("global ").partition(".")[0]
+        for function in _users_functions(model, self._folder, functions):
+            code = function.__code__
+            if name in code.co_names:
+                return f"{Path(code.co_filename).relative_to(self._folder)}, line {code.co_firstlineno}"
+        return ""
+
 
 def changed_value(
     before: Mapping[tuple[int, str], Any],
     after: Mapping[tuple[int, str], Any],
     model: nn.Module,
     lines: AttributeLines,
+    functions: Sequence[Callable[..., Any]] = (),
 ) -> tuple[str, str] | None:
-    """The first plain value that a call has changed: (the line, what it is in words); None: there is none."""
+    """The first plain value that a call has changed: (the line, what it is in words); None: there is none.
+
+    Args:
+        functions: as for ``snapshot``.
+    """
     modules = {id(module): (name, module) for name, module in model.named_modules()}
     for key in [*after, *(key for key in before if key not in after)]:
         if key in before and key in after and _equal(before[key], after[key]):
             continue
         where, name = key
         path, module = modules.get(where, ("", model))
-        if name.startswith("global "):
-            return lines.of(model, ""), f"each call changes the {name}"
+        if "global " in name:
+            name = name.removeprefix("len(").rstrip(")")
+            return lines.of_global(name, model, functions), f"each call changes the {name}"
         owner = f"{path} ({type(module).__name__})" if path else type(module).__name__
         return lines.of(module, name), f"each call of {owner} changes self.{name}"
     return None

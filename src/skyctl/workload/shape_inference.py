@@ -220,9 +220,10 @@ class ShapeInference:
         Raises:
             WorkloadError: the layer fails, or gives no tensors; names the layer and its input.
         """
+        layer = self.fake_layers[index]  # made outside of the fake mode: a copy may hold tensors of its own
         try:
             with self.fake_mode, _quiet_fake_tensors(), self._strict():
-                out: Any = self.fake_layers[index](value)
+                out: Any = layer(value)
         except Exception as exc:
             raise WorkloadError(self._misfit(index, boundary, exc), hint=self._dtype_hint(exc)) from exc
         return check_value(out, "output", f"{self._label}{self.model.label(index)}")

@@ -11,19 +11,27 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyctl.errors import SkyctlError, WorkloadError
 from skyctl.worker.cut_check.cut_trial import EXECUTIONS, Execution, cut_trial, layer_prefixes
-from skyctl.worker.cut_check.differences import DiffersError, Kind, TrialComparison, are_equal
+from skyctl.worker.cut_check.differences import (
+    ROUNDINGS,
+    DiffersError,
+    Kind,
+    TrialComparison,
+    are_equal,
+)
 from skyctl.worker.cut_check.plain_trial import PlainModel, plain_trial
 from skyctl.worker.cut_check.trial import Batches, OutOfTimeError, Trial, held_tensors
+from skyctl.workload.python_state import BUFFER, AttributeLines, changed_value, snapshot
 from skyctl.workload.script_functions import locate_function
+from skyctl.workload.structures import unflatten_value
 from skyctl.workload.user_code import describe_exception, locate_error
 from skyctl.workload.workload import Workload
 
@@ -89,10 +97,11 @@ def _compare(workload: Workload, batches: Batches) -> CutComparison:
     weights = dict(held_tensors(list(zip(layer_prefixes(workload), _layers(workload, "cpu"), strict=True))))
     weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
     _compare_beginnings(workload, models, weights)
+    _refuse_counters(workload, models[1], batches)
+    del models
     try:
         plain, again, shaken = (
-            _plain(workload, model, weights, batches, shake=shake)
-            for model, shake in zip([*models, None], (False, False, True), strict=True)
+            _plain(workload, weights, batches, shake=shake) for shake in (False, False, True)
         )
     except (SkyctlError, MemoryError, torch.OutOfMemoryError, OutOfTimeError):
         raise
@@ -125,7 +134,7 @@ def _compare_execution(
         raise WorkloadError(
             f"{who}: cut into layers it trains something else than in plain torch: {differs.what} with "
             f"{how.name}{_place(workload, differs)}",
-            hint=f"likely cause: {_CAUSES[differs.kind]}. --no-compare trains it all the same",
+            hint=f"likely cause: {how.cause or _CAUSES[differs.kind]}. --no-compare trains it all the same",
         ) from None
     except (SkyctlError, MemoryError, torch.OutOfMemoryError, OutOfTimeError):
         raise
@@ -146,21 +155,44 @@ def _place(workload: Workload, differs: DiffersError) -> str:
     return f" ({locate_function(function, workload.model.path)})"
 
 
+def _refuse_counters(workload: Workload, model: PlainModel, batches: Batches) -> None:
+    """Calls a model alike three times, which it is not used after.
+
+    Raises:
+        WorkloadError: the third call changes a number of Python's that the second has changed.
+    """
+    folder = workload.model.path.parent if workload.model.path is not None else None
+    if folder is None:
+        return
+    lines, kept = AttributeLines(folder), []
+    root = nn.ModuleList(module for _, module in model.to(batches.device).modules)
+    codes = [workload.model.functions[name] for name in ("loss",) if name in workload.model.functions]
+    with lines.noted(), suppress(Exception):  # what fails here fails below, and is told there
+        model.train(mode=True)
+        for _ in range(3):
+            ((tensors, targets), *_) = batches.step(0)
+            batches.seed(0, 0)
+            workload.loss(model(unflatten_value(tensors, workload.structure(0))), targets)
+            kept.append(snapshot(root, folder, codes))
+    changed = changed_value(kept[1], kept[2], root, lines, codes) if len(kept) == 3 else None
+    if changed is not None:
+        line, what = changed
+        raise WorkloadError(
+            f"{line or workload.model.source_name}: {what}: it is another on another machine, in a "
+            "recomputed layer or after a resume",
+            hint=BUFFER,
+        )
+
+
 def _layers(workload: Workload, device: str | torch.device) -> Any:
     return workload.build(0, workload.layers, device)
 
 
-def _plain(
-    workload: Workload,
-    model: PlainModel | None,
-    weights: Mapping[str, Tensor],
-    batches: Batches,
-    *,
-    shake: bool,
-) -> Trial:
-    made = model or PlainModel.make(workload, 3)
-    made.begin_with(_shaken(weights) if shake else weights)
-    return plain_trial(made.to(batches.device), workload, batches)
+def _plain(workload: Workload, weights: Mapping[str, Tensor], batches: Batches, *, shake: bool) -> Trial:
+    """A trial of what model() gives, made just before: an optimizer() may look for the newest in a global."""
+    model = PlainModel.make(workload, 3)
+    model.begin_with(_shaken(weights) if shake else weights)
+    return plain_trial(model.to(batches.device), workload, batches)
 
 
 def _shaken(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -201,7 +233,7 @@ def _compare_beginnings(
     for name in (name for name in one if name in weights and name in other):
         a, b, mine = one[name].detach(), other[name].detach(), weights[name]
         if are_equal(a, b):
-            if not are_equal(a, mine):
+            if not _are_alike(a, mine):
                 raise WorkloadError(
                     f"{who}: {name} begins with other values than model() gives it in plain torch",
                     hint="give it its values with torch's own functions, within model()",
@@ -210,7 +242,7 @@ def _compare_beginnings(
         if a.is_sparse or a.is_quantized or a.numel() < _COPIES_FROM:
             continue
         first = first_of.setdefault(a.contiguous().view(torch.uint8).numpy().tobytes(), name)
-        if first != name and a.shape == one[first].shape and not are_equal(weights[first], mine):
+        if first != name and a.shape == one[first].shape and not _are_alike(weights[first], mine):
             raise WorkloadError(
                 f"{who}: {name} begins as a copy of {first} in plain torch, and with other values here",
                 hint="copy the module or its weights within model()",
@@ -219,6 +251,13 @@ def _compare_beginnings(
 
 _COPIES_FROM = 2
 """Tensors of so many elements that are equal by chance are none."""
+
+
+def _are_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding: a weight may be computed from others."""
+    if not a.is_floating_point() or a.shape != b.shape or a.dtype != b.dtype:
+        return are_equal(a, b)
+    return are_equal(a, b) or torch.allclose(a, b, rtol=ROUNDINGS * torch.finfo(a.dtype).eps, atol=0.0)
 
 
 @contextmanager

@@ -17,18 +17,23 @@ from skyctl.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Execution:
-    """How stages run. ``name``: as errors call it; ``whole``: one stage has all layers."""
+    """How stages run. ``name``: as errors call it; ``cause``: what a difference is likely to come from."""
 
     name: str
-    whole: bool = False
     zero_bubble: bool = False
     recompute: bool = False
+    cause: str | None = None
 
 
 EXECUTIONS = (
     Execution("1F1B, each layer on a machine of its own"),
-    Execution("zero-bubble", zero_bubble=True),
-    Execution("recomputation", recompute=True),
+    Execution("zero-bubble", zero_bubble=True, cause="a gradient that depends on when weights get theirs"),
+    Execution(
+        "recomputation",
+        recompute=True,
+        cause="a layer that does something else when it is run again: a number that it changes, draws from "
+        "NumPy or from a generator of its own",
+    ),
 )
 
 
@@ -43,19 +48,18 @@ class StageChain:
     def __init__(self, workload: Workload, layers: Sequence[nn.Module], how: Execution, samples: int) -> None:
         self.trial = Trial()
         count = len(layers)
-        starts = [0] if how.whole else list(range(count))
         self._stages = [
             PipelineStage(
-                layers[start:stop],
-                input_specs=self._specs(workload, start, samples),
-                input_structure=workload.structure(start),
-                output_specs=None if stop == count else self._specs(workload, stop, samples),
-                output_structure=workload.structure(stop),
-                loss_fn=self._loss(workload) if stop == count else None,
+                [layer],
+                input_specs=self._specs(workload, index, samples),
+                input_structure=workload.structure(index),
+                output_specs=None if index + 1 == count else self._specs(workload, index + 1, samples),
+                output_structure=workload.structure(index + 1),
+                loss_fn=self._loss(workload) if index + 1 == count else None,
                 recompute=how.recompute,
                 defer_weights=how.zero_bubble,
             )
-            for start, stop in zip(starts, [*starts[1:], count], strict=True)
+            for index, layer in enumerate(layers)
         ]
         self._zero_bubble = how.zero_bubble
         owned: set[int] = set()
