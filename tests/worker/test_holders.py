@@ -89,7 +89,7 @@ def test_as_on_one_device(
     for shares in SHARES[1:]:
         done = train(pool, driver, spec, shares, 8, recompute=True)
         assert done.losses == pytest.approx(alone.losses, rel=1e-5), shares
-    for name, close in (("bfloat16", 5e-3), ("int8", 2e-2)):
+    for name, close in (("bfloat16", 1e-2), ("int8", 2e-2)):
         rounded = train(pool, driver, spec, SHARES[-1], 8, sync={"format": name})
         assert rounded.losses != alone.losses
         assert rounded.losses == pytest.approx(alone.losses, rel=close)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.rounding import rounding
 from tests.worker import round_reference
 from tests.worker.sums import ring, star
 from tests.worker.test_resume import BATCH_NORM, keeping, resuming
@@ -65,7 +66,7 @@ def owners_payloads(
 
 
 def is_as(done: Any, expected: round_reference.Rounds) -> None:
-    """The same losses, and to 1e-6 the same weights."""
+    """The same losses, and but for rounding the same weights: each round adds at most five steps."""
     assert not done.errors, done.errors
     assert done.losses == pytest.approx(expected.losses, rel=1e-5)
     made = [[e["local_steps"] for e in events] for _, events in sorted(done.steps.items())]
@@ -76,7 +77,8 @@ def is_as(done: Any, expected: round_reference.Rounds) -> None:
     weights = safetensors.load(Path(done.results[0]["weights"]))
     assert set(weights) == set(expected.weights)
     for name, value in expected.weights.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-6)
+        close = rounding(5 * len(expected.losses))
+        torch.testing.assert_close(weights[name], value, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.rounding import rounding
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 from tests.worker.test_gradient_sync import packed_trees
 from tests.worker.test_resume import keeping, resuming
@@ -163,11 +164,14 @@ def check_same(found: Sequence[Sequence[Sequence[Sequence[Tensor]]]]) -> None:
 
 
 def check_close(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> None:
-    """Each parameter's sum is within 1e-6 of what is expected, relative to its norm, at least 1."""
+    """Each parameter's sum is what is expected but for rounding, relative to its norm, at least 1.
+
+    A number is a sum over a column, a row or the ranks; what a step leaves out comes to the next one's.
+    """
     for mine, theirs in zip(found, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             off = (a.double() - b).norm() / max(1.0, b.norm().item())
-            assert off < 1e-6, (tuple(a.shape), off.item())
+            assert off < rounding(max(a.shape, default=1)), (tuple(a.shape), off.item())
 
 
 @pytest.mark.parametrize(
@@ -272,10 +276,10 @@ def test_the_same_bits_whatever_the_threads() -> None:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
     basis, out = seen[0]
-    torch.testing.assert_close(basis.T @ basis, torch.eye(8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(8), rtol=0, atol=rounding(3000))
     held = p.double() - basis.double() @ (basis.double().T @ p.double())
-    assert held.norm() / p.norm() < 1e-6, "it spans the columns"
-    torch.testing.assert_close(out.double(), basis.double() @ q.double().T, rtol=0, atol=1e-5)
+    assert held.norm() / p.norm() < rounding(3000), "it spans the columns"
+    torch.testing.assert_close(out.double(), basis.double() @ q.double().T, rtol=0, atol=rounding(8))
 
 
 LAYERS = 7

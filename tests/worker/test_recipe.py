@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from tests.helpers.rounding import rounding
 from tests.worker import reference
 from tests.worker.workloads import DROPOUT, VALIDATION, edit_workload
 
@@ -21,6 +23,8 @@ from skyctl.workload.workload_spec import WorkloadSpec
 
 Workloads = Callable[..., dict[str, Any]]
 STEPS = 5
+CLOSE = rounding(35 * STEPS)
+"""A step's gradients are sums over seven samples of five tokens."""
 PLANS = [([0, 7], "1f1b"), ([0, 3, 7], "gpipe"), ([0, 2, 5, 7], "1f1b")]
 CHANCE = (
     "        return self.norm(x + skip) *",
@@ -64,14 +68,14 @@ def test_clipping_is_by_the_norm_of_the_whole_model(
         outcome = run(pool, driver, spec, plan, recipe, weights=True)
         for rank, events in outcome.steps.items():
             norms = [event["grad_norm"] for event in events]
-            assert norms == pytest.approx(expected.norms, rel=1e-6), (plan, rank)
+            assert norms == pytest.approx(expected.norms, rel=CLOSE), (plan, rank)
             for event in events:
                 parts = event["compute_s"] + event["transfer_s"] + event["idle_s"]
                 assert parts == pytest.approx(event["iteration_s"])
-        assert outcome.losses == pytest.approx(expected.losses, rel=1e-6), plan
+        assert outcome.losses == pytest.approx(expected.losses, rel=CLOSE), plan
         for rank in outcome.results:
             for name, tensor in safetensors.load(Path(outcome.results[rank]["weights"])).items():
-                torch.testing.assert_close(tensor, expected.weights[name], rtol=1e-6, atol=1e-7)
+                torch.testing.assert_close(tensor, expected.weights[name], rtol=CLOSE, atol=CLOSE / 10)
 
 
 def test_a_trace_shows_clipping_and_the_waiting_for_it(
@@ -180,7 +184,7 @@ def test_metrics_are_the_means_over_held_out_samples(
     for plan in PLANS:
         outcome = run(pool, driver, spec, plan, recipe)
         (event,) = [event for _, event in outcome.order if event["event"] == "validation"]
-        assert event["metrics"]["loss/again"] == pytest.approx(event["loss"], rel=1e-6)
+        assert event["metrics"]["loss/again"] == pytest.approx(event["loss"], rel=rounding(7))
         assert event["metrics"]["accuracy"] * 14 == pytest.approx(round(event["metrics"]["accuracy"] * 14))
         assert event["metrics"]["odd"] is None
         assert event["metrics"]["samples"] == pytest.approx((6 * 2 + 1) / 7)
@@ -226,5 +230,7 @@ def test_bfloat16_learns_as_float32_does(pool: Any, driver: ModuleType) -> None:
         recipe = Recipe(clip_norm=1.0, total_steps=30)
         found[dtype] = run(pool, driver, spec.to_dict(), ([0, 3, layers], "1f1b"), recipe).losses
     assert found["float32"][-1] < found["float32"][0] - 1.5
-    assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.05)
+    for part in (slice(10), slice(10, 20), slice(20, 30)):  # a step's own is its batch's chance
+        means = {dtype: fmean(losses[part]) for dtype, losses in found.items()}
+        assert means["bfloat16"] == pytest.approx(means["float32"], rel=rounding(1, torch.bfloat16))
     assert not math.isclose(found["bfloat16"][-1], found["float32"][-1], rel_tol=1e-6)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.rounding import rounding
 from tests.worker.sums import RouteEdges, connected, places, ring, star, together
 
 from skyctl.transport.peer_connection import FIRST_TAG
@@ -24,7 +25,7 @@ TREE: list[RouteEdges] = [
 LAYERS = [[7, 1], [], [300], [5, 64, 1]]
 
 
-CLOSE = {"float32": 1e-6, "bfloat16": 0.03, "int8": 0.1, "fixed32": 0}
+CLOSE = {"float32": rounding(4), "bfloat16": 0.03, "int8": 0.1, "fixed32": 0}
 
 
 def sums(routes: list[RouteEdges], holders: int, count: int, chunk: int, name: str, steps: int = 2) -> Any:

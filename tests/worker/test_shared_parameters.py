@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.rounding import rounding
 from tests.worker import reference
 from tests.worker.workloads import edit_workload
 
@@ -81,7 +82,8 @@ def test_as_on_one_device(dtype: str, tied: Workloads, pool: Any, driver: Module
     spec = tied("adamw") | {"dtype": dtype}
     recipe = Recipe(clip_norm=0.4, total_steps=STEPS)
     expected = reference.train(spec, 4, recipe)
-    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    # in float32 sums of 35 a step add up; in bfloat16 they are float32's, and what is kept of them is rounded
+    tolerance = rounding(35 * STEPS) if dtype == "float32" else rounding(1, torch.bfloat16)
     for cuts, schedule in (
         ([0, 7], "1f1b"),
         ([0, 3, 7], "1f1b"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_losses_are_those_of_plain_torch_wherever_it_is_cut(
     spec = WorkloadSpec(source=str(path), path=str(path), batch_size=BATCH, seed=3)
     told = load_workload(spec).spec.to_dict()  # as nodes are sent it
     losses, held_out = _plain(spec.to_dict())
-    assert losses[-1] < losses[0]
+    assert fmean(losses[STEPS // 2 :]) < fmean(losses[: STEPS // 2])  # each is another batch's
     recipe = {"total_steps": STEPS, "validate_every": STEPS, "validate_batches": 2}
     for cuts, schedule, options in PLANS:
         payloads = driver.payloads(told, cuts, MICROBATCHES, schedule, STEPS, recipe=recipe, **options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.rounding import rounding
 from tests.worker.sums import connected, places, ring, star, together
 from torch import nn
 
@@ -18,6 +19,7 @@ from skyctl.workload.mixed_precision import master_of, to_low_precision
 
 COUNT = 3
 LAYERS = 4
+CLOSE = rounding(COUNT)
 
 
 def make_layers(rank: int) -> list[nn.Module]:
@@ -70,7 +72,7 @@ def test_weights_are_the_mean_by_samples(routes: Any, samples: list[int]) -> Non
             mean = sum(n * master_of(w).detach() for n, w in zip(samples, own, strict=True)) / sum(samples)
             assert isinstance(mean, torch.Tensor)
             for one in found:
-                torch.testing.assert_close(master_of(one).detach(), mean, rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(master_of(one).detach(), mean, rtol=CLOSE, atol=CLOSE)
                 assert torch.equal(master_of(one), master_of(found[0])), "to the last bit"
                 assert torch.equal(one.detach().float(), master_of(one).detach().to(one.dtype).float())
 

@@ -41,7 +41,7 @@ def test_scores_loss_and_gradients_are_the_uncut_models(name: str, tmp_path: Pat
     right = model(input_ids=ids, labels=targets)
     torch.testing.assert_close(value, right.logits, rtol=1e-5, atol=1e-5)
     loss = workload.loss(value, targets)
-    torch.testing.assert_close(loss, right.loss, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(loss, right.loss, rtol=1e-5, atol=1e-5)
     loss.backward()
     right.loss.backward()
     made = workload.model.hub
