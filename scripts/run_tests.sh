@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests that a mark expression chooses. $1: the Python, $2: the expression; what follows goes to pytest. First those that can share the machine,
-# three at a time (WORKERS=0: one), for half of what they take is waiting; then those that measure and need it alone.
+# three at a time (WORKERS=0: one), for half of what they take is waiting; then, unless it leaves them out, those that measure and need it alone.
 set -u
 python=$1
 marks=$2
@@ -9,6 +9,7 @@ shift 2
 "$python" -m pytest -m "$marks and not alone" -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"
 shared=$?
 [ $shared = 2 ] && exit 2  # pytest's code where it was interrupted, or could not read the tests
+[[ $marks = *"not alone"* ]] && exit $shared
 "$python" -m pytest -m "$marks and alone" "$@"
 alone=$?
 

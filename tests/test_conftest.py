@@ -56,7 +56,7 @@ def test_leaks_are_named_and_ended(pytester: pytest.Pytester, monkeypatch: pytes
     )
 
 
-@pytest.mark.parametrize("several", [(), ("-n", "2")])
+@pytest.mark.parametrize("several", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_what_stays_on_the_machine_is_named_at_the_end(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, several: tuple[str, ...]
 ) -> None:

@@ -18,13 +18,16 @@ from skyctl.paper.paper_experiment import SIZES
 from skyctl.paper.paper_report import describe_paper, paper_tables, plot_paper
 from skyctl.paper.paper_result import PaperResult
 
-pytestmark = pytest.mark.alone  # what is found within a limit depends on what else runs
 LIMIT_S = "1.5"
 """For each plan that is not proved: what it finds is compared with room."""
 REPRODUCIBLE_TABLES = ("chain", "chain-sum", "steady", "step", "memory", "formulas", "executions")
 """Sections whose cells are the same every time, but for ``step``'s optimal."""
 OPTIMAL, SURE, STAGES = 4, 6, 5
 """Columns of ``step``'s optimal, which depend on time."""
+
+
+MADE = pytest.mark.alone
+"""Of all that looks at it: what is found within a limit depends on what else runs."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,7 @@ def _cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@MADE
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPRODUCIBLE_TABLES)
 def test_the_document_has_these_figures(made: tuple[PaperResult, str, Path], name: str) -> None:
@@ -67,6 +71,7 @@ def _percent(cell: str) -> float:
     return float(cell.removesuffix("%").strip())
 
 
+@MADE
 @pytest.mark.slow
 def test_the_command_says_what_the_document_says(made: tuple[PaperResult, str, Path]) -> None:
     paper, shown, folder = made
@@ -80,6 +85,7 @@ def test_the_command_says_what_the_document_says(made: tuple[PaperResult, str, P
     assert Path(paper.files.get("plot", folder / "paper.json")).stat().st_size > 1000
 
 
+@MADE
 def test_what_the_document_claims_in_words(made: tuple[PaperResult, str, Path]) -> None:
     paper = made[0]
     chain, summed, steady = (paper.case(64, 160, name) for name in ("chain", "chain-sum", "steady"))
@@ -95,11 +101,13 @@ def test_what_the_document_claims_in_words(made: tuple[PaperResult, str, Path]) 
     assert set(proved) == {"optimal"}
 
 
+@MADE
 def test_the_picture(made: tuple[PaperResult, str, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert plot_paper(made[0], tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@MADE
 def test_sections_are_written_between_their_markers(made: tuple[PaperResult, str, Path]) -> None:
     text = benchmark.DOCUMENT.read_text(encoding="utf-8")
     for name, table in benchmark.texts(made[0]).items():

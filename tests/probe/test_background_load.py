@@ -199,6 +199,7 @@ def test_heat_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node._overheat_count() == 8
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
 def test_a_real_neighbour_is_seen() -> None:
     cpu = max(os.sched_getaffinity(0))

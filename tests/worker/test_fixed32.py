@@ -60,7 +60,7 @@ def add_up(parameters: list[nn.Parameter], gradients: IntegerGradients, given: l
     return [gradients.take(place) for place in range(len(parameters))]
 
 
-@pytest.mark.parametrize("microbatches", [1, 16])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(16, marks=pytest.mark.slow)])
 def test_ten_thousand_vectors_are_within_the_stated_bound(microbatches: int) -> None:
     """Of each exponent from -30 to 30, against float64; with the result's own rounding apart."""
     r, generator = random.Random(microbatches), torch.Generator().manual_seed(microbatches)

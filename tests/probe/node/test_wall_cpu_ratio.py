@@ -29,6 +29,7 @@ def test_nothing_measured() -> None:
     assert WallCpuRatio().interval() == 0.0
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(thread_schedstat() is None, reason="this kernel does not tell")
 def test_sleep_is_told_from_waiting_for_a_processor() -> None:
     found = WallCpuRatio()
