@@ -72,7 +72,7 @@ CASES = {
     "hf_bert_from_config": TRAINS,
     "targets_ignored": TRAINS,
     "targets_ignored_per_token": TRAINS,
-    "argparse_at_import": refused("args = parser.parse_args()"),
+    "argparse_at_import": either("args = parser.parse_args()"),
     "forces_by_autograd": either("torch.autograd.grad("),
     "vmap_blocks": either("torch.vmap(block)(x)"),
     "batchnorm1d": TRAINS,
@@ -228,7 +228,6 @@ CASES = {
 }
 
 NOT_YET = {
-    "argparse_at_import",
     "batchnorm_cumulative",
     "experts_by_mask",
     "hf_gpt2_with_cache",
@@ -241,7 +240,6 @@ NOT_YET = {
     "number_from_item",
     "numpy_in_forward",
     "own_generator",
-    "scripted_block",
     "stochastic_depth_numpy",
 }
 """Of which loading alone says something wrong; a name leaves when that is put right."""
