@@ -46,13 +46,7 @@ class RecomputedLayer:
     def followed_by(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The layer and then ``function`` (the loss), recomputed as one."""
 
-        def both(value: Any) -> Any:
-            # the second run ends with an exception once all is there that the first one kept; a layer
-            # passes it on, but what follows may take it for an error
-            with set_checkpoint_early_stop(False):
-                return self._call(lambda given: function(self._layer(given)), value)
-
-        return both
+        return lambda value: self._call(lambda given: function(self._layer(given)), value)
 
     def _call(self, run: Callable[[Any], Any], value: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -79,7 +73,10 @@ class RecomputedLayer:
             return nullcontext(), _RestoredState(before, python_state)
 
         first_call = not self._called_before
-        out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
+        # else the second run would end with an exception once all is there that the first one kept: the user's
+        # code may take it for an error, and an operation that fills a tensor it keeps (RReLU) has not run then
+        with set_checkpoint_early_stop(False):
+            out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
         if first_call:
             self._overwrites_input = any(tensor._version for tensor in copied_inputs)
             copied_inputs.clear()

@@ -89,8 +89,9 @@ def make_users_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise WorkloadError(f"{model.source_name}: optimizer() must give a torch optimizer, not {kind}")
     if needed := _needed_by_step(made):
+        place = locate_function(model.functions["optimizer"], model.path or Path())
         raise WorkloadError(
-            f"{model.source_name}: {kind}'s step() needs {needed}: it computes "
+            f"{place}: {kind}'s step() needs {needed}: it computes "
             "the loss several times a step, and no stage of a pipeline can do that alone",
             hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
         )

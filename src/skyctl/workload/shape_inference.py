@@ -225,7 +225,7 @@ class ShapeInference:
             with self.fake_mode, _quiet_fake_tensors(), self._strict():
                 out: Any = layer(value)
         except Exception as exc:
-            raise WorkloadError(self._misfit(index, boundary, exc), hint=self._dtype_hint(exc)) from exc
+            raise WorkloadError(self._misfit(index, boundary, exc), hint=self._misfit_hint(exc)) from exc
         return check_value(out, "output", f"{self._label}{self.model.label(index)}")
 
     def _run(self, samples: int) -> None:
@@ -251,9 +251,11 @@ class ShapeInference:
     def _strict(self) -> Any:
         return nullcontext() if self.model.dtype is None else mixed_precision.SameDtypeMode()  # type: ignore[no-untyped-call]
 
-    def _dtype_hint(self, exc: Exception) -> str | None:
+    def _misfit_hint(self, exc: Exception) -> str:
         if self.model.dtype is None or not re.search("dtype|scalar type", str(exc)):
-            return None
+            return (
+                "each layer must take what the one before it gives, for any number of samples, each time anew"
+            )
         return (
             "with --dtype bfloat16 a layer gets bfloat16: let it make tensors in its input's dtype "
             "(dtype=x.dtype), or train with --dtype float32"
