@@ -73,8 +73,8 @@ class RecomputedLayer:
             return nullcontext(), _RestoredState(before, python_state)
 
         first_call = not self._called_before
-        # else the second run would end with an exception once all is there that the first one kept: the user's
-        # code may take it for an error, and an operation that fills a tensor it keeps (RReLU) has not run then
+        # Else the second run ends with an exception once all is there that the first one kept. The user's code
+        # may take that for an error, and an operation that fills what it keeps (RReLU) has not run by then.
         with set_checkpoint_early_stop(False):
             out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
         if first_call:

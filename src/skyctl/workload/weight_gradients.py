@@ -5,8 +5,8 @@ layers, ``addmm``, ``mm``, convolutions) the weight's side is left out: autograd
 asked for, and a hook at each of these nodes keeps the output's gradient and the saved input. A convolution's
 bias is deferred with its weight: asked for the bias alone, oneDNN computes both. Everything else (norms,
 embeddings, weights that are used twice, have hooks or are computed from others, anything inside a checkpoint
-or a user's Function) gets its gradients in the backward, as always; so does all behind a reentrant checkpoint. So they are right whatever the layers
-are; only how much can be deferred depends on them.
+or a user's Function) gets its gradients in the backward, as always; with a reentrant checkpoint all does. So
+they are right whatever the layers are; only how much can be deferred depends on them.
 
 Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 2 (B and W). Knows nothing of stages,
 schedules or clocks.
