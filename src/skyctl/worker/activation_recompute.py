@@ -73,7 +73,7 @@ class RecomputedLayer:
             return nullcontext(), _RestoredState(before, python_state)
 
         first_call = not self._called_before
-        # Else the second run ends with an exception once all is there that the first one kept. The user's code
+        # Else the second run ends with an exception once all is there that the first kept. The user's code
         # may take that for an error, and an operation that fills what it keeps (RReLU) has not run by then.
         with set_checkpoint_early_stop(False):
             out = checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
