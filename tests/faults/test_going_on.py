@@ -80,6 +80,7 @@ def test_on_the_same_cut_bit_for_bit_until_its_checkpoint_is_removed(
     assert left_of_state(three.state) == []
 
 
+@pytest.mark.slow
 def test_on_other_nodes_with_another_cut(three: Any, at_once: dict[str, Any]) -> None:
     run_id, folder = first_day(three, "--replicas", "0")
     done = resume(three, "other.json", "--resume", run_id)
