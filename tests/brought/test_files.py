@@ -25,12 +25,12 @@ TEXTS = {
 }
 READ = {"utf8"}
 """Those that must be taken; the others may also be refused, but not taken for other characters."""
-NOT_YET = {"utf16", "utf32", "windows", "mark", "slurm", "slurm_list", "inventory_mark"}
+NOT_YET = {"utf16_hosts", "mark", "slurm", "slurm_list", "inventory_mark"}
 """Read wrongly, or refused without a next step; a name leaves when that is put right."""
 HOSTS = {
     "mark": (b"\xef\xbb\xbftower slots=2\nattic slots=2\n", ["tower", "attic"]),
     "windows_lines": (b"tower slots=2\r\nattic slots=2\r\n", ["tower", "attic"]),
-    "utf16": ("tower slots=2\nattic slots=2\n".encode("utf-16"), ["tower", "attic"]),
+    "utf16_hosts": ("tower slots=2\nattic slots=2\n".encode("utf-16"), ["tower", "attic"]),
     "slurm": (b"node[07-09] slots=2\n", ["node07", "node08", "node09"]),
     "slurm_list": (b"node[1,3-4] slots=2\nlogin slots=1\n", ["node1", "node3", "node4", "login"]),
     "ports": (b"tower:2222 slots=2\nattic slots=2\n", ["tower", "attic"]),

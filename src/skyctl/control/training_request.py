@@ -23,6 +23,7 @@ from skyctl.workload.shipped_files import (
     find_stored_weights,
     shipped_path,
 )
+from skyctl.workload.text_files import read_text
 from skyctl.workload.workload_spec import WorkloadSpec, make_spec, resolve_source
 
 if TYPE_CHECKING:
@@ -269,13 +270,7 @@ def send_workload(
 def _read_data(spec: WorkloadSpec) -> bytes | None:
     """The bytes that built-in models train on: the user's file, or the standard library's sources."""
     if spec.data_path is not None:
-        path = Path(spec.data_path)
-        try:
-            return path.read_bytes()
-        except OSError as exc:
-            raise WorkloadError(
-                f"cannot read --data {path}: {exc.strerror or exc}", hint="give a readable text file"
-            ) from exc
+        return read_text(Path(spec.data_path))
     return default_corpus() if resolve_source(spec).kind != "file" else None
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from skyctl.errors import WorkloadError
+from skyctl.workload.text_files import read_text
 
 LIMIT_BYTES = 4 << 20
 _SKIP = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
@@ -31,7 +32,8 @@ def default_corpus() -> bytes:
     for name in names:
         try:
             text = (root / name).read_bytes()
-        except OSError:
+            text.decode()
+        except (OSError, UnicodeDecodeError):
             continue
         parts.append(text[:room])
         room -= len(parts[-1])
@@ -55,14 +57,9 @@ def _source_names(root: Path) -> Iterator[str]:
 
 @lru_cache(maxsize=2)
 def read_corpus(data_path: str | None) -> bytes:
-    """The whole text of ``--data``; None: the default corpus.
+    """The whole text of ``--data`` as UTF-8; None: the default corpus. On a node also token ids, as they are.
 
     Raises:
-        WorkloadError: the file can't be read.
+        WorkloadError: the file can't be read, or is no text in an encoding that is certain.
     """
-    if data_path is None:
-        return default_corpus()
-    try:
-        return Path(data_path).read_bytes()
-    except OSError as exc:
-        raise WorkloadError(f"the text {data_path} can't be read: {exc.strerror or exc}") from exc
+    return default_corpus() if data_path is None else read_text(Path(data_path))

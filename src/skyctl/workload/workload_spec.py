@@ -13,6 +13,7 @@ from typing import Any
 
 from skyctl.errors import WorkloadError
 from skyctl.workload.hf import hub_folder as hub
+from skyctl.workload.text_files import check_beginning
 
 DTYPES = ("float32", "bfloat16")
 UNSUPPORTED_DTYPES = {
@@ -136,6 +137,7 @@ def make_spec(source: str, **options: Any) -> WorkloadSpec:
             )
         if not data.is_file():
             raise WorkloadError(f"--data {spec.data_path}: there is no such file")
+        check_beginning(data)  # before minutes of measuring
         spec = replace(spec, data_path=str(data.resolve()))
     return spec
 

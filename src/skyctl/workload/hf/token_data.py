@@ -24,9 +24,9 @@ from skyctl.workload.data import Batch, BatchExample, TensorExample
 from skyctl.workload.hf.hub_folder import tokenizer_files
 from skyctl.workload.hf.transformers_models import HubSettings, import_transformers
 from skyctl.workload.loss_functions import IGNORED_TARGET
+from skyctl.workload.text_files import TOKENS_MAGIC
 from skyctl.workload.user_code import describe_exception
 
-TOKENS_MAGIC = b"skyctl token ids 1\n"
 BYTE_VALUES = 256
 PIECE_CHARACTERS = 1 << 15
 MASKED_SHARE = 0.15
