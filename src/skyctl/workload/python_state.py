@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,29 @@ _PLAIN = (int, float, bool, str, type(None))
 
 
 def snapshot(
-    model: nn.Module, folder: Path, functions: Sequence[Callable[..., Any]] = ()
+    modules: Sequence[nn.Module], folder: Path, functions: Sequence[Callable[..., Any]] = ()
 ) -> dict[tuple[int, str], Any]:
-    """The plain values of all modules, by module and name, as in ``calls`` or ``state.step``.
+    """The plain values of these modules, by module and name, as in ``calls`` or ``state.step``.
 
     Args:
         folder: the user's: global numbers of the files there, which a forward can see, are among them.
         functions: that can see such globals as well, as a loss.
     """
     found: dict[tuple[int, str], Any] = {}
-    for module in model.modules():
+    for module in modules:
         own = {n: v for n, v in vars(module).items() if n not in ("training", "_program")}
         found |= {(id(module), name): value for name, value in _plain_values(own, "", 0)}
-    for function in _users_functions(model, folder, functions):
+    for function in _users_functions(modules, folder, functions):
         kept = {n: v for n, v in function.__globals__.items() if type(v) in _GLOBALS and n[:2] != "__"}
         found |= {(0, name): value for name, value in _plain_values(kept, "global ", 0)}
     return found
 
 
 def _users_functions(
-    model: nn.Module, folder: Path, functions: Sequence[Callable[..., Any]]
+    modules: Iterable[nn.Module], folder: Path, functions: Sequence[Callable[..., Any]]
 ) -> Iterator[types.FunctionType]:
     """Those of the functions and of the modules' forwards that are written in a file of that folder."""
-    for function in map(inspect.unwrap, (*functions, *(type(m).forward for m in model.modules()))):
+    for function in map(inspect.unwrap, (*functions, *(type(m).forward for m in modules))):
         written = isinstance(function, types.FunctionType) and Path(function.__code__.co_filename)
         if written and written.is_relative_to(folder):
             yield function
@@ -111,7 +111,7 @@ class AttributeLines:
     def of_global(self, name: str, model: nn.Module, functions: Sequence[Callable[..., Any]]) -> str:
         """Where the function begins that knows ``global NAME``."""
         name = name.removeprefix("global ").partition(".")[0]
-        for function in _users_functions(model, self._folder, functions):
+        for function in _users_functions(model.modules(), self._folder, functions):
             code = function.__code__
             if name in code.co_names:
                 return f"{Path(code.co_filename).relative_to(self._folder)}, line {code.co_firstlineno}"

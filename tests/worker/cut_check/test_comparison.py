@@ -67,7 +67,7 @@ def no_modes_kept(patch: Patch) -> None:
 
 def no_counters_refused(patch: Patch) -> None:
     patch.setattr(module_cutter, "_refuse_counters", nothing)
-    patch.setattr(comparison, "_refuse_counters", nothing)
+    patch.setattr(comparison, "_find_counter", nothing)
 
 
 def no_autocast_entered(patch: Patch) -> None:
@@ -127,6 +127,32 @@ def test_with_all_mends_it_is_right_or_refused_by_its_line(name: str) -> None:
     except WorkloadError as exc:
         said = exc.message
     assert said == "same" or f"{name}.py, line " in said
+
+
+COUNTING = """
+from torch import nn
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+def model():
+    return [Counting(), Counting(), nn.Linear(8, 4)]
+"""
+
+
+def test_a_counter_that_nothing_looks_at_does_no_harm(tmp_path: Path) -> None:
+    data = (FOLDER / "batchnorm1d.py").read_text()
+    path = tmp_path / "counting.py"
+    path.write_text("import torch\n" + COUNTING + "\n\n" + data[data.index("def data(") :])
+    assert compare_cut(load_workload(make_spec(str(path), batch_size=8))).verdict == "same"
 
 
 def test_an_optimizer_across_parameters_is_refused() -> None:

@@ -97,7 +97,7 @@ def _compare(workload: Workload, batches: Batches) -> CutComparison:
     weights = dict(held_tensors(list(zip(layer_prefixes(workload), _layers(workload, "cpu"), strict=True))))
     weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
     _compare_beginnings(workload, models, weights)
-    _refuse_counters(workload, models[1], batches)
+    counter = _find_counter(workload, models[1], batches)
     del models
     try:
         plain, again, shaken = (
@@ -117,20 +117,32 @@ def _compare(workload: Workload, batches: Batches) -> CutComparison:
     try:
         comparison.check_repeated(again)
     except DiffersError as differs:
+        if counter is not None:
+            raise counter from None
         return CutComparison(UNREPEATABLE, f"plain torch gives other numbers each time ({differs.what} then)")
     for how in EXECUTIONS:
-        _compare_execution(workload, how, batches, comparison)
+        _compare_execution(workload, how, batches, comparison, counter)
     return CutComparison(SAME)
 
 
 def _compare_execution(
-    workload: Workload, how: Execution, batches: Batches, comparison: TrialComparison
+    workload: Workload,
+    how: Execution,
+    batches: Batches,
+    comparison: TrialComparison,
+    counter: WorkloadError | None,
 ) -> None:
-    """Trains the layers, run in one way; WorkloadError where they train something else or fail."""
+    """Trains the layers, run in one way; WorkloadError where they train something else or fail.
+
+    Args:
+        counter: what a difference is put down to.
+    """
     who = workload.model.source_name
     try:
         comparison.check_cut(cut_trial(workload, _layers(workload, batches.device), how, batches))
     except DiffersError as differs:
+        if counter is not None:
+            raise counter from None
         raise WorkloadError(
             f"{who}: cut into layers it trains something else than in plain torch: {differs.what} with "
             f"{how.name}{_place(workload, differs)}",
@@ -155,15 +167,16 @@ def _place(workload: Workload, differs: DiffersError) -> str:
     return f" ({locate_function(function, workload.model.path)})"
 
 
-def _refuse_counters(workload: Workload, model: PlainModel, batches: Batches) -> None:
+def _find_counter(workload: Workload, model: PlainModel, batches: Batches) -> WorkloadError | None:
     """Calls a model alike three times, which it is not used after.
 
-    Raises:
-        WorkloadError: the third call changes a number of Python's that the second has changed.
+    Returns:
+        The error if the third call changes a number of Python's that the second has changed: it may do no
+        harm (a log), so it is raised only where something differs.
     """
     folder = workload.model.path.parent if workload.model.path is not None else None
     if folder is None:
-        return
+        return None
     lines, kept = AttributeLines(folder), []
     root = nn.ModuleList(module for _, module in model.to(batches.device).modules)
     codes = [workload.model.functions[name] for name in ("loss",) if name in workload.model.functions]
@@ -173,15 +186,16 @@ def _refuse_counters(workload: Workload, model: PlainModel, batches: Batches) ->
             ((tensors, targets), *_) = batches.step(0)
             batches.seed(0, 0)
             workload.loss(model(unflatten_value(tensors, workload.structure(0))), targets)
-            kept.append(snapshot(root, folder, codes))
+            kept.append(snapshot(list(root.modules()), folder, codes))
     changed = changed_value(kept[1], kept[2], root, lines, codes) if len(kept) == 3 else None
-    if changed is not None:
-        line, what = changed
-        raise WorkloadError(
-            f"{line or workload.model.source_name}: {what}: it is another on another machine, in a "
-            "recomputed layer or after a resume",
-            hint=BUFFER,
-        )
+    if changed is None:
+        return None
+    line, what = changed
+    return WorkloadError(
+        f"{line or workload.model.source_name}: {what}: it is another on another machine, in a recomputed "
+        "layer or after a resume",
+        hint=BUFFER,
+    )
 
 
 def _layers(workload: Workload, device: str | torch.device) -> Any:

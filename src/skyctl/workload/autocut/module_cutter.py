@@ -134,7 +134,8 @@ def _refuse_counters(fake: FakeModule, opened: set[str], path: Path) -> None:
     """Runs the forward twice alike.
 
     Raises:
-        CannotFollowError: the second run changes a number of Python's again; names the line.
+        CannotFollowError: the second run changes a number of an opened module again, of which layers would
+            have one value for ever; names the line. Modules called as a whole keep and change their own.
     """
     lines = AttributeLines(path.parent)
     kept: list[dict[tuple[int, str], Any]] = []
@@ -142,7 +143,7 @@ def _refuse_counters(fake: FakeModule, opened: set[str], path: Path) -> None:
         for _ in range(2):
             with suppress(CannotFollowError):  # it is told by those who need the graph
                 _trace(fake, opened, path, TRAINING_SAMPLES[0], training=True)
-            kept.append(snapshot(fake.module, path.parent))
+            kept.append(snapshot([fake.module.get_submodule(name) for name in opened], path.parent))
     changed = changed_value(kept[0], kept[1], fake.module, lines)
     if changed is not None:
         line, what = changed
