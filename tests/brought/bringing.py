@@ -22,6 +22,7 @@ from tests.worker import driver
 from torch import nn
 
 from skyctl.errors import WorkloadError
+from skyctl.worker.cut_check.comparison import compare_cut
 from skyctl.workload.workload import Workload
 from skyctl.workload.workload_spec import make_spec
 
@@ -72,9 +73,10 @@ def bring_to_nodes(skyctl: Skyctl, path: Path, case: Case) -> Outcome:
 
 
 def bring_to_ranks(pool: driver.Pool, path: Path, case: Case, schedule: str) -> Outcome:
-    """Loads it here, has two ranks train it without probe and plan, then compares."""
+    """Loads it and compares the cut here, as a probe does, has two ranks train it, then compares losses."""
     try:
         workload = plain_torch.load(path, BATCH)
+        compare_cut(workload)
     except WorkloadError as exc:
         return Outcome("refused", f"{exc.message} | next: {exc.hint}" if exc.hint else f"no hint: {exc}")
     try:
