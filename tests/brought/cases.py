@@ -230,7 +230,6 @@ CASES = {
 NOT_YET = {
     "batchnorm_cumulative",
     "experts_by_mask",
-    "hf_gpt2_with_cache",
     "lazy_linear",
     "loss_ctc",
     "masks_variable",

@@ -72,3 +72,26 @@ def test_torchscript_without_its_code_is_refused_by_its_name(
             user(f"def model(): return {given}\n")
         assert f"model() gives TorchScript{place}, which" in str(caught.value)
         assert "plain module" in str(caught.value.hint)
+
+
+def test_a_transformers_model_gives_no_cache(user: Callable[..., Workload]) -> None:
+    pytest.importorskip("transformers")
+    data = (
+        "from transformers import GPT2Config, GPT2Model\n"
+        "def data(batch_size, seed):\n"
+        "    while True: yield torch.zeros(batch_size, 5, dtype=torch.int64), torch.zeros(batch_size)\n"
+    )
+    body = (
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        sizes = dict(vocab_size=8, n_positions=8, n_embd=8, n_layer=2, n_head=2)\n"
+        "        self.body = GPT2Model(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))\n"
+        "        self.config = {'use_cache': True}\n"
+        "    def forward(self, ids): return self.body(ids)\n"
+        "def loss(outputs, targets): return outputs['last_hidden_state'].mean()\n"
+        "def model(): return Net()\n"
+    )
+    workload = user(body, data=data)
+    assert workload.layers > 1
+    assert [note for note in workload.notes if "use_cache" in note]

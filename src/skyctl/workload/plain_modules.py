@@ -1,7 +1,8 @@
 """What model() gives, as layers can be made of it: modules that run as Python, and give tensors.
 
 What only makes a model faster is left out while the user's file and its model() run: ``torch.compile`` and
-``torch.jit``, whose code can't be traced, copied without values, or run on fake tensors.
+``torch.jit``, whose code can't be traced, copied without values, or run on fake tensors. So is the cache of
+keys and values that a transformers model gives beside its logits: only generating text has a use for it.
 """
 
 from __future__ import annotations
@@ -78,3 +79,25 @@ def refuse_scripted(given: Any, who: str) -> None:
                 hint="make the plain module in model(), and give it the weights of the scripted one by "
                 "--init-from; script the trained model",
             )
+
+
+def leave_out_caches(given: Any, who: str, notes: list[str]) -> None:
+    """Switches ``config.use_cache`` off in the transformers models that model() gives, or holds.
+
+    Args:
+        who: what to call the file in notes, as in ``train.py``.
+        notes: a note for the user is added where one was on.
+    """
+    note = f"{who}: config.use_cache is off, a cache of keys and values is only of use for generating text"
+    for part in given if isinstance(given, list | tuple) else [given]:
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            config = module.__dict__.get("config")
+            if config is not None and _is_of_transformers(config) and getattr(config, "use_cache", 0) is True:
+                config.use_cache = False
+                if note not in notes:
+                    notes.append(note)
+
+
+def _is_of_transformers(config: Any) -> bool:
+    """Whether it is a config of that library, which need not be installed."""
+    return any(kind.__module__.partition(".")[0] == "transformers" for kind in type(config).__mro__)
