@@ -229,14 +229,8 @@ CASES = {
 
 NOT_YET = {
     "batchnorm_cumulative",
-    "experts_by_mask",
     "lazy_linear",
-    "loss_ctc",
-    "masks_variable",
-    "nan_check",
     "no_grad_decorated",
-    "number_from_item",
-    "numpy_in_forward",
     "own_generator",
 }
 """Of which loading alone says something wrong; a name leaves when that is put right."""

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from skyctl.errors import WorkloadError
 from skyctl.workload.costs import count_layer_costs
 from skyctl.workload.received_values import received_value
 from skyctl.workload.structures import value_tensors
@@ -168,14 +167,6 @@ def test_own_function_shows_in_the_signature(user: Make) -> None:
     found = count_layer_costs(user(body), 4)
     assert found[1].signature == found[3].signature != found[2].signature
     assert found[2].flops > found[1].flops
-
-
-def test_layer_that_asks_for_values(user: Make) -> None:
-    with pytest.raises(WorkloadError, match=r"layer 0 \(Ask\)"):
-        user(
-            "class Ask(nn.Linear):\n    def forward(self, x): return self.weight if x.sum() else x\n"
-            "def model(): return [Ask(6, 4)]\n"
-        )
 
 
 def test_real_layers_run_as_told() -> None:

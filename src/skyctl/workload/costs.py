@@ -7,7 +7,6 @@ signature, so equal layers are counted once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import weakref
@@ -23,7 +22,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
 from skyctl.workload.deferred_init import DispatchMode
+from skyctl.workload.operation_digest import OperationDigest, backward_kinds, plain_settings
 from skyctl.workload.optimizers import copy_name
+from skyctl.workload.real_runs import NeedsValuesError, is_for_lack_of_values
 from skyctl.workload.shape_inference import LayerBoundary
 from skyctl.workload.structures import Value, value_tensors
 from skyctl.workload.weight_gradients import DeferredWeightGradients
@@ -70,65 +71,72 @@ def count_layer_costs(workload: Workload, samples: int) -> list[LayerCost]:
     known: dict[str, LayerCost] = {}
     found = []
     for index, name in enumerate(workload.names):
-        signature = _signature(workload, index, boundaries, samples)
-        if signature not in known:
-            run = _CountedRun(workload, index, boundaries[index], samples)
-            known[signature] = LayerCost(
-                name=name,
-                signature=signature,
-                flops=float(run.flops),
-                state_bytes=float(state_bytes(workload, workload.shapes.fake_layers[index])),
-                activation_bytes=float(run.activation_bytes),
-                output_bytes=float(sum(t.nbytes for t in boundaries[index + 1].tensors)),
-                workspace_bytes=float(run.workspace_bytes),
-                deferred_bytes=float(_deferred_bytes(workload, index, boundaries[index], samples)),
-                gradient_bytes=float(_gradient_bytes(workload.shapes.fake_layers[index])),
-                gradient_matrices=_gradient_matrices(workload.shapes.fake_layers[index]),
-            )
-        found.append(replace(known[signature], name=name))
+        try:
+            cost = _layer_cost(workload, index, boundaries, samples, known)
+        except NeedsValuesError:  # its backward does, or the loss behind it
+            workload.shapes.use_values(index)
+            cost = _layer_cost(workload, index, boundaries, samples, known)
+        found.append(replace(cost, name=name))
     return found
+
+
+def _layer_cost(
+    workload: Workload,
+    index: int,
+    boundaries: list[LayerBoundary],
+    samples: int,
+    known: dict[str, LayerCost],
+) -> LayerCost:
+    """The cost of one layer: of an equal one that is known by its signature, or counted."""
+    signature = _signature(workload, index, boundaries, samples)
+    if signature not in known:
+        run = _CountedRun(workload, index, boundaries[index], samples)
+        fake_layer = workload.shapes.fake_layers[index]
+        known[signature] = LayerCost(
+            name=workload.names[index],
+            signature=signature,
+            flops=float(run.flops),
+            state_bytes=float(state_bytes(workload, fake_layer)),
+            activation_bytes=float(run.activation_bytes),
+            output_bytes=float(sum(t.nbytes for t in boundaries[index + 1].tensors)),
+            workspace_bytes=float(run.workspace_bytes),
+            deferred_bytes=float(_deferred_bytes(workload, index, boundaries[index], samples)),
+            gradient_bytes=float(_gradient_bytes(fake_layer)),
+            gradient_matrices=_gradient_matrices(fake_layer),
+        )
+    return known[signature]
 
 
 def _forward(
     workload: Workload, index: int, boundary: LayerBoundary, samples: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Value]:
     """Runs a layer, the last one with its loss → (inputs as received, targets, output)."""
-    value = workload.shapes.fake_value(boundary)
+    shapes = workload.shapes
+    value = shapes.received(index, boundary, samples)
     inputs = value_tensors(value)  # before a layer takes any of them out of its dict
     targets: tuple[Tensor, ...] = ()
-    out = workload.shapes.run_layer(index, value, boundary)
+    out = shapes.run_layer(index, value, boundary)
     if index + 1 == workload.layers:
-        _, wanted = workload.shapes.fake_batch(samples)
+        _, wanted = shapes.batch(index, samples)
         targets = value_tensors(wanted)
-        with workload.shapes.fake_mode:
-            out = workload.loss(out, wanted)
+        try:
+            with shapes.mode(index):
+                out = workload.loss(out, wanted)
+        except WorkloadError as exc:
+            raise _perhaps_needs_values(workload, index, exc) from exc
     return inputs, targets, out
 
 
-class _OperationDigest(DispatchMode):  # type: ignore[no-untyped-call]
-    """Hashes every operation: its name, its tensors' shapes and dtypes, its other arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.digest = hashlib.sha256()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if not str(func).startswith("prim."):
-            words = [_describe_argument(a) for a in tree_leaves((tuple(args), dict(kwargs or {})))]
-            self.digest.update(f"{func}({';'.join(words)})\n".encode())
-        return func(*args, **(kwargs or {}))
-
-
-def _describe_argument(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.requires_grad:d}"
-    return "generator" if isinstance(value, torch.Generator) else repr(value)
+def _perhaps_needs_values(workload: Workload, index: int, error: WorkloadError) -> WorkloadError:
+    """The error, or the one that says that real tensors may help."""
+    if not workload.shapes.needs_values(index) and is_for_lack_of_values(error):
+        return NeedsValuesError(index, error)
+    return error
 
 
 def _signature(workload: Workload, index: int, boundaries: list[LayerBoundary], samples: int) -> str:
-    listing = _OperationDigest()
+    with_values = workload.shapes.needs_values(index)
+    listing = OperationDigest(kinds_only=with_values)
     layer = workload.shapes.fake_layers[index]
     held = [(p, p.requires_grad) for p in layer.parameters()] + [(b, False) for b in layer.buffers()]
     for tensor, trained in held:
@@ -141,24 +149,12 @@ def _signature(workload: Workload, index: int, boundaries: list[LayerBoundary], 
             listing.digest.update(f"{json.dumps(structure)}\n".encode())
     with listing:
         _, _, out = _forward(workload, index, boundary, samples)
-    for kind in _backward_kinds(out):
+    if with_values:
+        for line in (*sorted(listing.kinds), *plain_settings(layer)):
+            listing.digest.update(f"{line}\n".encode())
+    for kind in () if with_values else backward_kinds(out):
         listing.digest.update(f"{kind}\n".encode())
     return listing.digest.hexdigest()[:16]
-
-
-def _backward_kinds(out: Value) -> list[str]:
-    """The kinds of the autograd nodes behind ``out``, in a fixed order; a user's own Function shows here."""
-    seen: set[Any] = set()
-    kinds = []
-    stack: list[Any] = [t.grad_fn for t in value_tensors(out)]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        kinds.append(str(node.name()))
-        stack += [following for following, _ in node.next_functions]
-    return kinds
 
 
 class _LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
@@ -209,7 +205,7 @@ class _CountedRun:
     """Runs one layer's forward and backward, and counts flops and bytes."""
 
     def __init__(self, workload: Workload, index: int, boundary: LayerBoundary, samples: int) -> None:
-        layer = workload.shapes.fake_layers[index]
+        layer = workload.shapes.layer(index)
         own = [*layer.parameters(), *layer.buffers()]
         live = _LiveBytes(own)
         saved: dict[int, int] = {}
@@ -240,7 +236,7 @@ def _deferred_bytes(workload: Workload, index: int, boundary: LayerBoundary, sam
     later = DeferredWeightGradients()
     _, _, out = _forward(workload, index, boundary, samples)
     _backward(workload, index, boundary, out, later.backward)
-    own = workload.shapes.fake_layers[index]
+    own = workload.shapes.layer(index)
     state = {t.untyped_storage()._cdata for t in (*own.parameters(), *own.buffers())}
     return sum(nbytes for key, nbytes in _storages(later.held).items() if key not in state)
 
@@ -252,16 +248,18 @@ def _backward(
     ends = [t for t in value_tensors(out) if t.requires_grad]
     if not ends:
         return
+    shapes = workload.shapes
+    make = torch.zeros_like if shapes.needs_values(index) else torch.empty_like
     try:
-        with workload.shapes.fake_mode:
-            run(ends, [torch.empty_like(t) for t in ends])
+        with shapes.mode(index):
+            run(ends, [make(t) for t in ends])
     except Exception as exc:
         who = f"{workload.model.source_name}: {workload.model.label(index)}"
-        raise WorkloadError(
-            f"{who} can't run backward on {boundary}: {user_code.describe_exception(exc)}"
-        ) from exc
+        error = WorkloadError(f"{who} can't run backward on {boundary}: {user_code.describe_exception(exc)}")
+        error.__cause__ = exc
+        raise _perhaps_needs_values(workload, index, error) from exc
     finally:
-        for parameter in workload.shapes.fake_layers[index].parameters():
+        for parameter in shapes.layer(index).parameters():
             parameter.grad = None
 
 

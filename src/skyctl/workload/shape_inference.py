@@ -1,7 +1,8 @@
 """Shape inference: runs the layers on fake tensors, for shapes and dtypes between layers without memory.
 
 Fake tensors are meta tensors that say they are on a device; so a layer that asks for ``x.device`` or makes a
-tensor of its own works, and attention takes the kernel that a CPU takes.
+tensor of its own works, and attention takes the kernel that a CPU takes. A layer that asks for a tensor's
+values is run on real ones (``real_runs``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,15 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import mixed_precision, user_code
 from skyctl.workload.data import BatchExample
 from skyctl.workload.layered_model import LayeredModel
+from skyctl.workload.real_runs import (
+    FEW_SAMPLES,
+    MOST_SAMPLES,
+    NeedsValuesError,
+    RealLayers,
+    draw_tensor,
+    drawn_alike,
+    is_for_lack_of_values,
+)
 from skyctl.workload.received_values import attach_inputs, received_value
 from skyctl.workload.structures import (
     Structure,
@@ -102,6 +112,8 @@ def _quiet_fake_tensors() -> Iterator[None]:
 class ShapeInference:
     """The boundaries of a model by number of samples, each found by one run on fake tensors.
 
+    Layers that need values are run on real tensors instead, at few samples.
+
     Args:
         portable: what ``portable_boundaries`` gave elsewhere; nothing is run then.
     """
@@ -114,6 +126,8 @@ class ShapeInference:
         self._portable = portable
         self._known: dict[int, list[LayerBoundary]] = {}
         self._label = f"{model.source_name}: "
+        self._with_values: set[int] = set()
+        self._real_layers = RealLayers(model)
 
     @cached_property
     def fake_mode(self) -> Any:
@@ -131,8 +145,13 @@ class ShapeInference:
         """The boundaries for that many samples: ``i`` is before layer ``i``, the last one after the model."""
         if samples not in self._known and self._portable is not None:
             self._known[samples] = [_parse_boundary(values, samples) for values in self._portable]
-        elif samples not in self._known:
+        elif samples not in self._known and not self._with_values:
             self._run(samples)
+        if samples not in self._known and samples <= MOST_SAMPLES:
+            self._run(samples)
+        elif samples not in self._known:
+            portable = self.portable_boundaries(FEW_SAMPLES)
+            self._known[samples] = [_parse_boundary(values, samples) for values in portable]
         return self._known[samples]
 
     def portable_boundaries(self, samples: int) -> list[dict[str, Any]]:
@@ -175,6 +194,40 @@ class ShapeInference:
         except WorkloadError:
             return [self.boundaries(samples * times) for times in (1, 2, 3)], samples
 
+    def needs_values(self, index: int) -> bool:
+        """Whether layer ``index``, or the loss behind it, is run on real tensors."""
+        return index in self._with_values
+
+    def use_values(self, index: int) -> None:
+        """Has layer ``index`` run on real tensors from now on."""
+        self._with_values.add(index)
+
+    def layer(self, index: int) -> nn.Module:
+        """The layer as it is run here: on fake tensors, or built for this call and those after it."""
+        return self._real_layers.layer(index) if index in self._with_values else self.fake_layers[index]
+
+    def mode(self, index: int) -> AbstractContextManager[Any]:
+        """To be entered around whatever computes with the tensors of layer ``index``."""
+        return drawn_alike() if index in self._with_values else self.fake_mode
+
+    def received(self, index: int, boundary: LayerBoundary, samples: int) -> Value:
+        """What layer ``index`` is run with: fake tensors, or drawn ones (layer 0: as the batch has them)."""
+        if index not in self._with_values:
+            return self.fake_value(boundary)
+        if index == 0:
+            return self.batch(0, samples)[0]
+        with drawn_alike():
+            made = [draw_tensor(spec.shape, getattr(torch, spec.dtype)) for spec in boundary.tensors]
+        received, _ = attach_inputs(made, [spec.requires_grad for spec in boundary.tensors])
+        return unflatten_value(received, boundary.structure)
+
+    def batch(self, index: int, samples: int) -> tuple[Value, Value]:
+        """(inputs, targets) of fake tensors, or of drawn ones where layer ``index`` needs values."""
+        if index not in self._with_values:
+            return self.fake_batch(samples)
+        inputs, targets = self.example.make(samples, torch.Generator().manual_seed(0))
+        return mixed_precision.cast_value(inputs, self.model.dtype), targets
+
     def fake_batch(self, samples: int) -> tuple[Value, Value]:
         """A batch of fake tensors: (inputs, targets)."""
         with self.fake_mode:
@@ -196,45 +249,69 @@ class ShapeInference:
             WorkloadError: a layer rejects the output of the one before (both named, with the shapes) or gives
                 no tensors, or the loss rejects the outputs.
         """
-        last = self.fake_value(self.boundaries(samples)[-1])
-        _, targets = self.fake_batch(samples)
+        end = len(self.model.layers) - 1
+        if self.needs_values(end):
+            samples = min(samples, MOST_SAMPLES)
+            given = self.received(end, self.boundaries(samples)[end], samples)
+            last = self.run_layer(end, given, self.boundaries(samples)[end])
+        else:
+            last = self.fake_value(self.boundaries(samples)[-1])
+        _, targets = self.batch(end, samples)
         try:
-            with self.fake_mode, _quiet_fake_tensors():
+            with self.mode(end), _quiet_fake_tensors():
                 value = loss(last, targets)
-        except WorkloadError as exc:
-            raise WorkloadError(f"{exc.message} (outputs {boundary_of(last)})", hint=exc.hint) from exc
         except Exception as exc:
-            raise WorkloadError(
-                f"{self._label}the loss does not take outputs {boundary_of(last)} with targets "
-                f"{boundary_of(targets)}: {user_code.describe_exception(exc)}",
-                hint="define loss(outputs, targets) in the file"
-                if "loss" not in self.model.functions
-                else None,
-            ) from exc
+            if self.needs_values(end) or not is_for_lack_of_values(exc):
+                raise self._loss_misfit(last, targets, exc) from exc
+            self.use_values(end)
+            self.check_model(samples, loss)
+            return
         if not value.requires_grad:
             raise WorkloadError(f"{self._label}the loss depends on no parameter that can be trained")
 
+    def _loss_misfit(self, last: Value, targets: Value, exc: Exception) -> WorkloadError:
+        if isinstance(exc, WorkloadError):
+            return WorkloadError(f"{exc.message} (outputs {boundary_of(last)})", hint=exc.hint)
+        return WorkloadError(
+            f"{self._label}the loss does not take outputs {boundary_of(last)} with targets "
+            f"{boundary_of(targets)}: {user_code.describe_exception(exc)}",
+            hint="define loss(outputs, targets) in the file" if "loss" not in self.model.functions else None,
+        )
+
     def run_layer(self, index: int, value: Value, boundary: LayerBoundary) -> Value:
-        """Runs layer ``index`` on fake tensors.
+        """Runs layer ``index`` on what ``received`` gave for it.
 
         Raises:
+            NeedsValuesError: it can't be run on fake tensors; ``use_values`` may help.
             WorkloadError: the layer fails, or gives no tensors; names the layer and its input.
         """
-        layer = self.fake_layers[index]  # made outside of the fake mode: a copy may hold tensors of its own
+        layer = self.layer(index)  # made outside of the fake mode: a copy may hold tensors of its own
         try:
-            with self.fake_mode, _quiet_fake_tensors(), self._strict():
+            with self.mode(index), _quiet_fake_tensors(), self._strict():
                 out: Any = layer(value)
         except Exception as exc:
-            raise WorkloadError(self._misfit(index, boundary, exc), hint=self._misfit_hint(exc)) from exc
+            error = WorkloadError(self._misfit(index, boundary, exc), hint=self._misfit_hint(exc))
+            if index not in self._with_values and is_for_lack_of_values(exc):
+                raise NeedsValuesError(index, error) from exc
+            raise error from exc
         return check_value(out, "output", f"{self._label}{self.model.label(index)}")
 
     def _run(self, samples: int) -> None:
+        """Finds the boundaries for that many samples; not where a layer needs values, and they are many."""
         value, _ = self.fake_batch(samples)
         found = [boundary_of(value)]
         for index in range(len(self.model.layers)):
-            given = self.run_layer(index, value, found[-1])
+            try:
+                if self.needs_values(index):
+                    value = self.received(index, found[-1], samples)
+                given = self.run_layer(index, value, found[-1])
+            except NeedsValuesError:
+                self.use_values(index)
+                if samples > MOST_SAMPLES:
+                    return
+                given = self.run_layer(index, self.received(index, found[-1], samples), found[-1])
             found.append(boundary_of(given))
-            value = received_value(given)
+            value = self.fake_value(found[-1]) if self.needs_values(index) else received_value(given)
         self._known[samples] = found
 
     def _misfit(self, index: int, boundary: LayerBoundary, exc: Exception) -> str:

@@ -23,6 +23,7 @@ from skyctl.probe.node.repetition_timer import RepetitionTimer
 from skyctl.probe.node.samples import SplitSamples
 from skyctl.worker.stage import layer_value
 from skyctl.workload.data import Batch
+from skyctl.workload.real_runs import draw_tensor
 from skyctl.workload.received_values import attach_inputs
 from skyctl.workload.structures import Value, copy_containers, map_tensors, unflatten_value, value_tensors
 from skyctl.workload.weight_gradients import DeferredWeightGradients
@@ -192,13 +193,9 @@ def layer_inputs(
     if index == 0:
         inputs = value_tensors(_first_batch(workload, samples)[0])
         return [tensor.to(device) for tensor in inputs], [False] * len(inputs)
-    values = []
-    for spec in specs:
-        dtype = getattr(torch, spec.dtype.removeprefix("torch."))
-        if dtype.is_floating_point or dtype.is_complex:
-            values.append(torch.randn(spec.shape, dtype=dtype, device=device))
-        else:
-            values.append(torch.ones(spec.shape, dtype=dtype, device=device))
+    values = [
+        draw_tensor(spec.shape, getattr(torch, spec.dtype.removeprefix("torch.")), device) for spec in specs
+    ]
     return values, [spec.requires_grad for spec in specs]
 
 
