@@ -7,7 +7,7 @@ is built on this machine's CPU, by itself, and run with random inputs as the pro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -44,6 +44,10 @@ class NeedsValuesError(WorkloadError):
     def __init__(self, index: int, error: WorkloadError) -> None:
         super().__init__(error.message, hint=error.hint)
         self.index = index
+
+
+class TooLargeError(WorkloadError):
+    """What must be run here does not fit this machine's free memory."""
 
 
 def is_for_lack_of_values(error: BaseException) -> bool:
@@ -97,24 +101,29 @@ class RealLayers:
         """Builds a layer, unless it is the one asked for last.
 
         Raises:
-            WorkloadError: this machine has no memory for it.
+            TooLargeError: this machine has no memory for it.
         """
         if self._last is None or self._last[0] != index:
             self._last = None  # its memory is needed
-            refuse_too_large(self._model, index)
+            what = f"{self._model.source_name}: what {self._model.label(index)} does"
+            refuse_too_large(self._model.tensors(index), what)
             self._last = index, self._model.build(index, torch.device("cpu"))
         return self._last[1]
 
 
-def refuse_too_large(model: LayeredModel, index: int) -> None:
-    """Raises a WorkloadError where a layer does not fit this machine's free memory; names both sizes."""
-    need = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in model.tensors(index))
+def refuse_too_large(tensors: Sequence[Tensor], what: str) -> None:
+    """Raises a TooLargeError where what holds these tensors does not fit this machine's free memory.
+
+    Args:
+        what: is said to depend on values, as in ``train.py: what layer 3 (Experts) does``.
+    """
+    need = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     have = host_memory(read_limits())["available_bytes"]
     if need <= have:
         return
-    raise WorkloadError(
-        f"{model.source_name}: what {model.label(index)} does depends on its tensors' values, so it must be "
-        f"run here once, which needs {need / 2**30:.3g} GiB; this machine has {have / 2**30:.3g} GiB free",
+    raise TooLargeError(
+        f"{what} depends on its tensors' values, so it must be run here once, which needs "
+        f"{need / 2**30:.3g} GiB; this machine has {have / 2**30:.3g} GiB free",
         hint="let what it does depend on shapes alone (torch.where or a product with the mask in the place "
         "of x[mask]), or plan on a machine with more memory",
     )

@@ -26,10 +26,12 @@ from skyctl.workload.autocut.cut_positions import CutFinder
 from skyctl.workload.autocut.trace_merge import CallGraph, merge_traces
 from skyctl.workload.autocut.tracer import Tracer
 from skyctl.workload.autocut.tracing_errors import CannotFollowError
+from skyctl.workload.autocut.value_fallback import ValueFallback
 from skyctl.workload.data import BatchExample
 from skyctl.workload.hooks import locate_hook, module_hooks
 from skyctl.workload.layered_model import LayeredModel
 from skyctl.workload.python_state import BUFFER, AttributeLines, changed_value, snapshot
+from skyctl.workload.real_runs import TooLargeError, is_for_lack_of_values
 from skyctl.workload.shape_inference import ShapeInference
 from skyctl.workload.structures import flatten_value
 from skyctl.workload.user_code import describe_exception, locate_error
@@ -38,6 +40,10 @@ TRAINING_SAMPLES, EVALUATION_SAMPLES = (4, 6, 8), (4, 6)
 """Numbers of samples at which the forward is traced: even, for models that pair them."""
 
 WAY_OUT = "change that line, or let model() give a list of layers (docs/workloads.md#ordinary-modules)"
+INTO_A_SUBMODULE = (
+    "move that line into a submodule, which is called as a whole: its results must have the same shape "
+    "whatever the values are"
+)
 UNTYING = (
     "gradients of a parameter that two layers share would have to be summed over machines: untie them "
     "(give each use a parameter of its own)"
@@ -56,7 +62,13 @@ def cut_model(model: LayeredModel, example: BatchExample, count: int | None = No
     assert model.path is not None
     whole = ShapeInference(model, example)
     fake = FakeModule(whole.fake_layers[0], lambda samples: whole.fake_batch(samples)[0], whole.fake_mode)
-    names, layers = cut_module(model.layers[0], fake, model.path, model.source_name)
+    try:
+        names, layers = cut_module(model.layers[0], fake, model.path, model.source_name)
+    except WorkloadError as exc:
+        if not is_for_lack_of_values(exc):
+            raise
+        ValueFallback(model).install(fake.module)
+        names, layers = cut_module(model.layers[0], fake, model.path, model.source_name)
     if count is not None and len(layers) != count:
         raise WorkloadError(
             f"{model.source_name}: its module is cut into {len(layers)} layers here, and into {count} where "
@@ -94,10 +106,12 @@ def cut_module(model: nn.Module, fake: FakeModule, path: Path, who: str) -> tupl
     try:
         graph = _find_graph(fake, path)
     except CannotFollowError as exc:
+        if isinstance(exc.__cause__, TooLargeError):
+            raise exc.__cause__ from exc
         place = f" ({exc.line})" if exc.line else ""
         raise WorkloadError(
             f"{who}: the {type(model).__name__} of model() can't be cut into layers: {exc.reason}{place}",
-            hint=WAY_OUT,
+            hint=f"{INTO_A_SUBMODULE}; or {WAY_OUT}" if is_for_lack_of_values(exc) else WAY_OUT,
         ) from exc
     if not graph.trace.calls:
         raise WorkloadError(f"{who}: the {type(model).__name__} of model() calls nothing", hint=WAY_OUT)
@@ -125,7 +139,7 @@ def _find_graph(fake: FakeModule, path: Path) -> CallGraph:
             traces += [_trace(fake, opened, path, samples, training=False) for samples in EVALUATION_SAMPLES]
             return merge_traces(traces)
         except CannotFollowError as exc:
-            if not exc.scope:
+            if not exc.scope or isinstance(exc.__cause__, TooLargeError):
                 raise
             opened = {name for name in opened if name != exc.scope and not name.startswith(exc.scope + ".")}
 
