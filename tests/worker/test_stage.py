@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from skyctl.worker.batches import split_inputs
 from skyctl.worker.stage import PipelineStage
@@ -126,3 +127,38 @@ def test_last_stage_weighs_its_loss_and_frozen_layers_pass_gradients() -> None:
     assert frozen.weight.grad is None
     shared = _stage([nn.Linear(3, 3), frozen, frozen], (X,), None)
     assert len(shared.parameters) == 4
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("defer", [False, True])
+def test_a_reentrant_checkpoint_in_a_layer_gives_the_gradients_of_one_process(
+    recompute: bool, defer: bool
+) -> None:
+    class Again(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = checkpoint(super().forward, x, use_reentrant=True)
+            return out
+
+    layers = [Again(3, 3), nn.Linear(3, 3), nn.Tanh()]
+    stage = PipelineStage(
+        layers,
+        input_specs=lambda _: (X,),
+        output_specs=lambda _: (X,),
+        loss_fn=None,
+        recompute=recompute,
+        defer_weights=defer,
+    )
+    x, gradient = torch.randn(2, 3), torch.ones(2, 3)
+    stage.forward(0, (x.clone(),))
+    if defer:
+        (back,) = stage.backward_inputs(0, [gradient])
+        stage.backward_weights(0)
+    else:
+        (back,) = stage.backward(0, [gradient])
+    found = [p.grad.clone() for p in stage.parameters if p.grad is not None]
+    for parameter in stage.parameters:
+        parameter.grad = None
+    leaf = x.clone().requires_grad_()
+    nn.Sequential(*layers)(leaf).backward(gradient)
+    torch.testing.assert_close(back, leaf.grad)
+    torch.testing.assert_close(found, [p.grad for p in stage.parameters])
