@@ -155,6 +155,43 @@ def test_a_counter_that_nothing_looks_at_does_no_harm(tmp_path: Path) -> None:
     assert compare_cut(load_workload(make_spec(str(path), batch_size=8))).verdict == "same"
 
 
+TIED = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Embedding(9, 8)
+        self.encoder = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8))
+        self.encoder[0].weight = self.shared.weight
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x):
+        x = self.encoder(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def model():
+    return Tied()
+
+
+def data(batch_size, seed):
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randint(0, 8, (batch_size,), generator=g)
+        yield x, x
+"""
+
+
+def test_a_parameter_may_have_a_name_that_no_layer_uses(tmp_path: Path) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
+    assert compare_cut(load_workload(make_spec(str(tmp_path / "tied.py"), batch_size=8))).verdict == "same"
+
+
 def test_an_optimizer_across_parameters_is_refused() -> None:
     with pytest.raises(WorkloadError, match="after two steps: off by") as error:
         compare_cut(load("optimizer_clips"))

@@ -206,7 +206,7 @@ def _plain(workload: Workload, weights: Mapping[str, Tensor], batches: Batches, 
     """A trial of what model() gives, made just before: an optimizer() may look for the newest in a global."""
     model = PlainModel.make(workload, 3)
     model.begin_with(_shaken(weights) if shake else weights)
-    return plain_trial(model.to(batches.device), workload, batches)
+    return plain_trial(model.to(batches.device), workload, batches, weights.keys())
 
 
 def _shaken(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -238,8 +238,9 @@ def _compare_beginnings(
         return
     one, other = (model.tensors() for model in models)
     who = workload.model.source_name
+    placed = {id(one[name]) for name in one if name in weights}  # a tied one may have another name there
     missing = next(
-        (name for name in one if name not in weights and isinstance(one[name], torch.nn.Parameter)), None
+        (name for name, t in one.items() if isinstance(t, nn.Parameter) and id(t) not in placed), None
     )
     if missing is not None:
         raise WorkloadError(f"{who}: cut into layers it lacks the parameter {missing} that model() makes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,12 @@ class PlainModel:
                 tensor.data.copy_(weights[name])
 
 
-def plain_trial(model: PlainModel, workload: Workload, batches: Batches) -> Trial:
-    """Two steps of plain torch with a model, which trains."""
+def plain_trial(model: PlainModel, workload: Workload, batches: Batches, names: Collection[str]) -> Trial:
+    """Two steps of plain torch with a model, which trains.
+
+    Args:
+        names: the layers' names of tensors; a tied one may have more in the model.
+    """
     found = Trial()
     structure = workload.structure(0)
     optimizer = workload.optimizer(model.parameters())
@@ -106,7 +110,7 @@ def plain_trial(model: PlainModel, workload: Workload, batches: Batches) -> Tria
             loss.backward()  # type: ignore[no-untyped-call]
             found.outputs.append(seen)
             found.losses.append(float(loss.detach()))
-        named = model.tensors()
+        named = {name: tensor for name, tensor in model.tensors().items() if name in names}
         if step == 0:
             found.gradients = {
                 n: t.grad.clone() for n, t in named.items() if t.is_leaf and t.grad is not None
