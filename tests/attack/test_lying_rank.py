@@ -11,8 +11,8 @@ from ..helpers.commands import Skyctl
 from .liars import LIAR, honest_losses, launch, nothing_is_left, three_nodes, went_on_without_it
 
 TRAIN = """\
-import gc
 import os
+import sys
 import time
 
 import torch
@@ -21,8 +21,13 @@ from torch import nn
 LIE = os.environ.get("LIE")
 
 
-def channel():
-    return next(one for one in gc.get_objects() if type(one).__name__ == "TaskChannel")
+def channel():  # of those that have called this; the collector does not know of it any more
+    frame = sys._getframe()
+    while frame is not None:
+        for one in frame.f_locals.values():
+            if type(one).__name__ == "TaskChannel":
+                return one
+        frame = frame.f_back
 
 
 def lie():
