@@ -241,6 +241,15 @@ def test_a_model_that_differs_from_its_own_repeat_is_reported(tmp_path: Path) ->
     assert "outputs of microbatch 1" in str(found.reason)
 
 
+@pytest.mark.parametrize("name", ["batchnorm1d", "teacher_copy", "autocast_whole"])
+def test_a_node_may_lack_numpy(name: str, monkeypatch: Patch) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", lacking)
+    assert compare_cut(load(name)).verdict == "same"
+
+
 def test_it_stops_when_its_time_is_over() -> None:
     found = compare_cut(load("batchnorm1d"), limit_s=0.0)
     assert (found.verdict, found.reason) == ("not compared", "it takes more than 0 s")

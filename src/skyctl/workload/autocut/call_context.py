@@ -145,7 +145,7 @@ def _generator_states() -> dict[str, Any]:
     """The states of the generators that have no owner, by what to call them."""
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        state = torch.default_generator.get_state().numpy().tobytes()
+        state = bytes(torch.default_generator.get_state().tolist())  # a node may lack NumPy
     found: dict[str, Any] = {"torch's generator": state, "Python's random": random.getstate()}
     if numpy_random is not None:
         name, keys, *rest = numpy_random.get_state()
