@@ -136,12 +136,14 @@ def merge(
     out: str | Path,
     *,
     named: Callable[[Path, str], str | None] = lambda _path, name: name,
+    shared: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Merges several files into one, streamed: never more than a chunk in memory. Atomic.
 
     Args:
         named: (file, name) → the tensor's name in ``out``; None leaves it out.
+        shared: a tensor that several hold under one name is one that they share: the first is taken.
         metadata: the metadata of ``out``; None: that of all the files.
 
     Raises:
@@ -157,10 +159,13 @@ def merge(
             name = named(path, own)
             if name is None:
                 continue
+            size = entry.dtype, entry.shape, entry.stop - entry.start
+            if shared and sizes.get(name) == size:
+                continue
             if name in source:
                 raise RecordError(f"tensor {name!r} is in both {source[name][0]} and {path}")
             source[name] = (path, entry)
-            sizes[name] = (entry.dtype, entry.shape, entry.stop - entry.start)
+            sizes[name] = size
         for key, value in header.metadata.items() if metadata is None else ():
             if found.setdefault(key, value) != value:
                 raise RecordError(f"{path} says {key}={value!r}, another says {found[key]!r}")

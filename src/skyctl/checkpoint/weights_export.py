@@ -57,7 +57,8 @@ def export_weights(folder: Path, out: Path) -> int:
         return prefixes[path] + name.removeprefix(MODEL_PREFIX) if name.startswith(MODEL_PREFIX) else None
 
     names = {f"layer.{layer}": stamps[path].get("name", "") for layer, path in sorted(by_layer.items())}
-    safetensors.merge([path for _, path in sorted(by_layer.items())], out, named=named, metadata=names)
+    parts = [path for _, path in sorted(by_layer.items())]
+    safetensors.merge(parts, out, named=named, shared="" in prefixes.values(), metadata=names)
     return _metadata_number(paths[0], first, "step")
 
 

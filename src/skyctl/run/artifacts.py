@@ -39,7 +39,12 @@ def gather_weights(ranks: RankGroup, sessions: Mapping[str, Session]) -> Path:
             sessions[spec.node].fetch(result.weights, parts[-1], sum(spec.shard_limits.values()))
             _check_weights(parts[-1], spec)
         own_names = all(read_header(part).metadata.get("own_names") == "True" for part in parts)
-        merge(parts, ranks.paths.weights, named=lambda _, name: name.partition(".")[2] if own_names else name)
+        merge(
+            parts,
+            ranks.paths.weights,
+            named=lambda _, name: name.partition(".")[2] if own_names else name,
+            shared=own_names,
+        )
         return ranks.paths.weights
     except OSError as exc:
         raise SkyctlError(

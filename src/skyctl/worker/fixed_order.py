@@ -42,7 +42,7 @@ def multiply(p: Tensor, q: Tensor, out: Tensor) -> None:
     """out = p qᵀ in float32: (n × R, m × R) → n × m."""
     lines = q.t().contiguous()
     step = max(1, _PART_NUMEL // max(1, out.shape[1]))
-    scratch = torch.empty(min(step, len(out)), out.shape[1], device=out.device)
+    scratch = torch.empty(min(step, len(out)), out.shape[1], dtype=torch.float32, device=out.device)
     for start in range(0, len(out), step):
         part, rows = out[start : start + step], p[start : start + step]
         product = scratch[: len(part)]

@@ -88,7 +88,9 @@ class LowRankGradients(FloatGradients):
         master = self._masters[place]
         gradient = master.grad
         if factors.residual is None:
-            factors.residual = torch.zeros(factors.rows, factors.columns, device=master.device)
+            factors.residual = torch.zeros(
+                factors.rows, factors.columns, dtype=torch.float32, device=master.device
+            )
         if factors.q is None:
             factors.q = first_factor(factors.columns, self._rank, factors.seed).to(master.device)
         if gradient is not None:
@@ -154,7 +156,7 @@ class LowRankGradients(FloatGradients):
         if gradient.is_contiguous() and gradient.dtype == torch.float32:
             multiply(p, q, gradient.view(factors.rows, factors.columns))
         else:
-            product = torch.empty(factors.rows, factors.columns, device=p.device)
+            product = torch.empty(factors.rows, factors.columns, dtype=torch.float32, device=p.device)
             multiply(p, q, product)
             gradient.copy_(product.view(gradient.shape))
         factors.q = q
@@ -190,4 +192,5 @@ def seed_of(seed: int, start: int, parameter: TrainedParameter, trained: Sequenc
 
 def first_factor(columns: int, rank: int, seed: int) -> Tensor:
     """The Q that a parameter begins with: uniform in [-1, 1), the same on every processor."""
-    return torch.rand(columns, rank, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(columns, rank, generator=generator, dtype=torch.float32) * 2 - 1

@@ -138,7 +138,10 @@ class PushPull:
     ) -> bytes:
         stamp = self._stamp(LEAVE, clock, direction, 0, head_bytes)
         heads = IncomingMessages(
-            self._connection, self._tag + direction, [stamp], lambda _, payload: fault(bytes(payload.tolist()))
+            self._connection,
+            self._tag + direction,
+            [stamp],
+            lambda _, payload: fault(bytes(payload.tolist())),
         )
         stamps = self._stamps(kind, clock, direction)
         chunks = IncomingMessages(self._connection, self._tag + 2 + direction, stamps)

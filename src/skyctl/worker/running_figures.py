@@ -40,7 +40,7 @@ class RunningFigures:
         """The figures times the share of the microbatches they are of, and the batches since ``mark``."""
         more = 0 if self._count is None else int(self._count.item()) - self._counted
         parts = [buffer.detach().float().cpu().reshape(-1) * share for buffer in self._buffers]
-        return torch.cat([*parts, torch.tensor([float(more)])])
+        return torch.cat([*parts, torch.tensor([more], dtype=torch.float32)])
 
     def set(self, summed: Tensor) -> None:
         """Takes what all holders' figures sum to. RunError: the number of batches seen is none."""

@@ -87,7 +87,7 @@ class StaleSync:
                     hint="leave --staleness out",
                 )
         numel = sum(master.numel() for master in self._masters)
-        self._numbers = torch.zeros(numel)
+        self._numbers = torch.zeros(numel, dtype=torch.float32)
         self._clock = first
         self._figures = [figure for layer in layers for figure in running_figures(layer)]
         connections = {peer: neighbour.connection for peer, neighbour in peers.items()}

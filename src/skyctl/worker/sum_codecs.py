@@ -83,14 +83,14 @@ class RoundedCodec:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32)
 
     def nbytes(self, numel: int) -> int:
         return numel * self._dtype.itemsize
 
     def total(self, payload: Tensor, numel: int) -> Tensor:  # noqa: ARG002
         if self._scratch.numel() < numel:
-            self._scratch = torch.empty(numel)
+            self._scratch = torch.empty(numel, dtype=torch.float32)
         return self._scratch[:numel]
 
     def add(self, total: Tensor, payload: Tensor) -> None:
@@ -113,14 +113,14 @@ class BlockCodec:
 
     def __init__(self) -> None:
         self._codec = Int8Codec(0)
-        self._total, self._decoded = torch.empty(0), torch.empty(0)
+        self._total, self._decoded = torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
 
     def nbytes(self, numel: int) -> int:
         return _SCALE_BYTES * -(-numel // BLOCK) + numel
 
     def total(self, payload: Tensor, numel: int) -> Tensor:  # noqa: ARG002
         if self._total.numel() < numel:
-            self._total = torch.empty(numel)
+            self._total = torch.empty(numel, dtype=torch.float32)
         return self._total[:numel]
 
     def add(self, total: Tensor, payload: Tensor) -> None:
@@ -134,7 +134,7 @@ class BlockCodec:
 
     def decode(self, payload: Tensor, numel: int) -> Tensor:
         if self._decoded.numel() < numel:
-            self._decoded = torch.empty(numel)
+            self._decoded = torch.empty(numel, dtype=torch.float32)
         decoded = self._decoded[:numel]
         self._for(numel).decode(payload, decoded)
         for block in (_scales(payload, numel) == 0.0).nonzero().view(-1).tolist():

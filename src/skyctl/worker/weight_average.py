@@ -180,7 +180,7 @@ class _GroupAverage:
         for value in values:
             _scale(value, samples)
         values += [_scale(figure.weighted(1.0), samples, keep_last=True) for figure in self._figures]
-        self._values = [*values, torch.tensor([float(samples)])]
+        self._values = [*values, torch.tensor([samples], dtype=torch.float32)]
         self._ongoing.add_bucket(self._values)
 
     def agree(self, end: int) -> int:

@@ -322,7 +322,14 @@ def _optimizer_bytes(workload: Workload, parameters: Sequence[nn.Parameter]) -> 
         return _bytes_after_step(workload, [_make_stand_in(p, tuple(p.shape), "meta") for p in parameters])
     except (NotImplementedError, RuntimeError, WorkloadError):
         small = [_make_stand_in(p, tuple(min(size, 4) for size in p.shape), "cpu") for p in parameters]
-        found = _bytes_after_step(workload, small)
+        try:
+            found = _bytes_after_step(workload, small)
+        except RuntimeError as exc:
+            raise WorkloadError(
+                f"{workload.model.place_of('optimizer')}: its step() fails on dense gradients of zeros: "
+                f"{user_code.describe_exception(exc)}",
+                hint="give an optimizer that takes dense gradients, and Embedding(sparse=False)",
+            ) from exc
         return [
             int(have * p.numel() / max(1, s.numel()))
             for have, p, s in zip(found, parameters, small, strict=True)

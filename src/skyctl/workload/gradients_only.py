@@ -16,7 +16,7 @@ class Weights(nn.Module):
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.numbers = nn.Parameter(torch.zeros(count))
+        self.numbers = nn.Parameter(torch.zeros(count, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.numbers[0]

@@ -29,7 +29,7 @@ from skyctl.workload.deferred_init import (
 from skyctl.workload.hooks import carry_hooks, module_hooks, refuse_accumulate_hooks
 from skyctl.workload.optimizers import name_parameters
 from skyctl.workload.plain_modules import leave_out_caches, refuse_scripted, uncompiled
-from skyctl.workload.script_functions import bind_functions
+from skyctl.workload.script_functions import bind_functions, locate_function
 from skyctl.workload.shared_parameters import SharedParameter, find_shared_parameters
 from skyctl.workload.stored_weights import (
     LayerValues,
@@ -91,6 +91,13 @@ class LayeredModel:
         if self.path is None or self.ordinary:
             return f"layer {index} ({name})"
         return f"layer {index} ({name}, {kind})" if own else f"layer {index} ({kind})"
+
+    def place_of(self, name: str) -> str:
+        """Where the user's function of that name begins, or model(): ``train.py, line 12``."""
+        function = self.functions.get(name) or self.make
+        if function is None or self.path is None:
+            return self.source_name
+        return locate_function(function, self.path)
 
     def tensors(self, index: int) -> list[Tensor]:
         """Every tensor that one layer holds; deferred ones have no values."""
@@ -276,8 +283,9 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
     model = LayeredModel(
         who, names, layers, tape, functions, source.path, ordinary=ordinary, make=make, notes=notes
     )
+    place = locate_function(function, source.path)
     for index in range(len(layers)):
-        check_materializable(tape, model.tensors(index), f"{who}: {model.label(index)}")
+        check_materializable(tape, model.tensors(index), f"{place}: {model.label(index)}")
         refuse_accumulate_hooks(layers[index], model.label(index), source.path)
     return model
 

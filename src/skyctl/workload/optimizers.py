@@ -18,7 +18,6 @@ from skyctl.errors import WorkloadError
 from skyctl.workload import user_code
 from skyctl.workload.mixed_precision import master_of
 from skyctl.workload.recipe import Recipe
-from skyctl.workload.script_functions import locate_function
 
 if TYPE_CHECKING:
     from skyctl.workload.layered_model import LayeredModel
@@ -89,9 +88,8 @@ def make_users_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise WorkloadError(f"{model.source_name}: optimizer() must give a torch optimizer, not {kind}")
     if needed := _needed_by_step(made):
-        place = locate_function(model.functions["optimizer"], model.path or Path())
         raise WorkloadError(
-            f"{place}: {kind}'s step() needs {needed}: it computes "
+            f"{model.place_of('optimizer')}: {kind}'s step() needs {needed}: it computes "
             "the loss several times a step, and no stage of a pipeline can do that alone",
             hint="give an optimizer whose step() takes no argument, such as AdamW or SGD",
         )
@@ -110,10 +108,9 @@ def _refuse_other_tensors(
     held = [tensor for group in made.param_groups for tensor in group["params"]]
     others = sum(id(tensor) not in given for tensor in held)
     if others:
-        place = locate_function(model.functions["optimizer"], model.path or Path())
         raise WorkloadError(
-            f"{place}: optimizer() gives a {type(made).__name__} of {len(held)} tensors, {others} of which "
-            "it was not given",
+            f"{model.place_of('optimizer')}: optimizer() gives a {type(made).__name__} of {len(held)} "
+            f"tensors, {others} of which it was not given",
             hint="make it of its argument, def optimizer(parameters): return SGD(parameters, …): each "
             "machine builds its own layers, and gives it their parameters",
         )

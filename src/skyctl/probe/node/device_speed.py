@@ -25,8 +25,8 @@ class MlpRepetition:
         self._module = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH, bias=False)
         ).to(device=device)
-        self._input = torch.randn(tokens, WIDTH, device=device)
-        self._grad = torch.randn(tokens, WIDTH, device=device)
+        self._input = torch.randn(tokens, WIDTH, dtype=torch.float32, device=device)
+        self._grad = torch.randn(tokens, WIDTH, dtype=torch.float32, device=device)
         self._output: torch.Tensor | None = None
         self.flops = 3 * 2 * (2 * tokens * WIDTH * 4 * WIDTH)
         """Of the matrix products, forward and backward: a multiply and an add are two."""
@@ -108,8 +108,10 @@ def measure_reduce_byte_s(device: str, quota_ratio: float | None) -> float:
     one_clock = quota_ratio is not None or torch.get_num_threads() == 1
     by_cpu = one_clock and torch.device(device).type == "cpu"
     clock = time.process_time if by_cpu else time.perf_counter
-    own = torch.ones(REDUCE_BYTES // 4, device=device)  # zeros would be one page of memory, many times
-    received, message = torch.ones(REDUCE_BYTES // 4), torch.empty(REDUCE_CHUNK_BYTES // 4)
+    numel, chunk_numel = REDUCE_BYTES // 4, REDUCE_CHUNK_BYTES // 4
+    # zeros would be one page of memory, many times
+    own, received = (torch.ones(numel, dtype=torch.float32, device=place) for place in (device, "cpu"))
+    message = torch.empty(chunk_numel, dtype=torch.float32)
     pieces = REDUCE_BYTES // REDUCE_CHUNK_BYTES
     chunks = list(zip(own.chunk(pieces), received.chunk(pieces), strict=True))
     passes_s = []

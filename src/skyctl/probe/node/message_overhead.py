@@ -105,7 +105,7 @@ class _SleepLayer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
+        self.weight = nn.Parameter(torch.ones((), dtype=torch.float32))
 
     def forward(self, values: Tensor) -> Tensor:
         time.sleep(SLEEP_S)
@@ -154,8 +154,9 @@ class _StageThread:
         """By step, what it took besides its layers, as a run's figures have it."""
         self._warm = warm
         self._pairs = [pair for pair in (before, after) if pair is not None]
-        inputs = torch.zeros(1, width).expand(MICROBATCHES, width)  # one sample's memory for all of them
-        self._batch = inputs, torch.zeros(MICROBATCHES)
+        # one sample's memory for all of them
+        inputs = torch.zeros(1, width, dtype=torch.float32).expand(MICROBATCHES, width)
+        self._batch = inputs, torch.zeros(MICROBATCHES, dtype=torch.float32)
         seeder = LayerSeeder(0, number, _CPU)
         stage = PipelineStage(
             [_SleepLayer()],

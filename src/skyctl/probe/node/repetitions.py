@@ -42,7 +42,7 @@ class CacheEvictor:
 
     def __init__(self, device: str) -> None:
         on_cpu = torch.device(device).type == "cpu"
-        self._values = torch.ones(EVICTED_BYTES // 4) if on_cpu else None
+        self._values = torch.ones(EVICTED_BYTES // 4, dtype=torch.float32) if on_cpu else None
 
     def __call__(self) -> None:
         if self._values is not None:

@@ -75,7 +75,7 @@ def _sum_as_child(connecting: PeerConnection, port: int) -> None:
 def _sum_often(end: int, connection: PeerConnection) -> list[float]:
     """Sums as one of the two ends; CPU seconds of this process, by sum."""
     layout = make_layout([[LAYER_NUMEL]] * LAYERS, [1 / ROUTES] * ROUTES, CHUNK_NUMEL)
-    gradients = [torch.ones(LAYER_NUMEL) for _ in range(LAYERS)]
+    gradients = [torch.ones(LAYER_NUMEL, dtype=torch.float32) for _ in range(LAYERS)]
     sums = RouteSum(0, _places(end), {1 - end: connection})
     taken_s = []
     try:

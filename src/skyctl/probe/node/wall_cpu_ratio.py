@@ -125,7 +125,7 @@ def drain_burst(quota: Mapping[str, float] | None) -> None:
     spare = max(0.05, torch.get_num_threads() - quota["cpus"])
     end = time.monotonic() + min(MOST_DRAIN_S, 1.5 * burst_s / spare + 2 * quota["period_s"])
     before = _throttled_s()
-    matrix = torch.ones(MATRIX_SIDE, MATRIX_SIDE)
+    matrix = torch.ones(MATRIX_SIDE, MATRIX_SIDE, dtype=torch.float32)
     while time.monotonic() < end:
         torch.mm(matrix, matrix)
         if before is not None and (_throttled_s() or 0.0) > before:

@@ -30,7 +30,6 @@ from skyctl.worker.cut_check.differences import (
 from skyctl.worker.cut_check.plain_trial import PlainModel, plain_trial
 from skyctl.worker.cut_check.trial import Batches, OutOfTimeError, Trial, held_tensors
 from skyctl.workload.python_state import BUFFER, AttributeLines, changed_value, snapshot
-from skyctl.workload.script_functions import locate_function
 from skyctl.workload.structures import unflatten_value
 from skyctl.workload.user_code import describe_exception, locate_error
 from skyctl.workload.workload import Workload
@@ -111,6 +110,13 @@ def _compare(workload: Workload, batches: Batches) -> CutComparison:
             f"those of its first batch: {_words(workload, exc)}",
             hint="see that two steps of its own loop run; --no-compare tries it all the same",
         ) from exc
+    if plain.update_draws:
+        raise WorkloadError(
+            f"{workload.model.place_of('optimizer')}: the optimizer draws random numbers in step(), which "
+            "differ from plan to plan and from machine to machine",
+            hint="draw from a generator of its own, seeded anew for each parameter and step; --no-compare "
+            "trains it all the same",
+        )
     if not all(map(math.isfinite, plain.losses)):
         return CutComparison(NOT_COMPARED, "its loss on random inputs is not finite")
     comparison = TrialComparison(plain, shaken, weights)
@@ -143,9 +149,10 @@ def _compare_execution(
     except DiffersError as differs:
         if counter is not None:
             raise counter from None
+        place = workload.model.place_of("optimizer" if differs.kind == "parameters" else "model")
         raise WorkloadError(
             f"{who}: cut into layers it trains something else than in plain torch: {differs.what} with "
-            f"{how.name}{_place(workload, differs)}",
+            f"{how.name} ({place})",
             hint=f"likely cause: {how.cause or _CAUSES[differs.kind]}. --no-compare trains it all the same",
         ) from None
     except (SkyctlError, MemoryError, torch.OutOfMemoryError, OutOfTimeError):
@@ -156,15 +163,6 @@ def _compare_execution(
             f"{_words(workload, exc)}",
             hint="change that line, or let model() give a list of layers (docs/workloads.md)",
         ) from exc
-
-
-def _place(workload: Workload, differs: DiffersError) -> str:
-    """Where to look: the line of optimizer(), or of model()."""
-    name = "optimizer" if differs.kind == "parameters" else "model"
-    function = workload.model.functions.get(name) or workload.model.make
-    if function is None or workload.model.path is None:
-        return ""
-    return f" ({locate_function(function, workload.model.path)})"
 
 
 def _find_counter(workload: Workload, model: PlainModel, batches: Batches) -> WorkloadError | None:

@@ -31,6 +31,7 @@ class Trial:
         gradients: by the parameter's name in the whole model's weights, of the first step.
         parameters, buffers: by name, after both steps.
         evaluated: the outputs of one more microbatch, in ``eval()``.
+        update_draws: the optimizer's ``step()`` has taken numbers from a generator without an owner.
     """
 
     outputs: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Trial:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     evaluated: tuple[Tensor, ...] = ()
+    update_draws: bool = False
 
 
 class OutOfTimeError(Exception):

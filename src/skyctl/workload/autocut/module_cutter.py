@@ -45,8 +45,8 @@ INTO_A_SUBMODULE = (
     "whatever the values are"
 )
 UNTYING = (
-    "gradients of a parameter that two layers share would have to be summed over machines: untie them "
-    "(give each use a parameter of its own)"
+    "all that runs between a parameter's uses stays in one layer: let them follow one another in forward(), "
+    "or give each use a parameter of its own"
 )
 
 
