@@ -49,6 +49,17 @@ def test_some_names(tmp_path: Path) -> None:
         own.load(tmp_path / "w", ["3.one"])
 
 
+def test_a_shared_tensor_is_stored_once(tmp_path: Path) -> None:
+    tied, other = torch.ones(3), torch.zeros(2)
+    own.save(tmp_path / "a", {"tied": tied})
+    own.save(tmp_path / "b", {"tied": tied, "other": other})
+    own.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all", shared=True)
+    assert own.read_header(tmp_path / "all").tensors.keys() == {"tied", "other"}
+    own.save(tmp_path / "b", {"tied": other})
+    with pytest.raises(RecordError, match="is in both"):
+        own.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all", shared=True)
+
+
 def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "CHUNK_BYTES", 7)
     names = list(TENSORS)

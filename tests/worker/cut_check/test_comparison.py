@@ -100,7 +100,7 @@ MENDS = [
     (no_modes_kept, "frozen_norms_by_train", "off by"),
     (no_counters_refused, "warmup_counter", "the outputs of microbatch"),
     (no_counters_refused, "counter_in_dict", "recomputation"),
-    (no_autocast_entered, "autocast_whole", "the outputs of microbatch 1 of step 1"),
+    (no_autocast_entered, "autocast_whole", r" is the first; autocast_whole"),
     (nothing_lost_seen, "fork_rng", "off by"),
     (draws_by_whoever_asks, "teacher_copy", "begins as a copy of"),
     (shared_casts_not_seen, "autocast_reused_layer", "zero-bubble"),
@@ -248,6 +248,11 @@ def test_a_node_may_lack_numpy(name: str, monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "numpy", lacking)
     assert compare_cut(load(name)).verdict == "same"
+
+
+def test_an_optimizer_that_draws_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"line \d+: the optimizer draws random numbers in step\(\)"):
+        compare_cut(load("opt_gradient_noise"))
 
 
 def test_it_stops_when_its_time_is_over() -> None:

@@ -27,6 +27,7 @@ from skyctl.worker.cut_check.differences import (
     TrialComparison,
     are_equal,
 )
+from skyctl.worker.cut_check.module_outputs import ModuleOutputs
 from skyctl.worker.cut_check.plain_trial import PlainModel, plain_trial
 from skyctl.worker.cut_check.trial import Batches, OutOfTimeError, Trial, held_tensors
 from skyctl.workload.python_state import BUFFER, AttributeLines, changed_value, snapshot
@@ -42,8 +43,8 @@ _CAUSES: dict[Kind, str] = {
     "later outputs": "a value outside of torch that changes from call to call (a counter, a list, a global): "
     "keep it in a buffer",
     "gradients": "a hook, or a context that changes gradients, that belongs to no single layer",
-    "parameters": "an optimizer whose step() looks at several parameters together: give --clip-norm, or let "
-    "it treat each parameter by itself",
+    "parameters": "an optimizer that tells parameters apart by their place in the list, or whose step() looks "
+    "at several together: let it treat each by itself and by its name (a norm of all: --clip-norm)",
     "buffers": "a buffer that several layers write to, or one that is written to outside of a module",
     "eval outputs": "something that eval() switches outside of the modules of one layer",
 }
@@ -127,7 +128,7 @@ def _compare(workload: Workload, batches: Batches) -> CutComparison:
             raise counter from None
         return CutComparison(UNREPEATABLE, f"plain torch gives other numbers each time ({differs.what} then)")
     for how in EXECUTIONS:
-        _compare_execution(workload, how, batches, comparison, counter)
+        _compare_execution(workload, how, batches, comparison, weights, counter)
     return CutComparison(SAME)
 
 
@@ -136,6 +137,7 @@ def _compare_execution(
     how: Execution,
     batches: Batches,
     comparison: TrialComparison,
+    weights: Mapping[str, Tensor],
     counter: WorkloadError | None,
 ) -> None:
     """Trains the layers, run in one way; WorkloadError where they train something else or fail.
@@ -150,6 +152,9 @@ def _compare_execution(
         if counter is not None:
             raise counter from None
         place = workload.model.place_of("optimizer" if differs.kind == "parameters" else "model")
+        if differs.kind in ("outputs", "later outputs", "eval outputs"):
+            module = _first_other_module(workload, how, batches, weights)
+            place = f"{module} is the first; {place}" if module else place
         raise WorkloadError(
             f"{who}: cut into layers it trains something else than in plain torch: {differs.what} with "
             f"{how.name} ({place})",
@@ -163,6 +168,21 @@ def _compare_execution(
             f"{_words(workload, exc)}",
             hint="change that line, or let model() give a list of layers (docs/workloads.md)",
         ) from exc
+
+
+def _first_other_module(
+    workload: Workload, how: Execution, batches: Batches, weights: Mapping[str, Tensor]
+) -> str | None:
+    """Both once more, to find the first module that gives something else; None: it isn't known."""
+    with suppress(Exception):  # the difference is told in any case
+        model, layers = PlainModel.make(workload, 3), _layers(workload, batches.device)
+        model.begin_with(weights)
+        plain = ModuleOutputs(model.modules)
+        cut = ModuleOutputs(list(zip(layer_prefixes(workload), layers, strict=True)))
+        plain_trial(model.to(batches.device), workload, batches, weights.keys())
+        cut_trial(workload, layers, how, batches)
+        return plain.first_other(cut)
+    return None
 
 
 def _find_counter(workload: Workload, model: PlainModel, batches: Batches) -> WorkloadError | None:
