@@ -43,8 +43,8 @@ _CAUSES: dict[Kind, str] = {
     "later outputs": "a value outside of torch that changes from call to call (a counter, a list, a global): "
     "keep it in a buffer",
     "gradients": "a hook, or a context that changes gradients, that belongs to no single layer",
-    "parameters": "an optimizer that tells parameters apart by their place in the list, or whose step() looks "
-    "at several together: let it treat each by itself and by its name (a norm of all: --clip-norm)",
+    "parameters": "an optimizer that tells parameters apart by their place in the list, or whose step() "
+    "looks at several together: let it treat each by itself and by its name (a norm of all: --clip-norm)",
     "buffers": "a buffer that several layers write to, or one that is written to outside of a module",
     "eval outputs": "something that eval() switches outside of the modules of one layer",
 }
