@@ -66,12 +66,13 @@ def test_it_is_said_before_anything_is_measured(tmp_path: Path) -> None:
     check_beginning(path)
 
 
-def test_json_lines_are_refused_with_the_field_that_is_text(tmp_path: Path) -> None:
-    path = tmp_path / "story.jsonl"
+@pytest.mark.parametrize("name", ["story.jsonl", "story.json"])
+def test_json_lines_are_refused_with_the_field_that_is_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_text("".join(json.dumps({"id": "7", "the text": f"once {i}"}) + "\n" for i in range(9)))
     with pytest.raises(WorkloadError, match="is JSON lines") as caught:
         read_text(path)
-    assert "jq -r '.[\"the text\"]' story.jsonl > story.txt" in str(caught.value.hint)
+    assert f"jq -r '.[\"the text\"]' {name} > story.txt" in str(caught.value.hint)
     assert read_text(path.rename(tmp_path / "as_it_is.txt")).startswith(b'{"id"')
 
 

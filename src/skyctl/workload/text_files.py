@@ -16,7 +16,7 @@ from skyctl.errors import WorkloadError
 TOKENS_MAGIC = b"skyctl token ids 1\n"
 """So begins what a node is sent in the place of a text: its token ids, which are no text."""
 
-JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 _MARKS = (  # UTF-32's mark begins as UTF-16's does
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
