@@ -37,8 +37,9 @@ def test_eight_cases_of_three_labs(tmp_path):
         assert len(read_lab(tmp_path / "lab.yaml").nodes) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["data", "pipeline"])
-@pytest.mark.parametrize("source", ["train.py", pytest.param("config.json", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("source", ["train.py", "config.json"])
 def test_ranks_of_torchs_equal_split_train_together(form, source, tmp_path):
     (tmp_path / source).write_text(SOURCES[source])
     path = tmp_path / source if source.endswith(".py") else f"hf:{tmp_path}"

@@ -100,6 +100,7 @@ def in_background(here: Any) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_detached_it_is_listed_shown_and_stopped(here: Any) -> None:
     run = in_background(here)
     found = of(here, run)

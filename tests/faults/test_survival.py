@@ -84,6 +84,7 @@ def test_nothing_happens_and_nothing_is_left(three, losses: list[float]) -> None
     assert set(steps) <= {f"step-{step:08d}" for step in range(5, STEPS + 1, 5)}
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed(three, losses: list[float]) -> None:
     run = launch(three).wait_for(13)
     os.kill(run.rank("b"), signal.SIGKILL)

@@ -143,7 +143,7 @@ def summed_in_order(
         return one
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_losses_norms_and_weights_are_the_same_bits_whatever_the_plan(
     dtype: str, workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:

@@ -44,6 +44,7 @@ def train(pool: Any, driver: ModuleType, spec: Any, shares: list[int], steps: in
     return done
 
 
+@pytest.mark.slow
 def test_thirty_steps_of_one_to_four_holders_and_of_a_pipeline(
     workload: Workloads, pool: Any, driver: ModuleType
 ) -> None:

@@ -42,6 +42,7 @@ def losses(
     return found
 
 
+@pytest.mark.slow
 def test_losses_stay_within_the_stated_bounds(pool: Any, driver: ModuleType) -> None:
     spec = WorkloadSpec(source=GPT, batch_size=8, seed=1).to_dict()
     cuts = [0, 3, 6]

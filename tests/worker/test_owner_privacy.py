@@ -93,6 +93,7 @@ def can_read(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_no_byte_of_an_owners_data_is_with_others(pool: Any, tmp_path: Path) -> None:
     """An owner with two ranks reads inputs in one and targets in the other."""
     pids = [process.popen.pid for process in pool.processes]

@@ -113,7 +113,7 @@ def test_the_users_own_optimizer_and_data(
     assert rest.losses == whole.losses[AT:]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_all_that_a_recipe_can_ask_for(
     dtype: str, workload: Workloads, six: Any, driver: ModuleType, tmp_path: Path
 ) -> None:

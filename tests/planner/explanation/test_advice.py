@@ -73,7 +73,7 @@ def changed(p, advice):
     )
 
 
-@pytest.mark.parametrize("strategy", ["optimal", "heuristic"])
+@pytest.mark.parametrize("strategy", ["optimal", pytest.param("heuristic", marks=pytest.mark.slow)])
 def test_every_claim_holds(strategy):
     kinds = set()
     for seed in range(20):

@@ -43,6 +43,7 @@ def check(numbers, make=random_hybrid_problem):
         assert quick.certificate.value_s >= best * (1 - 1e-9), i
 
 
+@pytest.mark.slow
 def test_optimal_equals_brute_force_in_a_sample():
     check(range(0, PROBLEMS, 10))
 
@@ -92,6 +93,7 @@ def test_the_suite_has_everything_in_it():
         assert not all(share)
 
 
+@pytest.mark.slow
 def test_no_hybrid_with_a_delay_is_below_the_bound_by_prices():
     """And prices that claim more than the fastest hybrid takes prove nothing."""
     proved = 0

@@ -123,6 +123,7 @@ def reference(model: torch.nn.Module, hub: Path, text: Path, batch: int = BATCH)
     return losses
 
 
+@pytest.mark.slow
 def test_a_node_without_the_library_is_named(tmp_path: Path) -> None:
     """As the launcher is told it by a task there, and what to do about it."""
     from skyctl.records.cluster import Node
