@@ -22,6 +22,8 @@ from skyctl.records.rhythm import Rhythm
 from skyctl.records.run_state import NodeSession, RunAttempt, RunState
 from skyctl.supervision.run_lock import acquire_run_lock, this_process
 from skyctl.supervision.run_status import counted_unit
+from skyctl.workload.shipped_files import digest_workload
+from skyctl.workload.workload_spec import WorkloadSpec
 
 from ..helpers.commands import Done, run_here
 
@@ -333,6 +335,37 @@ def test_a_run_is_resumed_with_a_plan_that_sums_only_gradients_that_can_be_summe
     done = skyctl(*words)
     assert done.returncode == 0, done.stderr
     assert "going on after step 7" in done.stderr
+
+
+def test_a_run_whose_workload_has_changed_is_not_resumed(
+    tmp_path: Path, skyctl: Skyctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a plan of another workload, before anything is started: no rank could read a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.yaml").write_text("name: here\nnodes: [{name: a, transport: local}]\n")
+    Path("train.py").write_text(SPARSE.format(sparse=False))
+    spec = {"source": "train.py", "path": str(tmp_path / "train.py"), "batch_size": 4}
+    asked = order()
+    asked["order"]["request"]["spec"] = spec  # type: ignore[index]
+    asked["order"]["digest"] = digest_workload(WorkloadSpec.from_dict(spec))
+    paths = make(
+        "20261121-040405-cccc",
+        status="stopped",
+        workload="train.py",
+        checkpoint=7,
+        cluster_file="cluster.yaml",
+        **asked,
+    )
+    layer = Layer(name="l", flops=1.0, state_bytes=1.0, activation_bytes=1.0, output_bytes=1.0)
+    device = Device(id="a/cpu:0", flops_per_s=1.0, memory_bytes=None)
+    paths.keep_plan(plan(Problem(layers=(layer,) * 2, devices=(device,), microbatches=4)).to_json())
+    words = ("launch", "--resume", "cccc", "--dry-run")
+    assert skyctl(*words).returncode == 0
+    Path("train.py").write_text(SPARSE.format(sparse=True))
+    done = skyctl(*words)
+    assert done.returncode == 5, done.stderr
+    assert f"train.py is not what run {paths.run_id} has trained so far" in " ".join(done.stderr.split())
+    assert "skyctl launch train.py --init-from 20261121-040405-cccc" in " ".join(done.stderr.split())
 
 
 def test_the_weights_that_a_run_has_ended_with_are_exported_from_here(

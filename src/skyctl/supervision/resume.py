@@ -11,7 +11,15 @@ from typing import Any
 from skyctl.control.node_sessions import require_all
 from skyctl.control.observations import keep_observations
 from skyctl.control.training_request import TrainingRequest, refuse_unsummable
-from skyctl.errors import InputError, NodeError, ProtocolError, RunError, SkyctlError, UnreachableError
+from skyctl.errors import (
+    InputError,
+    MismatchError,
+    NodeError,
+    ProtocolError,
+    RunError,
+    SkyctlError,
+    UnreachableError,
+)
 from skyctl.files import RunPaths, read_record, write_atomic
 from skyctl.records.cluster import Cluster, Node, node_of, split_device_id
 from skyctl.records.measurement import Measurement
@@ -36,6 +44,7 @@ from skyctl.supervision.run_lock import RunLock
 from skyctl.supervision.run_logs import with_supervisor_log
 from skyctl.supervision.run_settings import connect_of, options_of, request_of
 from skyctl.supervision.stored_checkpoints import StoredRun
+from skyctl.workload.shipped_files import digest_workload
 
 OnDetach = Callable[[RunHandle], object]
 """What to do with a run that is to go on without this process."""
@@ -284,8 +293,8 @@ def prepare_resume(
     Raises:
         InputError: it has no checkpoint, has ended well and nobody says for how many more steps it is to go
             on, or the plan is for something else.
-        MismatchError: the plan is for devices that the cluster does not have.
-        WorkloadError: several pipelines of the plan can't sum the model's gradients.
+        MismatchError: the workload has changed, or the plan is for devices that the cluster does not have.
+        WorkloadError: the workload can't be read, or several pipelines of the plan can't sum its gradients.
     """
     state = known.state
     done = state.checkpoint
@@ -301,6 +310,7 @@ def prepare_resume(
     options = replace(options_of(state), **(changed or {}), steps=total)
     request = request_of(state)
     request = replace(request, recipe=replace(request.recipe, total_steps=total))
+    _refuse_changed_workload(state, request)
     if given is not None:
         check_same_training(known, given)
         check_plan_fits(given, cluster)
@@ -320,6 +330,18 @@ def prepare_resume(
             f"them: skyctl launch PLAN.json --resume {state.run_id}",
         )
     return Resumption(known, request, options, nodes, done, given)
+
+
+def _refuse_changed_workload(state: RunState, request: TrainingRequest) -> None:
+    """Raises MismatchError where the workload is not what the run's checkpoints are of."""
+    began, now = state.order.get("digest"), digest_workload(request.spec)
+    if began and began != now:
+        raise MismatchError(
+            f"{state.workload} is not what run {state.run_id} has trained so far (its digest is {now[:12]}, "
+            f"the run's {str(began)[:12]})",
+            hint="bring back the files as they were, or begin a new run with its weights: "
+            f"skyctl launch {state.workload} --init-from {state.run_id}",
+        )
 
 
 def _nothing_kept_error(known: StoredRun) -> InputError:
