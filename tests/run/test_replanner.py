@@ -130,6 +130,21 @@ def test_a_slow_stage_gets_less(desk: Callable[[Plan], Desk]) -> None:
     assert sum(has) < had
 
 
+def test_a_node_that_gets_slower_still_is_looked_at_again(desk: Callable[[Plan], Desk]) -> None:
+    """A little slowness that no plan does better with says nothing of what comes a few steps later."""
+    made = plan(problem(), "optimal")
+    slow = min(made.stages, key=lambda stage: stage.stop - stage.start).replicas[0].device
+    here = desk(made)
+    for factor in (1.3, 1.4):
+        here.replanner.check_stages(made, collected(made, {slow: factor}, 5.0), STEPS)
+        here.look(made, collected(made, {slow: factor}, 5.0))
+        assert here.replanner.decided is None, "layers are too coarse for that"
+    later = collected(made, {slow: 10.0}, 5.0, first=5)
+    here.replanner.check_stages(made, later, STEPS)
+    here.look(made, later)
+    assert here.replanner.decided is not None
+
+
 def test_only_nodes_of_the_run_get_another_plan(desk: Callable[[Plan], Desk]) -> None:
     """A plan's problem knows every node that was probed; which of them the run has was its owner's choice."""
     whole = problem()

@@ -29,6 +29,7 @@ from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.plan_update import (
     DEFAULT_RESTART_S,
     OBSERVED_STEPS,
+    SLOW_FACTOR,
     missing_figures,
     nodes_in,
     nodes_of,
@@ -52,7 +53,7 @@ RETRY_S, LONGEST_RETRY_S = 15.0, 120.0
 MAX_RETURNS = 3
 """So often a node that was lost is taken back by itself."""
 SLOW_NODE_INTERVAL_STEPS = 50
-"""Steps between two tries to do better than a slow node."""
+"""Steps between two tries to do better than a node that is as slow as before."""
 TRIAL_STEPS = 5
 """Steps of a new plan before it is compared with the one before."""
 
@@ -113,6 +114,22 @@ class _LostNode:
 
 
 @dataclass(frozen=True)
+class _SeenSlowness:
+    """A node took ``factor`` × its predicted time when another plan was looked for, after ``step`` steps."""
+
+    step: int
+    factor: float
+
+    def is_news(self, before: _SeenSlowness | None) -> bool:
+        """Whether another plan may be better now, though there was none then."""
+        return (
+            before is None
+            or self.step - before.step >= SLOW_NODE_INTERVAL_STEPS
+            or self.factor > SLOW_FACTOR * before.factor
+        )
+
+
+@dataclass(frozen=True)
 class _PlanTrial:
     """A plan made for a slow node, and how long a step took under the plan before."""
 
@@ -148,7 +165,7 @@ class Replanner:
         self._requested: list[str] = []
         self._lost: dict[str, _LostNode] = {}
         self._returns: dict[str, int] = {}
-        self._slow_at: dict[str, int] = {}
+        self._slowness: dict[str, _SeenSlowness] = {}
         self._trial: _PlanTrial | None = None
         self._job: threading.Thread | None = None
         self._job_result: _JobResult | None = None
@@ -181,16 +198,12 @@ class Replanner:
             return
         factors = observed_slowdowns(plan, collected.settled_events())
         done = collected.reported
-        slow = [
-            device
-            for device in slow_devices(factors)
-            if done - self._slow_at.get(node_of(device), -SLOW_NODE_INTERVAL_STEPS)
-            >= SLOW_NODE_INTERVAL_STEPS
-        ]
+        seen = {device: _SeenSlowness(done, factors[device]) for device in slow_devices(factors)}
+        slow = [device for device, now in seen.items() if now.is_news(self._slowness.get(node_of(device)))]
         if not slow or steps - done <= TRIAL_STEPS:
             return
         for device in slow:
-            self._slow_at[node_of(device)] = done
+            self._slowness[node_of(device)] = seen[device]
         problem = self._problem_of_run(with_observed_times(plan.problem, factors))
         why = f"{slow[0]} takes {factors[slow[0]]:.2f} × the predicted time"
         self._begin_job(lambda: _better_plan(plan, problem, why, is_trial=True))
