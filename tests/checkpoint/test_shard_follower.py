@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from pathlib import Path
@@ -59,3 +60,18 @@ def test_a_peer_that_comes_and_goes(nodes: Nodes, tmp_path: Path) -> None:
     one.popen.kill()
     assert "n1" in two.wait("unreplicated")["error"]
     assert two.ask("follow", peers=[], keep=2)["following"] == []
+
+
+def test_a_full_disk_here_is_not_said_of_the_node_that_is_copied(nodes: Nodes, tmp_path: Path) -> None:
+    one, two = nodes("n1"), nodes("n2")
+    for step in (20, 40):
+        put(one.folder, step, range(2))
+    two.ask("pin", steps=[20, 40])
+    whole_disk = resource.prlimit(two.popen.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    two.ask("follow", peers=[one.address], keep=2)
+    said = two.wait("unreplicated")["error"]
+    assert str(two.folder) in said
+    assert "can't be written" in said
+    resource.prlimit(two.popen.pid, resource.RLIMIT_FSIZE, whole_disk)
+    two.wait("replicated", lambda event: event["step"] == 40)
+    assert {event["error"] for event in two.events if event["event"] == "unreplicated"} == {said}

@@ -341,8 +341,8 @@ class ShardFollower:
                 self._send_replicated(step, attempt, copied, time.perf_counter() - began)
             if failed:
                 self._report_error(next(iter(failed.values())))
-            if copied:
-                return True
+            if copied or client.closed:  # it is asked for no more: its own connection is fine, this disk is not
+                return bool(copied)
         return False
 
     def _wanted(self, step: int, shards: Mapping[int, HeldShard]) -> dict[int, tuple[str, int]]:

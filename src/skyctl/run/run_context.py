@@ -259,7 +259,7 @@ class RunContext:
                 retention.failed()
             self._copy_warnings[node] += 1
             if self._copy_warnings[node] <= MAX_COPY_WARNINGS:
-                self.callbacks.warn(f"checkpoints of {news.source} are not copied to {node}: {news.error}")
+                self.callbacks.warn(f"node {node} can't copy checkpoints of {news.source}: {news.error}")
         elif retention is not None and news.attempt == self.sink.paths.attempt:
             if news.step > self.options.steps or max(news.layers, default=0) >= retention.layers:
                 raise ProtocolError(
