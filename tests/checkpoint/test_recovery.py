@@ -124,6 +124,7 @@ def test_copies_go_round_the_line() -> None:
     assert place_replicas(["a", "b", "c"]) == {"a": ["c"], "b": ["a"], "c": ["b"]}
     assert place_replicas(["a"]) == {"a": []}
     assert place_replicas(["a", "b", "b"], 3) == {"a": ["b"], "b": ["a"]}
+    assert place_replicas(["a", "b", "c"], 3, writers=["a"]) == {"a": [], "b": ["a"], "c": ["a"]}
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, unique=True), st.integers(1, 4))

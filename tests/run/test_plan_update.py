@@ -33,6 +33,7 @@ from skyctl.run.plan_update import (
     with_observed_times,
     without_nodes,
     worth_moving,
+    writers_in,
 )
 from skyctl.worker.rank_events import StepEvent
 
@@ -111,6 +112,14 @@ def test_a_helper_that_is_left_alone_holds_nothing() -> None:
     whole = problem("a", "b", parallel="data", helpers=("b/cpu:0",))
     with pytest.raises(InfeasibleError, match="every device is to help"):
         replan(plan(whole), without_nodes(whole, {"a": ""}))
+
+
+def test_a_holder_beside_the_first_writes_no_checkpoints() -> None:
+    made = plan(problem("a", "b", parallel="data"))
+    assert len(nodes_in(made)) == 2
+    assert writers_in(made) == nodes_in(made)[:1]
+    cut = plan(problem("a", "b"), "even")
+    assert writers_in(cut) == nodes_in(cut) == ("a", "b")
 
 
 def test_a_dead_link_is_planned_around_for_good() -> None:

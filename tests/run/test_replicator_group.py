@@ -24,6 +24,7 @@ class FakeTask:
 
     def __init__(self, *, silent: bool) -> None:
         self.answers = not silent
+        self.told: list[dict[str, Any]] = []
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         if not silent:
             self._said.put({"event": "listening", "address": "127.0.0.1", "port": 1, "pinned": []})
@@ -33,6 +34,7 @@ class FakeTask:
         return None if said is None else (said, b"")
 
     def send(self, message: dict[str, Any]) -> None:
+        self.told.append(message)
         if "id" in message and self.answers:
             self._said.put({"event": "answer", "id": message["id"], "steps": {}})
 
@@ -84,6 +86,20 @@ def test_a_node_that_is_not_heard_holds_nobody_up() -> None:
     assert group.forget() == {}
     group.close()
     assert time.monotonic() - began < FAR_S
+
+
+def test_nobody_follows_a_node_that_writes_no_checkpoints() -> None:
+    """A helper, say: when its node is gone there is nothing of it that is not copied."""
+    sessions = {name: FakeSession(name) for name in ("oak", "elm", "helper")}
+    group, _ = started(*sessions.values())
+    group.wait_ready()
+    group.follow(sessions, ["oak", "elm"], 2, 2)
+    followed = {
+        name: [peer["node"] for peer in session.tasks[0].told[-1]["peers"]]
+        for name, session in sessions.items()
+    }
+    assert followed == {"oak": ["elm"], "elm": ["oak"], "helper": ["oak", "elm"]}
+    group.close()
 
 
 @pytest.mark.parametrize("limit_s", [FAR_S])

@@ -135,18 +135,23 @@ def plan_transfers(
     return transfers
 
 
-def place_replicas(nodes: Sequence[str], replicas: int = 2) -> dict[str, list[str]]:
+def place_replicas(
+    nodes: Sequence[str], replicas: int = 2, writers: Collection[str] | None = None
+) -> dict[str, list[str]]:
     """By node, the nodes whose checkpoints it copies (its replicator's ``follow``).
 
-    Every node's shards are then on ``replicas`` nodes, as far as there are that many. A copy is placed on the
+    Every writer's shards are then on ``replicas`` nodes, as far as there are that many. A copy is placed on the
     node with the fewest copies, then on the next one in the pipeline.
 
     Args:
         nodes: in the pipeline's order, each once; nodes without ranks may follow at the end, to copy only.
+        writers: those that write checkpoints; None: all.
     """
     order = list(dict.fromkeys(nodes))
     copies: dict[str, list[str]] = {node: [] for node in order}
     for place, owner in enumerate(order):
+        if writers is not None and owner not in writers:
+            continue
         following = order[place + 1 :] + order[:place]
         for _ in range(min(replicas, len(order)) - 1):
             holder = min(

@@ -60,6 +60,11 @@ def nodes_in(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(node_of, devices)))
 
 
+def writers_in(plan: Plan) -> tuple[str, ...]:
+    """The nodes whose ranks write checkpoints: those of the first pipeline. Others hold the same layers."""
+    return tuple(dict.fromkeys(node_of(stage.device) for stage in plan.pipelines[0].stages))
+
+
 def nodes_of(problem: Problem) -> tuple[str, ...]:
     """The nodes of the problem's devices, in their order, each once."""
     return tuple(dict.fromkeys(node_of(device.id) for device in problem.devices))

@@ -23,7 +23,7 @@ from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
 from skyctl.run.checkpoints.replicator_messages import ReplicatorEnded, ReplicatorNews
 from skyctl.run.event_sink import EventSink
 from skyctl.run.health_monitor import Deadlines
-from skyctl.run.plan_update import nodes_in
+from skyctl.run.plan_update import nodes_in, writers_in
 from skyctl.worker.rank_events import WrittenShard
 
 DEFAULT_REPLICAS = 2
@@ -102,7 +102,7 @@ class RunContext:
     _addresses: dict[str, str] = field(default_factory=dict)
     _replicators: ReplicatorGroup | None = None
     _mirror: CheckpointMirror | None = None
-    _follow_order: tuple[str, ...] = ()
+    _followed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     _retention: RetentionPolicy | None = None
     _nodes_asked: set[str] = field(default_factory=set)
     _protocol_errors: dict[str, ProtocolError] = field(default_factory=dict)
@@ -153,10 +153,11 @@ class RunContext:
                 self.start_replicators((), wait=False)
         order = (*nodes, *sorted(name for name in replicators.nodes if name not in nodes))
         there = tuple(name for name in order if name in replicators.nodes)
-        if not replicators.starting and there != self._follow_order and writes:
-            self._follow_order = there
+        followed = there, writers_in(plan)
+        if not replicators.starting and followed != self._followed and writes:
+            self._followed = followed
             replicas = self.options.replica_count
-            replicators.follow(there, replicas, self.options.kept_steps)
+            replicators.follow(*followed, replicas, self.options.kept_steps)
             retention = self.retention(plan)
             retention.unreplicated = not replicas or len(there) < 2
             retention.pinned_before = replicators.pinned
@@ -230,10 +231,10 @@ class RunContext:
             for name, failure in replicators.forget().items():
                 self.callbacks.warn(f"checkpoints of this run are still on node {name}: {failure.message}")
             return
-        self._follow_order = ()  # told anew, followers look at once
+        self._followed = (), ()  # told anew, followers look at once
         self.replicate(plan)
         self.wait_replicated(step)
-        replicators.follow(replicators.nodes, 0, self.options.kept_steps)  # else they copy what others prune
+        replicators.follow(replicators.nodes, (), 0, self.options.kept_steps)  # else they copy what others prune
         replicators.prune({step, *self.retention(plan).steps})
 
     def close(self) -> None:

@@ -146,14 +146,15 @@ class ReplicatorGroup:
         while self._take(0.0):
             pass
 
-    def follow(self, order: Iterable[str], replicas: int, keep: int) -> None:
+    def follow(self, order: Iterable[str], writers: Collection[str], replicas: int, keep: int) -> None:
         """Says who copies whose checkpoints: each is to be on ``replicas`` other nodes, if there are so many.
 
         Args:
             order: nodes with ranks, in the pipeline's order, then others that may keep copies.
+            writers: those whose ranks write checkpoints; others have nothing to be copied.
         """
         nodes = [name for name in order if name in self._listening]
-        for name, owners in place_replicas(nodes, replicas + 1).items():
+        for name, owners in place_replicas(nodes, replicas + 1, writers).items():
             peers = [
                 {"host": self._listening[owner].address, "port": self._listening[owner].port, "node": owner}
                 for owner in owners
