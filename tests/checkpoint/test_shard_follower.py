@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import socket
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from tests.checkpoint.replicator_process import Nodes, put, whole
+import pytest
+from tests.checkpoint.replicator_process import SECRET, Nodes, credentials, put, whole
 
 from skyctl.checkpoint import layout
+from skyctl.checkpoint.shard_client import ReplicatorAddress, ShardClient, ShardFollower
+from skyctl.checkpoint.shard_server import ShardServer
 
 
 def test_a_follower_takes_what_a_source_goes_on_writing(nodes: Nodes, tmp_path: Path) -> None:
@@ -75,3 +81,47 @@ def test_a_full_disk_here_is_not_said_of_the_node_that_is_copied(nodes: Nodes, t
     resource.prlimit(two.popen.pid, resource.RLIMIT_FSIZE, whole_disk)
     two.wait("replicated", lambda event: event["step"] == 40)
     assert {event["error"] for event in two.events if event["event"] == "unreplicated"} == {said}
+
+
+@pytest.mark.parametrize("where", ["there", "here"])
+def test_a_step_that_is_removed_while_it_is_copied_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """After a node is lost, nodes remove what is newer than the checkpoint that the run goes on from."""
+    folders = {"there": tmp_path / "n1", "here": tmp_path / "n2"}
+    put(folders["there"], 20, range(2))
+    said: list[dict[str, Any]] = []
+    heard = threading.Event()
+    get = ShardClient.get
+
+    def get_what_goes(client: ShardClient, folder: Path, step: int, *rest: Any) -> Any:
+        if step == 20:
+            shutil.rmtree(layout.step_folder(folders[where], step), ignore_errors=True)
+        try:
+            return get(client, folder, step, *rest)
+        finally:
+            layout.retain_steps(folders["there"], {40})
+            put(folders["there"], 40, range(2))
+
+    def hear(event: dict[str, Any]) -> None:
+        said.append(event)
+        heard.set()
+
+    monkeypatch.setattr(ShardClient, "get", get_what_goes)
+    server = ShardServer(folders["there"], run_id="r", node="n1", secret=SECRET, address="127.0.0.1")
+    try:
+        follower = ShardFollower(
+            folders["here"],
+            ReplicatorAddress("127.0.0.1", server.port, "n1"),
+            credentials(),
+            keep=2,
+            limits=dict.fromkeys(range(2), 1 << 30),
+            slots=threading.Semaphore(1),
+            send=hear,
+            poll_s=0.05,
+        )
+        assert heard.wait(30)
+        follower.close()
+    finally:
+        server.close()
+    assert [(event["event"], event.get("step")) for event in said] == [("replicated", 40)]

@@ -160,7 +160,9 @@ class CheckpointReplicator:
         try:
             with ShardClient(address, self._credentials) as client:
                 limits = _parse_limits(message)
-                _, failed = fetch_shards(client, self._folder, step, wanted, limits, self._credentials.run_id)
+                run_id = self._credentials.run_id
+                _, errors = fetch_shards(client, self._folder, step, wanted, limits, run_id)
+                failed = {layer: error.message for layer, error in errors.items()}
         except SkyctlError as exc:
             here = layout.held_shards(self._folder, [step]).get(step, {})
             for layer, (sha256, _) in wanted.items():

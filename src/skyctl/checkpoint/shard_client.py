@@ -140,11 +140,13 @@ class ShardClient:
             ShardMissingError: it does not have the shard.
             RecordError: what arrived has another SHA-256; nothing is kept of it.
             ReplicatorUnreachableError: it is gone, or gave no valid answer.
-            SkyctlError: the disk is full or not writable.
+            SkyctlError: the other one can't read it, or the disk here is full or not writable.
         """
         answer, _ = self._ask({"op": "get", "step": step, "layer": layer})
         if "missing" in answer:
             raise ShardMissingError(f"{self._address} does not have {str(answer['missing'])[:200]}")
+        if "unreadable" in answer:
+            raise SkyctlError(f"{self._address} can't read {str(answer['unreadable'])[:200]}")
         path = layout.layer_path(folder, step, layer)
         try:
             left = layout.parse_natural(answer.get("bytes"), 1 << 62)
@@ -220,7 +222,7 @@ def fetch_shards(
     limits: Mapping[int, int],
     run_id: str,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> tuple[dict[int, FileDigest], dict[int, str]]:
+) -> tuple[dict[int, FileDigest], dict[int, SkyctlError]]:
     """Copies shards of one step, with a manifest for each; those that are here already are left alone.
 
     Args:
@@ -236,7 +238,7 @@ def fetch_shards(
         ReplicatorUnreachableError: the connection failed; what was copied before is kept.
     """
     copied: dict[int, FileDigest] = {}
-    failed: dict[int, str] = {}
+    failed: dict[int, SkyctlError] = {}
     here = layout.held_shards(folder, [step]).get(step, {})
     layout.make_step_folder(folder, step)
     for layer, (sha256, attempt) in layers.items():
@@ -251,13 +253,18 @@ def fetch_shards(
             raise
         except SkyctlError as exc:
             copied.pop(layer, None)
-            failed[layer] = exc.message
+            failed[layer] = exc
         if client.closed:  # it was this disk that failed: the others would fare no better
-            why = failed.get(layer, "the connection was closed")
+            why = failed.get(layer, SkyctlError("the connection was closed"))
             rest = list(layers)[list(layers).index(layer) + 1 :]
             failed |= {n: why for n in rest if n not in here or here[n].sha256 != layers[n][0]}
             break
     return copied, failed
+
+
+def _was_removed(error: SkyctlError) -> bool:
+    """Whether the step went, here or there, while it was copied: what a run does not go on from is removed."""
+    return isinstance(error, ShardMissingError) or isinstance(error.__cause__, FileNotFoundError)
 
 
 class ShardFollower:
@@ -339,9 +346,11 @@ class ShardFollower:
             if copied:
                 layout.prune_steps(self._folder, self._keep)
                 self._send_replicated(step, attempt, copied, time.perf_counter() - began)
-            if failed:
-                self._report_error(next(iter(failed.values())))
-            if copied or client.closed:  # it is asked for no more: its own connection is fine, this disk is not
+            if told := [error for error in failed.values() if not _was_removed(error)]:
+                self._report_error(told[0].message)
+            if (
+                copied or client.closed
+            ):  # it is asked for no more: its own connection is fine, this disk is not
                 return bool(copied)
         return False
 

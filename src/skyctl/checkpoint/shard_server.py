@@ -5,7 +5,7 @@ The protocol, in the agents' frames (``agent.frames``), one request after the ot
     → {"op": "list", "newest": K, "steps": [STEP]}      the newest K and those; K 0: all
     ← {"steps": {STEP: {LAYER: {"sha256", "bytes", "attempt", "own"}}}}
     → {"op": "get", "step": STEP, "layer": LAYER}
-    ← {"bytes": N}, then frames whose bodies are the file's N bytes; or {"missing": "…"}
+    ← {"bytes": N}, then frames whose bodies are the file's N bytes; or {"missing": "…"}, {"unreadable": "…"}
 
 A file is named by numbers, never by a path. The client checks what it receives against the SHA-256 of a
 manifest.
@@ -162,7 +162,8 @@ def send_file(path: Path, out: BinaryIO) -> None:
     try:
         file = path.open("rb")
     except OSError as exc:
-        write_frame(out, {"missing": f"{path.parent.name}/{path.name}: {os_error_reason(exc)}"})
+        kind = "missing" if isinstance(exc, FileNotFoundError) else "unreadable"
+        write_frame(out, {kind: f"{path.parent.name}/{path.name}: {os_error_reason(exc)}"})
         return
     with file:
         left = os.fstat(file.fileno()).st_size
