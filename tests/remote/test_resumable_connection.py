@@ -16,14 +16,17 @@ import pytest
 from skyctl.agent import process_tree
 from skyctl.errors import SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
+from skyctl.remote import resumable_connection
+from skyctl.remote.agent_messages import AgentHello
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions, NodeConnection
 from skyctl.remote.forkserver_client import ForkedConnection, ForkServerClient
-from skyctl.remote.resumable_connection import ResumableConnection
+from skyctl.remote.resumable_connection import DialledChannel, ResumableConnection
 from skyctl.remote.session_factory import adopt_session, adopt_sessions, open_session
 
 from .answers import run_node_task
-from .resumable_helpers import HELD, LOCAL, MANUAL, Reader, Switch, assert_without_gap, cut, until
+from .fake_connection import FakeConnection
+from .resumable_helpers import HELD, LOCAL, MANUAL, PATIENCE_S, Reader, Switch, assert_without_gap, cut, until
 
 Env = Callable[[Session], dict[str, str]]
 Connector = Callable[..., NodeConnection]
@@ -90,6 +93,43 @@ def test_who_asks_a_silent_node_gets_an_error(
         until(lambda: session.is_waited_for)
         assert Path(session.push(b"text", sha256(b"text").hexdigest())).read_bytes() == b"text"
         assert run_node_task(session, {"do": "noisy"}, 20, env) == {}
+
+
+def test_a_node_that_falls_silent_as_it_is_told_to_end_is_soon_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that was silent before: its agent ends by itself, and a run's end does not wait for it."""
+    monkeypatch.setattr(ResumableConnection, "answer_limit_s", 0.3)
+    monkeypatch.setattr(resumable_connection, "DETACH_TIMEOUT_S", 0.2)
+    words = dict.fromkeys(
+        ("folder", "cache", "home", "cwd", "hostname", "platform", "python", "version"), "/"
+    )
+    hello = AgentHello(op="hello", session="s", pid=1, guardian=2, addresses=(), **words)  # type: ignore[arg-type]
+
+    def dial(_arrived: dict[str, int], _left_s: float) -> DialledChannel:
+        raise UnreachableError("its link is cut", node=LOCAL.name)
+
+    node = FakeConnection(LOCAL, lambda _command, stdin, _stdout: int(bool(stdin.read())))
+    connection = ResumableConnection(
+        LOCAL,
+        node.open(""),
+        lambda *_: False,
+        1e6,
+        hello=hello,
+        dial=dial,
+        redial_s=1e6,
+        manual_ack=False,
+        on_change=lambda _disconnected: None,
+    )
+    connection.start()
+    ends = threading.Thread(target=connection.close, args=(1e6,), daemon=True)
+    ends.start()
+    ends.join(PATIENCE_S)
+    try:
+        assert not ends.is_alive()
+    finally:
+        connection.drop()
+        node.close()
 
 
 def test_acknowledged_files_are_removed(home: Path, task_env: Env) -> None:

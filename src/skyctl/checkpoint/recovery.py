@@ -140,8 +140,8 @@ def place_replicas(
 ) -> dict[str, list[str]]:
     """By node, the nodes whose checkpoints it copies (its replicator's ``follow``).
 
-    Every writer's shards are then on ``replicas`` nodes, as far as there are that many. A copy is placed on the
-    node with the fewest copies, then on the next one in the pipeline.
+    Every writer's shards are then on ``replicas`` nodes, as far as there are that many. A copy is placed on
+    the node with the fewest copies, then on the next one in the pipeline.
 
     Args:
         nodes: in the pipeline's order, each once; nodes without ranks may follow at the end, to copy only.

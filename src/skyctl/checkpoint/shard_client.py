@@ -263,7 +263,7 @@ def fetch_shards(
 
 
 def _was_removed(error: SkyctlError) -> bool:
-    """Whether the step went, here or there, while it was copied: what a run does not go on from is removed."""
+    """Whether the step was removed here or there meanwhile, as what a run does not go on from is."""
     return isinstance(error, ShardMissingError) or isinstance(error.__cause__, FileNotFoundError)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from skyctl.agent.frames import FrameError, Message
 from skyctl.errors import NodeError, SessionGoneError, SkyctlError, UnreachableError
 from skyctl.records.cluster import Node
-from skyctl.remote.agent_connection import MAX_QUEUED_BYTES, AgentConnection, Receive
+from skyctl.remote.agent_connection import MAX_QUEUED_BYTES, SILENCE_LOOK_S, AgentConnection, Receive
 from skyctl.remote.agent_messages import (
     EVENTS,
     REPLIES,
@@ -287,11 +287,6 @@ class ResumableConnection(AgentConnection):
         """
         with self.changed:
             self._closing = True
-            if self.lost is None and self.is_unheard:
-                timeout_s = min(timeout_s, DETACH_TIMEOUT_S)
-                if (channel := self._channel) is not None:
-                    self._mark_channel_lost(channel, f"nothing has come for {self.silent_s:.0f} s", False)
-                    self._close_channel(channel)
             deadline = time.monotonic() + timeout_s
             lost, self.lost = self.lost, None if self._can_be_tried() else self.lost
             if self.lost is None and self._channel is not None:
@@ -299,8 +294,13 @@ class ResumableConnection(AgentConnection):
             elif lost is not None and self.lost is None:
                 failure = UnreachableError(lost.message, node=self.node.name, hint=lost.hint)
                 self._begin_reconnecting(failure, min(timeout_s / 2, DETACH_TIMEOUT_S))
-            while self.lost is None and time.monotonic() < deadline:
-                self.changed.wait(max(0.0, deadline - time.monotonic()))
+            while self.lost is None and (left_s := deadline - time.monotonic()) > 0:
+                if self.is_unheard:  # at the beginning, or since then
+                    deadline = min(deadline, time.monotonic() + DETACH_TIMEOUT_S)
+                    if (channel := self._channel) is not None:
+                        self._mark_channel_lost(channel, f"nothing has come for {self.silent_s:.0f} s", False)
+                        self._close_channel(channel)
+                self.changed.wait(min(left_s, SILENCE_LOOK_S))
             self.has_ended = self.has_ended or self.bye is not None
         self.drop()
         return self.bye

@@ -204,17 +204,28 @@ class RunContext:
             self._replicators.drop(name)
 
     def wait_replicated(self, step: int) -> None:
-        """Waits until other nodes have copies of the run's last checkpoint, where they are to have any."""
+        """Waits until other nodes have copies of the run's last checkpoint, where they are to have any.
+
+        For seconds, and not where only a node that is not heard could bring that about.
+        """
         replicators, retention = self._replicators, self._retention
         if replicators is None or retention is None or retention.unreplicated or retention.newest != step:
             return
         self.callbacks.phase("copying the last checkpoint to other nodes; Ctrl-C ends that")
         deadline = time.monotonic() + REPLICATION_WAIT_S
-        while retention.replicated != step and replicators.nodes and time.monotonic() < deadline:
+        _, writers = self._followed
+        why = None
+        while retention.replicated != step and why is None:
             replicators.take_events()
+            heard = replicators.heard
+            if len(heard) < 2 or not heard.issuperset(writers):
+                silent = sorted({*replicators.nodes, *writers} - heard)
+                why = f"{', '.join(silent)} not heard" if silent else "no node is left to copy it"
+            elif time.monotonic() > deadline:
+                why = "copying took too long"
             time.sleep(POLL_S)
         if retention.replicated != step:
-            self.callbacks.warn(f"the checkpoint of step {step} is not on other nodes: copying took too long")
+            self.callbacks.warn(f"the checkpoint of step {step} is not on other nodes: {why}")
 
     def keep_last_checkpoint(self, step: int | None, plan: Plan) -> None:
         """The run has ended well: nodes keep its last checkpoint, with copies, and no earlier one.

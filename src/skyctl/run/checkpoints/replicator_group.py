@@ -92,6 +92,11 @@ class ReplicatorGroup:
         """Those whose replicators can be asked."""
         return [name for name in self._listening if name in self._tasks]
 
+    @property
+    def heard(self) -> set[str]:
+        """Those of ``nodes`` that may still answer."""
+        return set(filter(self._is_heard, self.nodes))
+
     def start(self, addresses: Mapping[str, str]) -> None:
         """A replicator on each of those nodes that has none; does not wait for it.
 
