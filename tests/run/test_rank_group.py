@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from skyctl.run.callbacks import RankGroupHooks, RunCallbacks
 from skyctl.run.health_monitor import FIRST_CAUSE_GRACE_S, Deadlines
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec
+from skyctl.run.restart_policy import classify
 
 from ..helpers.events import step_message
 
@@ -306,9 +309,9 @@ SUMS = {"layers": [5, 0, 7], "parameters": 3, "figures": 0}
 
 
 def with_helper(stages, *sums: Any) -> Stage:
-    """Two holders that have said what they sum, and a helper; their pairs are connected."""
-    stage: Stage = stages(3, 2, beside=True, helpers=1)
-    for low, high in ((0, 1), (0, 2), (1, 2)):
+    """Holders that have said what they sum, and a helper; their pairs are connected."""
+    stage: Stage = stages(len(sums) + 1, 2, beside=True, helpers=1)
+    for low, high in itertools.combinations(range(len(sums) + 1), 2):
         stage.tasks[low].say({"event": "listening", "address": "192.0.2.1", "port": 9, "peer": high})
     for task, said in zip(stage.tasks, (*sums, None), strict=True):
         task.say({"event": "ready", **({"sums": said} if said else {})})
@@ -333,9 +336,45 @@ def test_a_helper_is_told_what_is_summed_and_tells_of_its_end_alone(stages) -> N
     assert (stage.run.collected.reported, stage.run.collected.loss(1)) == (2, 0.5)
 
 
-def test_holders_that_sum_something_else_and_helpers_that_tell_of_steps_are_refused(stages) -> None:
-    with pytest.raises(RunError, match="do not say the same of their gradients"):
-        with_helper(stages, SUMS, {**SUMS, "parameters": 4}).run.start()
+OTHER, FEWER = {**SUMS, "parameters": 4}, {**SUMS, "layers": [5, 0, 6]}
+
+
+@pytest.mark.parametrize(
+    ("sums", "planned", "liar"),
+    [
+        ((SUMS, FEWER), (5, 0, 7), 1),  # as the plan counts it
+        ((FEWER, SUMS), (5, 0, 7), 0),
+        ((FEWER, FEWER, SUMS), (5, 0, 7), 0),
+        ((SUMS, None), (5, 0, 7), 1),
+        ((SUMS, OTHER, SUMS), (5, 0, 7), 1),  # the plan does not know that: by the word of most
+        ((FEWER, SUMS, SUMS), None, 0),
+    ],
+)
+def test_who_says_what_is_wrong_of_its_gradients_is_named_and_nobody_else(
+    stages, sums: Any, planned: Any, liar: int
+) -> None:
+    stage = with_helper(stages, *sums)
+    stage.run.specs[:] = [replace(spec, summed_numels=planned) for spec in stage.run.specs]
+    with pytest.raises(ProtocolError, match=f"node n{liar} says what is wrong of the gradients") as found:
+        stage.run.start()
+    assert found.value.node == f"n{liar}"
+    fault = classify(found.value, stage.run.failure)
+    assert (fault.kind, fault.lost) == ("node", (f"n{liar}",))
+
+
+@pytest.mark.parametrize("sums", [(SUMS, OTHER), (SUMS, OTHER, {**SUMS, "figures": 9})])
+def test_where_nothing_tells_who_is_wrong_all_are_named_and_stay(stages, sums: Any) -> None:
+    stage = with_helper(stages, *sums)
+    with pytest.raises(RunError, match="nothing tells which of them is wrong") as found:
+        stage.run.start()
+    assert not isinstance(found.value, ProtocolError)
+    assert all(
+        f"rank {rank} on n{rank}/cpu:0 (node n{rank}) sums 12" in found.value.message for rank in (0, 1)
+    )
+    assert classify(found.value, stage.run.failure).kind == "final"
+
+
+def test_helpers_that_tell_of_steps_are_refused(stages) -> None:
     stage = with_helper(stages, SUMS, SUMS)
     stage.run.start()
     stage.tasks[2].say(step_message(0, loss=0.25))

@@ -38,6 +38,7 @@ from skyctl.run.step_metrics import (
     build_measurement,
     with_differences,
 )
+from skyctl.run.sum_claims import planned_numels
 from skyctl.worker.rank_events import EnvironmentEvent, WrittenShard
 
 LAST_CHECKPOINT_STEPS = 3.0
@@ -271,7 +272,7 @@ class Attempt:
     def _with_limits(self, spec: RankSpec) -> RankSpec:
         limits = policy.shard_limits(self._plan.problem)
         own = {layer: limits[layer] for layer in range(*spec.payload["layers"])}
-        return replace(spec, shard_limits=own)
+        return replace(spec, shard_limits=own, summed_numels=planned_numels(self._plan.problem))
 
     def _make_ranks(self) -> RankGroup:
         context = self._context

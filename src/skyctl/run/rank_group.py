@@ -31,6 +31,7 @@ from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_reports import RankReports
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, rank_task_name, sync_pairs
 from skyctl.run.step_metrics import StepCollector
+from skyctl.run.sum_claims import Claims, describe_claim, wrong_ranks
 from skyctl.worker.rank_events import (
     CONNECT_PHASE,
     EnvironmentEvent,
@@ -135,15 +136,35 @@ class RankGroup:
         Args:
             sums: by rank.
         """
-        holding = [sums[spec.rank] for spec in holding_specs(self.specs)]
+        claims = {spec.rank: sums[spec.rank] for spec in holding_specs(self.specs)}
+        agreed = claims[0]
+        if len(claims) < len(self.specs) and (agreed is None or len(set(claims.values())) > 1):
+            raise self._sums_error(claims)
         for rank in self._ranks:
             told: dict[str, Any] = {"op": "start"}
-            if rank.spec.helps:
-                if holding[0] is None or holding.count(holding[0]) < len(holding):
-                    raise RunError("ranks that hold the same layers do not say the same of their gradients")
-                told["sums"] = asdict(holding[0])
+            if rank.spec.helps and agreed is not None:
+                told["sums"] = asdict(agreed)
             rank.task.send(told)
             rank.enter_phase(f"{self.collected.unit} {self.collected.first}")
+
+    def _sums_error(self, claims: Claims) -> SkyctlError:
+        """The error where ranks do not say the same of what they sum: who is wrong, if that can be known."""
+        first = {claim: rank for rank, claim in reversed(claims.items())}
+        texts = [f"{self._ranks[rank].name} sums {describe_claim(claim)}" for claim, rank in first.items()]
+        if wrong := wrong_ranks(claims, self.specs):
+            liar = self._ranks[wrong[0]].spec
+            self.failure = FailureReport("lost", (liar.node,), (liar.rank,), self.collected.reported)
+            return ProtocolError(
+                f"node {liar.node} says what is wrong of the gradients that it sums: {'; '.join(texts)}",
+                node=liar.node,
+            )
+        nodes = ", ".join(dict.fromkeys(self._ranks[rank].spec.node for rank in claims))
+        error = RunError(
+            f"nodes {nodes} hold the same layers and do not say the same of what they sum, and nothing tells "
+            f"which of them is wrong: {'; '.join(texts)}",
+            hint="plan it without a helper, or leave one of these nodes out: --limit",
+        )
+        return self._final(error)
 
     def adopt(self, tasks: Mapping[int, RemoteTask], past: EventHistory, reported: int = 0) -> None:
         """In place of ``start``: ranks that another process has started.

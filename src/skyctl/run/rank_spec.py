@@ -24,6 +24,8 @@ class RankSpec:
     """One process: its rank, where it runs, and the payload its task gets (``worker/rank.py``).
 
     ``shard_limits``: by layer of its own, the most bytes that a file with its state may have.
+    ``summed_numels``: of the gradients of each layer, the last one first, as the plan has them; None: it does
+    not say.
     """
 
     rank: int
@@ -31,6 +33,7 @@ class RankSpec:
     device: str
     payload: dict[str, Any]
     shard_limits: Mapping[int, int] = field(default_factory=dict)
+    summed_numels: tuple[int, ...] | None = None
 
     @property
     def helps(self) -> bool:
