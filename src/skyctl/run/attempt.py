@@ -32,6 +32,7 @@ from skyctl.run.rank_spec import (
     used_nodes,
 )
 from skyctl.run.run_context import RunContext
+from skyctl.run.slow_owner import with_slow_owner_note
 from skyctl.run.step_metrics import (
     StepCollector,
     StepHistory,
@@ -293,8 +294,13 @@ class Attempt:
         )
 
     def _callbacks(self) -> RunCallbacks:
-        """Those that say early why steps are not as predicted; of uneven ones few steps tell nothing."""
+        """Those that say early why steps are not as predicted; of uneven ones few steps tell nothing.
+
+        And which owner rounds have come to wait for, where there is no deadline for that.
+        """
         callbacks = self._context.callbacks
+        if self._plan.problem.rhythm.round_deadline_s is None:
+            callbacks = with_slow_owner_note(callbacks, lambda: self.collected)
         if self._plan.predicted.stale is not None:
             return callbacks
         return with_early_deviation_note(callbacks, self._measurement)
