@@ -21,7 +21,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from skyctl.errors import InputError, SkyctlError
@@ -37,6 +37,7 @@ PROFILES_KEPT = 20
 """Older profiles of the same cluster are removed when a new one is saved."""
 
 _NAME_LIMIT = 120
+_NOT_IN_A_LINE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _BAD_USAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _HINTS = {
     errno.ENOSPC: "free some space on that disk, or set SKYCTL_HOME to a folder on another one",
@@ -138,6 +139,16 @@ def write_atomic(path: str | Path, data: str | bytes, *, mode: int | None = 0o60
     return target
 
 
+def json_line(value: Any) -> str:
+    """A value as one line of JSON, with names as they were typed.
+
+    Escaped is only what ends a line for some reader, controls a terminal, or is no character.
+    """
+    import json
+
+    return _NOT_IN_A_LINE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
 def unfinished_writes(target: Path) -> list[Path]:
     """The temporary files of killed writers of ``target``; a writer at work has one, too."""
     pattern = f".{glob.escape(target.name[:80])}.{'[0-9a-f]' * 12}.tmp"
@@ -151,15 +162,17 @@ def _cannot(verb: str, path: Path, exc: OSError) -> SkyctlError:
 
 
 def read_text(path: str | Path, *, hint: str | None = None) -> str:
-    """Reads a UTF-8 file that the user named.
+    """Reads a UTF-8 file that the user named, without the byte order mark that Windows puts before it.
 
     Raises:
         InputError: missing, unreadable, a folder, or not UTF-8.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise InputError(f"can't read {path}: it is not UTF-8 text (byte {exc.start})") from exc
+        raise InputError(
+            f"can't read {path}: it is not UTF-8 text (byte {exc.start})", hint="save it anew, in UTF-8"
+        ) from exc
     except (OSError, ValueError) as exc:
         reason = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
         raise InputError(f"can't read {path}: {reason}", hint=hint) from exc

@@ -1,8 +1,6 @@
 """Texts and host files as other programs write them: read rightly, or refused by their name."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,26 +23,22 @@ TEXTS = {
 }
 READ = {"utf8"}
 """Those that must be taken; the others may also be refused, but not taken for other characters."""
-NOT_YET = {"utf16_hosts", "mark", "slurm", "slurm_list", "inventory_mark"}
-"""Read wrongly, or refused without a next step; a name leaves when that is put right."""
 HOSTS = {
     "mark": (b"\xef\xbb\xbftower slots=2\nattic slots=2\n", ["tower", "attic"]),
     "windows_lines": (b"tower slots=2\r\nattic slots=2\r\n", ["tower", "attic"]),
     "utf16_hosts": ("tower slots=2\nattic slots=2\n".encode("utf-16"), ["tower", "attic"]),
     "slurm": (b"node[07-09] slots=2\n", ["node07", "node08", "node09"]),
     "slurm_list": (b"node[1,3-4] slots=2\nlogin slots=1\n", ["node1", "node3", "node4", "login"]),
+    "slurm_several": (b"gpu[1-3,7],cpu01\n", ["gpu1", "gpu2", "gpu3", "gpu7", "cpu01"]),
+    "slurm_two_ranges": (b"r[1-2]n[09-10]:4\n", ["r1n09", "r1n10", "r2n09", "r2n10"]),
+    "inventory_slurm": (b"[gpu]\nnode[07-08]\n", ["node07", "node08"]),
     "ports": (b"tower:2222 slots=2\nattic slots=2\n", ["tower", "attic"]),
     "inventory_mark": (b"\xef\xbb\xbf[gpu]\ntower ansible_host=192.0.2.7\nattic\n", ["tower", "attic"]),
     "inventory_ranges": (b"[gpu]\nnode[01:03].example.org\n", [f"node0{i}.example.org" for i in (1, 2, 3)]),
 }
 
 
-def _cases(names: Iterable[str]) -> list[Any]:
-    mark = pytest.mark.xfail(reason="not yet")
-    return [pytest.param(name, marks=mark if name in NOT_YET else ()) for name in names]
-
-
-@pytest.mark.parametrize("name", _cases(TEXTS))
+@pytest.mark.parametrize("name", TEXTS)
 def test_a_text_is_decoded_or_refused_by_name(name, tmp_path):
     file = tmp_path / f"{name}.txt"
     file.write_bytes(TEXTS[name])
@@ -68,7 +62,7 @@ def _first_rows(file: Path) -> list[list[int]] | WorkloadError:
     return rows
 
 
-@pytest.mark.parametrize("name", _cases(HOSTS))
+@pytest.mark.parametrize("name", HOSTS)
 def test_hosts_are_read_as_they_are_meant(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     content, names = HOSTS[name]

@@ -54,7 +54,12 @@ def test_hosts_and_no_overwriting() -> None:
 
 def test_ssh_aliases_without_a_terminal() -> None:
     aliases("Host a b *.x\nHost github.com\n User git\n")
-    done = init("-o", "my file.yaml", "--json")
+    refused = init("-o", "my file.yaml")
+    assert refused.returncode == 2
+    assert "~/.ssh/config names 2: a, b" in refused.stderr
+    assert "-y takes all 2" in refused.stderr
+    assert os.listdir() == []
+    done = init("-o", "my file.yaml", "--json", "-y")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["path"], answer["nodes"]) == ("my file.yaml", ["a", "b"])
@@ -97,12 +102,13 @@ def on_a_terminal(answers: bytes) -> int:
 
 def test_choosing_on_a_terminal() -> None:
     aliases("Host a b c\n")
-    assert on_a_terminal(b"1, c ada@192.0.2.1\ny\n") == 0
+    assert on_a_terminal(b"1, c ada@192.0.2.1 n[1-2,4]\ny\n") == 0
     nodes = read_cluster("cluster.yaml").nodes
     assert [(n.name, n.transport) for n in nodes] == [
         ("a", "ssh"),
         ("c", "ssh"),
         ("192.0.2.1", "ssh"),
+        *((f"n{i}", "ssh") for i in (1, 2, 4)),
         ("local", "local"),
     ]
 

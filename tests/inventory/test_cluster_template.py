@@ -12,6 +12,7 @@ from skyctl.inventory.cluster_template import (
     NewNode,
     local_nodes,
     parse_host,
+    parse_hosts,
     render_cluster_file,
     ssh_aliases,
 )
@@ -39,6 +40,29 @@ def test_hosts(text: str, node: NewNode) -> None:
 def test_no_hosts(text: str) -> None:
     with pytest.raises(InputError):
         parse_host(text)
+
+
+def test_several_hosts_in_one_word() -> None:
+    found = parse_hosts("ada@gpu[1-2,7]:22,cpu01")
+    assert [(node.name, node.user, node.port) for node in found] == [
+        *((f"gpu{i}", "ada", 22) for i in (1, 2, 7)),
+        ("cpu01", None, None),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "n[3-1]", "n[1-99999999]"])
+def test_no_hosts_in_a_word(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize("name", ["büro", "Büro 2", "机器", "🖥"])
+def test_names_are_written_as_they_are(name: str) -> None:
+    node = NewNode(name, local=True)
+    text = render_cluster_file([node], name, {"grün": [name]})
+    assert text.count(name) == 3
+    assert "grün: [" in text
+    assert [n.name for n in parse_cluster(parse_yaml(text, "f")).nodes] == [name]
 
 
 @pytest.mark.parametrize("name", ["home", "two words", "no", "1e3", "#x", "a: b", "q\"'", "ümlaut"])

@@ -210,6 +210,8 @@ def test_slots_are_gpus_or_threads_where_asked() -> None:
         ("hosts", "[g]\na b\n", "hosts:2: behind a host"),
         ("hosts", "[g:vars]\nx\n", "KEY=VALUE"),
         ("hostfile", "a slots=x\n", "hostfile:1: slots of a"),
+        ("hostfile", "a\nn[9-2]\n", "hostfile:2: the range in 'n[9-2]' is empty"),
+        ("hostfile", "n[1-99999999]\n", "more than 10,000 hosts"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, name: str, text: str, words: str) -> None:

@@ -151,6 +151,17 @@ def test_killed_at_any_instant_there_is_no_gap_and_no_repeat(tmp_path: Path) -> 
     assert steps == list(range(100))
 
 
+def test_a_node_is_named_in_its_own_script(tmp_path: Path) -> None:
+    paths = RunPaths.new()
+    ledger = RunJournal.create(paths, state(paths), lambda _: None)
+    ledger.sessions = {"büro": Line(tmp_path)}
+    ledger.heard("büro", "rank-0", {"event": "error", "message": "\u2028 \x9b \ud800", "seq": 1})
+    ledger.close()
+    (line,) = paths.events.read_text(encoding="utf-8").splitlines()
+    assert '"node": "büro"' in line
+    assert json.loads(line)["message"] == "\u2028 \x9b \ud800"
+
+
 def test_a_resend_is_told_apart_and_handled_again(tmp_path: Path) -> None:
     paths = RunPaths.new()
     ledger = RunJournal.create(paths, state(paths), lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -70,21 +69,22 @@ def init(
     out: Output,
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="HOST", help="ssh aliases, or user@host:port; default: all of ~/.ssh/config."),
+        typer.Argument(metavar="HOST", help="ssh aliases, user@host:port, or several as in gpu[1-3,7]."),
     ] = None,
     *,
     options: InitOptions,
 ) -> None:
     """Write a cluster.yaml from hosts, ~/.ssh/config, an Ansible inventory or a hostfile.
 
-    On a terminal it asks which machines to use. Nothing is connected to: `skyctl check` does that.
+    Without any it asks which machines to use; -y takes all of ~/.ssh/config. Nothing is connected to:
+    `skyctl check` does that.
     """
     from skyctl.inventory.cluster_file import DEFAULT_PATH, default_name
-    from skyctl.inventory.cluster_template import apply_slots, local_nodes, parse_host, render_cluster_file
+    from skyctl.inventory.cluster_template import apply_slots, local_nodes, parse_hosts, render_cluster_file
 
     slots_as = cast("SlotsAs", require_choice("--slots", options.slots, _SLOTS))
     path = options.output or options.cluster or Path(DEFAULT_PATH)
-    nodes = [parse_host(host) for host in hosts or ()]
+    nodes = [node for host in hosts or () for node in parse_hosts(host)]
     groups: dict[str, tuple[str, ...]] = {}
     if options.source is not None:
         imported, groups = _import_nodes(out, options.source, options.slots)
@@ -134,13 +134,20 @@ def _import_nodes(out: Output, source: Path, slots: str) -> tuple[list[NewNode],
 
 
 def _ask_hosts(out: Output, yes: bool) -> list[NewNode]:
-    """The nodes that are named at the terminal; without a terminal, all aliases of ~/.ssh/config."""
-    from skyctl.inventory.cluster_template import local_nodes, parse_host, ssh_aliases
+    """The nodes that are named at the terminal; with ``-y`` all aliases of ~/.ssh/config."""
+    from skyctl.inventory.cluster_template import local_nodes, parse_host, parse_hosts, ssh_aliases
+    from skyctl.inventory.host_ranges import split_hosts
 
     aliases = ssh_aliases()
     if yes or not is_interactive():
         if not aliases:
             raise InputError("no host was given, and ~/.ssh/config names none", hint=_NOTHING)
+        if not yes:
+            named = f"{', '.join(aliases[:5])}{', …' if len(aliases) > 5 else ''}"
+            raise InputError(
+                f"which hosts? none was given; ~/.ssh/config names {len(aliases)}: {named}",
+                hint=f"name them, as in `skyctl init {shlex.join(aliases[:2])}`; -y takes all {len(aliases)}",
+            )
         return [parse_host(alias) for alias in aliases]
     for name in _FOREIGN:
         if Path(name).is_file():
@@ -150,8 +157,9 @@ def _ask_hosts(out: Output, yes: bool) -> list[NewNode]:
     what = "which of these?" if aliases else "which machines?"
     hint = "numbers or names, other hosts as user@host:port"
     answer = ask(out, f"{what} ({hint}; empty: {'all' if aliases else 'none'})", "", yes=yes)
-    chosen = list(dict.fromkeys(_resolve_word(word, aliases) for word in re.split(r"[\s,]+", answer) if word))
-    nodes = [parse_host(host) for host in chosen or aliases]
+    words = [word for part in answer.split() for word in split_hosts(part)]
+    chosen = list(dict.fromkeys(_resolve_word(word, aliases) for word in words))
+    nodes = [node for host in chosen or aliases for node in parse_hosts(host)]
     if confirm(out, "this machine too, as a node of its own?", yes=False):
         nodes += local_nodes(1)
     if not nodes:

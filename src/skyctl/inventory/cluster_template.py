@@ -18,6 +18,7 @@ import yaml
 
 from skyctl.errors import InputError
 from skyctl.inventory.cluster_file import parse_cluster
+from skyctl.inventory.host_ranges import expand_hosts
 from skyctl.inventory.yaml_document import parse_yaml
 
 _MAX_INCLUDE_DEPTH = 16  # as OpenSSH's own limit
@@ -95,6 +96,18 @@ def apply_slots(nodes: Sequence[NewNode], meant: SlotsAs) -> list[NewNode]:
         else replace(node, threads=node.slots)
         for node in nodes
     ]
+
+
+def parse_hosts(text: str) -> list[NewNode]:
+    """As ``parse_host``, of one word that may stand for several hosts: ``gpu[1-3,7],cpu01``.
+
+    Raises:
+        InputError: it is none, or makes too many.
+    """
+    try:
+        return [parse_host(host) for host in expand_hosts(text)]
+    except ValueError as exc:
+        raise InputError(f"{text!r} is no list of hosts: {exc}") from exc
 
 
 def parse_host(text: str) -> NewNode:
@@ -195,8 +208,10 @@ def _flow_mapping(fields: Mapping[str, str | int | Sequence[str]]) -> str:
 
 
 def _scalar(text: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z0-9~/](?:[A-Za-z0-9._@/-]|:(?=\d))*", text)
-    return text if plain and yaml.safe_load(text) == text else json.dumps(text)
+    plain = re.fullmatch(r"[\w~/](?:[\w.@/-]|:(?=\d))*", text)
+    # YAML takes JSON's quotes; what can't be seen would be lost or forbidden there, unless it is escaped.
+    quoted = json.dumps(text, ensure_ascii=not text.isprintable())
+    return text if plain and yaml.safe_load(text) == text else quoted
 
 
 def ssh_aliases(config: Path | None = None) -> list[str]:

@@ -7,14 +7,13 @@ another process can go on with at any instant.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from skyctl.errors import SkyctlError
-from skyctl.files import RunPaths
+from skyctl.files import RunPaths, json_line
 from skyctl.records.base import timestamp
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.plan import Plan
@@ -119,7 +118,7 @@ class RunFolderSink:
     def step(self, progress: StepProgress) -> None:
         """Adds the step's line to ``metrics.jsonl``, where it can be read while the run goes on."""
         line = metrics_line(progress)
-        append_lines(self.paths.metrics, [json.dumps(line)], "the run's figures to")
+        append_lines(self.paths.metrics, [json_line(line)], "the run's figures to")
         self._tensorboard.step(line)
 
     def update(self, **changes: Any) -> None:

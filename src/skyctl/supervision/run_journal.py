@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from skyctl.errors import SkyctlError
-from skyctl.files import RunPaths, read_record, safe_name, write_atomic
+from skyctl.files import RunPaths, json_line, read_record, safe_name, write_atomic
 from skyctl.records.base import timestamp
 from skyctl.records.run_state import RunState
 from skyctl.run.callbacks import StepProgress
@@ -183,7 +183,7 @@ class RunJournal:
             data = self._limits.cut(name, _lines(str(event.get("text", ""))))
         elif kind not in _NOT_KEPT:
             name = f"attempts/{number}/events.jsonl"
-            data = (json.dumps({"node": node, "who": who, **event}) + "\n").encode()
+            data = f"{json_line({'node': node, 'who': who, **event})}\n".encode()
             if rank_of_task(who) is None and not self._limits.fits(f"{name} of {who} on {node}", len(data)):
                 name = None  # a rank's are as many as its steps
         fresh = self._log.take(source, event.get("seq"), name, data)
@@ -203,11 +203,11 @@ class RunJournal:
         if step < self._log.notes.get("metrics", 0):
             self.flush()
             kept = [one for one in _json_lines(self.paths.metrics) if int(one["step"]) < step]
-            self._log.replace(name, "".join(json.dumps(one) + "\n" for one in kept).encode())
+            self._log.replace(name, "".join(f"{json_line(one)}\n" for one in kept).encode())
         notes = {"metrics": step + 1, "reported": [self.paths.attempt, step + 1]}
         line = metrics_line(progress)
         self._tensorboard.step(line)
-        self._log.take("", None, name, (json.dumps(line) + "\n").encode(), notes)
+        self._log.take("", None, name, f"{json_line(line)}\n".encode(), notes)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The last attempt's events, in the order they were written down."""

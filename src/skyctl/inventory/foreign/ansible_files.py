@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 
 from skyctl.errors import InventoryError
+from skyctl.inventory.host_ranges import MAX_HOSTS, expand_hosts
 from skyctl.inventory.yaml_document import YamlDocument, YamlPath, describe_value, load_yaml
 
 _SECTION = re.compile(r"^\[([^:\]\s]+)(?::(\w+))?\]\s*(?:[#;].*)?$")
@@ -22,10 +22,6 @@ _IPV6_START = re.compile(r"^\[[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:")
 
 
 _DYNAMIC_HINT = "have ansible write it out: ansible-inventory -i {path} --list --yaml > all.yml"
-
-_MAX_HOSTS = 10_000
-
-_RANGE = re.compile(r"\[(\d*|[A-Za-z]):(\d+|[A-Za-z])(?::(\d+))?\]")
 
 _HOST_WITH_PORT = re.compile(
     r"^(?:\[([0-9A-Fa-f:.%\w]*:[0-9A-Fa-f:.%\w]*)\]|((?:[^:\[\]]|\[[^\[\]]*\])+)):(\d{1,5})$"
@@ -87,11 +83,14 @@ class AnsibleInventory:
             self.group(group).hosts[host] = None
 
     def _expanded(self, pattern: str, line: int) -> list[str]:
-        names = list(_expand_range(pattern))
-        if len(names) + len(self.hosts) > _MAX_HOSTS:
-            raise InventoryError(f"{self.path}:{line}: {pattern!r} makes more than {_MAX_HOSTS:,} hosts")
-        if not names:
-            raise InventoryError(f"{self.path}:{line}: the range in {pattern!r} is empty")
+        try:
+            names = expand_hosts(pattern)
+        except ValueError as exc:
+            raise InventoryError(f"{self.path}:{line}: {exc}") from exc
+        if len(names) + len(self.hosts) > MAX_HOSTS:
+            raise InventoryError(
+                f"{self.path}:{line}: with {pattern!r} there are more than {MAX_HOSTS:,} hosts"
+            )
         return names
 
     def members(self, name: str, inside: tuple[str, ...] = ()) -> dict[str, None]:
@@ -131,27 +130,6 @@ class AnsibleInventory:
             return depth[name], int(given) if str(given).lstrip("-").isdigit() else 1, name
 
         return sorted(depth, key=key)
-
-
-def _expand_range(pattern: str) -> Iterator[str]:
-    """``db[1:3]`` → db1, db2, db3; ``n[08:12:2]`` keeps the leading zero; ``x[a:c]``; several in one name."""
-    found = _RANGE.search(pattern)
-    if found is None:
-        yield pattern
-        return
-    first, last, step = found[1] or "0", found[2], max(1, int(found[3] or 1))
-    if first.isdigit() and last.isdigit():
-        width = len(first) if first.startswith("0") and len(first) > 1 else 0
-        # Bounded before it is made: a typing mistake must not fill the memory.
-        stop = min(int(last), int(first) + _MAX_HOSTS * step)
-        middles = [str(n).zfill(width) for n in range(int(first), stop + 1, step)]
-    elif not first.isdigit() and not last.isdigit():
-        middles = [chr(c) for c in range(ord(first), ord(last) + 1, step)]
-    else:
-        middles = []
-    for middle in middles:
-        for rest in _expand_range(pattern[found.end() :]):
-            yield f"{pattern[: found.start()]}{middle}{rest}"
 
 
 # Where there are two names, the last one that is set counts, as in ansible.

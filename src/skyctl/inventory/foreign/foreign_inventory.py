@@ -12,6 +12,7 @@ from skyctl.files import read_text
 from skyctl.inventory.cluster_template import NewNode
 from skyctl.inventory.foreign import ansible, ansible_files
 from skyctl.inventory.foreign.ansible_files import ImportNotes
+from skyctl.inventory.host_ranges import expand_hosts, without_slurm_ranges
 
 # Hostfiles: of DeepSpeed and Open MPI (``host slots=4``), of MPICH and Intel MPI (``host:4``).
 
@@ -33,7 +34,7 @@ def is_hostfile(text: str) -> bool:
     """Whether every line is a host with nothing behind it but slots and the like."""
     lines = _hostfile_lines(text)
     return bool(lines) and all(
-        (_HOSTFILE_LINE.match(words[0]) or words[0].startswith("^"))
+        (words[0].startswith("^") or all(map(_HOSTFILE_LINE.match, without_slurm_ranges(words[0]))))
         and all(word.partition("=")[0].lower() in _HOSTFILE_KEYS and "=" in word for word in words[1:])
         for _, words in lines
     )
@@ -50,11 +51,16 @@ def read_hostfile(text: str, path: str, notes: ImportNotes) -> list[NewNode]:
         if words[0].startswith("^"):
             notes.add("hosts that are ruled out (^HOST) are not taken", words[0][1:])
             continue
-        node = _parse_hostfile_node(words, f"{path}:{number}", notes)
-        before = nodes.get(node.name)
-        if before is not None:
-            node = replace(node, slots=(before.slots or 0) + (node.slots or 0) or None)
-        nodes[node.name] = node
+        try:
+            hosts = expand_hosts(words[0])
+        except ValueError as exc:
+            raise InventoryError(f"{path}:{number}: {exc}") from exc
+        for host in hosts:
+            node = _parse_hostfile_node([host, *words[1:]], f"{path}:{number}", notes)
+            before = nodes.get(node.name)
+            if before is not None:
+                node = replace(node, slots=(before.slots or 0) + (node.slots or 0) or None)
+            nodes[node.name] = node
     return list(nodes.values())
 
 
