@@ -99,7 +99,7 @@ def test_a_measured_workload_is_planned_without_torch_and_without_its_code(
     from skyctl.workload.workload_spec import make_spec
 
     (tmp_path / "train.py").write_text(
-        "import torch\nfrom layers import make\nraise SystemExit('it was run')\n"
+        "import torch\nfrom layers import make as model\nraise SystemExit('it was run')\n"
     )
     (tmp_path / "layers.py").write_text("import transformers\n")
     (tmp_path / "cluster.yaml").write_text(
@@ -179,3 +179,60 @@ def test_a_mistake_gets_a_guess(
     done = run_here(capsys, *arguments)
     assert done.returncode == 2
     assert guess in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("launch x.py --lr 0.1", "skyctl launch has no option --lr; did you mean '--learning-rate'?"),
+        (
+            "launch x.py --epochs=3",
+            "did you mean '--steps'?\n  next: a step takes one batch: steps = epochs ×",
+        ),
+        ("launch x.py --detahc", "did you mean '--detach'?"),
+        (
+            "plan x.py --steps 3",
+            "plan has no option --steps\n  next: --steps is an option of launch, compare",
+        ),
+        (
+            "compare x.py --dtype --measure",
+            "--dtype needs a NAME, and --measure is an option\n  next: --dtype float",
+        ),
+        ("launch x.py -o", "-o needs a FILE"),
+        ("status", "skyctl has no command 'status'; did you mean 'ps' or 'check' or 'lab status'?"),
+        ("export", "skyctl has no command 'export'; did you mean 'checkpoint export'?"),
+        ("runs", "did you mean 'ps'?"),
+        ("lanuch x.py", "did you mean 'launch'?"),
+        ("checkpoint exprot", "skyctl checkpoint has no command 'exprot'; did you mean 'export'?"),
+    ],
+)
+def test_a_word_that_skyctl_has_not_is_guessed(
+    typed: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_here(capsys, *typed.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_a_mistyped_word_is_the_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run_here(capsys, "launch", "x.py", "--json", "--lr", "1")
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
+
+
+def test_resume_without_run_names_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SKYCTL_HOME", str(tmp_path))
+    for run_id in ("20260101-000000-aaaa", "20260102-000000-bbbb"):
+        (tmp_path / "runs" / run_id).mkdir(parents=True)
+    for typed in ("--resume --steps 50", "--steps 50 --resume", "--resume --steps=50"):
+        done = run_here(capsys, "launch", *typed.split())
+        assert done.returncode == 2
+        assert "--resume needs a RUN" in done.stderr
+        assert "next: the newest run: --resume 20260102-000000-bbbb" in done.stderr
+
+
+def test_values_may_look_like_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run_here(capsys, "plan", "--limit", "--", "gpt", "--", "--lr")
+    assert "needs a" not in done.stderr
+    assert "no option" not in done.stderr

@@ -70,10 +70,15 @@ def test_an_optimizer_that_computes_the_loss_anew_is_refused(user: Make) -> None
         ("", ["defines no model()"]),
         ("model = 3", ["model must be a function"]),
         ("def model(): return 1 / 0", ["line 9", "ZeroDivisionError", "model()"]),
-        ("x = 1\n1 / 0", ["line 10", "ZeroDivisionError", "importing"]),
+        (f"{MODEL}1 / 0", ["line 10", "ZeroDivisionError", "importing"]),
         ("def model(:", ["line 9", "SyntaxError"]),
-        ("import helpers_that_are_not_there", ["line 9", "helpers_that_are_not_there", "beside the file"]),
-        ("raise SystemExit(3)", ["ended the program"]),
+        (
+            f"import helpers_that_are_not_there\n{MODEL}",
+            ["line 9", "helpers_that_are_not_there", "beside the file"],
+        ),
+        (f"raise SystemExit(3)\n{MODEL}", ["ended the program"]),
+        (f"from .layers import Net as N, a\n{MODEL}", ["line 9", "write `from layers import Net as N, a`"]),
+        (f"from . import layers\n{MODEL}", ["line 9", "write `import layers`", "beside the package"]),
         ("def model(): return []", ["gives no layers"]),
         ("def model(): return nn.Sequential()", ["gives no layers"]),
         ("def model(): return 4", ["nn.Module or a list", "int"]),
@@ -109,6 +114,59 @@ def test_bad_files(user: Make, body: str, words: list[str]) -> None:
         assert word in str(error.value), str(error.value)
     assert error.value.exit_code == 2
     assert len(str(error.value).splitlines()) <= 2
+
+
+def test_a_package_is_taken_whole_from_a_file_beside_its_folder(user: Make, tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "layers.py").write_text("from torch import nn\ndef make(): return nn.Linear(6, 4)\n")
+    (package / "train.py").write_text("from .layers import make\ndef model(): return [make()]\n")
+    with pytest.raises(WorkloadError, match=r"write `from layers import make`; .* `from pkg\.train import"):
+        load_workload(make_spec(str(package / "train.py")))
+    assert user("from pkg.train import model").names == ["0.Linear"]
+
+
+UNGUARDED = """
+class Net:
+    model = 1
+def train(model, path):
+    model = path
+    [m for m in (model,)]
+net = (lambda model: model)(Net())
+net.model = Net()
+raise SystemExit("it trains")
+"""
+
+
+def test_a_script_without_model_is_not_run(user: Make) -> None:
+    with pytest.raises(WorkloadError, match="defines no model"):
+        user(UNGUARDED)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        MODEL,
+        "from models import model",
+        "from models import build as model",
+        "from models import *",
+        "import models.parts as model",
+        f"if torch.has_it:\n    pass\nelse:\n    {MODEL}",
+        f"try:\n    import models\nexcept ImportError:\n    {MODEL}",
+        f"with torch.no_grad():\n    {MODEL}",
+        "model = make(lambda: [])",
+        "a, (b, *model) = make()",
+        "if (model := make()): pass",
+        "for model in (): pass",
+        "match torch:\n    case model: pass",
+        "def set_up():\n    global model\n    model = 3",
+        "globals()['model'] = 3",
+        "exec('model = 3')",
+    ],
+)
+def test_what_may_define_model_is_run(user: Make, body: str) -> None:
+    with pytest.raises(WorkloadError, match="KeyError: 'it was run'"):
+        user(f"raise KeyError('it was run')\n{body}")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +352,7 @@ def test_shipped_copy_works(user: Make, tmp_path: Path) -> None:
 def test_bad_helper(user: Make, tmp_path: Path) -> None:
     (tmp_path / "helper_a.py").write_text("x = 1\n\nx.nothing\n")
     with pytest.raises(WorkloadError, match=r"helper_a\.py, line 3: .*AttributeError"):
-        user("import helper_a\n")
+        user(f"import helper_a\n{MODEL}")
     assert "helper_a" not in sys.modules
 
 

@@ -159,7 +159,7 @@ def test_a_file_with_a_comma_in_its_name(tmp_path: Path, monkeypatch: pytest.Mon
         ("train.py,2x=3", r"'2x=3' is no argument"),
         ("train.py,class=3", r"'class=3' is no argument"),
         ("train.py,width=1,width=2", "'width' is given twice"),
-        ("trian.py,width=1", r"no workload file trian.py$"),
+        ("trian.py,width=1", r"no workload file trian.py \(did you mean 'train.py'\?\)"),
         ("gtp:layers=8,heads=2", "did you mean 'gpt'"),
     ],
 )

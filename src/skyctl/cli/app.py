@@ -33,9 +33,11 @@ from skyctl.cli import (
     verify_command,
 )
 from skyctl.cli.examples import format_examples
+from skyctl.cli.mistyped_words import SkyctlCommand, SkyctlGroup
 
 app = typer.Typer(
     name="skyctl",
+    cls=SkyctlGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -84,7 +86,7 @@ def _root(
 
 
 for _name, _function in COMMANDS.items():
-    app.command(_name, epilog=format_examples(_name))(_function)
+    app.command(_name, cls=SkyctlCommand, epilog=format_examples(_name))(_function)
 app.add_typer(checkpoint_command.app, name="checkpoint")
 app.add_typer(lab_command.app, name="lab")
 

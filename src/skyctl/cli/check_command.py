@@ -45,6 +45,8 @@ def check(
     """
     target = nodes.load()
     names = [node.name for node in target.cluster.nodes]
+    if workload is not None:
+        training.parse_request(workload, microbatches=None)  # a mistyped one needs no node to be told
     if dry_run:
         out.line(f"would check {', '.join(names)}, and every pair of them")
         out.json({"cluster": target.cluster.name, "nodes": names})

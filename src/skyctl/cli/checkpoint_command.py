@@ -12,6 +12,7 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import check_output, command, confirm
 from skyctl.cli.examples import format_examples
+from skyctl.cli.mistyped_words import SkyctlCommand, SkyctlGroup
 from skyctl.cli.options import (
     ClusterOption,
     ClusterOptions,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
     from skyctl.supervision.stored_checkpoints import StoredRun
 
-app = typer.Typer(no_args_is_help=True, help="The checkpoints of a run: ls, export, rm.")
+app = typer.Typer(cls=SkyctlGroup, no_args_is_help=True, help="The checkpoints of a run: ls, export, rm.")
 
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Only the copies on this machine (launch --keep-here).")
@@ -42,7 +43,7 @@ class ReachedNodes(NamedTuple):
     unreached: list[str]
 
 
-@app.command("ls", epilog=format_examples("checkpoint ls"))
+@app.command("ls", cls=SkyctlCommand, epilog=format_examples("checkpoint ls"))
 @command
 def ls(
     out: Output,
@@ -86,7 +87,7 @@ def ls(
     return 0 if any(checkpoint.whole for checkpoint in stored) else 1
 
 
-@app.command("export", epilog=format_examples("checkpoint export"))
+@app.command("export", cls=SkyctlCommand, epilog=format_examples("checkpoint export"))
 @command
 def export(
     out: Output,
@@ -140,7 +141,7 @@ def export(
     out.json({"run_id": known.paths.run_id, "step": exported_step, "path": str(path)})
 
 
-@app.command("rm", epilog=format_examples("checkpoint rm"))
+@app.command("rm", cls=SkyctlCommand, epilog=format_examples("checkpoint rm"))
 @command
 def rm(
     out: Output,

@@ -58,12 +58,18 @@ def _initial_weights(
 def _weights_of_run(out: Output, named: str, options: LaunchOptions) -> InitialWeights | None:
     from skyctl.files import run_folder
     from skyctl.supervision.stored_checkpoints import load_run, refuse_running
+    from skyctl.workload.workload_spec import similar_files
 
     try:
         run_folder(named)
     except InputError as exc:
-        exc.message = f"--init-from {named} is neither a file nor a folder, and {exc.message}"
-        raise
+        near = similar_files(named, *SUFFIXES)
+        raise InputError(
+            f"--init-from {named} is neither a file nor a folder, and {exc.message}"
+            + (f"; did you mean {' or '.join(near)}?" if near else ""),
+            hint=f"give a file that ends in {', '.join(SUFFIXES)}, a folder with model.safetensors, or a run "
+            "(skyctl ps -a lists them)",
+        ) from exc
     known = load_run(named)
     state = known.state
     refuse_running(known, "its weights can be taken")

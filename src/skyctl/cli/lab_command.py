@@ -12,6 +12,7 @@ import typer
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import command
 from skyctl.cli.examples import format_examples
+from skyctl.cli.mistyped_words import SkyctlCommand, SkyctlGroup
 from skyctl.cli.option_values import complete_lab
 from skyctl.errors import InputError, SkyctlError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from skyctl.lab.lab_state import LabState
 
 app = typer.Typer(
+    cls=SkyctlGroup,
     no_args_is_help=True,
     help="A heterogeneous cluster emulated on this Linux machine, reached over real SSH (needs root).",
 )
@@ -181,4 +183,6 @@ def _show_nodes(out: Output, status: dict[str, Any]) -> None:
 
 
 for function in (up, status, down):
-    app.command(function.__name__, epilog=format_examples(f"lab {function.__name__}"))(function)
+    app.command(function.__name__, cls=SkyctlCommand, epilog=format_examples(f"lab {function.__name__}"))(
+        function
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -74,15 +73,11 @@ def launch(
 
 def _check_source(text: str, *, is_plan: bool) -> None:
     """Raises InputError for what is neither a plan nor a workload; names files that are called nearly so."""
-    from skyctl.workload.workload_spec import parse_source
+    from skyctl.workload.workload_spec import parse_source, similar_files
 
-    near: list[str] = []
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # a path that no system takes
-        path = Path(text).expanduser()
-        if path.exists():
+        if Path(text).expanduser().exists():
             return
-        there = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".json", ".py"))
-        near = [str(Path(text).with_name(name)) for name in difflib.get_close_matches(path.name, there)]
     if not is_plan:
         try:
             parse_source(text)
@@ -90,6 +85,7 @@ def _check_source(text: str, *, is_plan: bool) -> None:
         except WorkloadError:
             if ":" in text or ".py," in text:  # a model's name, a script's argument: that says what is wrong
                 raise
+    near = similar_files(text, ".json", ".py")
     raise InputError(
         f"there is no file {text}" + (f"; did you mean {' or '.join(near)}?" if near else ""),
         hint="a plan is a .json file (skyctl plan WORKLOAD -o plan.json makes one); a workload is a .py "

@@ -244,8 +244,12 @@ class WorkloadOptions:
         """
         from skyctl.control.training_request import TrainingRequest
         from skyctl.workload.recipe import Recipe
-        from skyctl.workload.workload_spec import make_spec
+        from skyctl.workload.user_code import refuse_without_model
+        from skyctl.workload.workload_spec import make_spec, parse_source
 
+        parsed = parse_source(source)
+        if parsed.kind == "file" and parsed.path is not None:
+            refuse_without_model(parsed.path)  # before anything is looked for, connected to or run
         spec = make_spec(
             source,
             batch_size=self.batch_size or DEFAULT_BATCH_SIZE,

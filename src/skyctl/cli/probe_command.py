@@ -115,6 +115,8 @@ def probe(
         if workload is not None:
             request, loaded = _request(out, workload, training, options)
 
+    if workload is not None:
+        training.parse_request(workload, microbatches=None)  # a mistyped one needs no node to be told
     if options.dry_run or options.quick:
         load()
     if options.dry_run and options.quick:
@@ -167,7 +169,13 @@ def _request(
 
 def _show(out: Output, profile: Profile, links: LinkSelection | None, options: ProbeCommandOptions) -> None:
     """Writes the profile's copy, prints the profile, and warns of what is not known of it."""
-    from skyctl.cli.show_profile import show_link_notes, show_profile, show_reused, warn_unsteady_times
+    from skyctl.cli.show_profile import (
+        describe_failure,
+        show_link_notes,
+        show_profile,
+        show_reused,
+        warn_unsteady_times,
+    )
     from skyctl.files import write_atomic
 
     if options.output is not None:
@@ -177,8 +185,7 @@ def _show(out: Output, profile: Profile, links: LinkSelection | None, options: P
     warn_unsteady_times(out, profile)
     show_reused(out, profile)
     for failure in profile.failures:
-        hint = f" ({failure.hint})" if failure.hint else ""
-        out.warn(f"{failure.node} was not measured: {failure.error}{hint}")
+        out.warn(f"{failure.node} was not measured: {describe_failure(failure)}")
 
 
 def _show_dry_run(
@@ -220,6 +227,7 @@ def _check_profile(
     Returns:
         Exit code 5 where there are differences, 4 where a node could not be checked.
     """
+    from skyctl.cli.show_profile import describe_failure
     from skyctl.control.node_sessions import connect_nodes
     from skyctl.control.profile_recheck import profile_changes, recheck_profile
 
@@ -240,8 +248,7 @@ def _check_profile(
         where = " where it could be checked" if now.failures else ""
         out.line(f"the profile{what} of {then.created} still holds{where}")
     for failure in now.failures:
-        hint = f" ({failure.hint})" if failure.hint else ""
-        out.warn(f"{failure.node} could not be checked: {failure.error}{hint}")
+        out.warn(f"{failure.node} could not be checked: {describe_failure(failure)}")
     out.json(
         {
             "profile": then.created,

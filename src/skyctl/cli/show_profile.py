@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from skyctl.cli.command_output import Output
 from skyctl.errors import InputError, SkyctlError
 from skyctl.probe.profile_tables import ProfileDetail, profile_lines, profile_tables
-from skyctl.records.profile import Profile
+from skyctl.records.profile import NodeFailure, Profile
 
 if TYPE_CHECKING:
     from skyctl.records.cluster import Cluster
@@ -65,11 +65,20 @@ def show_learned(out: Output, profile: Profile, microbatches: int) -> None:
     out.notes(learned_notes(learn_corrections(profile, microbatches)))
 
 
+def describe_failure(failure: NodeFailure) -> str:
+    """Why a node was not measured, and what to do about it."""
+    return f"{failure.error} ({failure.hint})" if failure.hint else failure.error
+
+
 def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
     """Says which nodes have no figures and so get no layers, and whether the links have any."""
     from skyctl.control.profiles import lacks_links, unmeasured_nodes
 
     names = unmeasured_nodes(profile, cluster.nodes)
+    for failure in profile.failures:
+        if failure.node in names:
+            out.warn(f"{failure.node} was not measured, so it is left out: {describe_failure(failure)}")
+            names.remove(failure.node)
     if names:
         out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
     if lacks_links(profile):

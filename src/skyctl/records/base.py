@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -193,6 +194,15 @@ class FileRecord(Record):
 R = TypeVar("R", bound=FileRecord)
 
 
+_USES = {
+    "skyctl/problem": "a problem is planned with skyctl plan --problem {file}; what trains is a workload, or "
+    "a workload's plan",
+    "skyctl/plan": "a plan is trained with skyctl launch {file}, and checked with skyctl verify {file}",
+    "skyctl/profile": "a profile is planned from with skyctl plan WORKLOAD --profile {file}",
+}
+"""What a file of a kind is for, to whoever gave it in another one's place."""
+
+
 def parse(cls: type[R], text: str | bytes, source: str) -> R:
     """Reads one file's text as ``cls``.
 
@@ -214,7 +224,12 @@ def parse(cls: type[R], text: str | bytes, source: str) -> R:
             f"{source} must hold a JSON object of kind {kind!r}, it holds a {type(raw).__name__}"
         )
     if raw.get("kind") != kind:
-        raise RecordError(f"{source} must be of kind {kind!r}, its kind is {raw.get('kind')!r}")
+        found = raw.get("kind")
+        use = _USES.get(found) if isinstance(found, str) else None
+        raise RecordError(
+            f"{source} must be of kind {kind!r}, its kind is {found!r}",
+            hint=use.format(file=shlex.quote(source)) if use is not None else None,
+        )
     version = raw.get("version")
     if isinstance(version, int) and version > newest:
         raise RecordError(

@@ -269,9 +269,7 @@ def _make_model(source: ModelSource, seed: int, count: int | None, *, own_weight
         if not callable(function):
             raise WorkloadError(f"{who}: {name} must be a function, it is a {type(function).__name__}")
     if "model" not in functions:
-        raise WorkloadError(
-            f"{who} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
-        )
+        raise user_code.no_model_error(who)
     functions = bind_functions(functions, source.arguments, source.path)
     function = functions.pop("model")
     make = partial(_call_model, function, source.path, scope, notes)

@@ -153,10 +153,12 @@ def import_file(path: Path) -> tuple[ModuleType, UserImports]:
     functions inside ``scope.running()`` where they may call ``import_module``.
 
     Raises:
-        WorkloadError: there is no such file, or it raises; names the line of the user's own code.
+        WorkloadError: there is no such file, it can have no ``model`` (and is not run), or it raises; names
+            the line of the user's own code.
     """
     if not path.is_file():
         raise WorkloadError(f"there is no workload file {path}")
+    refuse_without_model(path)
     importlib.invalidate_caches()
     name = f"_skyctl_workload_{next(_NUMBERS)}"
     scope = UserImports(path.parent)
@@ -226,6 +228,12 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
     """The innermost line of the user's files in the traceback, as in ``train.py, line 12``; None: none."""
     if isinstance(exc, SyntaxError) and exc.filename and Path(exc.filename).is_relative_to(path.parent):
         return f"{Path(exc.filename).relative_to(path.parent)}, line {exc.lineno}"
+    found = _innermost_frame(exc, path)
+    return None if found is None else f"{found[0].relative_to(path.parent)}, line {found[1]}"
+
+
+def _innermost_frame(exc: BaseException, path: Path) -> tuple[Path, int] | None:
+    """The file of the user's and its line where the error came from."""
     for frame in reversed(traceback.extract_tb(exc.__traceback__)):
         file = Path(frame.filename)
         if (
@@ -233,7 +241,7 @@ def locate_error(exc: BaseException, path: Path) -> str | None:
             and not file.is_relative_to(SKYCTL_FOLDER)
             and "site-packages" not in file.parts
         ):
-            return f"{Path(frame.filename).relative_to(path.parent)}, line {frame.lineno}"
+            return file, frame.lineno or 0
     return None
 
 
@@ -255,6 +263,13 @@ def _missing_hint(exc: BaseException, path: Path) -> str | None:
             f"no {exc.name!r} lies beside the file: install it, and name it in the requirements.txt beside "
             f"the file, which `skyctl setup {shlex.quote(str(path))}` brings to the nodes"
         )
+    # Only an import without a package to be relative to names no module.
+    unnamed = isinstance(exc, ImportError) and exc.name is None
+    if unnamed and (relative := _failed_relative_import(exc, path)) is not None:
+        return (
+            f"a workload's file is run by itself, not as a part of a package: write `{relative}`; or give a "
+            f"file beside the package's folder with `from {path.parent.name}.{path.stem} import …`"
+        )
     if isinstance(exc, FileNotFoundError) and isinstance(exc.filename, str) and path.name:
         file = Path(exc.filename)
         inside = file.is_relative_to(path.parent)
@@ -268,6 +283,18 @@ def _missing_hint(exc: BaseException, path: Path) -> str | None:
             f"a node has what is shipped: --ship {name}, or ship = [{name!r}] in {path.name}, opened as "
             f"Path(__file__).parent / {name!r}; or put it at the same absolute path on every node"
         )
+    return None
+
+
+def _failed_relative_import(exc: BaseException, path: Path) -> str | None:
+    """The relative import statement that failed, as an absolute one; None: it was none."""
+    found = _innermost_frame(exc, path)
+    if found is None:
+        return None
+    for node in ast.walk(parse_module(found[0], read_file(found[0]))):
+        if isinstance(node, ast.ImportFrom) and node.level and node.lineno == found[1]:
+            names = ", ".join(f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names)
+            return f"from {node.module} import {names}" if node.module else f"import {names}"
     return None
 
 
@@ -316,6 +343,48 @@ def parse_module(path: Path, source: bytes) -> ast.Module:
     except (SyntaxError, ValueError) as exc:
         line = getattr(exc, "lineno", None)
         raise WorkloadError(f"{path.name}, line {line}: {describe_exception(exc)}") from exc
+
+
+def refuse_without_model(path: Path) -> None:
+    """Refuses a file that can define no ``model``, without running it: it may be a script that trains.
+
+    Raises:
+        WorkloadError: it has none, can't be read, or has a syntax error.
+    """
+    if not _may_bind(parse_module(path, read_file(path)), "model"):
+        raise no_model_error(path.name)
+
+
+def no_model_error(name: str) -> WorkloadError:
+    """What is wrong with a file of that name that defines no ``model``."""
+    return WorkloadError(
+        f"{name} defines no model()", hint="def model(): return nn.Sequential(…), a layer per pipeline cut"
+    )
+
+
+def _may_bind(module: ast.Module, name: str) -> bool:
+    """Whether running the module may give it that name."""
+    todo: list[ast.AST] = [module]
+    while todo:
+        node = todo.pop()
+        bound: str | None
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            return True
+        if isinstance(node, ast.alias):
+            bound = (node.asname or node.name).partition(".")[0]
+        elif isinstance(node, ast.Name):
+            bound = node.id if isinstance(node.ctx, ast.Store) else None
+        else:  # a function, a class, a name in a pattern
+            bound = getattr(node, "name", None)
+        if bound == name:
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            todo += ast.iter_child_nodes(node)
+    return any(
+        name in node.names if isinstance(node, ast.Global) else node.id in ("globals", "exec")
+        for node in ast.walk(module)
+        if isinstance(node, ast.Global | ast.Name)
+    )
 
 
 def _imported_names(path: Path, source: bytes) -> set[str]:

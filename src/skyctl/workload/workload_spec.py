@@ -6,6 +6,7 @@ import difflib
 import keyword
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,10 @@ UNSUPPORTED_DTYPES = {
 DEFAULT_SIZES = {"layers": 8, "hidden": 256, "heads": 8, "context": 128}
 BUILTINS = ("gpt", "bert")
 KINDS = (*BUILTINS, "hf")
+_WORKLOAD_HINT = (
+    "a workload is the path of a python file (train.py,NAME=VALUE with arguments), or gpt:layers=8,… or "
+    "bert:layers=8,…"
+)
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,16 @@ def make_spec(source: str, **options: Any) -> WorkloadSpec:
                 f"--data {spec.data_path} is for built-in models; {source} brings its own data()",
                 hint="read the file in data(batch_size, seed)",
             )
+        if data.is_dir():
+            raise WorkloadError(
+                f"--data {spec.data_path} is a folder; it takes one text file",
+                hint=f"put its texts together: cat {shlex.quote(str(data))}/*.txt > all.txt",
+            )
         if not data.is_file():
-            raise WorkloadError(f"--data {spec.data_path}: there is no such file")
+            raise WorkloadError(
+                f"--data {spec.data_path}: there is no such file{_guess_file(spec.data_path)}",
+                hint="give a text to train on; left out, it is the standard library's sources",
+            )
         check_beginning(data)  # before minutes of measuring
         spec = replace(spec, data_path=str(data.resolve()))
     return spec
@@ -179,19 +192,28 @@ def parse_source(text: str) -> ModelSource:
     name = ",".join(parts[:length])
     path = Path(name).expanduser()
     if path.is_dir():
-        raise WorkloadError(f"{name} is a folder; a workload is a python file, or gpt:… or bert:…")
+        raise WorkloadError(
+            f"{name} is a folder; a workload is a python file, or gpt:… or bert:…",
+            hint=f"give the file in it that defines model(); a folder with a config.json is hf:{name}",
+        )
     if not _is_file(name):
         if colon and re.fullmatch(r"[A-Za-z]\w*", kind) and os.sep not in text:
             raise WorkloadError(
                 f"unknown kind of model {kind!r}{_suggest(kind, KINDS)}; there are {', '.join(KINDS)}"
             )
         raise WorkloadError(
-            f"there is no workload file {name}{_suggest(name, BUILTINS)}",
-            hint="a workload is the path of a python file (train.py,NAME=VALUE with arguments), "
-            "or gpt:layers=8,… or bert:layers=8,…",
+            f"there is no workload file {name}{_guess_file(name, '.py') or _suggest(name, BUILTINS)}",
+            hint=_WORKLOAD_HINT,
         )
     if path.suffix != ".py":
-        raise WorkloadError(f"{name} is no python file: its name must end in .py")
+        json_hint = (
+            f"a problem is planned with skyctl plan --problem {shlex.quote(name)}, a plan trained with "
+            f"skyctl launch {shlex.quote(name)}"
+        )
+        raise WorkloadError(
+            f"{name} is no python file: its name must end in .py",
+            hint=json_hint if path.suffix == ".json" else _WORKLOAD_HINT,
+        )
     return ModelSource(kind="file", path=path.resolve(), arguments=_parse_arguments(name, parts[length:]))
 
 
@@ -260,6 +282,26 @@ def _parse_sizes(text: str, kind: str, rest: str) -> dict[str, int]:
             f"{text}: bert needs a context of at least 3: a class token and two halves of text"
         )
     return sizes
+
+
+def similar_files(text: str, *suffixes: str) -> list[str]:
+    """The files that may be meant by the path of one that there is not, of the same folder.
+
+    Args:
+        suffixes: how their names may end; none: like the path itself.
+    """
+    try:
+        path = Path(text).expanduser()
+        ends = suffixes or (path.suffix,)
+        there = sorted(one.name for one in path.parent.iterdir() if one.suffix in ends)
+    except (OSError, ValueError, RuntimeError):  # a path that no system takes
+        return []
+    return [str(Path(text).with_name(name)) for name in difflib.get_close_matches(path.name, there)]
+
+
+def _guess_file(text: str, *suffixes: str) -> str:
+    near = similar_files(text, *suffixes)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _suggest(word: str, known: Sequence[str]) -> str:

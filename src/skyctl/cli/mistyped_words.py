@@ -1,0 +1,147 @@
+"""What is meant by a word that skyctl has not: another tool's, another command's, or a slip of the hand.
+
+Looked at before the words are parsed, so that the message is like all others and ``--json`` has its document.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from skyctl.cli.command_output import Output
+from skyctl.cli.command_runner import report_error
+from skyctl.errors import InputError
+
+COMMANDS_MEANT = {
+    "status": ("ps", "check"),
+    "runs": ("ps",),
+    "list": ("ps",),
+    "resume": ("launch --resume",),
+    "train": ("launch",),
+    "run": ("launch",),
+    "cancel": ("stop",),
+    "kill": ("stop",),
+    "measure": ("probe",),
+    "benchmark": ("compare --measure",),
+    "doctor": ("check",),
+    "install": ("setup",),
+}
+"""By a command of other tools, which ones do that here."""
+OPTIONS_MEANT = {
+    "--lr": "--learning-rate",
+    "--epochs": "--steps",
+    "--max-steps": "--steps",
+    "--precision": "--dtype",
+    "--hosts": "--limit",
+    "--background": "--detach",
+}
+"""By an option of other tools, which one says that here."""
+OPTION_NOTES = {"--epochs": "a step takes one batch: steps = epochs × samples / batch size"}
+
+
+class SkyctlCommand(TyperCommand):
+    """A command that says what may be meant by an option that it has not."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's, once all options are known and have their values."""
+        if not ctx.resilient_parsing:
+            _guarded(args, lambda: _check_options(ctx, args))
+        return super().parse_args(ctx, args)
+
+
+class SkyctlGroup(TyperGroup):
+    """A group that says what may be meant by a command that it has not."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As typer's, once the command is known."""
+        if not ctx.resilient_parsing:
+            _guarded(args, lambda: _check_command(ctx, args[0]))
+        return super().resolve_command(ctx, args)
+
+
+def _guarded(args: Sequence[str], check: Callable[[], None]) -> None:
+    """Runs a check of the words; ends the process with what is wrong with them."""
+    try:
+        check()
+    except InputError as exc:
+        report_error(Output(as_json="--json" in args), exc, exc.exit_code)
+        sys.exit(exc.exit_code)
+
+
+def _check_options(ctx: typer.Context, args: Sequence[str]) -> None:
+    """Raises InputError for an option that there is not, or that has another option as its value."""
+    known = _options(ctx, ctx.command)
+    words = iter(range(len(args)))
+    for at in words:
+        if args[at] == "--":
+            return
+        name, equals, _ = args[at].partition("=")
+        option = known.get(name)
+        if option is None and name.startswith("--"):
+            raise _unknown_option(ctx, name, known)
+        if option is not None and not option.is_flag and not equals:
+            following = args[at + 1] if at + 1 < len(args) else None
+            if following is None or following.partition("=")[0] in known:
+                raise _no_value(ctx, option, name, following)
+            next(words)
+
+
+def _no_value(ctx: typer.Context, option: Any, name: str, following: str | None) -> InputError:
+    found = option.shell_complete(ctx, "")
+    value = option.metavar or "value"
+    newest = "the newest run: " if value == "RUN" else ""
+    return InputError(
+        f"{name} needs a {value}" + (f", and {following} is an option" if following is not None else ""),
+        hint=f"{newest}{name} {found[0].value}" if found else f"{ctx.command_path} --help says what it takes",
+    )
+
+
+def _unknown_option(ctx: typer.Context, name: str, known: Mapping[str, Any]) -> InputError:
+    meant = OPTIONS_MEANT.get(name, name)
+    guess, hint = "", OPTION_NOTES.get(name)
+    if meant in known:
+        guess = f"; did you mean {meant!r}?"
+    else:
+        near = difflib.get_close_matches(name[2:], [one[2:] for one in known if one.startswith("--")], n=1)
+        everywhere = _commands(ctx.find_root().command)
+        others = [path for path, command in everywhere if meant in _options(ctx, command)]
+        if others:
+            hint = f"{meant} is an option of {', '.join(others)}"
+        elif near:
+            guess = f"; did you mean '--{near[0]}'?"
+    return InputError(
+        f"{ctx.command_path} has no option {name}{guess}",
+        hint=hint or f"{ctx.command_path} --help lists them",
+    )
+
+
+def _check_command(ctx: typer.Context, word: str) -> None:
+    """Raises InputError for a command that there is not."""
+    commands = dict(_commands(ctx.command))
+    if word.startswith("-") or word in getattr(ctx.command, "commands", {}):
+        return
+    meant = [text for text in COMMANDS_MEANT.get(word, ()) if text.partition(" ")[0] in commands]
+    meant += [path for path in commands if path.endswith(f" {word}")]
+    meant = meant or difflib.get_close_matches(word, commands, n=1)
+    guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+    raise InputError(
+        f"{ctx.command_path} has no command {word!r}{guess}", hint=f"{ctx.command_path} --help lists them"
+    )
+
+
+def _options(ctx: typer.Context, command: Any) -> dict[str, Any]:
+    """A command's options, by each of their names."""
+    options = [one for one in command.get_params(ctx) if one.param_type_name == "option"]
+    return {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands within a group, as they are typed after it."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield f"{before}{name}", command
+        yield from _commands(command, f"{before}{name} ")
