@@ -21,7 +21,14 @@ def test_plain_has_a_line_a_strategy(three) -> None:
     lines = comparison_lines(summarize_outcomes(three))
     assert len(lines) == 4
     assert lines[3].split("  ")[0] == "optimal"
-    for text in ("1.60 s 1.52–1.68", "1.67×", "proved", "−6.2 %", "2.700", "tower 0–8 · laptop 8–12"):
+    for text in (
+        "1.60 s 1.52–1.68",
+        "1.67×",
+        "proved",
+        "6.2 % too short",
+        "2.700",
+        "tower 0–8 · laptop 8–12",
+    ):
         assert text in lines[3], text
 
 
@@ -121,9 +128,9 @@ def test_intervals_and_whether_they_held(outcome) -> None:
     lines = comparison_lines(rows)
     assert "predicted step (80 %)" in lines[0]
     assert "2.50 s (2.30–2.90)" in lines[1]
-    assert "+0.0 % within" in lines[1]
+    assert "as measured (within)" in lines[1]
     assert lines[2].startswith("alone (tower)")
-    assert "−16.7 % outside" in lines[2]
+    assert "16.7 % too short (outside)" in lines[2]
     table = _lines(comparison_table(rows, "alone"), 80)
     text = "\n".join(table)
     assert all(len(line.rstrip()) <= 80 for line in table)

@@ -10,11 +10,26 @@ from skyctl.compare.number_format import (
     format_figure,
     format_gap,
     format_percent,
+    format_prediction_error,
     format_ratio,
     format_seconds,
     format_seconds_range,
 )
 from skyctl.records.interval import Interval
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, "–"),
+        (0.0, "as measured"),
+        (-4e-4, "as measured"),
+        (2.1, "210.0 % too long"),
+        (-0.1, "10.0 % too short"),
+    ],
+)
+def test_prediction_errors_say_their_direction(error: float | None, text: str) -> None:
+    assert format_prediction_error(error) == text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from skyctl.cli.progress_display import ProgressDisplay
 from skyctl.compare.number_format import (
     UNKNOWN,
     format_estimate,
-    format_percent,
+    format_prediction_error,
     format_seconds,
     format_seconds_range,
 )
@@ -286,7 +286,7 @@ def show_measurement(out: Output, measured: Measurement, unit: str = "step") -> 
         took = f"{format_seconds(took_s)} on average, median {took}"
     out.line(
         f"{unit}: {took}; predicted {format_estimate(measured.predicted_iteration_s, interval)}, "
-        f"off by {format_percent(error)}{where}"
+        f"{format_prediction_error(error)}{where}"
     )
     if interval is None and step.median < SHORT_STEP_S and abs(error) > 0.25:
         out.line(

@@ -18,10 +18,10 @@ from skyctl.compare.number_format import (
     format_estimate,
     format_gap,
     format_number,
-    format_percent,
     format_ratio,
     format_seconds,
     format_seconds_range,
+    prediction_error_parts,
 )
 from skyctl.compare.outcome import BASELINE, ComparisonRow, StrategyOutcome, summarize_outcomes
 from skyctl.compare.step_seconds import measured_step_s, uneven_steps
@@ -100,12 +100,12 @@ def _headings(compared: Sequence[ComparisonRow]) -> list[tuple[str, ...]]:
     step = "step (80 %)" if any(row.predicted_interval for row in compared) else "step"
     headings: list[tuple[str, ...]] = [("predicted", step), ("over", "even"), ("above", "bound")]
     if any(row.measured for row in compared):
-        headings += [("measured", "step"), ("over", "even"), ("predicted", "off by"), ("loss",)]
+        headings += [("measured", "step"), ("over", "even"), ("prediction",), ("loss",)]
     return headings
 
 
 def _cells(row: ComparisonRow, measured: bool) -> list[list[str]]:
-    """A row's figures under the headings, each in one or two lines."""
+    """A row's figures under the headings, each in up to three lines."""
     predicted = estimate_parts(row.predicted_s, row.predicted_interval)
     cells = [predicted, [format_ratio(row.predicted_speedup)], [format_gap(row.gap)]]
     if measured:
@@ -113,7 +113,7 @@ def _cells(row: ComparisonRow, measured: bool) -> list[list[str]]:
         cells += [
             [format_seconds(row.measured_s), format_seconds_range(took.p10, took.p90)] if took else [UNKNOWN],
             [format_ratio(row.measured_speedup)],
-            [format_percent(row.prediction_error), *_within(row)],
+            [*prediction_error_parts(row.prediction_error), *_within(row)],
             [format_number(row.final_loss)],
         ]
     return cells
@@ -121,7 +121,7 @@ def _cells(row: ComparisonRow, measured: bool) -> list[list[str]]:
 
 def _within(row: ComparisonRow) -> list[str]:
     """Whether the run was within the predicted interval, in a word; nothing where that is unknown."""
-    return [] if row.within_interval is None else ["within" if row.within_interval else "outside"]
+    return [] if row.within_interval is None else ["(within)" if row.within_interval else "(outside)"]
 
 
 @dataclass

@@ -68,6 +68,20 @@ def format_percent(value: float | None, *, sign: bool = True) -> str:
     return f"{minus}{abs(rounded):.1f} %"
 
 
+def format_prediction_error(value: float | None) -> str:
+    """How far predicted seconds are from the measured ones, and to which side: ``12.3 % too short``."""
+    return " ".join(prediction_error_parts(value))
+
+
+def prediction_error_parts(value: float | None) -> list[str]:
+    """The same as one line or two: ``12.3 %``, ``too short``."""
+    if value is None:
+        return [UNKNOWN]
+    if round(100 * value, 1) == 0:
+        return ["as", "measured"]
+    return [format_percent(abs(value), sign=False), f"too {'long' if value > 0 else 'short'}"]
+
+
 def format_number(value: float | None) -> str:
     """A number with three decimals: ``4.061``."""
     return UNKNOWN if value is None else f"{value:.3f}"

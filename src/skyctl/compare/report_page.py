@@ -33,6 +33,7 @@ from skyctl.compare.number_format import (
     format_gap,
     format_number,
     format_percent,
+    format_prediction_error,
     format_ratio,
     format_ratio_interval,
     format_seconds,
@@ -229,7 +230,7 @@ def _steps_table(report: ComparisonReport) -> _Table:
     measured = bool(report.measured)
     known = any(row.predicted_interval for row in report.rows)
     heads = ["", "predicted (80 %)" if known else "predicted", "over even", "above bound"]
-    heads += ["measured", "p10 – p90", "over even", "predicted off by", "loss"] if measured else []
+    heads += ["measured", "p10 – p90", "over even", "prediction", "loss"] if measured else []
     rows = []
     for row in report.rows:
         predicted = format_estimate(row.predicted_s, row.predicted_interval)
@@ -240,7 +241,8 @@ def _steps_table(report: ComparisonReport) -> _Table:
             spread = f"{format_seconds(took.p10)} – {format_seconds(took.p90)}" if took else UNKNOWN
             cells += [format_seconds(row.measured_s), spread]
             within = {None: "", True: ", within", False: ", outside"}[row.within_interval]
-            cells += [format_ratio(row.measured_speedup), format_percent(row.prediction_error) + within]
+            error = format_prediction_error(row.prediction_error)
+            cells += [format_ratio(row.measured_speedup), error + within]
             cells.append(format_number(row.final_loss))
         rows.append(cells)
     return _Table(heads, rows, next((i for i, row in enumerate(report.rows) if row is report.best), -1))
