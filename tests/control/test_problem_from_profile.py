@@ -6,13 +6,21 @@ import math
 from typing import Literal
 
 import pytest
-from tests.control.profiles import device, profile, timing
+from tests.control.profiles import device, nodes, profile, timing
 
+from skyctl.cli.command_output import Output
+from skyctl.cli.show_profile import warn_unmeasured
+from skyctl.control.corrections import Corrections
 from skyctl.control.figure_uncertainty import slice_uncertainty
 from skyctl.control.plan_creation import PlanOptions, plan_profile
 from skyctl.control.problem_from_profile import DEFAULT_REDUCE_BYTE_S, HEAP_SHARE, build_problem
 from skyctl.control.problem_overrides import override_problem
 from skyctl.errors import InfeasibleError, InputError, MismatchError
+from skyctl.probe.node.samples import ClockScale, LayerSamples, Sample, timing_figures
+from skyctl.records.base import parse
+from skyctl.records.cluster import Cluster
+from skyctl.records.plan import Plan
+from skyctl.records.problem import MOST_UNCERTAINTY, Problem
 from skyctl.records.profile import (
     HANDLING_NEIGHBOURS,
     LayerTiming,
@@ -259,3 +267,24 @@ def test_a_device_whose_slices_are_shorter_than_a_forward_is_less_sure() -> None
     expected = math.hypot(steady[0] or 0.0, slices)
     assert [one.time_uncertainty for one in sliced] == pytest.approx([expected, steady[1]])
     assert expected > (steady[0] or 0.0) + 1e-3
+
+
+def test_times_that_hardly_repeat_are_planned_with_and_the_device_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A few repetitions took a thousand times as long as the others, and runs spread further still."""
+    repetitions = [Sample(0.01, 0.01, 0.02, 0.02)] * 7 + [Sample(10.0, 10.0, 20.0, 20.0)] * 3
+    measured = LayerSamples()
+    measured.add((0, 2), repetitions, [1] * len(repetitions))
+    figures = timing_figures(measured, (0, 2), ClockScale(1.0, True, 0.0), 0.0)
+    noisy = tuple(LayerTiming(signature=name, microbatch_size=2, **figures) for name in ("attention", "mlp"))
+    found = profile(device("a", 1.0), device("b", 1.0, timings=noisy))
+    written = plan_profile(found, PlanOptions()).to_json()
+    problem = Corrections(spreads={"b/cpu:0": 3.0}).apply_to(parse(Plan, written, "plan.json").problem)
+    sure, unsure = parse(Problem, problem.to_json(), "problem.json").devices
+    assert (sure.time_uncertainty or 0.0) < 0.1
+    assert unsure.time_uncertainty == MOST_UNCERTAINTY
+    warn_unmeasured(Output(), found, Cluster(name="c", nodes=tuple(nodes("a", "b"))))
+    said = capsys.readouterr().err
+    assert "b/cpu:0 are hardly known" in said
+    assert "a/cpu:0" not in said

@@ -71,7 +71,8 @@ def describe_failure(failure: NodeFailure) -> str:
 
 
 def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
-    """Says which nodes have no figures and so get no layers, and whether the links have any."""
+    """Says which nodes have no figures and so get no layers, and what else a plan may be wrong for."""
+    from skyctl.control.figure_uncertainty import hardly_known_devices
     from skyctl.control.profiles import lacks_links, unmeasured_nodes
 
     names = unmeasured_nodes(profile, cluster.nodes)
@@ -81,6 +82,11 @@ def warn_unmeasured(out: Output, profile: Profile, cluster: Cluster) -> None:
             names.remove(failure.node)
     if names:
         out.warn(f"not measured, so left out: {', '.join(names)} (skyctl check shows why)")
+    if unsure := hardly_known_devices(profile):
+        out.warn(
+            f"the layer times of {', '.join(unsure)} are hardly known, so a plan may be far off: "
+            "probe again when they are quiet"
+        )
     if lacks_links(profile):
         out.warn(
             "this profile has no links (skyctl probe --links none): the plan takes every transfer as free; "

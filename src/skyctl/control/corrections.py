@@ -16,7 +16,12 @@ from skyctl.control.evidence import (
     is_steady,
     weigh,
 )
-from skyctl.control.figure_uncertainty import LEAST_TIME, link_uncertainty, time_uncertainty
+from skyctl.control.figure_uncertainty import (
+    LEAST_TIME,
+    combine_uncertainties,
+    link_uncertainty,
+    time_uncertainty,
+)
 from skyctl.control.problem_from_profile import measured_shape
 from skyctl.records.cluster import node_of
 from skyctl.records.plan import Contradiction
@@ -62,7 +67,8 @@ class Corrections:
     def _corrected_device(self, device: Device) -> Device:
         update: dict[str, Any] = {"action_s": device.action_s * self.factors.get(device.id, 1.0)}
         if device.time_uncertainty is not None:
-            update["time_uncertainty"] = math.hypot(device.time_uncertainty, self.spreads.get(device.id, 0.0))
+            spread = self.spreads.get(device.id, 0.0)
+            update["time_uncertainty"] = combine_uncertainties(device.time_uncertainty, spread)
         return device.model_copy(update=update)
 
 

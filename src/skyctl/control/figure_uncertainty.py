@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from skyctl.records.problem import MOST_UNCERTAINTY
 from skyctl.records.profile import (
     Conditions,
     DeviceProfile,
     LayerTiming,
     LinkProfile,
+    Profile,
     ShapeProfile,
     layer_time_s,
 )
@@ -43,9 +45,24 @@ LEAST_LEFT = 0.1
 """Where less of a device was left to the probe, its times are not known any worse than with that."""
 
 
+def combine_uncertainties(*parts: float) -> float:
+    """What independent parts come to; at most what a problem may say, which is as good as not known."""
+    return min(MOST_UNCERTAINTY, math.hypot(*parts))
+
+
 def time_uncertainty(device: DeviceProfile, shape: ShapeProfile) -> float:
     """Of the seconds of a device's layers at one microbatch size, before any run has seen them."""
-    return math.hypot(LEAST_TIME, *_sampling(device, shape), _others(device.conditions))
+    return combine_uncertainties(LEAST_TIME, *_sampling(device, shape), _others(device.conditions))
+
+
+def hardly_known_devices(profile: Profile) -> list[str]:
+    """The ids of devices whose layer times are as uncertain as can be said, at any microbatch size."""
+    shapes = profile.workload.shapes if profile.workload is not None else ()
+    return [
+        device.id
+        for device in profile.devices
+        if any(time_uncertainty(device, shape) >= MOST_UNCERTAINTY for shape in shapes)
+    ]
 
 
 def slice_uncertainty(slice_s: float, period_s: float, forward_s: float, step_s: float) -> float:

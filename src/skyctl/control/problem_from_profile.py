@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from statistics import fmean, median
 from typing import Any
 
-from skyctl.control.figure_uncertainty import OVERHEAD, link_uncertainty, slice_uncertainty, time_uncertainty
+from skyctl.control.figure_uncertainty import (
+    OVERHEAD,
+    combine_uncertainties,
+    link_uncertainty,
+    slice_uncertainty,
+    time_uncertainty,
+)
 from skyctl.errors import InputError, InvalidRecordError, MismatchError
 from skyctl.records.base import describe
 from skyctl.records.cluster import split_device_id
@@ -102,7 +107,7 @@ def build_problem(
                     handling_s=d.step_s / microbatches,
                     neighbour_s=d.handling_s / HANDLING_NEIGHBOURS
                     + _byte_s(profile, d, devices) * message_bytes,
-                    time_uncertainty=math.hypot(
+                    time_uncertainty=combine_uncertainties(
                         time_uncertainty(d, shape),
                         _slice_uncertainty(profile, d, times[d.id], microbatches, len(devices)),
                     ),

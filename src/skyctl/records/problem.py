@@ -36,7 +36,8 @@ Objective = Literal["iteration", "bottleneck"]
 LinkDtype = Literal["float32", "bfloat16", "int8"]
 Parallel = Literal["pipeline", "data", "hybrid"]
 SyncRoutes = Literal["auto", "ring", "star", "server", "trees"]
-Uncertainty = Annotated[float, Field(ge=0, le=10)]
+MOST_UNCERTAINTY = 10.0
+Uncertainty = Annotated[float, Field(ge=0, le=MOST_UNCERTAINTY)]
 """A relative standard uncertainty: 0.1 means that two figures of three are within about a tenth."""
 
 
