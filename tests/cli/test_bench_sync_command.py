@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.control.profiles import device, profile
 
 from skyctl.cli.option_values import parse_bytes, parse_sync_list
-from skyctl.errors import InputError
+from skyctl.control.sum_benchmark import plan_sums
+from skyctl.errors import InputError, NodeError
+from skyctl.records.plan import WorkloadRef
+from skyctl.records.profile import NodeFailure
 
 NODES = (
     "name: three\nnodes:\n"
@@ -81,6 +85,18 @@ def test_what_can_not_be_summed_is_refused(
     code, _, err = skyctl("bench-sync", *words)
     assert code == 2
     assert said in err
+
+
+@pytest.mark.parametrize("lost", ["c", "helper"])
+def test_a_node_that_was_lost_while_it_was_probed_is_named(lost: str) -> None:
+    failure = NodeFailure(node=lost, error="its connection ended", hint="see whether it sleeps, then again")
+    found = profile(device("a", 1.0), device("b", 1.0)).model_copy(update={"failures": (failure,)})
+    ref = WorkloadRef(source="sums", digest="w", batch_size=3, dtype="float32", seed=0)
+    holders = ["a", "b", "c"] if lost == "c" else ["a", "b"]
+    with pytest.raises(NodeError, match=f"node {lost} was not measured: its connection ended") as refused:
+        plan_sums(found, ref, holders, ["ring"], helpers=["helper"])
+    assert refused.value.exit_code == 4
+    assert refused.value.hint == "see whether it sleeps, then again: skyctl bench-sync --refresh"
 
 
 @pytest.mark.parametrize(

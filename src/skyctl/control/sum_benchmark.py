@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyctl.compare.outcome import StrategyOutcome
+from skyctl.control.node_sessions import require_all
 from skyctl.control.plan_creation import PlanOptions, plan_profile
-from skyctl.errors import InfeasibleError, InputError, UndecidedError
+from skyctl.errors import InfeasibleError, InputError, NodeError, SkyctlError, UndecidedError
 from skyctl.planner.data.holder_costs import DataModel
 from skyctl.planner.data.tree_layouts import pack_set
 from skyctl.planner.routes.route_names import name_routes
 from skyctl.records.cluster import split_device_id
 from skyctl.records.plan import Plan, WorkloadRef
 from skyctl.records.problem import SyncRoutes
-from skyctl.records.profile import Profile
+from skyctl.records.profile import NodeFailure, Profile
 from skyctl.records.sync_format import SyncFormat
 from skyctl.workload import gradients_only
 
@@ -54,10 +55,15 @@ def plan_sums(
     """A plan for each way to sum, under its name: a microbatch on the first device of each node.
 
     ``helpers``: further nodes, which only help to sum.
+
+    Raises:
+        NodeError: one of these nodes was not measured.
     """
     first: dict[str, str] = {}
     for device in profile.devices:
         first.setdefault(split_device_id(device.id)[0], device.id)
+    failed = [failure for failure in profile.failures if failure.node in (*nodes, *(helpers or ()))]
+    require_all({failure.node: _not_measured(failure) for failure in failed})
     shares = [(first[node], 1) for node in nodes]
     found = []
     for sync in syncs:
@@ -77,6 +83,14 @@ def plan_sums(
             undecided = isinstance(exc, UndecidedError)
             found.append(StrategyOutcome(sync, error=exc.message, undecided=undecided))
     return found
+
+
+def _not_measured(failure: NodeFailure) -> SkyctlError:
+    return NodeError(
+        f"node {failure.node} was not measured: {failure.error}",
+        node=failure.node,
+        hint=f"{failure.hint or 'measure it again'}: skyctl bench-sync --refresh",
+    )
 
 
 @dataclass(frozen=True)
