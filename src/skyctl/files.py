@@ -380,13 +380,17 @@ def newest_profile(
     return next(found, None)
 
 
-def recent_profiles(cluster_name: str) -> list[Profile]:
-    """The profiles of that cluster that are kept and can be read, newest first."""
-    found = [profile for _, profile in _profiles(cluster_name)]
+def recent_profiles(cluster_name: str, *, interrupted: bool = False) -> list[Profile]:
+    """The profiles of that cluster that are kept and can be read, newest first.
+
+    Args:
+        interrupted: those of interrupted probes, too.
+    """
+    found = [profile for _, profile in _profiles(cluster_name, interrupted=interrupted)]
     return sorted(found, key=lambda profile: profile.created, reverse=True)
 
 
-def _profiles(cluster_name: str) -> Iterator[tuple[Path, Profile]]:
+def _profiles(cluster_name: str, *, interrupted: bool = False) -> Iterator[tuple[Path, Profile]]:
     from skyctl.records.profile import Profile
 
     folder = profile_folder(cluster_name)
@@ -397,5 +401,5 @@ def _profiles(cluster_name: str) -> Iterator[tuple[Path, Profile]]:
             profile = read_record(Profile, path)
         except InputError:
             continue
-        if profile.cluster == cluster_name:
+        if profile.cluster == cluster_name and (interrupted or not profile.interrupted):
             yield path, profile

@@ -3,14 +3,20 @@
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skyctl.control.node_sessions import NodeSessions
 from skyctl.control.profile_recheck import profile_changes
-from skyctl.errors import UnreachableError
+from skyctl.control.profiles import find_profile, probe_cluster, profile_misfit
+from skyctl.control.training_request import TrainingRequest
+from skyctl.errors import InputError, UnreachableError
+from skyctl.files import recent_profiles
 from skyctl.probe.cluster_probe import ProbeOptions, Recheck, measure_cluster
+from skyctl.probe.layer_shapes import shape_profiles
 from skyctl.records.base import parse
 from skyctl.records.cluster import Cluster, Node
 from skyctl.records.profile import Profile
@@ -208,6 +214,45 @@ def test_a_recheck_fails_no_device_of_which_it_measures_too_little_to_tell_its_s
     assert {name: order["generic"] for name, order in orders.items()} == {"a": False, "b": True}
     found = [(one.where, one.what, one.then) for one in profile_changes(then, now)]
     assert ("b/cpu:0", "device", "not measured before") in found
+
+
+def test_an_interrupted_probe_keeps_layer_times_for_the_next_and_for_no_plan() -> None:
+    spec = make_spec("gpt:layers=1,hidden=16,heads=1,context=8", batch_size=4)
+    workload, request = load_workload(spec), TrainingRequest(spec, 2, compare_cut=False)
+    figures = {"forward_s": 1e-3, "backward_s": 2e-3, "spread": 0.01, "interval": 0.01, "repeats": 9}
+    timings = [
+        {"signature": layer.signature, "microbatch_size": shape.microbatch_size, **figures}
+        for shape in shape_profiles(workload, spec, [2])
+        for layer in {layer.signature: layer for layer in shape.layers}.values()
+    ]
+    script = {**GOOD, "stop": [{**TIMINGS, "timings": timings}]}
+    them = cluster("a", "b")
+
+    def probe(on_node: Callable[[str, str, float], None]) -> tuple[Profile, list[dict[str, Any]]]:
+        sessions: Any = {node.name: FakeSession(node, script) for node in them.nodes}
+        found, _ = probe_cluster(
+            them, NodeSessions(sessions, {}), request, workload, lambda _text: None, on_node
+        )
+        return found, sessions["a"].tasks[0].sent[0]["layers"]
+
+    def interrupt(node: str, _what: str, _done: float) -> None:
+        if node == "links":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        probe(interrupt)
+    assert interrupted.value.__notes__ == ["the layer times are kept: the next probe measures the links"]
+    (kept,) = recent_profiles("c", interrupted=True)
+    assert kept.interrupted
+    assert not kept.links
+    with pytest.raises(InputError, match="has no profile yet"):
+        find_profile(them, None, request, workload.digest)
+    assert "interrupted" in str(profile_misfit(kept, request, workload.digest, them.nodes))
+    whole, layers = probe(lambda *_: None)
+    assert all(layer["known"] == [int(size) for size in layer["signatures"]] for layer in layers)
+    assert [device.timings for device in whole.devices] == [device.timings for device in kept.devices]
+    assert len(whole.links) == 2
+    assert find_profile(them, None, request, workload.digest)[0] == whole
 
 
 @pytest.mark.slow

@@ -59,22 +59,31 @@ def probe_cluster(
         for refused in left_out:
             on_note(f"left out: {refused}")
     spec, told = ship_timed_workload(request, links, on_progress)
-    earlier = [known for known in recent_profiles(cluster.name) if known.encrypted == encrypt]
-    profile = measure_cluster(
-        cluster,
-        {**links.sessions, **links.failures},
-        workload,
-        spec,
-        choices,
-        on_node or progress_text(on_progress),
-        node_specs=told,
-        options=ProbeOptions(
-            link_selection=link_selection,
-            earlier=() if refresh else earlier,
-            encrypt=encrypt,
-            compare_cut=request is None or request.compare_cut,
-        ),
-    )
+    known = recent_profiles(cluster.name, interrupted=True)
+    earlier = [one for one in known if one.encrypted == encrypt]
+    unfinished: list[Profile] = []
+    try:
+        profile = measure_cluster(
+            cluster,
+            {**links.sessions, **links.failures},
+            workload,
+            spec,
+            choices,
+            on_node or progress_text(on_progress),
+            node_specs=told,
+            options=ProbeOptions(
+                link_selection=link_selection,
+                earlier=() if refresh else earlier,
+                encrypt=encrypt,
+                compare_cut=request is None or request.compare_cut,
+            ),
+            on_interrupt=unfinished.append,
+        )
+    except KeyboardInterrupt as exc:
+        for one in unfinished:
+            save_profile(one)
+            exc.add_note("the layer times are kept: the next probe measures the links")
+        raise
     if not profile.devices:
         raise _nobody_measured(list(profile.failures))
     profile = gather_evidence(profile, earlier)
@@ -167,6 +176,8 @@ def profile_misfit(
     measured = profile.workload
     if measured is None:
         return "it was taken without a workload"
+    if profile.interrupted:
+        return "its probe was interrupted before it had measured links"
     if measured.digest != digest:
         if measured.source == request.spec.source:
             return f"{measured.source} has changed since it was measured"

@@ -101,6 +101,7 @@ def measure_cluster(
     *,
     node_specs: Mapping[str, Mapping[str, Any]] | None = None,
     options: ProbeOptions | None = None,
+    on_interrupt: Callable[[Profile], None] = lambda _unfinished: None,
 ) -> Profile:
     """Measures the cluster as it is now. A node that can't be measured is in ``failures`` and hides no other.
 
@@ -109,6 +110,7 @@ def measure_cluster(
         workload, spec: None: each device's generic speed is measured, with no layer times.
         microbatch_choices: numbers of microbatches a step that may be planned with.
         node_specs: by node, the workload's description with the paths valid there (default: as here).
+        on_interrupt: gets the profile of a workload's layers, where KeyboardInterrupt comes after these.
 
     Raises:
         InputError: a workload without its spec or without a number of microbatches.
@@ -132,26 +134,39 @@ def measure_cluster(
         measure_devices(probes, shapes, options.budget_s, options.cap_s, on_progress, known)
         known.complete(probes.alive())
         addresses = peer_addresses(probes, sessions)
-        network = _find_network(probes, cluster, addresses, known, options, created, on_progress)
-        conditions = device_conditions(probes.alive(), launcher)
-        devices = device_profiles(probes, shapes, conditions, known.speeds)
-        nodes = node_profiles(probes, sessions, addresses, network.sites)
+
+        def make_profile(network: MeasuredNetwork, *, interrupted: bool = False) -> Profile:
+            conditions = device_conditions(probes.alive(), launcher)
+            devices = device_profiles(probes, shapes, conditions, known.speeds)
+            failures = probes.failures
+            return Profile(
+                cluster=cluster.name,
+                cluster_digest=cluster.digest,
+                created=created,
+                nodes=tuple(node_profiles(probes, sessions, addresses, network.sites)),
+                devices=tuple(
+                    known.dated(d, created) for n in cluster.nodes for d in devices if d.node == n.name
+                ),
+                links=tuple(network.links),
+                workload=_workload_profile(workload, spec, shapes, comparison),
+                failures=tuple(failures[n.name] for n in cluster.nodes if n.name in failures),
+                lines=tuple(line for line in network.lines if line.node not in failures),
+                sites=tuple(network.sites),
+                uplinks=tuple(network.uplinks),
+                encrypted=options.encrypt,
+                interrupted=interrupted,
+            )
+
+        try:
+            network = _find_network(probes, cluster, addresses, known, options, created, on_progress)
+        except KeyboardInterrupt:
+            unfinished = make_profile(MeasuredNetwork(()), interrupted=True)
+            if workload is not None and unfinished.devices:
+                on_interrupt(unfinished)
+            raise
+        return make_profile(network)
     finally:
         probes.close()
-    return Profile(
-        cluster=cluster.name,
-        cluster_digest=cluster.digest,
-        created=created,
-        nodes=tuple(nodes),
-        devices=tuple(known.dated(d, created) for n in cluster.nodes for d in devices if d.node == n.name),
-        links=tuple(network.links),
-        workload=_workload_profile(workload, spec, shapes, comparison),
-        failures=tuple(probes.failures[n.name] for n in cluster.nodes if n.name in probes.failures),
-        lines=tuple(line for line in network.lines if line.node not in probes.failures),
-        sites=tuple(network.sites),
-        uplinks=tuple(network.uplinks),
-        encrypted=options.encrypt,
-    )
 
 
 def _known_timings(

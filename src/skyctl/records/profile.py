@@ -298,7 +298,10 @@ class NodeFailure(Record):
 
 
 class Profile(FileRecord):
-    """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS."""
+    """A cluster as measured at one time. ``encrypted``: links and messages were measured through TLS.
+
+    ``interrupted``: its probe was, before it had measured links: it serves later probes, and no plan.
+    """
 
     kind: Literal["skyctl/profile"] = "skyctl/profile"
     version: Literal[11] = 11
@@ -316,6 +319,7 @@ class Profile(FileRecord):
     observations: Seq[Observation] = since(3, ())
     encrypted: bool = since(4, False)
     remeasurements: Seq[Remeasurement] = since(7, ())
+    interrupted: bool = since(11, False)
 
 
 def unconverged(timings: Sequence[LayerTiming], limit: float = CONVERGED_INTERVAL) -> list[LayerTiming]:
