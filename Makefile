@@ -69,6 +69,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/python scripts/check_node_python.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs_links.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

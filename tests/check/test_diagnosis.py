@@ -45,7 +45,7 @@ TORCH: dict[str, Any] = {
         (HostKeyError("unknown key", node="tower"), "host key", "--accept-new-host-keys"),
         (HostKeyError("changed key", node="tower", hint="own hint"), "host key", "own hint"),
         (LoginError("no key", node="tower"), "login", "ssh-copy-id"),
-        (UnfitError("no python3", node="tower"), "python", "Python 3.11"),
+        (UnfitError("no python3", node="tower"), "python", "Python 3.10"),
         (InputError("can't read key file"), "reach", "cluster.yaml"),
         (SkyctlError("odd"), "reach", "cluster.yaml"),
     ],

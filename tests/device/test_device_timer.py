@@ -18,10 +18,9 @@ def test_slowdown_stretches_work_and_not_idling() -> None:
             pass
         return 7
 
-    result, seconds, _ = DeviceTimer(3.0, single_thread=True, device=CPU).run(work)
-    assert result == 7
-    assert seconds >= 0.0299
-    _, seconds, _ = DeviceTimer(3.0, single_thread=False, device=CPU).run(lambda: time.sleep(0.01))
-    assert seconds >= 0.0299
-    _, seconds, _ = DeviceTimer(1.0, single_thread=True, device=CPU).run(work)
-    assert seconds >= 0.0099
+    timed = DeviceTimer(3.0, single_thread=True, device=CPU).run(work)
+    assert timed.result == 7
+    assert timed.wall_s >= 0.0299
+    asleep = DeviceTimer(3.0, single_thread=False, device=CPU).run(lambda: time.sleep(0.01))
+    assert asleep.wall_s >= 0.0299
+    assert DeviceTimer(1.0, single_thread=True, device=CPU).run(work).wall_s >= 0.0099

@@ -93,7 +93,7 @@ def test_agent_and_tasks_are_forked(forkserver: ForkServerClient, local: Session
 def test_an_environment_of_its_own_needs_a_new_python(local: Session, task_env: Env) -> None:
     task = local.start_task("node_tasks", {"do": "sleep"}, env={**task_env(local), "OMP_NUM_THREADS": "3"})
     command = Path(f"/proc/{up(task)['pid']}/cmdline").read_bytes()
-    assert b"-m\0skyctl.agent.task_runner\0node_tasks" in command
+    assert b"\0skyctl.agent.task_runner\0node_tasks" in command
 
 
 def test_killed_agent_leaves_nothing(local: Session, task_env: Env) -> None:
@@ -175,7 +175,7 @@ def test_a_fork_that_has_lost_its_accelerator_starts_its_tasks_anew(
         with open_session(LOCAL, OPTIONS, lambda node, _: ForkedConnection(node, forkserver)) as session:
             assert parent(session.hello.pid) == forkserver.pid
             pid = up(session.start_task("node_tasks", {"do": "sleep"}, env=task_env(session)))["pid"]
-            assert b"-m\0skyctl.agent.task_runner\0node_tasks" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert b"\0skyctl.agent.task_runner\0node_tasks" in Path(f"/proc/{pid}/cmdline").read_bytes()
     finally:
         forkserver.release()
 

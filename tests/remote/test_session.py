@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -28,11 +31,14 @@ from skyctl.records.cluster import Node
 from skyctl.remote.agent_connection import AgentConnection
 from skyctl.remote.agent_session import Session
 from skyctl.remote.base import ConnectOptions, NodeConnection
+from skyctl.remote.bootstrap import MIN_PYTHON_TEXT
+from skyctl.remote.node_package import PACKAGE_FOLDER, node_package_files
 from skyctl.remote.remote_task import RemoteTask, translate_task_failure
 from skyctl.remote.session_factory import connect_node, open_session, open_sessions
 from skyctl.workload.user_code import user_errors
 
 from .answers import run_node_task
+from .conftest import TASKS
 
 Env = Callable[[Session], dict[str, str]]
 LOCAL = Node(name="laptop", transport="local")
@@ -74,6 +80,60 @@ def test_hello(local: Session, home: Path) -> None:
     assert local.hello.cache == str(home / ".cache/skyctl")
     assert ("lo", "127.0.0.1") in local.hello.addresses
     assert Path(local.hello.folder).stat().st_mode & 0o777 == 0o700
+
+
+def oldest_python() -> str:
+    """The oldest Python that a node may have; skips where this machine has none."""
+    found = [shutil.which(f"python{MIN_PYTHON_TEXT}")]
+    if "PYENV_ROOT" in os.environ:  # its shims start one version only
+        versions = Path(os.environ["PYENV_ROOT"], "versions")
+        found = [str(path) for path in versions.glob(f"{MIN_PYTHON_TEXT}.*/bin/python")]
+    if not found or found[0] is None:
+        pytest.skip(f"there is no Python {MIN_PYTHON_TEXT} on this machine")
+    return found[0]
+
+
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "torch":
+            raise
+"""
+
+
+def test_all_that_nodes_are_sent_can_be_imported_by_the_oldest_python() -> None:
+    """What imports torch is only looked at where that Python has one."""
+    modules = [path.removesuffix(".py").replace("/", ".") for path in node_package_files()]
+    done = subprocess.run(
+        [oldest_python(), "-B", "-c", IMPORT_ALL, *modules],
+        env={"PYTHONPATH": str(PACKAGE_FOLDER.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("find", [lambda: sys.executable, oldest_python])
+def test_a_task_runs_on_any_python_and_imports_nothing_from_where_it_is_started(
+    home: Path, task_env: Env, monkeypatch: pytest.MonkeyPatch, find: Callable[[], str]
+) -> None:
+    monkeypatch.chdir(home)
+    for name in ("runpy", "select", "socket", "traceback"):
+        Path(f"{name}.py").write_text("raise SystemExit('it was imported')\n")
+    node = Node(name="laptop", transport="local", python=find())
+    with open_session(node, ConnectOptions(grace_s=0.3)) as session:
+        for _ in range(2):  # the second time the node looks whether what it has is whole
+            pushed = session.push(TASKS, hashlib.sha256(TASKS).hexdigest())
+            assert Path(pushed).read_bytes() == TASKS
+        task = session.start_task("node_tasks", {"do": "echo"}, env=task_env(session))
+        task.send({"op": "stop"})
+        (result,) = events(task)
+        assert result["event"] == "result"
 
 
 def test_prints_never_touch_the_frames(local: Session, task_env: Env) -> None:

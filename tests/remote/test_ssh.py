@@ -177,7 +177,8 @@ def test_python_missing_and_too_old(sshd, tmp_path: Path) -> None:
     failure = refused(sshd, sshd.node(python=str(old)), sshd.options())
     assert type(failure) is UnfitError
     assert "has Python 3.8.10 at" in failure.message
-    assert "3.11" in failure.message
+    assert "3.10" in failure.message
+    assert "uv python install" in str(failure.hint)
 
 
 def test_python_below_home(sshd) -> None:

@@ -45,6 +45,7 @@ BYTECODE_FOLDER = "__pycache__"
 ENVIRONMENT_MARKER = "skyctl.json"
 """In a virtual environment that ``skyctl setup`` has made; see ``setup.node.environment_store``."""
 VERIFY_BLOB_BYTES = 64 << 20
+DIGEST_BLOCK_BYTES = 1 << 18
 
 
 def default_cache_root() -> Path:
@@ -284,4 +285,7 @@ def file_digest(path: Path) -> str:
 
 
 def _digest_of(file: BufferedReader) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()  # hashlib.file_digest is there from Python 3.11 on
+    while block := file.read(DIGEST_BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()

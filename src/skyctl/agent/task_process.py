@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from skyctl.agent import forkserver, process_tree
 from skyctl.agent.frames import FrameParser, FrameWriteBuffer, read_available
+from skyctl.agent.module_command import module_command
 
 MAX_OUTPUT_LINE_BYTES = 16 << 10
 MAX_LOG_FILE_BYTES = 64 << 20
@@ -88,7 +89,7 @@ class TaskProcess:
             with suppress(OSError):  # too little memory to fork a large process: a new one is smaller
                 return forkserver.fork_task(module, merged, tags, theirs.fileno(), output)
         self._popen = subprocess.Popen(
-            [sys.executable, "-u", "-P", "-m", "skyctl.agent.task_runner", module],
+            module_command(sys.executable, "skyctl.agent.task_runner", module),
             env=merged,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -9,6 +9,7 @@ from typing import Any
 from skyctl.check.check_report import DtypeReport, PairReport, Tick, failed, failed_with, ok, skipped, warning
 from skyctl.errors import HostKeyError, LoginError, SkyctlError, UnfitError, UnreachableError
 from skyctl.records.cluster import Node
+from skyctl.remote.bootstrap import MIN_PYTHON_TEXT
 
 CHECK_NAMES = (
     "reach",
@@ -63,7 +64,8 @@ def connection_ticks(node: Node, error: SkyctlError) -> list[Tick]:
     elif isinstance(error, LoginError):
         at, hint = "login", f"make `ssh {target}` work without a password: ssh-copy-id, user, identity_file"
     elif isinstance(error, UnfitError):
-        at, hint = "python", f"install Python 3.11 or newer there, and name it with `python:` in {name}"
+        at = "python"
+        hint = f"install Python {MIN_PYTHON_TEXT} or newer there, and name it with `python:` in {name}"
     else:
         hint = f"correct {name} in cluster.yaml"
     all_names = check_names(node)

@@ -15,7 +15,6 @@ at a run are never mixed. Messages from other machines name steps, layers and ra
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from skyctl.agent.event_fields import NUMBER_LIMIT
+from skyctl.agent.node_cache import file_digest
 from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer, remove_partial_files, sync_folder
 from skyctl.errors import RecordError, SkyctlError
 
@@ -305,8 +305,7 @@ def find_fault(folder: Path, step: int, layer: int, sha256: str | None = None) -
         if named and named[-1].size_bytes != size and sha256 in (None, named[-1].sha256):
             word = "truncated" if size < named[-1].size_bytes else "damaged"
             return f"{name} is {word}: it has {size} bytes, its manifest says {named[-1].size_bytes}"
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = file_digest(path)
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as exc:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 T = TypeVar("T")
 
 
-class TimedResult(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class TimedResult(Generic[T]):
     """An action's result, the wall seconds it took with the pause it was given, and its CPU seconds.
 
     ``cpu_s`` is the thread's with one thread, the process's with several, and 0 on an accelerator.

@@ -28,7 +28,7 @@ _HOST = re.compile(
 
 _TEMPLATE = """\
 # The machines that skyctl may use. `skyctl check` tries each of them and says what to do about what fails.
-# A node needs Python 3.11 or newer with torch, and an SSH server; nothing else.
+# A node needs Python 3.10 or newer with torch, and an SSH server; nothing else.
 name: {name}
 
 # What every node takes unless it says otherwise:

@@ -247,17 +247,19 @@ class Executor:
         if targets is not None:
             whole = self.batch_size or sum(self.microbatch_sizes)
             share = self.microbatch_sizes[microbatch] / whole
-            loss, seconds, _ = self.timer.run(
+            last = self.timer.run(
                 lambda: self.stage.forward_loss(microbatch, tensors, targets[microbatch], share)
             )
+            seconds = last.wall_s
             self._record(FORWARD, microbatch, seconds)
-            self._losses.append(loss)
+            self._losses.append(last.result)
         else:
-            outputs, seconds, _ = self.timer.run(lambda: self.stage.forward(microbatch, tensors))
+            timed = self.timer.run(lambda: self.stage.forward(microbatch, tensors))
+            seconds = timed.wall_s
             self._record(FORWARD, microbatch, seconds)
             assert self.stage_io.outputs is not None
             flags = LAST_STEP if report.is_last else 0
-            report.transfer_s += self.stage_io.outputs.send(step, microbatch, outputs, flags)
+            report.transfer_s += self.stage_io.outputs.send(step, microbatch, timed.result, flags)
             self._record_send(microbatch)
         report.forward_s += seconds
 
@@ -270,11 +272,11 @@ class Executor:
         elif not self.is_last:
             gradients = ()  # no output of this stage is differentiable
         backward = self.stage.backward_inputs if self.stage.defers_weights else self.stage.backward
-        input_gradients, seconds, _ = self.timer.run(lambda: backward(microbatch, gradients))
-        self._record(BACKWARD, microbatch, seconds)
-        report.backward_s += seconds
+        timed = self.timer.run(lambda: backward(microbatch, gradients))
+        self._record(BACKWARD, microbatch, timed.wall_s)
+        report.backward_s += timed.wall_s
         if self.stage_io.input_gradients is not None:
-            report.transfer_s += self.stage_io.input_gradients.send(step, microbatch, input_gradients)
+            report.transfer_s += self.stage_io.input_gradients.send(step, microbatch, timed.result)
             self._record_send(microbatch)
 
     def _weights(self, microbatch: int, report: StepReport) -> None:

@@ -113,11 +113,11 @@ class GradientClipper:
         self._pending.clear()
 
     def _run(self, action: Callable[[], T], report: StepReport) -> T:
-        result, seconds, _ = self._timer.run(action)
-        report.optimizer_s += seconds
+        timed = self._timer.run(action)
+        report.optimizer_s += timed.wall_s
         if self._recorder is not None:
-            self._recorder.record_action(CLIP, 0, seconds)
-        return result
+            self._recorder.record_action(CLIP, 0, timed.wall_s)
+        return timed.result
 
     @staticmethod
     def _gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 ``inspect_python`` asks that Python itself, in another process: a torch that crashes takes nothing along::
 
-    PYTHON -P -m skyctl.setup.node.environment_inspection
+    PYTHON -m skyctl.setup.node.environment_inspection
     ({"requirements", "pip"} on stdin → one JSON line on stdout)
 """
 
@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from skyctl.agent.module_command import module_command
 
 INSPECTION_TIMEOUT_S = 300.0
 RESULT_PREFIX = "skyctl-look:"
@@ -32,7 +34,7 @@ def inspect_python(python: str, requirements: Sequence[str], pip: str | None) ->
     order = json.dumps({"requirements": list(requirements), "pip": pip})
     try:
         done = subprocess.run(
-            [python, "-P", "-m", "skyctl.setup.node.environment_inspection"],
+            module_command(python, "skyctl.setup.node.environment_inspection"),
             input=order,
             capture_output=True,
             text=True,
