@@ -149,7 +149,7 @@ class RankGroup:
 
     def _sums_error(self, claims: Claims) -> SkyctlError:
         """The error where ranks do not say the same of what they sum: who is wrong, if that can be known."""
-        first = {claim: rank for rank, claim in reversed(claims.items())}
+        first = {claim: rank for rank, claim in reversed(list(claims.items()))}
         texts = [f"{self._ranks[rank].name} sums {describe_claim(claim)}" for claim, rank in first.items()]
         if wrong := wrong_ranks(claims, self.specs):
             liar = self._ranks[wrong[0]].spec
