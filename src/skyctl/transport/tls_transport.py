@@ -21,6 +21,10 @@ _INLINE_PAYLOAD_BYTES = 8 << 10
 """Payloads up to this go into one record with their frame."""
 _TURNS_BEFORE_SWITCH = 16
 """Reads, or writes, before it is the other's turn."""
+_RECORD_BYTES = 1 << 14
+"""The most that one record carries, and so what TLS may hold of a record that has not arrived whole."""
+_WAKE_BYTES = 1 << 15
+"""Of a payload the thread is woken once so many bytes are there, or all, not for every packet."""
 _READ, _WRITE = select.POLLIN, select.POLLOUT
 
 
@@ -81,6 +85,7 @@ class TlsTransport(MessageTransport):
         poll = select.poll()
         poll.register(self._sock, _READ)
         poll.register(self._wake_receiver, _READ)
+        wake_bytes = 1
         while self._error is None:
             wrote = self._write()
             if self._read() or wrote:
@@ -89,12 +94,23 @@ class TlsTransport(MessageTransport):
                 if self._error is not None or (not self._out and self._has_outgoing()):
                     continue
                 self._is_waiting = True
+            if wake_bytes != self._wake_bytes():
+                wake_bytes = self._wake_bytes()
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
             poll.modify(self._sock, _READ | _WRITE if self._out else _READ)
             poll.poll()
             with self._lock:
                 self._is_waiting = False
             with suppress(BlockingIOError):
                 self._wake_receiver.recv(64)
+
+    def _wake_bytes(self) -> int:
+        """How many bytes wake the thread: never more than are sure to come still.
+
+        A payload takes at least as many bytes as it has, less those of a record whose beginning TLS holds.
+        The end of the connection always wakes the thread, and it follows every alert.
+        """
+        return min(max(1, len(self._into) - self._filled - _RECORD_BYTES), _WAKE_BYTES)
 
     def _write(self) -> bool:
         """Writes for some turns; whether anything was written."""
