@@ -9,17 +9,19 @@ import re
 import pytest
 from tests.plan_changes import with_stage
 from tests.planner.brute_force_executions import StageRun, best_s, need_bytes, split_problem
-from tests.planner.planner_problems import layer, problem
+from tests.planner.planner_problems import layer, problem, random_problem
 
 from skyctl.errors import InfeasibleError, UndecidedError
 from skyctl.planner import stage_memory
 from skyctl.planner.api import plan, verify
 from skyctl.planner.cost_model import CostModel, StageAssignment
-from skyctl.planner.evaluation import StageExecution, step_s
+from skyctl.planner.evaluation import StageExecution, least_execution, recompute_choices, step_s
 from skyctl.planner.explanation.advice import advise
 from skyctl.planner.explanation.plan_reasons import describe_choices
 from skyctl.planner.pipeline_depth import choose_execution, refine_execution
-from skyctl.records.problem import Device, LayerTimes, Link, Problem
+from skyctl.planner.verification import proof_by_paths
+from skyctl.planner.verification.problem_data import ProblemData
+from skyctl.records.problem import Device, LayerTimes, Link, Problem, SharedResource
 
 KINDS = (
     {"schedule": "eager-1f1b", "objective": "iteration"},
@@ -151,6 +153,52 @@ def test_a_full_device_recomputes_where_that_is_faster():
     assert verify(allowed, found).ok
     assert "recomputed in the backward: stage" in describe_choices(found)[0]
     assert any(advice.kind == "recompute" for advice in advise(plain))
+
+
+def crowded(seed):
+    """All messages pass one slow resource; stages may recompute, and none must."""
+    r = random.Random(seed)
+    given = random_problem(
+        seed, most_layers=5, schedule=r.choice(["1f1b", "gpipe"]), objective="iteration", recompute=True
+    )
+    pairs = tuple(itertools.permutations([x.id for x in given.devices], 2))
+    slow = SharedResource(name="up", bandwidth_bytes_per_s=r.uniform(1, 5), links=pairs)
+    layers = [x.model_copy(update={"output_bytes": r.uniform(0.5, 3)}) for x in given.layers]
+    devices = [x.model_copy(update={"memory_bytes": None}) for x in given.devices]
+    free = {"links": [], "times": {}, "first_stage": None, "last_stage": None}
+    fixed = {"layers": layers, "devices": devices, "shared": [slow], "microbatches": r.randint(2, 4)}
+    return given.model_validate({**dict(given), **free, **fixed})
+
+
+@pytest.mark.parametrize("seed", [0, 6, 9, 11, 17, 19, 20])
+def test_what_is_proved_where_messages_queue_can_be_checked(seed):
+    given = crowded(seed)
+    found = plan(given)
+    assert found.certificate.status == "optimal"
+    verdict = verify(given, found)
+    assert verdict.ok
+    assert all(check.checked for check in verdict.checks)
+
+
+def test_a_stage_that_need_not_recompute_may_shorten_a_step_where_messages_queue():
+    shorter = 0
+    for seed in range(40):
+        given = crowded(seed)
+        model = CostModel(given)
+        if min(model.devices, model.layers) < 3:
+            continue
+        placement = tuple(StageAssignment(d, d, d + 1 if d < 2 else model.layers) for d in range(3))
+        base = least_execution(model, placement)
+        base_s = step_s(model, placement, base)
+        runs = (base._replace(recompute=chosen) for chosen in itertools.product((False, True), repeat=3))
+        least_s = min(step_s(model, placement, run) for run in runs)
+        listed = [base, *recompute_choices(model, placement, base, base_s)]
+        assert min(step_s(model, placement, run) for run in listed) == least_s
+        search = proof_by_paths._Search(ProblemData(given), base_s * (1 - 1e-9))
+        found_s = search._play(tuple(proof_by_paths.PathStage(*stage) for stage in placement))
+        assert (found_s is not None) == (least_s < base_s * (1 - 1e-9))
+        shorter += found_s is not None
+    assert shorter
 
 
 def test_nothing_is_recomputed_where_memory_does_not_bind():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
@@ -221,6 +222,33 @@ def least_execution(model: CostModel, placement: Placement) -> StageExecution:
             not model.fits(*stage, k, recompute=False) for stage, k in zip(placement, in_flight, strict=True)
         )
     return StageExecution(in_flight, (0,) * count, recompute)
+
+
+def recompute_choices(
+    model: CostModel, placement: Placement, base: StageExecution, below_s: float
+) -> Iterator[StageExecution]:
+    """Ways to run a placement in which more stages recompute than must, where the step may be below a limit.
+
+    More work can shorten a step only where it changes who goes first: where messages over two boundaries, or
+    both ways over one, pass the same resource.
+    """
+    passed = Counter(
+        resource
+        for a, b in pairwise(placement)
+        for cost in (model.link_cost(a.device, b.device), model.link_cost(b.device, a.device))
+        for resource, _ in cost.shared
+    )
+    if not model.may_recompute or max(passed.values(), default=0) < 2:
+        return
+    works_s = stage_works_s(model, placement, base._replace(recompute=(True,) * len(placement)))
+    choices = []
+    for stage, k, must, work_s in zip(placement, base.in_flight, base.recompute, works_s, strict=True):
+        busy_s = model.microbatches * (work_s + 2 * model.stage_overhead_s(*stage))
+        may = busy_s < below_s and model.fits(*stage, k, recompute=True)
+        choices.append((must, True) if may and not must else (must,))
+    for recompute in product(*choices):
+        if recompute != base.recompute:
+            yield base._replace(recompute=recompute)
 
 
 def most_in_flight(model: CostModel, placement: Placement) -> tuple[int, ...]:

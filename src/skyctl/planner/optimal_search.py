@@ -200,7 +200,9 @@ def search_recompute(model: CostModel, time_limit_s: float) -> SearchResult:
     began = time.perf_counter()
     deadline = began + time_limit_s
     if _always_fits(model):
-        return search_optimal(CostModel(without_recompute(model.problem)), time_limit_s)
+        # nobody recomputes then, unless messages queue and a step is shorter so
+        queues = model.by_iteration and bool(model.problem.shared)
+        return search_optimal(model if queues else CostModel(without_recompute(model.problem)), time_limit_s)
     if model.by_iteration and not model.defers_weights and relaxation.relaxation_fits(model, time_limit_s):
         return _exact(model, deadline)
     loose = CostModel(recompute_relaxation(model.problem))

@@ -15,7 +15,14 @@ import numpy as np
 
 from skyctl.planner.bottleneck.least_bottleneck import least_bottleneck
 from skyctl.planner.cost_model import CostModel, Placement, StageAssignment
-from skyctl.planner.evaluation import NO_EXECUTION, SearchResult, StageExecution, step_lower_bound_s
+from skyctl.planner.evaluation import (
+    NO_EXECUTION,
+    SearchResult,
+    StageExecution,
+    recompute_choices,
+    step_lower_bound_s,
+    step_s,
+)
 from skyctl.planner.heuristic.simulated_annealing import improve_until
 from skyctl.planner.iteration import relaxation, round_trip_bound
 from skyctl.planner.iteration.relaxation import Array, Relaxation, least_spans_s
@@ -69,8 +76,6 @@ class BestFirstSearch:
         if start is not None:
             value, execution = choose_execution(model, start)
             self.best = (value, start, execution)
-        # depths, and who recomputes where messages queue for what they share, are not enumerated
-        self.open = model.chooses_depth or (model.may_recompute and bool(model.problem.shared))
         self.relaxation = Relaxation(model)
         self.twins = interchangeable_devices(model)
         self.heap: list[tuple[float, int, Placement, int, int, int]] = []
@@ -136,9 +141,13 @@ class BestFirstSearch:
             value, execution = refine_execution(
                 self.model, placement, value, execution, simulations=SIMULATIONS, slowdown=0.0
             )
+        if not self.model.chooses_depth:
+            limit_s = min(value, self.best[0])
+            for other in recompute_choices(self.model, placement, execution, limit_s):
+                value, execution = min((value, execution), (step_s(self.model, placement, other), other))
         if value < self.best[0]:
             self.best = (value, placement, execution)
-        if self.open:
+        if self.model.chooses_depth:  # depths are not enumerated
             self.floor = min(self.floor, bound)
 
     def _whole(self, placement: Placement) -> None:

@@ -8,13 +8,16 @@ Both are made from the last stage on, from what every play of a schedule has to 
 depth-first search then places stages from the first one on, and leaves a branch where the stages placed,
 with the tables for the rest, make a path as long as the limit. Shared resources count as one more limit on
 a message. For eager 1F1B, whose depth is the plan's choice, the paths allow any depth. Where stages may
-recompute, one does if it does not fit otherwise; where messages queue for what they share, one that need not
-might all the same, and then only paths count.
+recompute, one does if it does not fit otherwise. Where messages queue for what they share, a step may become
+shorter if one that need not recompute does: then all choices are simulated.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -103,6 +106,7 @@ class PathTables:
         self.ways = {(a, b): self._way(a, b) for a in range(n) for b in range(n) if a != b}
         self._bars: dict[tuple[int, int], Array] = {}
         self.strict, self.frugal = facts.separate() if facts.loose else (facts, facts)
+        self._fitting: dict[tuple[ProblemData, int, int], Bools] = {}
         self._slower: dict[tuple[int, int], Array] = {}
         self.span: dict[tuple[int, int], Array] = {}
         self.trip: dict[tuple[int, int], Array] = {}
@@ -122,7 +126,7 @@ class PathTables:
         if key not in self._bars:
             fits = self._fits(self.strict, *key)
             if self.facts.loose:
-                fits |= self._fits(self.frugal, *key)
+                fits = fits | self._fits(self.frugal, *key)
             self._bars[key] = np.where(fits, 0.0, INF)
         return self._bars[key]
 
@@ -138,6 +142,12 @@ class PathTables:
         return self._slower[key]
 
     def _fits(self, facts: ProblemData, device: int, in_flight: int) -> Bools:
+        key = (facts, device, in_flight)
+        if key not in self._fitting:
+            self._fitting[key] = self._fits_anew(*key)
+        return self._fitting[key]
+
+    def _fits_anew(self, facts: ProblemData, device: int, in_flight: int) -> Bools:
         kind = next(kind for kind in facts.kinds if device in kind.members)
         anywhere = kind._replace(may_be_first=True, may_be_last=True)
         work = facts.work(device)
@@ -292,10 +302,8 @@ class _Search(PathTables):
         if self._through(plan[:-1], plan[-1].device, 1, self._last(plan[-1])) >= self.below_s:
             return None
         self.plans += 1
-        if self.plans > MAX_PLANS or self.problem.schedule == EAGER:
+        if self.problem.schedule == EAGER:
             raise _TooManyError  # depths are a decision too, and not enumerated here
-        if self.facts.loose and self.problem.shared:
-            raise _TooManyError
         count = len(plan)
         stages = [
             StageTimes(
@@ -310,8 +318,42 @@ class _Search(PathTables):
             for a, b in itertools.pairwise(plan)
         ]
         in_flight = [self.facts.least_in_flight(count - s) for s in range(count)]
-        step = simulate(self.problem.schedule, self.m, in_flight, stages, boundaries)
-        return step.iteration_s if step.iteration_s < self.below_s else None
+        for times in self._recomputing(plan, stages, boundaries):
+            self.plans += 1
+            if self.plans > MAX_PLANS:
+                raise _TooManyError
+            step = simulate(self.problem.schedule, self.m, in_flight, times, boundaries)
+            if step.iteration_s < self.below_s:
+                return step.iteration_s
+        return None
+
+    def _recomputing(
+        self, plan: tuple[PathStage, ...], stages: list[StageTimes], boundaries: list[BoundaryTimes]
+    ) -> Iterator[list[StageTimes]]:
+        """The stages as they are, then with some that recompute without having to, where that may pay.
+
+        More work can shorten a step only where it changes who goes first: where messages over two boundaries,
+        or both ways over one, pass the same resource.
+        """
+        ways = [way for boundary in boundaries for way in (boundary.forward, boundary.backward)]
+        passed = Counter(resource for way in ways for resource, _ in way.shared)
+        if not self.facts.loose or max(passed.values(), default=0) < 2:
+            yield stages
+            return
+        choices = []
+        for s, (stage, times) in enumerate(zip(plan, stages, strict=True)):
+            again = float(self.columns[stage.device][0][stage.start : stage.stop].sum())
+            slower = replace(times, backward_s=times.backward_s + again)
+            busy_s = self.m * (slower.forward_s + slower.backward_s) + slower.optimizer_s
+            may = self._has_choice(stage, len(plan) - s) and busy_s < self.below_s
+            choices.append((times, slower) if may else (times,))
+        yield from map(list, itertools.product(*choices))
+
+    def _has_choice(self, stage: PathStage, stages: int) -> bool:
+        """Whether the stage fits either way."""
+        at = (stage.start, stage.stop)
+        key = (stage.device, self.facts.least_in_flight(stages))
+        return all(bool(self._fits(facts, *key)[at]) for facts in (self.strict, self.frugal))
 
     def _last(self, stage: PathStage) -> tuple[Array, Array, Array]:
         d, p, q = stage
