@@ -43,6 +43,16 @@ def test_what_staleness_gains_is_predicted_from_measured_steps(staleness: int | 
     assert '"version": 11' in made.to_json()
 
 
+@pytest.mark.parametrize("strategy", ["even", "alone", "heuristic", "optimal"])
+def test_a_plan_is_checked_against_the_problem_that_it_was_made_for(strategy: str) -> None:
+    given = stale_problem(3)
+    assert given.sync == "auto"
+    made = plan(given, strategy)
+    assert verify(given, made).ok
+    other = given.model_copy(update={"rhythm": Rhythm(staleness=2)})
+    assert not verify(other, made).ok
+
+
 def test_a_device_that_is_always_slow_can_not_be_helped() -> None:
     made = assigned(
         stale_problem(3, factors=(), speeds=(60.0, 60.0, 20.0)),
