@@ -126,13 +126,42 @@ def test_flags_that_do_not_go(run: Run) -> None:
     code, _, err = run(*PLAN, "--export", "nemo")
     assert code == 2
     assert "--export 'nemo' is not one of torchtitan, megatron" in err
-    code, _, err = run(*PLAN, "--whole-blocks", "--assign", "n0=0:14")
-    assert code == 2
-    assert "--whole-blocks does not go with --assign" in err
+    for flags in (["--whole-blocks"], ["--strategy", "optimal"]):
+        code, _, err = run(*PLAN, *flags, "--assign", "n0=0:14")
+        assert code == 2
+        assert f"{flags[0]} does not go with --assign" in err
     for flags in (["--dtype", "bfloat16"], ["--batch-size", "32"], ["--seed", "0"], ["--no-learn"]):
         code, _, err = run("plan", "gpt:layers=2", "--from-run", "some-run", *flags)
         assert code == 2
         assert f"{flags[0]} does not go with --from-run some-run" in err
+
+
+def test_owners_of_several_nodes_do_not_hold_all_layers_each(run: Run) -> None:
+    rounds = ("--local-steps", "4", "--owners", "n0,n1,n2+n3")
+    code, _, err = run(*PLAN, *rounds, "--parallel", "data")
+    assert code == 2
+    assert "the owner n2+n3 has 2 nodes, which share them" in err
+    for allowed in (rounds, (*rounds[:3], "n0,n1,n2,n3", "--parallel", "data")):
+        assert "which share them" not in run(*PLAN, *allowed)[2]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--batch-size", "16"),
+        ("--seed", "1"),
+        ("--dtype", "bfloat16"),
+        ("--data", "problem.json"),
+        ("--ship", "problem.json"),
+        ("--random-inputs",),
+        ("--no-compare",),
+        ("--no-learn",),
+    ],
+)
+def test_what_a_problem_file_settles_may_not_be_given(run: Run, flags: tuple[str, ...]) -> None:
+    code, _, err = run(*PLAN, *flags)
+    assert code == 2
+    assert f"{flags[0]} does not go with --problem problem.json, which says it all" in err
 
 
 def test_what_a_person_is_told(run: Run) -> None:

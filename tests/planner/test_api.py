@@ -70,6 +70,17 @@ def test_where_nothing_fits_alone_the_largest_device_is_named():
         plan(problem(memory=[2.0, 3.0]), "alone")
 
 
+@pytest.mark.parametrize(
+    ("name", "also"),
+    [("whole_blocks", {"whole_blocks": True}), ("strategy", {"strategy": "optimal"})],
+)
+def test_an_assignment_is_not_searched_for(name, also):
+    given = problem(speeds=[1, 2])
+    with pytest.raises(InputError, match=f"{name} does not go with assign") as raised:
+        plan(given, assign=[("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)], **also)
+    assert raised.value.hint == f"leave {name} out, or assign"
+
+
 def test_assigned():
     found = plan(problem(speeds=[1, 2]), assign=[("n1/cpu:0", 0, 4), ("n0/cpu:0", 4, 6)])
     assert found.strategy == "assigned"

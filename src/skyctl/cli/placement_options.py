@@ -140,7 +140,7 @@ class PlacementOptions(RhythmOptions):
                 do not go with local steps.
         """
         from skyctl.control.plan_creation import PlanOptions
-        from skyctl.control.round_owners import check_rounds
+        from skyctl.control.round_owners import check_owners_form, check_rounds
 
         options = PlanOptions(
             parallel=parse_parallel(self.parallel) or default_form,
@@ -156,5 +156,6 @@ class PlacementOptions(RhythmOptions):
             link_dtype=parse_link_dtypes(self.link_dtype, cluster),
             **more,
         )
+        check_owners_form(options)
         check_rounds(options, None if cluster is None else [node.name for node in cluster.nodes])
         return options

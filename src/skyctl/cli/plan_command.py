@@ -77,14 +77,14 @@ class PlanSearchOptions:
     """The strategy and objective of the search, and its time limit."""
 
     strategy: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--strategy",
             metavar="NAME",
             autocompletion=complete_choices(*STRATEGIES),
-            help="even, alone (the fastest device), heuristic, or optimal (proved or bounded).",
+            help="even, alone (the fastest device), heuristic, or optimal (default: proved or bounded).",
         ),
-    ] = "optimal"
+    ] = None
     assign: Annotated[
         str | None,
         typer.Option(
@@ -155,7 +155,7 @@ class PlanCommandOptions(
         options = self.plan_options(
             None,
             default_form="auto" if self.problem is None and self.from_run is None else None,
-            strategy=require_choice("--strategy", self.strategy, STRATEGIES),
+            strategy=require_choice("--strategy", self.strategy or "optimal", STRATEGIES),
             objective=parse_objective(self.objective),
             microbatches=self.microbatches,
             time_limit_s=self.time_limit,
@@ -169,8 +169,13 @@ class PlanCommandOptions(
         )
         if self.export is not None:
             require_choice("--export", self.export, TRAINERS)
-        if self.whole_blocks and self.assign is not None:
-            raise InputError("--whole-blocks does not go with --assign: your ranges are used as they are")
+        searching = {"--strategy": self.strategy is not None, "--whole-blocks": self.whole_blocks}
+        for flag, is_given in searching.items():
+            if is_given and self.assign is not None:
+                raise InputError(
+                    f"{flag} does not go with --assign: your own plan is taken as it is",
+                    hint=f"leave {flag} out, or --assign",
+                )
         if self.encrypt and (self.problem is not None or self.from_run is not None):
             raise InputError(
                 "--encrypt chooses a profile; with --problem or --from-run there is none to choose"
@@ -300,6 +305,14 @@ def _plan_problem(workload: str | None, path: Path, options: PlanCommandOptions,
             "--limit": options.limit,
             "--profile": options.profile,
             "--from-run": options.from_run,
+            "--batch-size": options.batch_size,
+            "--seed": options.seed,
+            "--dtype": options.dtype,
+            "--data": options.data,
+            "--ship": options.ship,
+            "--random-inputs": options.random_inputs or None,
+            "--no-compare": options.no_compare or None,
+            "--no-learn": options.no_learn or None,
         },
     )
     problem = override_problem(read_record(Problem, path), search, options.pin_first, options.pin_last)

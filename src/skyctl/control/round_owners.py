@@ -63,6 +63,18 @@ def check_rounds(options: PlanOptions, nodes: Collection[str] | None = None) -> 
     _require_fitting(options.rhythm, len(options.owners))
 
 
+def check_owners_form(options: PlanOptions) -> None:
+    """Raises InputError where devices are to hold all layers each, and an owner's nodes to share them."""
+    if options.parallel != "data" or options.owners is None or options.owners == "all":
+        return
+    if (several := next((owner for owner in options.owners if len(owner) > 1), None)) is not None:
+        raise InputError(
+            f"--parallel data has each device hold all layers; the owner {'+'.join(several)} has "
+            f"{len(several)} nodes, which share them",
+            hint="leave --parallel out, or make each of them an owner",
+        )
+
+
 def round_fields(problem: Problem, options: PlanOptions) -> dict[str, Any]:
     """The problem's owners, and the form that they come to; nothing where no local steps are asked for.
 

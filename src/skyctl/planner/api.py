@@ -34,7 +34,7 @@ STRATEGIES = tuple(name for name in get_args(Strategy) if name != "assigned")
 
 def plan(
     problem: Problem,
-    strategy: str = "optimal",
+    strategy: str | None = None,
     time_limit_s: float = 30.0,
     *,
     assign: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]] | None = None,
@@ -44,15 +44,17 @@ def plan(
     several pipelines (``hybrid``: ``heuristic`` and ``optimal`` only).
 
     Args:
-        strategy: ``even``, ``alone`` (the fastest device that holds it all), ``heuristic`` or ``optimal``.
+        strategy: ``even``, ``alone`` (the fastest device that holds it all), ``heuristic`` or ``optimal``
+            (the default).
         time_limit_s: when to stop and return the best plan, with its bound if ``optimal``.
         assign: a plan of the user's own, (device, start, stop) in pipeline order, or with ``parallel`` "data"
-            (device, microbatches); ``strategy`` is ignored.
+            (device, microbatches); without ``strategy`` and ``whole_blocks``.
         whole_blocks: only look at plans that cut between transformer blocks (known by the layers' names).
 
     Raises:
         InputError: no problem, an unknown strategy, a time limit that is none, an assignment that does not
-            cover the layers, or layers whose names do not say which block they belong to.
+            cover the layers or comes with a strategy, or layers whose names do not say which block they
+            belong to.
         InfeasibleError: proved that nothing fits (``even``, ``alone`` and ``assign``: that this does not).
         UndecidedError: nothing found in time, nothing proved.
     """
@@ -66,12 +68,19 @@ def plan(
     if problem.parallel == HYBRID and whole_blocks:
         raise InputError("whole_blocks is for one pipeline", hint="--parallel pipeline")
     if assign is not None:
+        for name, is_given in (("strategy", strategy is not None), ("whole_blocks", whole_blocks)):
+            if is_given:
+                raise InputError(
+                    f"{name} does not go with assign: your own plan is taken as it is",
+                    hint=f"leave {name} out, or assign",
+                )
         return assigned(problem, assign)
+    searched = "optimal" if strategy is None else strategy
     if whole_blocks:
         return plan_whole_blocks(
-            problem, lambda coarse: _plan(coarse, strategy, time_limit_s, whole_blocks=True)
+            problem, lambda coarse: _plan(coarse, searched, time_limit_s, whole_blocks=True)
         )
-    return _plan(problem, strategy, time_limit_s)
+    return _plan(problem, searched, time_limit_s)
 
 
 def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks: bool = False) -> Plan:

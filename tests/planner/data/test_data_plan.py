@@ -189,6 +189,18 @@ def test_even_gives_all_devices_equal_shares_in_a_ring():
         plan(data_problem(speeds=(1.0, 1.0, 1.0), microbatches=2), "even")
 
 
+@pytest.mark.parametrize(
+    ("sync", "roots", "words"), [("star", 1, "a star"), ("server", 1, "a star"), ("trees", 3, "trees")]
+)
+def test_even_sums_over_the_routes_that_are_asked_for(sync: str, roots: int, words: str):
+    problem = data_problem(speeds=(1.0, 9.0, 1.0), microbatches=8, rate=100.0, sync=sync)
+    made = plan(problem, "even")
+    assert shares(made) == {"n0": 3, "n1": 3, "n2": 2}
+    assert len(made.sync.groups[0].routes) == roots
+    assert made.certificate.method == f"equal shares, {words}"
+    assert verify(problem, made).ok
+
+
 def test_alone_and_assigned():
     problem = data_problem(speeds=(1.0, 2.0), rate=100.0)
     assert shares(plan(problem, "alone")) == {"n1": 8}

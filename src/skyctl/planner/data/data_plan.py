@@ -9,6 +9,7 @@ from functools import partial
 from skyctl.errors import InputError
 from skyctl.planner.data.data_placement import (
     DataPlacement,
+    HolderGroup,
     asked_groups,
     fitting_group,
     least_gain,
@@ -39,8 +40,6 @@ from skyctl.records.plan import (
 )
 from skyctl.records.problem import Problem
 
-EVEN_METHOD = "equal shares, a ring"
-EVEN_STAR_METHOD = "equal shares, a star"
 ALONE_METHOD = "the fastest device that holds all layers"
 ASSIGNED_S = 10.0
 """Seconds to pack trees for a user's own shares, at most."""
@@ -66,8 +65,8 @@ def plan_data(problem: Problem, strategy: Strategy, time_limit_s: float) -> Plan
     problem = star_problem(problem)
     model = DataModel(problem)
     if strategy == "even":
-        method = EVEN_STAR_METHOD if problem.rhythm.is_stale else EVEN_METHOD
-        return _made_plan(model, strategy, _even(model), method, began)
+        even = _even(model, began + time_limit_s)
+        return _made_plan(model, strategy, even, f"equal shares, {_routes_word(even)}", began)
     if strategy == "alone":
         alone = best_alone(model)
         if alone is None:
@@ -94,6 +93,14 @@ def _method(problem: Problem, strategy: Strategy, found: SetSearch) -> str:
     if found.complete:
         return f"every set of holders, {routes}: {looked_at}"
     return f"{GREEDY_METHOD}, {routes}: {looked_at}; bound by each device's work and lines"
+
+
+def _routes_word(placed: DataPlacement) -> str:
+    """What a candidate sums over, in a word."""
+    layout = placed.group.layout
+    if layout is None or layout.trees:
+        return "trees"
+    return "a ring" if layout.root is None else "a star"
 
 
 def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Plan:
@@ -135,23 +142,34 @@ def assigned_data(problem: Problem, assignment: Sequence[tuple[str, int]]) -> Pl
         )
     holders = tuple(sorted(shares))
     groups = asked_groups(model, holders, began + ASSIGNED_S)
-    made = [group.with_shares([shares[d] for d in holders]) for group in groups]
-    if not made:
+    best = _best_routes(model, groups, [shares[d] for d in holders])
+    if best is None:
         raise_if_short(model, Layout(holders), "the assignment")
-    best = min(made, key=partial(_assigned_s, least_gain(model.problem)))
     return _made_plan(model, "assigned", best, "as assigned", began)
 
 
-def _assigned_s(gain: float, placed: DataPlacement) -> float:
+def _best_routes(
+    model: DataModel, groups: Sequence[HolderGroup], shares: Sequence[int]
+) -> DataPlacement | None:
+    """The fastest way of these to sum, with those shares; None: there is none."""
+    made = [group.with_shares(shares) for group in groups]
+    return min(made, key=partial(_weighed_s, least_gain(model.problem)), default=None)
+
+
+def _weighed_s(gain: float, placed: DataPlacement) -> float:
     """A step's seconds; trees' count more, so that a ring or a star that is hardly slower is taken."""
     layout = placed.group.layout
     return placed.iteration_s * (1 + gain if layout is not None and layout.trees else 1)
 
 
-def _even(model: DataModel) -> DataPlacement:
+def _even(model: DataModel, deadline: float) -> DataPlacement:
     """Equal shares for all devices, the first ones one more, in a ring: what needs no measurement.
 
-    Helpers hold nothing, and a ring has none. With a parameter server it is a star at the first device.
+    Helpers hold nothing, and a ring has none. Where the problem's ``sync`` asks for other routes, it is over
+    the fastest of these; with a parameter server it is a star at the first device.
+
+    Args:
+        deadline: when trees are packed no further.
     """
     helpers = model.problem.helpers or ()
     holding = tuple(d for d, name in enumerate(model.ids) if name not in helpers)
@@ -162,10 +180,15 @@ def _even(model: DataModel) -> DataPlacement:
     if model.microbatches < count:
         raise_too_few_microbatches(model, count)
     share, more = divmod(model.microbatches, count)
-    group = fitting_group(model, layout)
-    if group is None:
+    if model.problem.sync in ("auto", "ring") or model.problem.rhythm.is_stale:
+        group = fitting_group(model, layout)
+        groups = [] if group is None else [group]
+    else:
+        groups = asked_groups(model, holding, deadline)
+    even = _best_routes(model, groups, [share + (number < more) for number in range(count)])
+    if even is None:
         raise_if_short(model, layout, "equal shares for all devices")
-    return group.with_shares([share + (number < more) for number in range(count)])
+    return even
 
 
 def _made_plan(

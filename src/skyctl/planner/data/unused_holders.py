@@ -21,7 +21,7 @@ NOTABLE = 0.0005
 SAID: Mapping[Strategy, str] = {
     "alone": "one device trains alone",
     "assigned": "not assigned",
-    "even": "it is to help, and equal shares are summed in a ring, which nobody helps",
+    "even": "it is to help, and the routes of equal shares do without it",
 }
 """Where the strategy alone says why a device is unused."""
 MOST_LAYOUTS = 1_000
