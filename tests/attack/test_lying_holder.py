@@ -23,6 +23,8 @@ from .liars import (
 pytestmark = pytest.mark.attack
 FORM = ("--parallel", "data", "--assign", "a=2,b=1,c=1")
 
+FROM_STEP = 7
+
 TRAIN = """\
 import os
 import time

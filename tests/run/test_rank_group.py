@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -372,6 +373,67 @@ def test_where_nothing_tells_who_is_wrong_all_are_named_and_stay(stages, sums: A
         f"rank {rank} on n{rank}/cpu:0 (node n{rank}) sums 12" in found.value.message for rank in (0, 1)
     )
     assert classify(found.value, stage.run.failure).kind == "final"
+
+
+LOST_PEER = {"event": "error", "type": "PeerLostError", "message": "it is gone", "skyctl": True}
+
+
+def ended(by: int | None) -> dict[str, Any]:
+    """A rank's word that it has ended with the first step, as that one told it."""
+    return {"event": "result", "steps": 1, "ended_by": by}
+
+
+def watched(stage: Stage, *words: tuple[int, dict[str, Any]]) -> SkyctlError:
+    """What the attempt ends with where ranks say that after their first step, one after the other."""
+    stage.run.start()
+    for task in stage.tasks[:2]:
+        task.say(step_message(0, loss=0.25))
+    for rank, said in words:
+        stage.tasks[rank].say(said)
+        time.sleep(0.05)  # in this order
+    with pytest.raises(SkyctlError) as found:
+        stage.run.watch(0.1)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [(0, ended(2)), (1, ended(2)), (2, LOST_PEER)],
+        [(1, ended(0)), (0, ended(2)), (2, LOST_PEER)],  # the one that passes it on is honest
+        [(0, ended(2)), (1, ended(2)), (2, ended(None))],
+        [(2, ended(None)), (0, ended(2)), (1, ended(2))],
+    ],
+)
+def test_a_helper_that_says_that_the_run_ends_is_named_and_no_honest_holder(stages, words: Any) -> None:
+    stage = with_helper(stages, SUMS, SUMS)
+    error = watched(stage, *words)
+    assert isinstance(error, ProtocolError)
+    assert error.node == "n2"
+    assert classify(error, stage.run.failure).lost == ("n2",)
+
+
+def test_two_that_say_that_the_run_ends_by_the_others_word_are_both_named_and_stay(stages) -> None:
+    stage = with_helper(stages, SUMS, SUMS)
+    error = watched(stage, (0, ended(2)), (2, ended(0)), (1, LOST_PEER))
+    assert (
+        "(node n0) and rank 2 on n2/cpu:0 (node n2)" in error.message
+        or "(node n2) and rank 0" in error.message
+    )
+    fault = classify(error, stage.run.failure)
+    assert (fault.kind, fault.lost) == ("network", ())
+
+
+def test_a_run_that_is_asked_to_end_does_so_whoever_passes_that_on(stages) -> None:
+    stage = with_helper(stages, SUMS, SUMS)
+    stage.run.start()
+    stage.run.end_early()
+    for task in stage.tasks[:2]:
+        task.say(step_message(0, loss=0.25))
+    for rank, by in enumerate((None, 2, 0)):
+        stage.tasks[rank].say(ended(by))
+    stage.run.watch(0.1)
+    assert {result.steps for result in stage.run.results().values()} == {1}
 
 
 def test_helpers_that_tell_of_steps_are_refused(stages) -> None:

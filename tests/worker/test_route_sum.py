@@ -195,3 +195,27 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
         found = together(3, act)
         assert isinstance(found[0], PeerLostError), found
         assert isinstance(found[2], PeerLostError), found
+
+
+@pytest.mark.parametrize(
+    ("teller", "told_by"),
+    [(0, [None, 3, 3, 0]), (1, [3, None, 3, 1]), (3, [3, 3, 3, None]), (None, [None] * 4)],
+)
+def test_each_rank_knows_who_told_it_that_the_run_ends(teller: int | None, told_by: list[int | None]) -> None:
+    """So the launcher finds who began, be it one that only helps, where nobody had asked for that."""
+    layout = make_layout(LAYERS, [route[0] for route in TREE], 100)
+    with connected(TREE, 4) as ends:
+
+        def act(rank: int) -> Any:
+            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], peers)
+            for step in range(3):
+                ongoing = OngoingSum(layout, step, kind=GRADIENTS, helps=True)
+                part.begin(ongoing, 2)
+                ends_here = step >= 1 and rank == teller
+                assert part.agree(bytes([ends_here, 0]))[0] == (step >= 1 and teller is not None)
+                ongoing.wait()
+            part.close()
+            return part.ended_by
+
+        assert together(4, act) == told_by

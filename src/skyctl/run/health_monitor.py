@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skyctl.errors import SkyctlError
+from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
 from skyctl.run import rank_failure
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.rank_failure import FailureReport, RankState
+from skyctl.run.rank_failure import EarlyEnd, FailureReport, RankState
 
 FIRST_CAUSE_GRACE_S = 1.5
 """How long after the first failure others may still report one that came earlier or says more."""
@@ -197,6 +197,11 @@ class HealthMonitor:
         Args:
             alive: the ranks that have said that they are since the first failure.
         """
+        tellers = [self._ranks[one.failure.told_by] for one in failed if isinstance(one.failure, EarlyEnd)]
+        silent = [rank for rank in tellers if rank.failure is None and rank.result is None]
+        if silent:  # they may have been told themselves, and one that does not wait be writing a checkpoint
+            limits = self.deadlines
+            return limits.node_timeout_s if all(rank.waiting for rank in silent) else limits.stop_s
         only_consequences = all(rank_failure.is_consequence(rank) for rank in failed)
         quiet = [
             rank
@@ -209,6 +214,13 @@ class HealthMonitor:
     def first_cause(self, failed: Sequence[RankState], reported: int, log_of: LogPathOf) -> DetectedFailure:
         """The first cause among what has failed."""
         first = rank_failure.first_failure(failed)
+        if isinstance(first.failure, EarlyEnd):
+            told, teller = rank_failure.ends_told(first, self._ranks)
+            if isinstance(teller.failure, EarlyEnd):
+                return rank_failure.contradiction(told, teller, reported)
+            if not isinstance(teller.failure, ProtocolError):  # else it is known to have told first
+                return rank_failure.accusation(told, teller, reported, log_of(told))
+            first = teller
         if (accused := rank_failure.accused_rank(first)) is not None:
             return rank_failure.accusation(first, self._ranks[accused], reported, log_of(first))
         report = rank_failure.failure_report(first, reported)

@@ -41,6 +41,14 @@ class FailureReport:
     apart: tuple[str, str] | None = None
 
 
+@dataclass(frozen=True)
+class EarlyEnd:
+    """A rank has ended after ``steps`` steps, as the rank ``told_by`` told it; nobody had asked for that."""
+
+    steps: int
+    told_by: int
+
+
 @dataclass
 class RankState:
     """A rank as the launcher knows it; ``heard_at``, ``phase_since``: by ``remote.awake_clock``, in seconds.
@@ -55,7 +63,7 @@ class RankState:
     heard_at: float | None = None
     phase_since: float = field(default_factory=awake_s)
     result: RankResult | None = None
-    failure: TaskFailure | SkyctlError | None = None
+    failure: TaskFailure | SkyctlError | EarlyEnd | None = None
     tail: list[str] = field(default_factory=list)
 
     @property
@@ -98,6 +106,7 @@ def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlE
     """The error to show for a rank's failure."""
     spec, failure = rank.spec, rank.failure
     assert failure is not None
+    assert not isinstance(failure, EarlyEnd), "that names another"
     if isinstance(failure, SkyctlError):
         return failure
     who = f"rank {spec.rank} on {spec.device} (node {spec.node}, {session.host})"
@@ -127,6 +136,36 @@ def _can_not_connect(rank: RankState) -> bool:
     return isinstance(rank.failure, TaskError) and rank.failure.type == "PeerUnreachableError"
 
 
+def ends_told(first: RankState, ranks: Sequence[RankState]) -> tuple[RankState, RankState]:
+    """The last two of those who told each other that the run ends, from ``first`` on: (told, teller).
+
+    The teller has been told by nobody, as far as is known, or by one of those before: then they contradict
+    each other.
+
+    Args:
+        ranks: all, by rank.
+    """
+    chain = [first]
+    while isinstance(chain[-1].failure, EarlyEnd) and chain[-1] not in chain[:-1]:
+        chain.append(ranks[chain[-1].failure.told_by])
+    return chain[-2], chain[-1]
+
+
+def contradiction(told: RankState, teller: RankState, step: int) -> tuple[RunError, FailureReport]:
+    """The failure of two ranks that each say that the run's end came from the other.
+
+    Args:
+        step: steps that every rank had finished.
+    """
+    error = RunError(
+        f"{told.name} and {teller.name} have ended early, which nobody has asked for. Each of them says that "
+        "the other told it to, and nothing tells which of them is wrong",
+        hint="if it comes again, plan without one of them: --limit",
+    )
+    nodes, ranks = (told.spec.node, teller.spec.node), (told.spec.rank, teller.spec.rank)
+    return error, FailureReport("peer", nodes, ranks, step, told.phase)
+
+
 def accusation(
     accuser: RankState, accused: RankState, step: int, log: str | None
 ) -> tuple[ProtocolError, FailureReport]:
@@ -136,13 +175,15 @@ def accusation(
         step: steps that every rank had finished.
         log: the accuser's.
     """
-    assert isinstance(accuser.failure, TaskError)
-    node = accused.spec.node
-    error = ProtocolError(
-        f"node {node} sent {accuser.name} what skyctl never sends: {accuser.failure.message}",
-        node=node,
-        log=log,
-    )
+    failure, node = accuser.failure, accused.spec.node
+    if isinstance(failure, EarlyEnd):
+        said = (
+            f"told {accuser.name} that the run ends with step {failure.steps}, and nobody has asked for that"
+        )
+    else:
+        assert isinstance(failure, TaskError)
+        said = f"sent {accuser.name} what skyctl never sends: {failure.message}"
+    error = ProtocolError(f"node {node} {said}", node=node, log=log)
     report = FailureReport(
         "lost", (node,), (accused.spec.rank,), step, accuser.phase, accuser=accuser.spec.node
     )
@@ -156,6 +197,7 @@ def failure_report(rank: RankState, step: int) -> FailureReport:
         return FailureReport(cause, (rank.spec.node,), (rank.spec.rank,), step, rank.phase, final)
 
     failure = rank.failure
+    assert not isinstance(failure, EarlyEnd), "that names another"
     if isinstance(failure, SkyctlError):
         return report("lost" if isinstance(failure, NodeError) else "launcher")
     if isinstance(failure, TaskExit):

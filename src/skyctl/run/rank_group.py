@@ -26,7 +26,7 @@ from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit
 from skyctl.remote.task_group import TaskGroup
 from skyctl.run.callbacks import Detached, EventHistory, RankGroupHooks, RunCallbacks, interrupts_handled_by
 from skyctl.run.health_monitor import Deadlines, HealthMonitor
-from skyctl.run.rank_failure import LOG_TAIL_LINES, FailureReport, RankState, as_skyctl_error
+from skyctl.run.rank_failure import LOG_TAIL_LINES, EarlyEnd, FailureReport, RankState, as_skyctl_error
 from skyctl.run.rank_messages import RankMessageReader
 from skyctl.run.rank_reports import RankReports
 from skyctl.run.rank_spec import RankSpec, holding_specs, last_ranks, owners_of, rank_task_name, sync_pairs
@@ -290,7 +290,7 @@ class RankGroup:
             if rank.failure is not None:
                 raise self._first_cause(rank)
             if isinstance(event, HeartbeatEvent):
-                rank.enter_phase(event.phase, waiting=event.waiting or event.phase == CONNECT_PHASE)
+                _note_phase(rank, event)
                 self._check_health()
                 self._tick()
             elif event is not None:
@@ -318,6 +318,9 @@ class RankGroup:
             reader.accept(event)
         except ProtocolError as exc:
             rank.failure = exc
+            return None
+        if isinstance(event, RankResult) and event.ended_by is not None and reader.is_early(event):
+            rank.failure = EarlyEnd(event.steps, event.ended_by)
             return None
         if isinstance(event, TaskError | TaskExit):
             rank.failure = rank.failure or event
@@ -398,9 +401,16 @@ class RankGroup:
                 self._ask_user()
                 continue
             rank = self._ranks[came.key]
-            if isinstance(self._take_late(rank, came.value, came.error), HeartbeatEvent):
+            event = self._take_late(rank, came.value, came.error)
+            if isinstance(event, HeartbeatEvent):
                 alive.add(rank.spec.rank)
+                _note_phase(rank, event)
             if rank.failure is not None and rank not in failed:
                 failed.append(rank)
         error, self.failure = self._monitor.first_cause(failed, self.collected.reported, self._log_of)
         return error
+
+
+def _note_phase(rank: RankState, event: HeartbeatEvent) -> None:
+    """A rank that waits for its peers to connect only waits, whatever it says."""
+    rank.enter_phase(event.phase, waiting=event.waiting or event.phase == CONNECT_PHASE)

@@ -136,15 +136,19 @@ class RankMessageReader:
             return f"it has told of {self._next_step} steps, not of {event.steps}"
         if self._lacks_validation:
             return f"not of the validation after step {self._validates}"
-        if event.steps < self._steps and not self.may_end_early:
+        if self.is_early(event) and event.ended_by not in self._peers:
             return f"the run has {self._steps} steps, not {event.steps}"
         return None
+
+    def is_early(self, result: RankResult) -> bool:
+        """Whether the rank has ended before the run's last step, and nobody had asked for that."""
+        return result.steps < self._steps and not self.may_end_early
 
     def _fault_of_helper(self, event: RankEvent) -> str | None:
         """Of a rank that holds no layers: it tells of its end alone."""
         if not isinstance(event, RankResult):
             return "it holds no layers"
-        if event.steps > self._steps or (event.steps < self._steps and not self.may_end_early):
+        if event.steps > self._steps or (self.is_early(event) and event.ended_by not in self._peers):
             return f"the run has {self._steps} steps, not {event.steps}"
         return None
 

@@ -89,6 +89,7 @@ class Executor:
         optimizer: None for a stage without parameters.
         phase: what it is doing, for an error's message.
         waiting: whether it waits for a message just now.
+        is_told_to_end: the stage before has said that the run ends.
         sync: sums the gradients with those of other pipelines, or pushes them to a parameter server.
         before_update: called between the last backward, with its sum, and the optimizer's step; with a
             parameter server before the push.
@@ -110,6 +111,7 @@ class Executor:
     batch_size: int | None = None
     phase: str = "the first step"
     waiting: bool = False
+    is_told_to_end: bool = False
     sync: GradientSync | StaleSync | None = None
     before_update: Callable[[StepReport], None] | None = None
     after_delayed_update: Callable[[], None] = _do_nothing
@@ -243,7 +245,8 @@ class Executor:
             assert self.stage_io.inputs is not None
             message = self._receive(self.stage_io.inputs, microbatch, report)
             tensors = message.tensors
-            report.is_last = report.is_last or bool(message.flags & LAST_STEP)
+            if message.flags & LAST_STEP:
+                self.is_told_to_end = report.is_last = True
         if targets is not None:
             whole = self.batch_size or sum(self.microbatch_sizes)
             share = self.microbatch_sizes[microbatch] / whole

@@ -173,6 +173,11 @@ class GradientSync:
         """What a helper has to know of the sums of the first group."""
         return self._groups[0].sizes
 
+    @property
+    def ended_by(self) -> int | None:
+        """The rank that was first to say that the run ends; None: nobody has, or this rank has itself."""
+        return next((rank for group in self._groups if (rank := group.sums.ended_by) is not None), None)
+
     def start_step(self) -> None:
         """The step's first forward is next."""
         if self.by_microbatch:

@@ -240,6 +240,7 @@ class RankResult:
     """The rank has trained to its end.
 
     ``weights``, ``trace``: its files on the node; None where none was asked for. ``steps``: those done.
+    ``ended_by``: the rank that told it that the run ends; None: nobody but the launcher has.
     """
 
     kind: ClassVar[str] = "result"
@@ -247,6 +248,7 @@ class RankResult:
     weights: str | None = None
     trace: str | None = None
     peak_memory_bytes: Bytes | None = None
+    ended_by: Index | None = None
 
 
 RankEvent = (

@@ -77,6 +77,10 @@ class RoutePlace:
 class RouteSum:
     """One rank's part in the sums of one group; ``begin`` then ``OngoingSum.wait``, one sum at a time.
 
+    Attributes:
+        ended_by: the rank that was first to say, in the first byte that is agreed on, that the run ends;
+            None: nobody has, or this rank has itself.
+
     Args:
         group: the group's number in the plan.
         routes: this rank's place on each of its routes, in the plan's order.
@@ -100,6 +104,8 @@ class RouteSum:
         self._ongoing: OngoingSum | None = None
         self._agreements: list[_PostedAgreement] = []
         self._agreed: _PostedAgreement | None = None
+        self.ended_by: int | None = None
+        self._has_ended = False
         for number, route in enumerate(routes):
             if route.adds or not peers:
                 self._start_thread(self._sum_up, number, "up")
@@ -179,18 +185,25 @@ class RouteSum:
 
     def _agree(self, found: bytes, largest: int) -> bytes:
         route = self._agreement
-        for posted in self._agreements:
+        self._note_end(found, None)
+        for child, posted in zip(route.up_children, self._agreements, strict=True):
             found = bytes(map(max, found, self._receive_agreement(posted, UP, largest)))
+            self._note_end(found, child)
         works = []
         if route.up_parent is not None:
             works.append(self._send_agreement(route.up_parent, UP, found))
         if self._agreed is not None:
             found = self._receive_agreement(self._agreed, DOWN, largest)
+            self._note_end(found, route.down_parent)
         works += [self._send_agreement(child, DOWN, found) for child in route.down_children]
         for _, work in works:
             work.wait()
         self._agreements, self._agreed = [], None
         return found
+
+    def _note_end(self, found: bytes, by: int | None) -> None:
+        if found[0] and not self._has_ended:
+            self._has_ended, self.ended_by = True, by
 
     def _post_agreement(self, rank: int, direction: int, nbytes: int) -> _PostedAgreement:
         message, connection = SumMessage(nbytes), self._peers[rank]

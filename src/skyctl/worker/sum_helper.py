@@ -62,6 +62,11 @@ class SumHelper:
             make_layout([[figures]], shares, chunk_numel("float32", chunk_bytes)) if figures else None
         )
 
+    @property
+    def ended_by(self) -> int | None:
+        """As ``GradientSync.ended_by``."""
+        return self._sums.ended_by
+
     def sum_gradients(self, step: int) -> bool:
         """Helps with one step's sum; whether a holder was told that the run ends.
 
@@ -136,6 +141,7 @@ class HelperRank:
             "trace": self._recorder.save(trace) if self._recorder else None,
             "peak_memory_bytes": peak_memory_bytes(torch.device("cpu")),
             "steps": done,
+            "ended_by": self._helper.ended_by,
         }
 
     def _help(self, helper: SumHelper) -> int:

@@ -131,6 +131,7 @@ class Trainer:
             "trace": self._recorder.save(folder / f"trace-{rank}.json") if self._recorder else None,
             "peak_memory_bytes": peak_memory_bytes(self._device),
             "steps": steps_done,
+            "ended_by": rank - 1 if executor.is_told_to_end else self._ended_by,
         }
 
     def close(self) -> None:
@@ -143,6 +144,14 @@ class Trainer:
         for sums in (self._sync, self._average):
             if sums is not None:
                 sums.close()
+
+    @property
+    def _ended_by(self) -> int | None:
+        """The rank of another pipeline that has told this one that the run ends."""
+        for sums in (self._sync, self._average):
+            if sums is not None and not isinstance(sums, StaleSync) and sums.ended_by is not None:
+                return sums.ended_by
+        return None
 
     def explain(self, exc: Exception) -> Exception:
         """The error to report: with the phase it happened in, and the cause in the first line."""

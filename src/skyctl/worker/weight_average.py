@@ -105,6 +105,11 @@ class WeightAverage:
         """How many groups of holders this stage is in."""
         return len(self._groups)
 
+    @property
+    def ended_by(self) -> int | None:
+        """As ``GradientSync.ended_by``."""
+        return next((rank for group in self._groups if (rank := group.ended_by) is not None), None)
+
     def average(
         self, round_number: int, samples: int, end: int, start: RoundStart | None = None
     ) -> AverageReport:
@@ -182,6 +187,10 @@ class _GroupAverage:
         values += [_scale(figure.weighted(1.0), samples, keep_last=True) for figure in self._figures]
         self._values = [*values, torch.tensor([samples], dtype=torch.float32)]
         self._ongoing.add_bucket(self._values)
+
+    @property
+    def ended_by(self) -> int | None:
+        return self._sums.ended_by
 
     def agree(self, end: int) -> int:
         return self._sums.agree(bytes([end]), ENDS)[0]
