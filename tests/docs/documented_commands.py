@@ -128,7 +128,7 @@ def parse(words: tuple[str, ...]) -> None:
         return
     try:
         command.make_context(name, rest)
-    except Exception as exc:  # the parser's own errors, which typer does not export
+    except (Exception, SystemExit) as exc:  # the parser's own errors, which typer does not export, or ours
         raise ValueError(getattr(exc, "message", None) or str(exc) or type(exc).__name__) from exc
 
 
