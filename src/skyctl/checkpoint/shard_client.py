@@ -348,9 +348,7 @@ class ShardFollower:
                 self._send_replicated(step, attempt, copied, time.perf_counter() - began)
             if told := [error for error in failed.values() if not _was_removed(error)]:
                 self._report_error(told[0].message)
-            if (
-                copied or client.closed
-            ):  # it is asked for no more: its own connection is fine, this disk is not
+            if copied or client.closed:  # closed: this disk failed, so the other is asked for no more
                 return bool(copied)
         return False
 

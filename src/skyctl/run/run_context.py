@@ -245,9 +245,8 @@ class RunContext:
         self._followed = (), ()  # told anew, followers look at once
         self.replicate(plan)
         self.wait_replicated(step)
-        replicators.follow(
-            replicators.nodes, (), 0, self.options.kept_steps
-        )  # else they copy what others prune
+        # nobody copies any more: else they copy what others prune
+        replicators.follow(replicators.nodes, (), 0, self.options.kept_steps)
         replicators.prune({step, *self.retention(plan).steps})
 
     def close(self) -> None:
