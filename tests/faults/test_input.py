@@ -88,7 +88,10 @@ def test_a_node_without_python(here, complains: Callable[..., None]) -> None:
     ("text", "words"),
     [
         (None, ("train.py",)),
-        ("import torch\n\nraise ValueError('not today')\n", ("train.py, line 3", "not today")),
+        (
+            "import torch\n\nraise ValueError('not today')\n\ndef model():\n    pass\n",
+            ("train.py, line 3", "not today"),
+        ),
         ("def model():\n    return []\n", ("no layer",)),
         (
             "from torch import nn\nimport torch\n\n"

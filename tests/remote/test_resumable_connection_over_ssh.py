@@ -49,7 +49,7 @@ def relays(home: Path) -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if str(home).encode() in environment and b"-u\0-c" in command:
+        if str(home).encode() in environment and b"-u\0-c" in command and b"runpy" not in command:  # no task
             found.append(pid)
     return found
 
