@@ -88,6 +88,7 @@ def _plan(problem: Problem, strategy: str, time_limit_s: float, *, whole_blocks:
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
     _require_rhythm(problem)
+    _require_no_helpers(problem)
     if problem.rhythm.is_rounds:
         from skyctl.planner.rounds.round_plan import plan_rounds
 
@@ -142,6 +143,15 @@ def _require_rhythm(problem: Problem) -> None:
         )
 
 
+def _require_no_helpers(problem: Problem) -> None:
+    """Raises InputError where a device of one pipeline's problem is to hold nothing and help to sum."""
+    if problem.parallel == "pipeline" and problem.helpers:
+        raise InputError(
+            f"{problem.helpers[0]} is to help others to sum gradients, and one pipeline sums none",
+            hint="--parallel data; or leave the device out of the problem",
+        )
+
+
 def assigned(
     problem: Problem, assignment: Sequence[tuple[str, int, int]] | Sequence[tuple[str, int]]
 ) -> Plan:
@@ -155,6 +165,7 @@ def assigned(
         InfeasibleError: a device's memory or a pin does not allow it.
     """
     _require_rhythm(problem)
+    _require_no_helpers(problem)
     if problem.rhythm.is_rounds:
         from skyctl.planner.rounds.round_plan import assigned_rounds
 

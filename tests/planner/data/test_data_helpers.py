@@ -238,3 +238,11 @@ def test_what_is_proved_of_a_set_equals_brute_force(tens):
         helped += bool(made.helpers)
         assert made.predicted.iteration_s >= made.certificate.lower_bound_s * (1 - 1e-9)
     assert helped
+
+
+@pytest.mark.parametrize("assign", [None, [("n0/cpu:0", 0, 1)]])
+def test_one_pipeline_has_nobody_who_only_helps(assign):
+    problem = with_lines((50.0,) * 5, helpers=(HELPER,), parallel="pipeline")
+    with pytest.raises(InputError, match=f"{HELPER} is to help others to sum gradients") as raised:
+        plan(problem, assign=assign)
+    assert "--parallel data" in raised.value.hint
