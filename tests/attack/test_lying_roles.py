@@ -1,0 +1,91 @@
+"""Helpers, roots and owners that lie: the launcher names nobody but them, and no rank ends with a bug.
+
+Each number is a seed of its own: ``play_one(N)`` tells lie N again.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from skyctl.errors import ProtocolError, RunError, SkyctlError, WorkloadError
+
+from . import lies
+from .lying_roles import KINDS, ROLES, blame, events_of, health_of, play, tell
+
+LIES, SAMPLE, PART = 500, 10, 49
+SUM_OF_SAMPLES = "the samples that holders say their weights are of add up to"
+
+
+def play_one(number: int) -> str:
+    """What came of one lie, in a word; fails where an honest node is blamed."""
+    rng = random.Random(20261126 + number)
+    role = list(ROLES)[number // 2 % len(ROLES)]
+    return _to_ranks(rng, role) if number % 2 else _to_launcher(rng, role)
+
+
+def _to_ranks(rng: random.Random, role: str) -> str:
+    kind = rng.choice(KINDS)
+    outcome = play(ROLES[role], rng, kind)
+    for _, exc in outcome.errors:
+        assert isinstance(exc, SkyctlError), (role, kind, exc)
+    if not outcome.errors and not outcome.stuck:
+        return "nothing"
+    found = blame(ROLES[role], outcome)
+    if found is None:
+        verdict = health_of(ROLES[role], outcome, liar_is_heard=rng.random() < 0.5)
+        assert verdict is None or verdict.kind == "deadlock" or verdict.ranks == (ROLES[role].liar,)
+        return "waits"
+    error, report = found
+    assert len(error.message) < 2000
+    if report.cause == "raised":  # a sum does not tell whose part of it was false
+        assert report.nodes == (lies.LIAR,) or SUM_OF_SAMPLES in error.message, (role, kind, error.message)
+    elif report.cause != "peer":
+        assert report.nodes == (lies.LIAR,), (role, kind, error.message)
+        assert lies.LIAR in error.message
+    return f"{report.cause} {role} {kind}: {error.message}"
+
+
+def _to_launcher(rng: random.Random, role: str) -> str:
+    try:
+        group = tell(role, rng)
+    except (RunError, WorkloadError):  # a loss that is no number: not told from bad luck
+        return "ends"
+    for rank in group._ranks:
+        if isinstance(rank.failure, SkyctlError):
+            assert isinstance(rank.failure, ProtocolError)
+            assert rank.failure.node == lies.LIAR == rank.spec.node
+            assert len(rank.failure.message) < 1000
+            return "refused"
+    return "nothing"
+
+
+@pytest.mark.parametrize("number", range(SAMPLE))
+def test_a_sample_of_lies(number: int) -> None:
+    play_one(number)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("first", range(SAMPLE, LIES, PART))
+def test_lies(first: int) -> None:
+    for number in range(first, min(LIES, first + PART)):
+        try:
+            play_one(number)
+        except Exception as exc:
+            raise AssertionError(f"lie {number}: {exc}") from exc
+
+
+def test_the_stories_are_true() -> None:
+    """What the lies are made of is taken as it is."""
+    for role in ROLES:
+        from .lying_roles import make_group
+
+        group, ranks = make_group(ROLES[role])
+        liar = ranks[ROLES[role].liar]
+        for message in events_of(role)[:-2]:
+            event = group._take(liar, dict(message))
+            assert liar.failure is None, liar.failure
+            if event is not None:
+                group._reports.take(liar, event)
+        assert liar.result is not None
