@@ -226,6 +226,3 @@ CASES = {
     "outputs_tuple_none": TRAINS,
     "loss_inside_model": TRAINS,
 }
-
-NOT_YET = {}
-"""Of which loading alone says something wrong; a name leaves when that is put right."""

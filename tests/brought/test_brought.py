@@ -11,7 +11,7 @@ import pytest
 import torch
 from porting import plain_torch
 from tests.brought import bringing
-from tests.brought.cases import CASES, FOLDER, NOT_YET
+from tests.brought.cases import CASES, FOLDER
 from torch.nn.modules import module as hooks_of_all
 
 from skyctl.errors import WorkloadError
@@ -51,9 +51,7 @@ def test_every_file_has_its_case():
 
 
 @pytest.mark.slow
-def test_a_file_is_compared_or_refused(path, request):
-    if path.stem in NOT_YET:
-        request.applymarker(pytest.mark.xfail(reason="not yet"))
+def test_a_file_is_compared_or_refused(path):
     case = CASES[path.stem]
     refused = _refusal(path)
     if refused is None:

@@ -200,6 +200,7 @@ def test_a_mistake_gets_a_guess(
         ),
         ("launch x.py -o", "-o needs a FILE"),
         ("status", "skyctl has no command 'status'; did you mean 'ps' or 'check' or 'lab status'?"),
+        ("statsu", "did you mean 'ps' or 'check' or 'lab status'?"),
         ("export", "skyctl has no command 'export'; did you mean 'checkpoint export'?"),
         ("runs", "did you mean 'ps'?"),
         ("lanuch x.py", "did you mean 'launch'?"),

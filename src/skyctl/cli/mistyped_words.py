@@ -125,13 +125,19 @@ def _check_command(ctx: typer.Context, word: str) -> None:
     commands = dict(_commands(ctx.command))
     if word.startswith("-") or word in getattr(ctx.command, "commands", {}):
         return
-    meant = [text for text in COMMANDS_MEANT.get(word, ()) if text.partition(" ")[0] in commands]
-    meant += [path for path in commands if path.endswith(f" {word}")]
-    meant = meant or difflib.get_close_matches(word, commands, n=1)
+    meant = _meant_by(word, commands)
+    if not meant and (near := difflib.get_close_matches(word, [*commands, *COMMANDS_MEANT], n=1)):
+        meant = near if near[0] in commands else _meant_by(near[0], commands)
     guess = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
     raise InputError(
         f"{ctx.command_path} has no command {word!r}{guess}", hint=f"{ctx.command_path} --help lists them"
     )
+
+
+def _meant_by(word: str, commands: Mapping[str, Any]) -> list[str]:
+    """The commands that a word stands for: in other tools, or within a group."""
+    meant = [text for text in COMMANDS_MEANT.get(word, ()) if text.partition(" ")[0] in commands]
+    return meant + [path for path in commands if path.endswith(f" {word}")]
 
 
 def _options(ctx: typer.Context, command: Any) -> dict[str, Any]:

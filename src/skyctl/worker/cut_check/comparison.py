@@ -43,15 +43,16 @@ _CAUSES: dict[Kind, str] = {
     "later outputs": "a value outside of torch that changes from call to call (a counter, a list, a global): "
     "keep it in a buffer",
     "gradients": "a hook, or a context that changes gradients, that belongs to no single layer",
-    "parameters": "an optimizer that tells parameters apart by their place in the list, or whose step() "
-    "looks at several together: let it treat each by itself and by its name (a norm of all: --clip-norm)",
+    "parameters": "an optimizer that tells parameters apart by their place in the list, draws random numbers "
+    "in step(), which are others on each machine, or looks at several parameters together: let it treat each "
+    "by itself and by its name (a norm of all: --clip-norm)",
     "buffers": "a buffer that several layers write to, or one that is written to outside of a module",
     "eval outputs": "something that eval() switches outside of the modules of one layer",
 }
 
 
 @dataclass(frozen=True)
-class CutComparison:
+class ComparedCut:
     """What came of it.
 
     Attributes:
@@ -72,7 +73,7 @@ class CutComparison:
 
 def compare_cut(
     workload: Workload, device: str | torch.device = "cpu", samples: int = 2, limit_s: float = math.inf
-) -> CutComparison:
+) -> ComparedCut:
     """Trains a workload whole and cut, each for two steps, and compares all that can be seen.
 
     Args:
@@ -88,11 +89,11 @@ def compare_cut(
         try:
             found = _compare(workload, Batches(workload, samples, torch.device(device), began + limit_s))
         except OutOfTimeError:
-            found = CutComparison(NOT_COMPARED, f"it takes more than {limit_s:.0f} s")
-    return CutComparison(found.verdict, found.reason, time.monotonic() - began)
+            found = ComparedCut(NOT_COMPARED, f"it takes more than {limit_s:.0f} s")
+    return ComparedCut(found.verdict, found.reason, time.monotonic() - began)
 
 
-def _compare(workload: Workload, batches: Batches) -> CutComparison:
+def _compare(workload: Workload, batches: Batches) -> ComparedCut:
     models = [PlainModel.make(workload, seed) for seed in (1, 2)]
     weights = dict(held_tensors(list(zip(layer_prefixes(workload), _layers(workload, "cpu"), strict=True))))
     weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
@@ -111,25 +112,18 @@ def _compare(workload: Workload, batches: Batches) -> CutComparison:
             f"those of its first batch: {_words(workload, exc)}",
             hint="see that two steps of its own loop run; --no-compare tries it all the same",
         ) from exc
-    if plain.update_draws:
-        raise WorkloadError(
-            f"{workload.model.place_of('optimizer')}: the optimizer draws random numbers in step(), which "
-            "differ from plan to plan and from machine to machine",
-            hint="draw from a generator of its own, seeded anew for each parameter and step; --no-compare "
-            "trains it all the same",
-        )
     if not all(map(math.isfinite, plain.losses)):
-        return CutComparison(NOT_COMPARED, "its loss on random inputs is not finite")
+        return ComparedCut(NOT_COMPARED, "its loss on random inputs is not finite")
     comparison = TrialComparison(plain, shaken, weights)
     try:
         comparison.check_repeated(again)
     except DiffersError as differs:
         if counter is not None:
             raise counter from None
-        return CutComparison(UNREPEATABLE, f"plain torch gives other numbers each time ({differs.what} then)")
+        return ComparedCut(UNREPEATABLE, f"plain torch gives other numbers each time ({differs.what} then)")
     for how in EXECUTIONS:
         _compare_execution(workload, how, batches, comparison, weights, counter)
-    return CutComparison(SAME)
+    return ComparedCut(SAME)
 
 
 def _compare_execution(

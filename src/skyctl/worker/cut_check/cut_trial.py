@@ -123,7 +123,8 @@ def cut_trial(workload: Workload, layers: list[nn.Module], how: Execution, batch
         held = dict(held_tensors(named))
         if step == 0:
             found.gradients = {n: t.grad.clone() for n, t in held.items() if t.is_leaf and t.grad is not None}
-        for optimizer in chain.optimizers:
+        for number, optimizer in enumerate(chain.optimizers):
+            batches.seed(step, len(parts) + number)  # each machine's generators are its own
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     found.parameters = {n: t.detach().clone() for n, t in held.items() if isinstance(t, nn.Parameter)}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from skyctl.worker.cut_check.trial import STEPS, Batches, Trial, held_tensors, output_tensors
-from skyctl.workload.autocut.call_context import generator_states
 from skyctl.workload.autocut.module_cutter import bind_inputs
 from skyctl.workload.deferred_init import seeded_generators
 from skyctl.workload.optimizers import name_parameters
@@ -116,9 +115,7 @@ def plain_trial(model: PlainModel, workload: Workload, batches: Batches, names: 
             found.gradients = {
                 n: t.grad.clone() for n, t in named.items() if t.is_leaf and t.grad is not None
             }
-        before = generator_states()
         optimizer.step()
-        found.update_draws = found.update_draws or generator_states() != before
         optimizer.zero_grad(set_to_none=True)
     found.parameters = {n: t.detach().clone() for n, t in named.items() if isinstance(t, nn.Parameter)}
     found.buffers = {n: t.detach().clone() for n, t in named.items() if not isinstance(t, nn.Parameter)}

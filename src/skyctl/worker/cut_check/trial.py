@@ -31,7 +31,6 @@ class Trial:
         gradients: by the parameter's name in the whole model's weights, of the first step.
         parameters, buffers: by name, after both steps.
         evaluated: the outputs of one more microbatch, in ``eval()``.
-        update_draws: the optimizer's ``step()`` has taken numbers from a generator without an owner.
     """
 
     outputs: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -40,7 +39,6 @@ class Trial:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     evaluated: tuple[Tensor, ...] = ()
-    update_draws: bool = False
 
 
 class OutOfTimeError(Exception):
@@ -78,7 +76,7 @@ class Batches:
         return list(parts)
 
     def seed(self, step: int, microbatch: int) -> None:
-        """Seeds every generator without an owner, just before a microbatch's forward."""
+        """Seeds every generator without an owner, before a microbatch's forward or an optimizer's step."""
         seed = derived_seed(self.workload.spec.seed, f"cut check {step} {microbatch}")
         torch.manual_seed(seed)
         random.seed(seed)

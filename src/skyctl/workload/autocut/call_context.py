@@ -88,7 +88,7 @@ class ContextWatch:
 
     def note_generators(self) -> None:
         """Takes the generators as they are now, after a call that may have drawn from them."""
-        self._generators = generator_states()
+        self._generators = _generator_states()
 
     def what_is_lost(self) -> str | None:
         """What a layer could not do again of what surrounds a call that is made now; None: nothing."""
@@ -98,7 +98,7 @@ class ContextWatch:
             return "it changes torch's default dtype"
         if torch._C._functorch.maybe_current_level() != self._level:
             return "it runs under torch.vmap or another transform of torch.func"
-        for name, state in generator_states().items():
+        for name, state in _generator_states().items():
             if state != self._generators[name]:
                 return f"it draws from or seeds {name} between calls, so all layers would draw the same again"
         return None
@@ -141,7 +141,7 @@ class ContextWatch:
             autocast.__init__, autocast.__enter__, autocast.__exit__ = init, enter, leave  # type: ignore[method-assign]
 
 
-def generator_states() -> dict[str, Any]:
+def _generator_states() -> dict[str, Any]:
     """The states of the generators that have no owner, by what to call them."""
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
     with _disable_current_modes(), torch._C.DisableTorchFunction():
