@@ -159,8 +159,10 @@ def _root_weights(layers: list[nn.Module]) -> RootWeights:
     )
 
 
-def _sync(rank: int, layers: list[nn.Module], peers: Any, root: ParameterRoot | None, most: int) -> StaleSync:
-    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 3, "routes": places(star(2), rank)}
+def _sync(
+    rank: int, layers: list[nn.Module], peers: Any, root: ParameterRoot | None, most: int, count: int = 2
+) -> StaleSync:
+    group = {"number": 0, "first_tag": 0, "start": 0, "stop": 3, "routes": places(star(count), rank)}
     sync = {"groups": [group], "chunk_bytes": 16, **stale(most)}
     return StaleSync(layers, rank, sync, peers, share=0.5, first=0, steps=4, root=root)
 
@@ -321,6 +323,31 @@ def test_a_lying_root_is_named(leave: Leave, said: str) -> None:
         _, error = together(2, act)
     assert isinstance(error, PeerProtocolError)
     assert said in error.message
+
+
+@pytest.mark.parametrize(
+    ("teller", "told_by"),
+    [(0, [None, 0, 0]), (1, [1, None, 0]), (2, [2, 0, None]), (None, [None] * 3)],
+)
+def test_each_worker_knows_who_told_it_that_the_run_ends(teller: int | None, told_by: list[int | None]) -> None:
+    """So the launcher finds who began, where nobody had asked for that."""
+    every = [_layers() for _ in range(3)]
+    root = ParameterRoot(_root_weights(every[0]), range(3), staleness=0, first=0, steps=4)
+    with connected(star(3), 3) as ends:
+
+        def act(rank: int) -> int | None:
+            sync = _sync(rank, every[rank], ends[rank], None if rank else root, 0, count=3)
+            for clock in range(4):
+                _backward(every[rank], rank, clock)
+                sync.start_step()
+                sync.begin(clock)
+                if sync.finish(is_last=clock == 1 and rank == teller).is_last:
+                    break
+            assert clock == (3 if teller is None else 1)
+            sync.close()
+            return sync.ended_by
+
+        assert together(3, act) == told_by
 
 
 def test_root_weights_stand_for_what_is_trained_and_are_copies() -> None:

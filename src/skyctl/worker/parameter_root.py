@@ -79,6 +79,9 @@ class RootWeights:
 class ParameterRoot:
     """The clocks and the weights; ``push`` and ``take_leave`` are called by a thread for each worker.
 
+    Attributes:
+        ended_by: the worker that was first to want the run to end; None: none has.
+
     Args:
         weights: as they are before clock ``first``.
         workers: their ranks.
@@ -108,6 +111,7 @@ class ParameterRoot:
         self._finished = dict.fromkeys(workers, first)
         self._granted = dict(self._finished)
         self._end: int | None = None
+        self.ended_by: int | None = None
         self._meeting: int | None = None
         self._is_resumed = True
         self._changed = threading.Condition()
@@ -138,7 +142,7 @@ class ParameterRoot:
             self._apply(clock, gradients, present)
             self._finished[worker] += 1
             if wants_end and self._end is None:
-                self._end = max(self._granted.values())
+                self._end, self.ended_by = max(self._granted.values()), worker
             slowest = min(self._finished.values())
             self._rates.forget(slowest)
             if slowest == max(self._finished.values()) and self._is_meeting(slowest - 1):

@@ -45,6 +45,8 @@ class StaleSync:
     Attributes:
         by_microbatch: False: gradients are taken after a step's last backward.
         updates_weights: True: it does what an optimizer does elsewhere.
+        ended_by: the rank that was first to tell this one that the run ends; None: nobody has, or this rank
+            has wanted it itself.
 
     Args:
         layers: all of the model's.
@@ -89,6 +91,8 @@ class StaleSync:
         numel = sum(master.numel() for master in self._masters)
         self._numbers = torch.zeros(numel, dtype=torch.float32)
         self._clock = first
+        self.ended_by: int | None = None
+        self._has_ended = False
         self._figures = [figure for layer in layers for figure in running_figures(layer)]
         connections = {peer: neighbour.connection for peer, neighbour in peers.items()}
         tag, chunk_bytes = FIRST_TAG + int(group["first_tag"]), int(sync["chunk_bytes"])
@@ -150,17 +154,21 @@ class StaleSync:
         """
         began = time.perf_counter()
         push = Push(is_last, self._take_gradients())
+        self._has_ended |= is_last
         if self._root is not None:
             self._root.push(self._rank, self._clock, self._numbers, push.present, wants_end=push.wants_end)
             leave = self._root.take_leave(self._rank, self._numbers)
+            teller = self._root.ended_by
             if self._root.is_last(self._clock):
                 self._end_serving(self._root)
         else:
-            (line,) = self._lines.values()
+            ((teller, line),) = self._lines.items()
             line.send_push(self._clock, push, self._numbers)
             leave = line.receive_answer(
                 self._clock, self._numbers, staleness=self._staleness, steps=self._steps
             )
+        if leave.end is not None and not self._has_ended:
+            self._has_ended, self.ended_by = True, teller
         self._set_weights()
         waited_s = time.perf_counter() - began
         held_s = min(leave.held_s, waited_s)

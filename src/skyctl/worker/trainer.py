@@ -149,7 +149,7 @@ class Trainer:
     def _ended_by(self) -> int | None:
         """The rank of another pipeline that has told this one that the run ends."""
         for sums in (self._sync, self._average):
-            if sums is not None and not isinstance(sums, StaleSync) and sums.ended_by is not None:
+            if sums is not None and sums.ended_by is not None:
                 return sums.ended_by
         return None
 
