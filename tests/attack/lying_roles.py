@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from skyctl.run.rank_failure import FailureReport, RankState
 from skyctl.run.rank_group import RankGroup
 from skyctl.run.rank_spec import RankSpec
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection
+from skyctl.worker import ongoing_sum
 from skyctl.worker.lr_scheduler import LearningRateScheduler
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.parameter_root import ParameterRoot, RootWeights
@@ -231,7 +233,7 @@ def _messages_of(act: Callable[[int, Peers], None], liar: int) -> int:
 
 def _play(role: Role, liar: Liar, limit_s: float = STUCK_S) -> Outcome:
     errors: list[tuple[int, BaseException]] = []
-    with connected(role.routes, COUNT) as ends:
+    with mock.patch.object(ongoing_sum, "LINGER_S", STUCK_S / 4), connected(role.routes, COUNT) as ends:
         for peer in ends[role.liar].values():
             liar.speak_for(peer.connection)
 

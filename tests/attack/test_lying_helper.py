@@ -29,6 +29,20 @@ if os.environ.get("LIE") == "end" and sys.orig_argv[-1] == "skyctl.worker.rank":
         return bytes([0]) + honest(self, bytes([ends]) + own[1:], largest)[1:]
 
     RouteSum.agree = agree
+
+if os.environ.get("LIE") == "nan" and sys.orig_argv[-1] == "skyctl.worker.rank":
+    from skyctl.worker import sum_messages
+    from skyctl.worker.sum_messages import HEADER, GRADIENTS, SumStamp
+
+    honest = sum_messages.OutgoingMessages.send
+
+    def send(self, message):
+        stamp = SumStamp(*HEADER.unpack_from(message._memory)[:-1])
+        if stamp.kind == GRADIENTS and stamp.step >= {FROM_STEP}:
+            message.payload.fill_(0xFF)
+        honest(self, message)
+
+    sum_messages.OutgoingMessages.send = send
 """
 """A helper is told no workload, so this is what its Python begins with."""
 
@@ -55,11 +69,21 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
         yield made
 
 
-def test_one_that_says_that_the_run_ends_is_left_out_alone(three: Skyctl) -> None:
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (
+            "end",
+            (" told rank ", f"that the run ends with step {FROM_STEP + 1}, and nobody has asked for that"),
+        ),
+        ("nan", (" sent rank ", "with NaN or infinity, and what ranks add up is finite")),
+    ],
+)
+def test_one_that_lies_is_left_out_alone(three: Skyctl, lie: str, words: tuple[str, str]) -> None:
     losses = honest_losses(three)
-    run = launch(three, "end")
+    run = launch(three, lie)
     err = run.end().stderr
-    assert f"node {LIAR} told rank " in err
-    assert f"that the run ends with step {FROM_STEP + 1}, and nobody has asked for that" in err
+    assert f"node {LIAR}{words[0]}" in err
+    assert words[1] in err
     went_on_without_it(run, err, losses)
     nothing_is_left(three)

@@ -12,7 +12,7 @@ import pytest
 from skyctl.errors import ProtocolError, RunError, SkyctlError, WorkloadError
 
 from . import lies
-from .lying_roles import KINDS, ROLES, blame, events_of, health_of, play, tell
+from .lying_roles import KINDS, ROLES, Liar, _play, blame, events_of, health_of, play, tell
 
 LIES, SAMPLE, PART = 500, 10, 49
 SUM_OF_SAMPLES = "the samples that holders say their weights are of add up to"
@@ -41,7 +41,9 @@ def _to_ranks(rng: random.Random, role: str) -> str:
     assert len(error.message) < 2000
     if report.cause == "raised":  # a sum does not tell whose part of it was false
         assert report.nodes == (lies.LIAR,) or SUM_OF_SAMPLES in error.message, (role, kind, error.message)
-    elif report.cause != "peer":
+    elif report.cause == "peer":  # nothing tells which end has closed a connection
+        assert lies.LIAR in report.nodes, (role, kind, error.message)
+    else:
         assert report.nodes == (lies.LIAR,), (role, kind, error.message)
         assert lies.LIAR in error.message
     return f"{report.cause} {role} {kind}: {error.message}"
@@ -64,6 +66,17 @@ def _to_launcher(rng: random.Random, role: str) -> str:
 @pytest.mark.parametrize("number", range(SAMPLE))
 def test_a_sample_of_lies(number: int) -> None:
     play_one(number)
+
+
+@pytest.mark.parametrize("role", ["helper", "owner"])
+@pytest.mark.parametrize("at", range(1, 8))
+def test_who_sends_numbers_that_are_none_is_named_alone(role: str, at: int) -> None:
+    """Whoever notices, and however far they were passed on: be it gradients, weights or counts of samples."""
+    outcome = _play(ROLES[role], Liar(random.Random(0), "nan", at))
+    found = blame(ROLES[role], outcome)
+    assert found is not None, outcome
+    error, report = found
+    assert (report.cause, report.nodes) == ("lost", (lies.LIAR,)), error.message
 
 
 @pytest.mark.attack

@@ -424,6 +424,47 @@ def test_two_that_say_that_the_run_ends_by_the_others_word_are_both_named_and_st
     assert (fault.kind, fault.lost) == ("network", ())
 
 
+def failed(kind: str, peer: int) -> dict[str, Any]:
+    """A rank's word that it has ended by what that peer did."""
+    return {"event": "error", "type": kind, "message": "so it is", "skyctl": True, "peer_rank": peer}
+
+
+PART, WHOLE, LOST = "SpoiltPartError", "SpoiltSumError", "PeerLostError"
+
+
+@pytest.mark.parametrize(
+    ("words", "liar"),
+    [
+        ([(0, failed(WHOLE, 2)), (1, failed(WHOLE, 2)), (2, LOST_PEER)], 2),
+        ([(0, failed(WHOLE, 2)), (2, failed(PART, 1)), (1, failed(WHOLE, 2))], 1),  # it came round
+        ([(1, failed(WHOLE, 2)), (0, failed(WHOLE, 2)), (2, failed(PART, 1))], 1),
+        ([(0, failed(WHOLE, 2)), (2, failed(LOST, 0))], 2),
+    ],
+)
+def test_who_spoils_a_sum_is_named_and_nobody_who_passed_it_on(stages, words: Any, liar: int) -> None:
+    stage = with_helper(stages, SUMS, SUMS)
+    error = watched(stage, *words)
+    assert isinstance(error, ProtocolError)
+    assert (error.node, classify(error, stage.run.failure).lost) == (f"n{liar}", (f"n{liar}",))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [(0, failed(WHOLE, 2)), (2, failed(WHOLE, 0)), (1, failed(LOST, 0))],
+        [(0, failed(LOST, 2)), (2, failed(LOST, 0)), (1, failed(LOST, 0))],
+        [(0, failed(LOST, 2)), (2, failed(LOST, 1)), (1, failed(LOST, 0))],
+    ],
+)
+def test_where_either_end_may_be_wrong_both_are_named_and_stay(stages, words: Any) -> None:
+    stage = with_helper(stages, SUMS, SUMS)
+    error = watched(stage, *words)
+    assert all(f"(node n{rank}" in error.message for rank in (0, 2))
+    fault = classify(error, stage.run.failure)
+    assert (fault.kind, fault.lost) == ("network", ())
+    assert {"n0", "n2"} <= set(stage.run.failure.nodes)
+
+
 def test_a_run_that_is_asked_to_end_does_so_whoever_passes_that_on(stages) -> None:
     stage = with_helper(stages, SUMS, SUMS)
     stage.run.start()

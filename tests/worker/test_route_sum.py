@@ -197,6 +197,32 @@ def test_a_peer_that_closes_ends_the_sum_for_all() -> None:
         assert isinstance(found[2], PeerLostError), found
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+def test_a_sum_of_numbers_that_are_not_tame_is_nobodys_lie(number: float, format: str) -> None:  # noqa: A002
+    """As where training diverges: they are summed as they are, and an overflow is no lie either."""
+    layout = make_layout(LAYERS, [route[0] for route in TREE], 100)
+    with connected(TREE, 4) as ends:
+
+        def act(rank: int) -> Any:
+            peers = {other: peer.connection for other, peer in ends[rank].items()}
+            part = RouteSum(0, [RoutePlace.from_payload(p) for p in places(TREE, rank)], peers)
+            ongoing = OngoingSum(layout, 0, kind=GRADIENTS, format=format)
+            part.begin(ongoing, 1)
+            own, at = [torch.full((n,), number) for layer in LAYERS for n in layer], 0
+            for last in layout.last_layer_of:
+                count = sum(len(layer) for layer in LAYERS[at : last + 1])
+                bucket, own_rest = own[:count], own[count:]
+                ongoing.add_bucket(bucket)
+                own, at = own_rest, last + 1
+            part.agree(b"\0")
+            ongoing.wait()
+            part.close()
+            return bool(bucket[0].isfinite().any())
+
+        assert together(4, act) == [False] * 4
+
+
 @pytest.mark.parametrize(
     ("teller", "told_by"),
     [(0, [None, 3, 3, 0]), (1, [3, None, 3, 1]), (3, [3, 3, 3, None]), (None, [None] * 4)],

@@ -329,7 +329,9 @@ def test_a_lying_root_is_named(leave: Leave, said: str) -> None:
     ("teller", "told_by"),
     [(0, [None, 0, 0]), (1, [1, None, 0]), (2, [2, 0, None]), (None, [None] * 3)],
 )
-def test_each_worker_knows_who_told_it_that_the_run_ends(teller: int | None, told_by: list[int | None]) -> None:
+def test_each_worker_knows_who_told_it_that_the_run_ends(
+    teller: int | None, told_by: list[int | None]
+) -> None:
     """So the launcher finds who began, where nobody had asked for that."""
     every = [_layers() for _ in range(3)]
     root = ParameterRoot(_root_weights(every[0]), range(3), staleness=0, first=0, steps=4)

@@ -18,7 +18,7 @@ from skyctl.remote.agent_session import Session
 from skyctl.remote.awake_clock import awake_s
 from skyctl.run import rank_failure
 from skyctl.run.callbacks import RunCallbacks
-from skyctl.run.rank_failure import EarlyEnd, FailureReport, RankState
+from skyctl.run.rank_failure import FailureReport, RankState
 
 FIRST_CAUSE_GRACE_S = 1.5
 """How long after the first failure others may still report one that came earlier or says more."""
@@ -197,9 +197,15 @@ class HealthMonitor:
         Args:
             alive: the ranks that have said that they are since the first failure.
         """
-        tellers = [self._ranks[one.failure.told_by] for one in failed if isinstance(one.failure, EarlyEnd)]
+        tellers = [
+            self._ranks[found[1]]
+            for one in failed
+            if not rank_failure.is_consequence(one) and (found := rank_failure.passed_on_by(one)) is not None
+        ]
         silent = [rank for rank in tellers if rank.failure is None and rank.result is None]
-        if silent:  # they may have been told themselves, and one that does not wait be writing a checkpoint
+        if (
+            silent
+        ):  # it may have come to them from another, and one that does not wait be writing a checkpoint
             limits = self.deadlines
             return limits.node_timeout_s if all(rank.waiting for rank in silent) else limits.stop_s
         only_consequences = all(rank_failure.is_consequence(rank) for rank in failed)
@@ -214,10 +220,12 @@ class HealthMonitor:
     def first_cause(self, failed: Sequence[RankState], reported: int, log_of: LogPathOf) -> DetectedFailure:
         """The first cause among what has failed."""
         first = rank_failure.first_failure(failed)
-        if isinstance(first.failure, EarlyEnd):
-            told, teller = rank_failure.ends_told(first, self._ranks)
-            if isinstance(teller.failure, EarlyEnd):
-                return rank_failure.contradiction(told, teller, reported)
+        passed_on = rank_failure.passed_on_by(first)
+        if passed_on is not None and not rank_failure.is_consequence(first):
+            members, is_circle = rank_failure.first_of_chain(first, self._ranks)
+            if is_circle:
+                return rank_failure.contradiction(members, reported)
+            told, teller = members
             if not isinstance(teller.failure, ProtocolError):  # else it is known to have told first
                 return rank_failure.accusation(told, teller, reported, log_of(told))
             first = teller
@@ -230,6 +238,12 @@ class HealthMonitor:
             quiet_s = awake_s() - (silent[0].heard_at or self._began_at)
             lost = FailureReport("lost", nodes, numbers, reported, silent[0].phase)
             return rank_failure.lost_error(silent, quiet_s), lost
+        if report.cause == "peer" and passed_on is not None:
+            members, _ = rank_failure.first_of_chain(first, self._ranks)
+            shown = rank_failure.failure_error(
+                members[0], self._sessions[members[0].spec.node], log_of(members[0])
+            )
+            return rank_failure.broken_connection(members, shown, reported)
         if (other := rank_failure.unreachable_rank(first)) is not None:
             report = replace(report, apart=(first.spec.node, self._ranks[other].spec.node))
         return rank_failure.failure_error(first, self._sessions[first.spec.node], log_of(first)), report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +13,14 @@ from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, TaskFailu
 from skyctl.run.rank_spec import RankSpec
 from skyctl.worker.rank_events import RankResult
 
+_END = "end"
+_PASSED_ON: Mapping[str, Collection[str]] = {
+    _END: {_END},
+    "SpoiltPartError": {"SpoiltPartError"},
+    "SpoiltSumError": {"SpoiltPartError", "SpoiltSumError"},
+    "PeerLostError": {"PeerLostError"},
+}
+"""What may have come to a rank from a peer, and what that one then has been sent itself."""
 LOG_TAIL_LINES = 6
 """A failed rank's last lines that go into the message."""
 
@@ -122,9 +130,9 @@ def failure_error(rank: RankState, session: Session, log: str | None) -> SkyctlE
 
 def accused_rank(rank: RankState) -> int | None:
     """The peer that has sent it what skyctl never sends, as it says; None: its failure is another."""
-    return (
-        rank.failure.peer_rank if isinstance(rank.failure, TaskError) and not _can_not_connect(rank) else None
-    )
+    if not isinstance(rank.failure, TaskError) or _can_not_connect(rank) or _lost_its_peer(rank):
+        return None
+    return rank.failure.peer_rank
 
 
 def unreachable_rank(rank: RankState) -> int | None:
@@ -136,34 +144,79 @@ def _can_not_connect(rank: RankState) -> bool:
     return isinstance(rank.failure, TaskError) and rank.failure.type == "PeerUnreachableError"
 
 
-def ends_told(first: RankState, ranks: Sequence[RankState]) -> tuple[RankState, RankState]:
-    """The last two of those who told each other that the run ends, from ``first`` on: (told, teller).
+def passed_on_by(rank: RankState) -> tuple[str, int] | None:
+    """What a peer has passed on to it that ended it, and that peer; None: its failure is another."""
+    failure = rank.failure
+    if isinstance(failure, EarlyEnd):
+        return _END, failure.told_by
+    if isinstance(failure, TaskError) and failure.peer_rank is not None and failure.type in _PASSED_ON:
+        return failure.type, failure.peer_rank
+    return None
 
-    The teller has been told by nobody, as far as is known, or by one of those before: then they contradict
-    each other.
+
+def first_of_chain(first: RankState, ranks: Sequence[RankState]) -> tuple[list[RankState], bool]:
+    """Who passed the same thing on, from ``first`` on: those where it began, and whether in a circle.
+
+    Without a circle the last two: to whom it was passed on, and by whom, who is not known to have it from
+    anybody. In a circle all of it: they contradict each other.
 
     Args:
+        first: one for whom ``passed_on_by`` is not None.
         ranks: all, by rank.
     """
-    chain = [first]
-    while isinstance(chain[-1].failure, EarlyEnd) and chain[-1] not in chain[:-1]:
-        chain.append(ranks[chain[-1].failure.told_by])
-    return chain[-2], chain[-1]
+    chain, found = [first], passed_on_by(first)
+    assert found is not None
+    may_be = _PASSED_ON[found[0]]
+    while found is not None and found[0] in may_be:
+        if chain[-1] in chain[:-1]:
+            return chain[chain.index(chain[-1]) : -1], True
+        may_be = _PASSED_ON[found[0]]
+        chain.append(ranks[found[1]])
+        found = passed_on_by(chain[-1])
+    return chain[-2:], False
 
 
-def contradiction(told: RankState, teller: RankState, step: int) -> tuple[RunError, FailureReport]:
-    """The failure of two ranks that each say that the run's end came from the other.
+def contradiction(members: Sequence[RankState], step: int) -> tuple[RunError, FailureReport]:
+    """The failure of ranks that each say that what ended the run came from the next one.
 
     Args:
         step: steps that every rank had finished.
     """
+    what = (
+        "have ended early, which nobody has asked for. Each of them says that another one told it to"
+        if isinstance(members[0].failure, EarlyEnd)
+        else "have summed finite numbers, and the sum is not finite. Each of them says that it was spoilt by "
+        "another one"
+    )
     error = RunError(
-        f"{told.name} and {teller.name} have ended early, which nobody has asked for. Each of them says that "
-        "the other told it to, and nothing tells which of them is wrong",
+        f"{_names(members)} {what}, and nothing tells which of them is wrong",
         hint="if it comes again, plan without one of them: --limit",
     )
-    nodes, ranks = (told.spec.node, teller.spec.node), (told.spec.rank, teller.spec.rank)
-    return error, FailureReport("peer", nodes, ranks, step, told.phase)
+    return error, _report_of_all(members, step)
+
+
+def broken_connection(
+    members: Sequence[RankState], error: SkyctlError, step: int
+) -> tuple[SkyctlError, FailureReport]:
+    """The failure of a rank that has lost a connection: any end of it may have closed it.
+
+    Args:
+        members: that rank, and who else has to do with it.
+        error: to show for the rank's failure.
+        step: steps that every rank had finished.
+    """
+    error.message += f"\n    its other end is of {_names(members[1:])}: either may have closed it"
+    return error, _report_of_all(members, step)
+
+
+def _names(ranks: Sequence[RankState]) -> str:
+    *others, last = [rank.name for rank in ranks]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _report_of_all(ranks: Sequence[RankState], step: int) -> FailureReport:
+    nodes, numbers = zip(*((rank.spec.node, rank.spec.rank) for rank in ranks), strict=True)
+    return FailureReport("peer", nodes, numbers, step, ranks[0].phase)
 
 
 def accusation(

@@ -276,7 +276,7 @@ class PeerConnection:
     def _start(self, tensor: Tensor, tag: int, *, sending: bool) -> Work:
         transport, staging = self._transport, self._staging
         if transport is None:
-            raise PeerLostError(f"the connection to {self.peer} is closed")
+            raise PeerLostError(f"the connection to {self.peer} is closed", peer_rank=self._peer_rank)
         if staging is None and tensor.device.type != "cpu":
             staging = self._start_staging(transport, make_copy_streams(tensor.device))
         try:

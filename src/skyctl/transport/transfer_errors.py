@@ -19,10 +19,6 @@ _CLOSED_TEXTS = (
 _TIMEOUT_TEXT = "imed out"
 
 
-class PeerLostError(RunError):
-    """The other end is gone: a consequence of another failure, hardly ever the first cause."""
-
-
 class PeerError(RunError):
     """What is wrong with the other end; ``peer_rank``: who that is (None: no rank)."""
 
@@ -33,8 +29,20 @@ class PeerError(RunError):
         self.peer_rank = peer_rank
 
 
+class PeerLostError(PeerError):
+    """The other end is gone: a consequence of another failure, hardly ever the first cause."""
+
+
 class PeerProtocolError(PeerError):
     """The other end has sent what skyctl never sends."""
+
+
+class SpoiltSumError(PeerProtocolError):
+    """As ``PeerProtocolError``, but the other end may only have passed on what it was sent itself."""
+
+
+class SpoiltPartError(SpoiltSumError):
+    """Of a sum's part, before the sum was whole: no rank that comes after has to do with it."""
 
 
 class PeerUnreachableError(PeerError):
@@ -66,7 +74,9 @@ def translate_transfer_error(
     if isinstance(exc, TransferFrameError):
         return PeerProtocolError(f"{peer} {text}", peer_rank=peer_rank)
     if isinstance(exc, TransferClosedError) or any(part in text for part in _CLOSED_TEXTS):
-        return PeerLostError(f"the connection to {peer} is gone: its process ended, or the network broke")
+        return PeerLostError(
+            f"the connection to {peer} is gone: its process ended, or the network broke", peer_rank=peer_rank
+        )
     if isinstance(exc, TransferTimeoutError) or _TIMEOUT_TEXT in text:
         return RunError(
             f"nothing came through between this rank and {peer} for {waited_s:.0f} s",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
 
+from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.worker.sum_layout import Chunk, SumLayout
 
 Tensor = torch.Tensor
+TAME = 1e30
+"""The largest magnitude of numbers of which any sum is finite: as float32, over all ranks and a chunk."""
+LINGER_S = 1.0
+"""A rank that has found a sum spoilt stays for so long: peers that are still at it are to find that as well,
+or one that only passed it on would seem to have made it."""
 
 
 class OngoingSum:
@@ -17,6 +24,7 @@ class OngoingSum:
 
     Attributes:
         errors: as given.
+        all_tame: whether all ranks have agreed that their own numbers are tame; False: nobody has asked.
         agreed, agreed_at: what ranks have agreed on in the background (``RouteSum.agree_later``), and when
             that was known here, in seconds of ``time.perf_counter``.
 
@@ -46,6 +54,9 @@ class OngoingSum:
         self._changed = threading.Condition()
         self._unfinished = 0
         self._error: BaseException | None = None
+        self._extremes: list[Tensor] = []
+        self._spoilt: SpoiltSumError | None = None
+        self.all_tame = False
         self.agreed, self.agreed_at = b"", 0.0
 
     @property
@@ -55,6 +66,9 @@ class OngoingSum:
 
     def add_bucket(self, tensors: Sequence[Tensor]) -> None:
         """The next bucket's numbers are there: flat tensors, which will hold the sum in the end."""
+        for one in tensors:
+            if one.numel() and one.is_floating_point():
+                self._extremes += torch.aminmax(one)
         with self._changed:
             self._buckets.append(tensors)
             self._changed.notify_all()
@@ -64,6 +78,7 @@ class OngoingSum:
 
         Raises:
             RunError: a peer is gone, or has sent something else than what was expected.
+            SpoiltSumError: a peer has sent numbers that are not finite, and all ranks' own are tame.
         """
         with self._changed:
             while self._unfinished and self._error is None:
@@ -71,6 +86,9 @@ class OngoingSum:
             if self._error is not None:
                 raise self._error
             self._buckets = []  # else a step's gradients would live until the next step's are there
+        if self._spoilt is not None and self.all_tame:
+            time.sleep(LINGER_S)
+            raise self._spoilt
 
     def fail(self, error: BaseException) -> None:
         """Ends it; the first error counts."""
@@ -82,6 +100,21 @@ class OngoingSum:
     def error(self) -> BaseException | None:
         """What ended this sum before all chunks were summed; None: nothing has."""
         return self._error
+
+    @property
+    def is_tame(self) -> bool:
+        """Whether this rank's own numbers are finite, and so small that no sum of such ones overflows."""
+        return all(abs(extreme.item()) <= TAME for extreme in self._extremes)
+
+    def doubt(self, error: SpoiltSumError) -> None:
+        """What a peer has sent is not finite: that is an error where all ranks' own numbers are tame.
+
+        The first one counts, but parts come before sums.
+        """
+        if self._spoilt is None or isinstance(error, SpoiltPartError) > isinstance(
+            self._spoilt, SpoiltPartError
+        ):
+            self._spoilt = error
 
     def begin(self, threads: int) -> None:
         """So many threads will each say when they have finished."""

@@ -8,7 +8,7 @@ import torch
 
 from skyctl.agent.task_runner import AgentGoneError
 from skyctl.errors import RunError, SkyctlError, WorkloadError
-from skyctl.transport.transfer_errors import PeerLostError, PeerProtocolError, PeerUnreachableError
+from skyctl.transport.transfer_errors import PeerError
 
 _CPU_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")
 """In messages of torch's allocator for CPUs, by platform: it raises a plain RuntimeError."""
@@ -38,11 +38,10 @@ def with_phase(exc: Exception, phase: str, device: str) -> Exception:
             f"{phase}: a worker process of a DataLoader in data() has died: {worker}",
             hint="see what it printed, and whether memory ran out; num_workers=0 shows the error itself",
         )
-    if isinstance(exc, PeerProtocolError | PeerUnreachableError):
+    if isinstance(exc, PeerError):
         return type(exc)(f"{phase}: {exc.message}", peer_rank=exc.peer_rank, hint=exc.hint, log=exc.log)
-    if isinstance(exc, PeerLostError | RunError):
-        kind = PeerLostError if isinstance(exc, PeerLostError) else RunError
-        return kind(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
+    if isinstance(exc, RunError):
+        return RunError(f"{phase}: {exc.message}", hint=exc.hint, log=exc.log)
     if isinstance(exc, SkyctlError | AgentGoneError | ImportError):
         return exc
     text = str(exc).strip()

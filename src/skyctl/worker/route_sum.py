@@ -20,6 +20,7 @@ import torch
 
 from skyctl.errors import RunError
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
+from skyctl.transport.transfer_errors import SpoiltPartError, SpoiltSumError
 from skyctl.worker.ongoing_sum import OngoingSum
 from skyctl.worker.sum_codecs import SumCodec, make_sum_codec
 from skyctl.worker.sum_messages import (
@@ -135,14 +136,17 @@ class RouteSum:
         ongoing.begin(len(self._inboxes))
         if agreed_bytes:
             route = self._agreement
-            self._agreements = [self._post_agreement(child, UP, agreed_bytes) for child in route.up_children]
+            nbytes = agreed_bytes + 1  # whether somebody's numbers are not tame
+            self._agreements = [self._post_agreement(child, UP, nbytes) for child in route.up_children]
             if route.down_parent is not None:
-                self._agreed = self._post_agreement(route.down_parent, DOWN, agreed_bytes)
+                self._agreed = self._post_agreement(route.down_parent, DOWN, nbytes)
         for inbox in self._inboxes:
             inbox.put(ongoing)
 
     def agree(self, own: bytes, largest: int = 1) -> bytes:
         """The maximum of all ranks' bytes, place by place; a helper's are all 0.
+
+        All of this rank's own buckets must be there.
 
         Args:
             largest: no rank's bytes are larger.
@@ -184,7 +188,9 @@ class RouteSum:
         self._inboxes.clear()
 
     def _agree(self, found: bytes, largest: int) -> bytes:
-        route = self._agreement
+        route, ongoing = self._agreement, self._ongoing
+        assert ongoing is not None
+        found += bytes([not ongoing.is_tame])
         self._note_end(found, None)
         for child, posted in zip(route.up_children, self._agreements, strict=True):
             found = bytes(map(max, found, self._receive_agreement(posted, UP, largest)))
@@ -199,7 +205,8 @@ class RouteSum:
         for _, work in works:
             work.wait()
         self._agreements, self._agreed = [], None
-        return found
+        ongoing.all_tame = not found[-1]
+        return found[:-1]
 
     def _note_end(self, found: bytes, by: int | None) -> None:
         if found[0] and not self._has_ended:
@@ -303,12 +310,17 @@ class RouteSum:
         self, ongoing: OngoingSum, number: int, direction: int, rank: int, codec: SumCodec
     ) -> IncomingMessages:
         stamps, chunks = self._stamps(ongoing, number, direction, codec), ongoing.layout.routes[number]
-        return IncomingMessages(
-            self._peers[rank],
-            self._tag(number, direction),
-            stamps,
-            lambda place, payload: codec.fault(payload, chunks[place].numel),
-        )
+        connection = self._peers[rank]
+
+        def fault(place: int, payload: Tensor) -> str | None:
+            numel = chunks[place].numel
+            if (found := codec.fault(payload, numel)) is None and not codec.is_finite(payload, numel):
+                said = f"sent {stamps[place]} with NaN or infinity, and what ranks add up is finite"
+                kind = SpoiltPartError if direction == UP else SpoiltSumError
+                ongoing.doubt(kind(f"{connection.peer} {said}", peer_rank=rank))
+            return found
+
+        return IncomingMessages(connection, self._tag(number, direction), stamps, fault)
 
     def _stamps(self, ongoing: OngoingSum, number: int, direction: int, codec: SumCodec) -> list[SumStamp]:
         """What the messages of a route's chunks must say of themselves."""
