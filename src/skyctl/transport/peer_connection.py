@@ -54,6 +54,9 @@ FIRST_TAG = 16
 """Smaller tags are the connection's own (3: ``clock_offset``)."""
 SETUP_TIMEOUT_S = 60.0
 """From an authenticated socket to a connection that carries tensors."""
+CLOSE_TIMEOUT_S = 10.0
+"""For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and one
+that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
 HANDSHAKE_PURPOSE = "pair"
 
 
@@ -220,7 +223,7 @@ class PeerConnection:
         if transport is not None:
             if graceful:
                 word, heard = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-                limit = timedelta(seconds=min(self.timeout_s, 60.0))
+                limit = timedelta(seconds=min(self.timeout_s, CLOSE_TIMEOUT_S))
                 with suppress(RuntimeError):
                     answer = transport.recv(heard, CLOSE_TAG)
                     transport.send(word, CLOSE_TAG).wait(limit)
