@@ -84,6 +84,7 @@ def test_a_file_that_came_another_way(nodes: Nodes, tmp_path: Path) -> None:
     answer = node.ask("adopt", step=60, layers=files)
     assert answer["done"] == [2]
     assert "can't be read" in answer["failed"]["3"]
+    assert answer["unwritable"] is None
     assert whole(node.folder, 60, {"2": sha})
     assert not (tmp_path / "pushed").exists()
 
@@ -114,6 +115,7 @@ def test_pruned_where_it_is_pulled_to(nodes: Nodes, tmp_path: Path) -> None:
     two.ask("prune", keep_steps=[])
     answer = two.wait("answer", lambda event: event["id"] == 1)
     assert sorted(answer["done"] + [int(layer) for layer in answer["failed"]]) == list(range(6))
+    assert answer["unwritable"] is None, "the disk is not full: what was to be kept was removed"
     assert not two.folder.exists() or not list(two.folder.rglob("*.part"))
 
 
@@ -129,6 +131,7 @@ def test_a_full_disk_where_it_is_pulled_to_is_told(nodes: Nodes, tmp_path: Path)
         shas = put(one.folder, 60, range(4))
         answer = two.ask("pull", step=60, layers=shas, **one.address)
         assert "No space left" in next(iter(answer["failed"].values()))
+        assert "No space left" in answer["unwritable"]
         assert answer["done"]
         done = {str(layer): shas[str(layer)] for layer in answer["done"]}
         assert whole(two.folder, 60, done)

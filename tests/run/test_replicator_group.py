@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from skyctl.checkpoint.layout import HeldShard
+from skyctl.checkpoint.recovery import newest_restore_point
+from skyctl.errors import NodeError
 from skyctl.records.cluster import Node
 from skyctl.run.checkpoints.replicator_group import ReplicatorGroup
+from skyctl.run.restart_policy import classify
 
 FAR_S = 30.0
 """What a test that waits for a silent node would last, at least."""
@@ -24,6 +28,7 @@ class FakeTask:
 
     def __init__(self, *, silent: bool) -> None:
         self.answers = not silent
+        self.unwritable: str | None = None
         self.told: list[dict[str, Any]] = []
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         if not silent:
@@ -36,7 +41,9 @@ class FakeTask:
     def send(self, message: dict[str, Any]) -> None:
         self.told.append(message)
         if "id" in message and self.answers:
-            self._said.put({"event": "answer", "id": message["id"], "steps": {}})
+            failed = {} if self.unwritable is None else {"0": self.unwritable}
+            said = {"steps": {}, "failed": failed, "unwritable": self.unwritable}
+            self._said.put({"event": "answer", "id": message["id"], **said})
 
     def kill(self) -> None:
         self.ended = True
@@ -99,6 +106,19 @@ def test_nobody_follows_a_node_that_writes_no_checkpoints() -> None:
         for name, session in sessions.items()
     }
     assert followed == {"oak": ["elm"], "elm": ["oak"], "helper": ["oak", "elm"]}
+    group.close()
+
+
+def test_a_full_disk_is_its_own_nodes_fault_and_not_that_of_the_copies() -> None:
+    oak, elm = FakeSession("oak"), FakeSession("elm")
+    group, _ = started(oak, elm)
+    group.wait_ready()
+    elm.tasks[0].unwritable = "step-00000005/layer can't be written: No space left on device"
+    point = newest_restore_point({"oak": {5: {0: HeldShard("a" * 64, 10, 1)}}}, 1)
+    assert point is not None
+    with pytest.raises(NodeError, match=r"node elm can't keep the checkpoint .* No space left") as found:
+        group.bring(point, {"elm": {0}})
+    assert classify(found.value, None).lost == ("elm",)
     group.close()
 
 

@@ -18,6 +18,10 @@ _COUNTER = itertools.count()
 _PARTIAL_NAME = re.compile(r"\..+\.(\d+)-\d+\.part")
 
 
+class UnwritableError(SkyctlError):
+    """A file can't be written on this machine: its disk is full, or it is not to be written to."""
+
+
 @dataclass(frozen=True)
 class FileDigest:
     """The size of a whole file, and its SHA-256 in hex."""
@@ -61,7 +65,7 @@ def atomic_writer(path: Path, mode: int = 0o666) -> Iterator[HashingWriter]:
         mode: its permissions, less the umask.
 
     Raises:
-        SkyctlError: the disk is full or not writable.
+        UnwritableError: the disk is full or not writable.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{next(_COUNTER)}.part")
     try:
@@ -76,7 +80,7 @@ def atomic_writer(path: Path, mode: int = 0o666) -> Iterator[HashingWriter]:
                 part.unlink()
             raise
     except OSError as exc:
-        raise SkyctlError(
+        raise UnwritableError(
             f"{path} can't be written: {exc.strerror or exc}",
             hint="free space there, or choose another folder",
         ) from exc

@@ -27,8 +27,14 @@ from typing import Any
 
 from skyctl.agent.event_fields import NUMBER_LIMIT
 from skyctl.agent.node_cache import file_digest
-from skyctl.checkpoint.atomic_file import FileDigest, atomic_writer, remove_partial_files, sync_folder
-from skyctl.errors import RecordError, SkyctlError
+from skyctl.checkpoint.atomic_file import (
+    FileDigest,
+    UnwritableError,
+    atomic_writer,
+    remove_partial_files,
+    sync_folder,
+)
+from skyctl.errors import RecordError
 
 MANIFEST_KIND, MANIFEST_VERSION = "skyctl/part", 1
 _STEP = re.compile(r"step-(\d{8})")
@@ -173,7 +179,7 @@ def make_folder(folder: Path) -> Path:
     """Makes a folder and those above it that are missing, each for this user only (0700).
 
     Raises:
-        SkyctlError: the system refuses.
+        UnwritableError: the system refuses.
     """
     missing = [folder]
     try:
@@ -182,7 +188,7 @@ def make_folder(folder: Path) -> Path:
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
     except OSError as exc:
-        raise SkyctlError(f"can't make folder {folder}: {exc.strerror or exc}") from exc
+        raise UnwritableError(f"can't make folder {folder}: {exc.strerror or exc}") from exc
     return folder
 
 

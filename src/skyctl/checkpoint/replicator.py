@@ -13,7 +13,7 @@ shared by the run's replicators; ``address`` to listen on (None: this machine's 
     replicator → ReplicatorAnswer with "whole": [LAYER], "damaged": {LAYER: why}
     → replicator {"op": "pull", "id", "host", "port", "node", "step", "layers": {LAYER: sha256}, "attempt"}
     → replicator {"op": "adopt", "id", "step", "layers": {LAYER: {"path", "sha256"}}, "attempt"}
-    replicator → ReplicatorAnswer with "done": [LAYER], "failed": {LAYER: why}
+    replicator → ReplicatorAnswer with "done": [LAYER], "failed": {LAYER: why}, "unwritable"
     → replicator {"op": "follow", "peers": [{"host", "port", "node"}], "keep": K}      replaces the last one
     replicator → LayersReplicated
     replicator → ReplicationFailed                           it keeps trying
@@ -41,7 +41,7 @@ from skyctl.agent.network_interfaces import local_address_towards
 from skyctl.agent.task_events import to_message
 from skyctl.agent.task_runner import AgentGoneError, TaskChannel
 from skyctl.checkpoint import layout
-from skyctl.checkpoint.atomic_file import atomic_writer
+from skyctl.checkpoint.atomic_file import UnwritableError, atomic_writer
 from skyctl.checkpoint.replicator_events import ReplicatorListening
 from skyctl.checkpoint.shard_client import (
     POLL_S,
@@ -155,19 +155,18 @@ class CheckpointReplicator:
             layout.parse_index(key): (str(sha256), attempt) for key, sha256 in message["layers"].items()
         }
         address = _parse_address(message)
-        failed: dict[int, str] = {}
+        failed: dict[int, SkyctlError] = {}
         self._clear_damaged(step, wanted)
         try:
             with ShardClient(address, self._credentials) as client:
                 limits = _parse_limits(message)
                 run_id = self._credentials.run_id
-                _, errors = fetch_shards(client, self._folder, step, wanted, limits, run_id)
-                failed = {layer: error.message for layer, error in errors.items()}
+                _, failed = fetch_shards(client, self._folder, step, wanted, limits, run_id)
         except SkyctlError as exc:
             here = layout.held_shards(self._folder, [step]).get(step, {})
             for layer, (sha256, _) in wanted.items():
                 if layer not in here or here[layer].sha256 != sha256:
-                    failed.setdefault(layer, exc.message)
+                    failed.setdefault(layer, exc)
         return _transfer_answer(wanted, failed)
 
     def _clear_damaged(self, step: int, wanted: Mapping[int, tuple[str, int]]) -> None:
@@ -180,7 +179,7 @@ class CheckpointReplicator:
 
     def _adopt(self, message: Message) -> Message:
         step, attempt = layout.parse_natural(message["step"]), layout.parse_natural(message.get("attempt", 0))
-        failed: dict[int, str] = {}
+        failed: dict[int, SkyctlError] = {}
         wanted = {layout.parse_index(key): file for key, file in message["layers"].items()}
         layout.make_step_folder(self._folder, step)
         for layer, file in wanted.items():
@@ -199,9 +198,9 @@ class CheckpointReplicator:
                 )
                 source.unlink(missing_ok=True)
             except OSError as exc:
-                failed[layer] = f"{source} can't be read: {exc.strerror or exc}"
+                failed[layer] = SkyctlError(f"{source} can't be read: {exc.strerror or exc}")
             except SkyctlError as exc:
-                failed[layer] = exc.message
+                failed[layer] = exc
         return _transfer_answer(wanted, failed)
 
     def _follow(self, message: Message) -> Message:
@@ -261,10 +260,17 @@ def _parse_limits(message: Mapping[str, Any]) -> dict[int, int]:
     }
 
 
-def _transfer_answer(wanted: Mapping[int, Any], failed: Mapping[int, str]) -> Message:
+def _transfer_answer(wanted: Mapping[int, Any], failed: Mapping[int, SkyctlError]) -> Message:
+    # a step that was pruned meanwhile has no folder any more: nothing is wrong with the disk then
+    of_disk = [
+        exc.message
+        for exc in failed.values()
+        if isinstance(exc, UnwritableError) and not isinstance(exc.__cause__, FileNotFoundError)
+    ]
     return {
         "done": [layer for layer in wanted if layer not in failed],
-        "failed": {str(layer): why for layer, why in failed.items()},
+        "failed": {str(layer): exc.message for layer, exc in failed.items()},
+        "unwritable": next(iter(of_disk), None),
     }
 
 

@@ -57,6 +57,7 @@ class ReplicatorAnswer:
     """The answer to the launcher's order of that ``id``; ``error``: why it could not be done.
 
     ``steps``: what it holds, by step and layer. ``damaged``, and ``failed`` to arrive: by layer, why.
+    ``unwritable``: why this node itself can't keep a file (its disk is full, say), wherever it comes from.
     """
 
     kind: ClassVar[str] = "answer"
@@ -65,6 +66,7 @@ class ReplicatorAnswer:
     steps: Mapping[int, Mapping[int, ListedShard]] | None = None
     damaged: Mapping[int, str] | None = None
     failed: Mapping[int, str] | None = None
+    unwritable: str | None = None
 
 
 @dataclass(frozen=True)

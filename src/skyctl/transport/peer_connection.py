@@ -55,8 +55,8 @@ FIRST_TAG = 16
 SETUP_TIMEOUT_S = 60.0
 """From an authenticated socket to a connection that carries tensors."""
 CLOSE_TIMEOUT_S = 10.0
-"""For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and one
-that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
+"""For the last message of a graceful close. What was sent has arrived by then, whatever the peer is at; and
+one that has told the others that the run ends, and goes on itself, is not to hold them up for long."""
 HANDSHAKE_PURPOSE = "pair"
 
 

@@ -23,7 +23,7 @@ from skyctl.checkpoint.replicator_events import (
     ReplicatorAnswer,
     ReplicatorListening,
 )
-from skyctl.errors import ProtocolError, RunError, SkyctlError
+from skyctl.errors import NodeError, ProtocolError, RunError, SkyctlError, UnfitError
 from skyctl.files import home, make_private, safe_name
 from skyctl.remote.agent_session import Session
 from skyctl.remote.remote_task import RemoteTask, TaskError, TaskExit, read_task_message, task_failure_error
@@ -223,6 +223,9 @@ class ReplicatorGroup:
         Args:
             rates: bytes a second between nodes.
             here: this machine's own copies (``LAUNCHER_COPIES`` among the sources).
+
+        Raises:
+            NodeError: a node can't keep what it is brought, wherever from: its disk is full, say.
         """
         asked: dict[int, tuple[str, list[ShardTransfer]]] = {}
         missing: list[tuple[str, ShardTransfer, str]] = []
@@ -238,6 +241,7 @@ class ReplicatorGroup:
                     missing += [(name, need, "") for need in needs]
         for number, answer in self._gather(list(asked), TRANSFER_S).items():
             name, needs = asked[number]
+            _check_writable(name, answer)
             for need in needs:
                 if isinstance(answer, SkyctlError):
                     missing.append((name, need, answer.message))
@@ -254,7 +258,7 @@ class ReplicatorGroup:
     def _bring_over_here(
         self, point: RestorePoint, name: str, need: ShardTransfer, here: Path | None
     ) -> str | None:
-        """One file by way of this machine; why not, or None."""
+        """One file by way of this machine; why not, or None. Raises as ``bring``."""
         try:
             with tempfile.TemporaryDirectory(prefix="shard-", dir=make_private(home())) as folder:
                 if need.source == LAUNCHER_COPIES and here is not None:
@@ -275,9 +279,12 @@ class ReplicatorGroup:
                 }
                 answer = self._ask_all({name: order}, TRANSFER_S)[name]
         except (SkyctlError, KeyError, OSError) as exc:
+            if isinstance(exc, NodeError) and exc.node == name:
+                raise
             return exc.message if isinstance(exc, SkyctlError) else f"{type(exc).__name__}: {exc}"
         if isinstance(answer, SkyctlError):
             return answer.message
+        _check_writable(name, answer)
         return next(iter((answer.failed or {}).values()), None)
 
     def prune(self, kept: Collection[int]) -> None:
@@ -405,3 +412,13 @@ class ReplicatorGroup:
     ) -> dict[str, ReplicatorAnswer | SkyctlError]:
         ids = {self._send(name, order): name for name, order in orders.items()}
         return {ids[number]: answer for number, answer in self._gather(list(ids), limit_s).items()}
+
+
+def _check_writable(name: str, answer: ReplicatorAnswer | SkyctlError) -> None:
+    """Raises UnfitError where a node has answered that it can't keep any file."""
+    if isinstance(answer, ReplicatorAnswer) and answer.unwritable is not None:
+        raise UnfitError(
+            f"node {name} can't keep the checkpoint that it is to go on from: {answer.unwritable}",
+            node=name,
+            hint=f"free space there (`skyctl clean {name}`); the run goes on from the same checkpoint",
+        )

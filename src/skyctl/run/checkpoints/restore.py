@@ -49,6 +49,9 @@ def restore_newest(
 
     Returns:
         None: no step is there in full.
+
+    Raises:
+        NodeError: one of the plan's nodes can't keep what it is brought; no copy is to blame for that.
     """
     holdings: dict[str, dict[int, dict[int, layout.HeldShard]]] = replicators.holdings(named=True)
     if here is not None:
