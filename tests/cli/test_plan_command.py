@@ -130,7 +130,13 @@ def test_flags_that_do_not_go(run: Run) -> None:
         code, _, err = run(*PLAN, *flags, "--assign", "n0=0:14")
         assert code == 2
         assert f"{flags[0]} does not go with --assign" in err
-    for flags in (["--dtype", "bfloat16"], ["--batch-size", "32"], ["--seed", "0"], ["--no-learn"]):
+    for flags in (
+        ["--dtype", "bfloat16"],
+        ["--batch-size", "32"],
+        ["--seed", "0"],
+        ["--no-learn"],
+        ["--encrypt"],
+    ):
         code, _, err = run("plan", "gpt:layers=2", "--from-run", "some-run", *flags)
         assert code == 2
         assert f"{flags[0]} does not go with --from-run some-run" in err
@@ -156,12 +162,16 @@ def test_owners_of_several_nodes_do_not_hold_all_layers_each(run: Run) -> None:
         ("--random-inputs",),
         ("--no-compare",),
         ("--no-learn",),
+        ("--encrypt",),
+        ("-c", "cluster.yaml"),
+        ("--limit", "n0"),
     ],
 )
 def test_what_a_problem_file_settles_may_not_be_given(run: Run, flags: tuple[str, ...]) -> None:
     code, _, err = run(*PLAN, *flags)
     assert code == 2
-    assert f"{flags[0]} does not go with --problem problem.json, which says it all" in err
+    flag = "--cluster" if flags[0] == "-c" else flags[0]
+    assert f"{flag} does not go with --problem problem.json, which says it all" in err
 
 
 def test_what_a_person_is_told(run: Run) -> None:

@@ -148,6 +148,7 @@ def _refuse_settled(path: Path, options: LaunchOptions) -> None:
         "--batch-size": options.batch_size,
         "--seed": options.seed,
         "--dtype": options.dtype,
+        "--no-compare": options.no_compare or None,
     }
     for flag, value in given.items():
         if value is not None:

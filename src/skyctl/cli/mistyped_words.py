@@ -6,6 +6,7 @@ Looked at before the words are parsed, so that the message is like all others an
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from skyctl.cli.command_output import Output
 from skyctl.cli.command_runner import report_error
+from skyctl.cli.option_pairs import refuse_unused
 from skyctl.errors import InputError
 
 COMMANDS_MEANT = {
@@ -45,17 +47,27 @@ OPTION_NOTES = {"--epochs": "a step takes one batch: steps = epochs × samples /
 
 
 class SkyctlCommand(TyperCommand):
-    """A command that says what may be meant by an option that it has not."""
+    """A command that says what may be meant by an option that it has not; refuses what it would ignore."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer's, once all options are known and have their values."""
-        if not ctx.resilient_parsing:
-            _guarded(args, lambda: _check_options(ctx, args))
-        return super().parse_args(ctx, args)
+        """As typer's, once all options are known and have their values, and if each of them is used."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        words = list(args)
+        _guarded(words, lambda: _check_options(ctx, words))
+        rest = super().parse_args(ctx, args)
+        _guarded(words, lambda: refuse_unused(ctx))
+        return rest
 
 
 class SkyctlGroup(TyperGroup):
     """A group that says what may be meant by a command that it has not."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's, once no option of a command stands before it."""
+        if not ctx.resilient_parsing:
+            _guarded(args, lambda: _check_own_options(ctx, args))
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, once the command is known."""
@@ -89,6 +101,20 @@ def _check_options(ctx: typer.Context, args: Sequence[str]) -> None:
             if following is None or following.partition("=")[0] in known:
                 raise _no_value(ctx, option, name, following)
             next(words)
+
+
+def _check_own_options(ctx: typer.Context, args: Sequence[str]) -> None:
+    """Raises InputError for an option of a command that stands before that command."""
+    known, commands = _options(ctx, ctx.command), getattr(ctx.command, "commands", {})
+    first = args[0].partition("=")[0] if args else ""
+    if not first.startswith("-") or first in known or first in ctx.help_option_names or first == "--":
+        return
+    at = next((at for at, word in enumerate(args) if word in commands), None)
+    hint = f"{ctx.command_path} --help lists its commands"
+    if at is not None and first in _options(ctx, commands[args[at]]):
+        typed = [ctx.command_path, args[at], *args[:at], *args[at + 1 :]]
+        hint = f"options stand after the command: {shlex.join(typed)}"
+    raise InputError(f"{ctx.command_path} itself has no option {first}", hint=hint)
 
 
 def _no_value(ctx: typer.Context, option: Any, name: str, following: str | None) -> InputError:

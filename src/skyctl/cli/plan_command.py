@@ -169,17 +169,6 @@ class PlanCommandOptions(
         )
         if self.export is not None:
             require_choice("--export", self.export, TRAINERS)
-        searching = {"--strategy": self.strategy is not None, "--whole-blocks": self.whole_blocks}
-        for flag, is_given in searching.items():
-            if is_given and self.assign is not None:
-                raise InputError(
-                    f"{flag} does not go with --assign: your own plan is taken as it is",
-                    hint=f"leave {flag} out, or --assign",
-                )
-        if self.encrypt and (self.problem is not None or self.from_run is not None):
-            raise InputError(
-                "--encrypt chooses a profile; with --problem or --from-run there is none to choose"
-            )
         return options
 
 
@@ -206,7 +195,7 @@ def plan(out: Output, workload: WorkloadArgument = None, *, options: PlanCommand
         profile = None
         began = time.perf_counter()
         if options.problem is not None:
-            result = _plan_problem(workload, options.problem, options, search)
+            result = _plan_problem(options.problem, options, search)
         elif workload is not None and options.from_run is not None:
             result = _plan_from_run(out, workload, options.from_run, options, search)
         elif workload is not None:
@@ -284,37 +273,13 @@ def _show(out: Output, plan: Plan, profile: Profile | None, took_s: float, limit
     show_training_changes(out, plan, changes)
 
 
-def _refuse(source: str, given: dict[str, object]) -> None:
-    """Raises InputError for an option that would change nothing, because ``source`` says it all."""
-    for flag, value in given.items():
-        if value is not None:
-            raise InputError(f"{flag} does not go with {source}, which says it all")
-
-
-def _plan_problem(workload: str | None, path: Path, options: PlanCommandOptions, search: PlanOptions) -> Plan:
+def _plan_problem(path: Path, options: PlanCommandOptions, search: PlanOptions) -> Plan:
     """From a problem file; what is given on the command line wins over what it says."""
     from skyctl.control.plan_creation import plan_best
     from skyctl.control.problem_overrides import override_problem
     from skyctl.files import read_record
     from skyctl.records.problem import Problem
 
-    _refuse(
-        f"--problem {path}",
-        {
-            "a workload": workload,
-            "--limit": options.limit,
-            "--profile": options.profile,
-            "--from-run": options.from_run,
-            "--batch-size": options.batch_size,
-            "--seed": options.seed,
-            "--dtype": options.dtype,
-            "--data": options.data,
-            "--ship": options.ship,
-            "--random-inputs": options.random_inputs or None,
-            "--no-compare": options.no_compare or None,
-            "--no-learn": options.no_learn or None,
-        },
-    )
     problem = override_problem(read_record(Problem, path), search, options.pin_first, options.pin_last)
     return plan_best([problem], search)
 
@@ -329,17 +294,6 @@ def _plan_from_run(
     from skyctl.records.measurement import Measurement
     from skyctl.records.plan import Plan
 
-    _refuse(
-        f"--from-run {run}",
-        {
-            "--limit": options.limit,
-            "--profile": options.profile,
-            "--batch-size": options.batch_size,
-            "--dtype": options.dtype,
-            "--seed": options.seed,
-            "--no-learn": options.no_learn or None,
-        },
-    )
     folder = run_folder(run)
     earlier = read_record(Plan, folder / "plan.json", hint="give the folder of a run, or its id")
     measured = read_record(

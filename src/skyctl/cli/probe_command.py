@@ -78,12 +78,6 @@ class ProbeCommandOptions:
                 f"--plot {self.plot} does not go with --links none: there would be no links to draw"
             )
         check_plot(self.plot)
-        useless = {"--refresh": self.refresh, "-o": self.output, "--plot": self.plot, "--links": self.links}
-        for flag, value in useless.items():
-            if self.quick and value:
-                raise InputError(
-                    f"--quick does not go with {flag}: it makes no profile and measures a few links"
-                )
         return links
 
 

@@ -1,0 +1,86 @@
+"""Options that would change nothing beside another one: they are refused, and never ignored in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyctl.cli.command_runner import is_given
+from skyctl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Unused:
+    """What does not go with one parameter of a command, and why not.
+
+    Attributes:
+        parameter: the one beside which they would change nothing.
+        others: those, by parameter.
+        because: goes on from what was given: "--problem FILE, which …".
+        value: only where the parameter has that value; None: wherever it is given.
+    """
+
+    parameter: str
+    others: Sequence[str]
+    because: str
+    value: object = None
+
+
+UNUSED: Mapping[str, Sequence[Unused]] = {
+    "plan": (
+        Unused(
+            "problem",
+            (
+                *("workload", "cluster", "limit", "profile", "from_run", "batch_size", "seed", "dtype"),
+                *("data", "ship", "random_inputs", "no_compare", "no_learn", "encrypt"),
+            ),
+            "which says it all",
+        ),
+        Unused(
+            "from_run",
+            (
+                *("limit", "profile", "batch_size", "seed", "dtype"),
+                *("no_compare", "no_learn", "encrypt"),
+            ),
+            "which says it all",
+        ),
+        Unused("assign", ("strategy", "whole_blocks"), "which is taken as it is"),
+    ),
+    "launch": (
+        Unused("checkpoint_every", ("keep", "replicas", "keep_here"), "which writes no checkpoints", 0),
+        Unused("resume", ("encrypt", "no_compare", "ship"), "which goes on as it has begun"),
+    ),
+    "probe": (
+        Unused(
+            "quick",
+            ("refresh", "output", "plot", "links", "microbatches", "no_compare"),
+            "which makes no profile and measures a few links",
+        ),
+    ),
+}
+"""By command. What a plan file settles (``launch PLAN``) and what has no meaning for ``compare --paper``
+depends on more than names: their commands say so."""
+
+
+def refuse_unused(context: Any) -> None:
+    """Raises InputError for the first option on the command line that would change nothing."""
+    parameters = {one.name: one for one in context.command.params}
+    for rule in UNUSED.get(context.command.name, ()):
+        value = context.params.get(rule.parameter)
+        if not is_given(context, rule.parameter) or (rule.value is not None and value != rule.value):
+            continue
+        beside = f"{_flag(parameters[rule.parameter])}{'' if value is True else f' {value}'}"
+        for other in rule.others:
+            if is_given(context, other):
+                flag = _flag(parameters[other])
+                raise InputError(
+                    f"{flag} does not go with {beside}, {rule.because}", hint=f"leave {flag} out, or {beside}"
+                )
+
+
+def _flag(parameter: Any) -> str:
+    """A parameter as it is typed: an option's long name, but a usual short one."""
+    if parameter.param_type_name != "option":
+        return f"a {parameter.name}"
+    return str(parameter.opts[0] if parameter.name == "output" else parameter.opts[-1])
