@@ -14,10 +14,11 @@ from skyctl.planner.api import plan
 from skyctl.records.interval import Interval
 from skyctl.records.measurement import ValidationMeasurement
 from skyctl.records.rhythm import Rhythm
+from skyctl.run import step_metrics
 from skyctl.run.event_sink import metrics_line
 from skyctl.run.owner_figures import measured_owners
 from skyctl.run.step_metrics import StepCollector, build_measurement, layers_spread
-from skyctl.worker.rank_events import ValidationEvent
+from skyctl.worker.rank_events import CheckpointEvent, ValidationEvent
 
 from ..helpers.events import step_event
 
@@ -46,6 +47,39 @@ def test_what_is_known_of_steps_that_a_silent_rank_has_not_told_of() -> None:
     assert [one.step for one in collected.heard(9)] == [1, 2, 3, 4, 5]
     del collected.by_rank[2][3]
     assert [one.step for one in collected.heard(9)] == [1, 2]
+
+
+def test_memory_does_not_grow_with_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whatever is dropped, the measurement has every step's loss and time."""
+    monkeypatch.setattr(step_metrics, "KEPT_STEPS", 50)
+    monkeypatch.setattr(step_metrics, "PACE_STEPS", 10)
+    collected = StepCollector(ranks=2, steps=1_000, first=100)
+    left = []
+    for step in range(100, 1_000):
+        for rank in range(2):
+            collected.add(rank, step_event(step, loss=float(step), iteration_s=step / 10))
+        [progress] = collected.complete()
+        left.append(progress.left_s)
+        assert sum(map(len, collected.by_rank.values())) <= 2 * 52
+    assert left[200] == pytest.approx(29.55 * 699), "at the pace of the last ten steps"
+    assert [len(events) for events in collected.settled_events()] == [
+        collected.reported - collected.oldest
+    ] * 2
+    rank: Any = SimpleNamespace(rank=0, device="n0/cpu:0")
+    done = build_measurement("r", plan(problem(speeds=[1.0])), [rank], collected, None)
+    assert [(one.step, one.loss, one.iteration_s) for one in done.steps] == [
+        (step, float(step), step / 10) for step in range(100, 1_000)
+    ]
+    assert done.iteration_s.median == pytest.approx(55.0)
+
+
+def test_old_checkpoints_sketches_are_dropped() -> None:
+    collected = StepCollector(ranks=2, steps=1_000)
+    for step in range(1, 100):
+        for rank in range(2):
+            collected.add_checkpoint(rank, CheckpointEvent(step, {}, 0.0))
+    assert set(collected.checkpoint_events(99)) == {0, 1}
+    assert collected.checkpoint_events(98) == {}
 
 
 def test_a_measurement_has_the_interval_of_its_plan() -> None:

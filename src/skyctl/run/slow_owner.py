@@ -47,7 +47,7 @@ def find_slow_owner(collected: StepCollector, last: int) -> tuple[str, str] | No
     Args:
         last: the round that has just ended.
     """
-    rounds = range(collected.first + 1, last + 1)  # without the first, a warm-up
+    rounds = range(collected.settled_steps.start, last + 1)
     took_s = {one: collected.by_rank[0][one].iteration_s for one in rounds}
     ends = pairwise((-1, *collected.last_ranks))
     slow = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,13 +31,18 @@ from skyctl.schedule.simulation import MessageTimes
 from skyctl.schedule.simulation_input import SimulationInput
 from skyctl.worker.rank_events import CheckpointEvent, StepEvent, ValidationEvent, WrittenShard
 
+KEPT_STEPS = 5_000
+"""Of so many steps that have ended each rank's figures are kept; of those before, loss and time alone. So the
+memory and time that a launcher needs for a step do not grow with their number."""
+PACE_STEPS = 1_000
+"""The pace is that of so many last steps."""
 TIME_PARTS = ("forward_s", "backward_s", "optimizer_s", "input_message_s", "gradient_message_s")
 """The parts of a stage's time, as its rank measures them and as the plan's prediction has them."""
 
 
 @dataclass
 class StepCollector:
-    """Step events of one attempt, by rank and step.
+    """Step events of one attempt, by rank and step: of those that have ended the last ``KEPT_STEPS``.
 
     Attributes:
         last_ranks: of each pipeline, the rank of its last stage, in the pipelines' order; the first one
@@ -47,6 +53,7 @@ class StepCollector:
         validation: the validations, by the step before.
         first: the step that this attempt begins with.
         reported: steps that are done, those before the attempt included.
+        oldest: the first step whose events are still here.
     """
 
     ranks: int
@@ -55,14 +62,18 @@ class StepCollector:
     validation: dict[int, ValidationMeasurement] = field(default_factory=dict)
     reported: int = 0
     first: int = 0
+    oldest: int = 0
     last_ranks: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
     unit: str = "step"
     _validations: dict[int, dict[int, ValidationEvent]] = field(default_factory=dict)
     _checkpoints: dict[int, dict[int, CheckpointEvent]] = field(default_factory=dict)
+    _old_losses: array[float] = field(default_factory=lambda: array("d"))
+    _old_seconds: array[float] = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
         self.reported = max(self.reported, self.first)
+        self.oldest = self.first
         self.last_ranks = self.last_ranks or (self.ranks - 1,)
 
     def add_checkpoint(self, rank: int, event: CheckpointEvent) -> dict[int, WrittenShard] | None:
@@ -71,6 +82,8 @@ class StepCollector:
         events[rank] = event
         if len(events) < self.ranks or any(one.error for one in events.values()):
             return None
+        for step in [step for step in self._checkpoints if step < event.step]:
+            del self._checkpoints[step]
         return {layer: shard for one in events.values() for layer, shard in one.layers.items()}
 
     def checkpoint_events(self, step: int) -> Mapping[int, CheckpointEvent]:
@@ -97,7 +110,24 @@ class StepCollector:
         while self.reported < self.steps and self._has_ended(self.reported):
             out.append(self._progress(self.reported))
             self.reported += 1
+            while self.reported - self.oldest > KEPT_STEPS + len(out):  # these are to be looked at yet
+                self._drop_oldest()
         return out
+
+    @property
+    def settled_steps(self) -> range:
+        """The steps that have ended and whose events are here, without the attempt's first, a warm-up."""
+        return range(max(self.first + 1, self.oldest), self.reported)
+
+    def _drop_oldest(self) -> None:
+        step = self.oldest
+        loss, iteration_s = self.loss(step), self.iteration_s(step)
+        self._old_losses.append(loss)
+        self._old_seconds.append(iteration_s)
+        self.oldest += 1
+        for events in self.by_rank.values():
+            events.pop(step, None)
+        self._validations.pop(step, None)
 
     def heard(self, until: int) -> list[StepProgress]:
         """What is known of steps before ``until`` that were not handed out: not every rank has told of them.
@@ -116,9 +146,8 @@ class StepCollector:
         return [self.by_rank[rank][step] for rank in range(self.ranks)]
 
     def settled_events(self) -> list[list[StepEvent]]:
-        """By rank, its steps of this attempt that all ranks have finished, without the first, a warm-up."""
-        steps = range(self.first + 1, self.reported)
-        return [[self.by_rank[rank][step] for step in steps] for rank in range(self.ranks)]
+        """By rank, its events of ``settled_steps``."""
+        return [[self.by_rank[rank][step] for step in self.settled_steps] for rank in range(self.ranks)]
 
     def _has_ended(self, step: int) -> bool:
         events = [self.by_rank.get(rank, {}).get(step) for rank in range(self.ranks)]
@@ -129,7 +158,8 @@ class StepCollector:
 
     def _progress(self, step: int) -> StepProgress:
         first = self.by_rank[0][step]
-        times = [self.by_rank[0][i].iteration_s for i in range(self.first + 1, step + 1)]
+        paced = range(max(self.first + 1, self.oldest, step + 1 - PACE_STEPS), step + 1)
+        times = [self.by_rank[0][i].iteration_s for i in paced]
         pace_s = median(times) if times else None
         known = [self.by_rank[rank][step] for rank in range(self.ranks) if step in self.by_rank.get(rank, {})]
         samples = sum(self.by_rank[rank][step].samples for rank in self.last_ranks)
@@ -162,8 +192,16 @@ class StepCollector:
 
     def loss(self, step: int) -> float:
         """The training loss of a step: the sum of the parts that the pipelines' last ranks have told."""
+        if step < self.oldest:
+            return self._old_losses[step - self.first]
         losses = [self.by_rank[rank][step].loss for rank in self.last_ranks]
         return sum(float("nan") if loss is None else loss for loss in losses)
+
+    def iteration_s(self, step: int) -> float:
+        """Seconds of a step that has ended, on the first rank."""
+        if step < self.oldest:
+            return self._old_seconds[step - self.first]
+        return self.by_rank[0][step].iteration_s
 
     def sync_s(self, steps: Sequence[int]) -> float | None:
         """The median over steps of the last pipeline's wait for the sum; None where there is one pipeline.
@@ -193,10 +231,10 @@ def build_measurement(
     """
     first, done = collected.first, collected.reported
     steps = tuple(
-        StepMeasurement(step=i, loss=collected.loss(i), iteration_s=collected.by_rank[0][i].iteration_s)
+        StepMeasurement(step=i, loss=collected.loss(i), iteration_s=collected.iteration_s(i))
         for i in range(first, done)
     )
-    settled = list(range(first + 1, done)) or list(range(first, done))
+    settled = list(collected.settled_steps) or list(range(first, done))
     stale = plan.problem.rhythm.is_stale
     predicted = {replica.device: replica for replica in plan.predicted.replicas}
     stages = [
@@ -231,7 +269,7 @@ def build_measurement(
         run_id=run_id,
         strategy=plan.strategy,
         steps=steps,
-        iteration_s=quantiles([steps[i - first].iteration_s for i in settled]),
+        iteration_s=quantiles([step.iteration_s for step in steps[1:] or steps]),
         predicted_iteration_s=plan.predicted.iteration_s,
         predicted_interval=plan.predicted.interval,
         replicas=tuple(replicas),
@@ -242,7 +280,7 @@ def build_measurement(
         predicted_sync_s=plan.predicted.sync_s if len(plan.pipelines) > 1 and not stale else None,
         mean_iteration_s=_mean_iteration_s(collected, settled) if stale else None,
         validation=tuple(one for step, one in sorted(collected.validation.items()) if step < done),
-        owners=measured_owners([collected.owner_figures(i) for i in range(first, done)]),
+        owners=measured_owners([collected.owner_figures(i) for i in range(collected.oldest, done)]),
     )
 
 
