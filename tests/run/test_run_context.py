@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skyctl.control.training_request import TrainingRequest
 from skyctl.run import run_context
 from skyctl.run.callbacks import RunCallbacks
 from skyctl.run.checkpoints.policy import RetentionPolicy
 from skyctl.run.run_context import RunContext, RunOptions
+from skyctl.workload.shipped_files import digest_workload
+from skyctl.workload.workload_spec import make_spec
 
 STEP = 40
 
@@ -51,3 +55,28 @@ def test_copies_that_others_may_still_make_are_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(run_context.time, "sleep", lambda _s: copied(STEP, [0, 1]))
     made.wait_replicated(STEP)
     assert said == []
+
+
+def test_a_restart_sends_the_code_that_the_run_began_with(tmp_path: Path) -> None:
+    """Whoever edits it meanwhile; only a process that takes the run over has none but what is there then."""
+    script = tmp_path / "train.py"
+    script.write_text("def model(): ...\n")
+    spec = make_spec(str(script))
+    said: list[str] = []
+
+    def made(digest: str) -> RunContext:
+        found = context({"oak"}, {"oak"}, said)
+        found.request = TrainingRequest(spec)
+        found.sink = SimpleNamespace(state=SimpleNamespace(order={"digest": digest}))  # type: ignore[assignment]
+        return found
+
+    began = digest_workload(spec)
+    run = made(began)
+    first = run.files_to_ship()
+    script.write_text("def model(): return 'edited'\n")
+    assert run.files_to_ship() == first == {"train.py": b"def model(): ...\n"}
+    assert said == []
+    assert made(began).files_to_ship() != first
+    [warning] = said
+    assert warning.startswith("the code of ")
+    assert "train.py are not those that the run began with" in warning

@@ -237,6 +237,7 @@ def send_workload(
     sessions: Mapping[str, Session],
     with_data: Collection[str],
     layers: Mapping[str, Collection[int]] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Sends the user's code to every node, and data and stored weights to those that need them.
 
@@ -244,11 +245,12 @@ def send_workload(
         with_data: the nodes that read training data.
         layers: by node, the layers it will hold: it gets their stored weights, if there are any. None: no
             node needs any.
+        files: those to send (``files_to_ship``); None: as they are here now.
 
     Returns:
         By node, the spec as JSON values; paths in it are the node's own.
     """
-    files = files_to_ship(spec)
+    sent = dict(files_to_ship(spec) if files is None else files)
     data = encode_text(spec, _read_data(spec)) if with_data else None
     stored = find_stored_weights(spec) if layers is not None else None
     digest = hashlib.sha256(data).hexdigest() if data is not None else ""
@@ -256,7 +258,7 @@ def send_workload(
     for name, session in sessions.items():
         node_spec = replace(spec, path=None, data_path=None, init_from=None)
         if spec.path is not None:
-            node_spec = replace(node_spec, path=shipped_path(spec, session.push_tree(files)))
+            node_spec = replace(node_spec, path=shipped_path(spec, session.push_tree(sent)))
         if data is not None and name in with_data:
             # The user's own data stays on the node no longer than the session.
             path = session.push(data, digest, keep=spec.data_path is None)

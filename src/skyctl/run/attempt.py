@@ -9,7 +9,7 @@ from typing import Any
 from skyctl.checkpoint.recovery import RestorePoint
 from skyctl.compare.timeline import plan_timeline
 from skyctl.control.cluster_changes import change_table, plan_changes, refuse_changes
-from skyctl.control.training_request import send_workload, shipped_data_changed
+from skyctl.control.training_request import send_workload
 from skyctl.planner.evaluation import pipeline_simulations
 from skyctl.records.cluster import node_of
 from skyctl.records.measurement import Measurement
@@ -235,13 +235,9 @@ class Attempt:
         layers = {node.name: held[node.name] for node in nodes if node.name in held}  # in inventory order
         ends = {node_of(p.stages[i].device) for p in plan.pipelines for i in (0, -1)}
         sessions = {name: context.sessions[name] for name in layers}
-        if shipped_data_changed(spec):
-            context.callbacks.warn(
-                "the data files that are shipped have changed since the run began; it goes on with "
-                "those that are here now"
-            )
         restored = origin is not None and spec.init_from is not None
-        return send_workload(spec, sessions, with_data=ends, layers=None if restored else layers)
+        stored = None if restored else layers
+        return send_workload(spec, sessions, with_data=ends, layers=stored, files=context.files_to_ship())
 
     def _with_checkpoints(self, spec: RankSpec, origin: RestorePoint | None) -> RankSpec:
         context = self._context

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from skyctl.checkpoint.replicator_events import ReplicationFailed
-from skyctl.control.training_request import TrainingRequest
+from skyctl.control.training_request import TrainingRequest, shipped_data_changed
 from skyctl.errors import ProtocolError, SkyctlError
 from skyctl.records.cluster import Cluster
 from skyctl.records.plan import Plan
@@ -25,6 +25,7 @@ from skyctl.run.event_sink import EventSink
 from skyctl.run.health_monitor import Deadlines
 from skyctl.run.plan_update import nodes_in, writers_in
 from skyctl.worker.rank_events import WrittenShard
+from skyctl.workload.shipped_files import digest_workload, files_to_ship
 
 DEFAULT_REPLICAS = 2
 REPLICATION_WAIT_S = 15.0
@@ -99,6 +100,7 @@ class RunContext:
     on_checkpoint: Callable[[int], None]
     on_tick: Callable[[], None]
     shard_limits: Mapping[int, int]
+    _files: Mapping[str, bytes] | None = None
     _addresses: dict[str, str] = field(default_factory=dict)
     _replicators: ReplicatorGroup | None = None
     _mirror: CheckpointMirror | None = None
@@ -107,6 +109,25 @@ class RunContext:
     _nodes_asked: set[str] = field(default_factory=set)
     _protocol_errors: dict[str, ProtocolError] = field(default_factory=dict)
     _copy_warnings: Counter[str] = field(default_factory=Counter)
+
+    def files_to_ship(self) -> Mapping[str, bytes]:
+        """The user's code, and the data files that go along: for every attempt those of the first one here.
+
+        So whoever edits them while the run goes on changes nothing of it. A process that has taken the run
+        over has them as they are then, and says where they have changed.
+        """
+        if self._files is None:
+            spec = self.request.spec
+            self._files = files_to_ship(spec)
+            began = self.sink.state.order.get("digest")
+            changed = ["the code"] if began is not None and digest_workload(spec) != began else []
+            changed += ["the data files that are shipped"] if shipped_data_changed(spec) else []
+            if changed:
+                self.callbacks.warn(
+                    f"{' and '.join(changed)} of {spec.source} are not those that the run began with; it "
+                    "goes on with what is here now"
+                )
+        return self._files
 
     def addresses(self, needed: tuple[str, ...]) -> dict[str, str]:
         """By node, the address where its peers reach it; found out again when the nodes have changed.
