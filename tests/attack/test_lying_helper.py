@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ..helpers.commands import Skyctl
+from ..helpers.forms import Form
 from .liars import LIAR, honest_losses, launch, nothing_is_left, three_nodes, went_on_without_it
 from .test_lying_holder import FROM_STEP, TRAIN
 
@@ -51,18 +50,7 @@ if os.environ.get("LIE") == "nan" and sys.orig_argv[-1] == "skyctl.worker.rank":
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Skyctl]:
     """Two holders, and one that helps them: all that they sum goes over it."""
     for made in three_nodes(tmp_path_factory, TRAIN, PLACED):
-        plan = Path(made.folder / "plan.json")
-        values = json.loads(plan.read_text())
-        hub, holders = f"{LIAR}/cpu:0", ("a/cpu:0", "b/cpu:0")
-        star = {
-            "share": 1.0,
-            "root": hub,
-            "up": [[one, hub] for one in holders],
-            "down": [[hub, one] for one in holders],
-        }
-        values["sync"]["groups"][0]["routes"] = [star]
-        values["unused"] = []
-        plan.write_text(json.dumps(values))
+        Form(PLACED, helper=LIAR).finish(made.folder / "plan.json")
         (made.folder / "begins").mkdir()
         (made.folder / "begins/sitecustomize.py").write_text(LIES)
         made.env["PYTHONPATH"] = str(made.folder / "begins")

@@ -15,7 +15,7 @@ import pytest
 from skyctl.compare.chrome_trace import MEASURED_PID, SIMULATED_PID
 
 from ..helpers.cut_connections import cut_connections
-from ..helpers.hybrid_plans import Stages, hybrid_plan
+from ..helpers.hybrid_plans import Stages, hybrid_plan, summed_at
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
 
@@ -119,12 +119,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     for name, pipelines in HYBRIDS.items():
         hybrid = hybrid_plan(json.loads((made.folder / "four.json").read_text()), pipelines, name == "mixed")
         (made.folder / f"{name}.json").write_text(json.dumps(hybrid))
-    helped = json.loads((made.folder / "three.json").read_text())
-    at_d = [f"{name}/cpu:0" for name in "abc"], "d/cpu:0"
-    star = {"share": 1.0, "root": at_d[1], "up": [[x, at_d[1]] for x in at_d[0]],
-            "down": [[at_d[1], x] for x in at_d[0]]}  # fmt: skip
-    helped["sync"]["groups"][0]["routes"] = [star]
-    helped["unused"] = []
+    helped = summed_at(json.loads((made.folder / "three.json").read_text()), "d/cpu:0")
     (made.folder / "three.json").write_text(json.dumps(helped))
     return made
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ..helpers.commands import run_here
-from ..helpers.hybrid_plans import hybrid_plan
+from ..helpers.hybrid_plans import hybrid_plan, summed_at
 from ..helpers.processes import left_of_state
 from ..helpers.runs import Run, losses_of
 from .test_data_plans import EVERY, HYBRIDS, SIZES, STEPS, TRAIN, launch
@@ -22,15 +22,21 @@ from .test_data_plans import EVERY, HYBRIDS, SIZES, STEPS, TRAIN, launch
 DELAYED = ("--parallel", "data", "--sync-delay", "1", "--undelayed-steps", "2")
 SUM = """\
     from skyctl.worker.delayed_sync import DelayedSync
+    from skyctl.worker.ongoing_sum import OngoingSum
 
-    finish, steps = DelayedSync.change_over, []
+    finish, scatter, steps = DelayedSync.change_over, OngoingSum.scatter, []
 
     def finish_or_die(self, *words, **more):
         steps.append(0)
         die_if_asked("sum", len(steps) + 4)
         return finish(self, *words, **more)
 
-    DelayedSync.change_over = finish_or_die
+    def scatter_or_die(self, *words):
+        "The sum of a step, as the next one computes."
+        die_if_asked("flight", len(steps) + 4)
+        return scatter(self, *words)
+
+    DelayedSync.change_over, OngoingSum.scatter = finish_or_die, scatter_or_die
 
 
 def die_if_asked(fault, count):
@@ -65,11 +71,7 @@ def nodes(another: Callable[..., Any]) -> Any:
     hybrid = hybrid_plan(four, HYBRIDS["hybrid"])
     hybrid["version"] = hybrid["problem"]["version"] = 11
     (made.folder / "hybrid.json").write_text(json.dumps(hybrid))
-    helped = json.loads((made.folder / "three.json").read_text())
-    at_d = [f"{name}/cpu:0" for name in "abc"], "d/cpu:0"
-    star = {"share": 1.0, "root": at_d[1], "up": [[x, at_d[1]] for x in at_d[0]],
-            "down": [[at_d[1], x] for x in at_d[0]]}  # fmt: skip
-    helped["sync"]["groups"][0]["routes"], helped["unused"] = [star], []
+    helped = summed_at(json.loads((made.folder / "three.json").read_text()), "d/cpu:0")
     (made.folder / "three.json").write_text(json.dumps(helped))
     return made
 
@@ -126,11 +128,43 @@ def test_a_holder_is_killed(nodes: Any, losses: list[float], plan: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_holder_is_killed_as_it_changes_over(nodes: Any, losses: list[float]) -> None:
-    nodes.fault.write_text("sum b")
-    run = launch(nodes)
+@pytest.mark.parametrize(
+    ("plan", "faults"),
+    [
+        ("four", ["sum b"]),
+        ("four", ["flight c", "sum a", "flight d"]),
+        ("hybrid", ["flight d", "flight a", "sum b"]),
+    ],
+    ids=["once", "one attempt after another", "of a hybrid"],
+)
+def test_holders_are_killed_as_they_change_over_or_a_sum_is_in_flight(
+    nodes: Any, losses: list[float], plan: str, faults: list[str]
+) -> None:
+    run = launch(nodes, plan, "--ignore-changes")
+    for attempt, fault in enumerate(faults, start=1):
+        run.begins(attempt)
+        nodes.fault.write_text(fault)
+        run.until(lambda: not nodes.fault.exists())
     run.end()
-    run.is_as(losses, 2)
+    run.is_as(losses, len(faults) + 1)
+    assert left_of_state(nodes.state) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["four", "hybrid"])
+def test_two_at_once_and_then_one_before_its_attempt_has_made_a_step(
+    nodes: Any, losses: list[float], plan: str
+) -> None:
+    run = launch(nodes, plan, "--ignore-changes").wait_for(EVERY + 2)
+    for rank in [run.rank(node) for node in "bd"]:
+        os.kill(rank, signal.SIGKILL)
+    run.begins(2)
+    os.kill(run.rank("c"), signal.SIGKILL)
+    run.begins(3).more()
+    for rank in [run.rank(node) for node in "ac"]:
+        os.kill(rank, signal.SIGKILL)
+    run.end()
+    run.is_as(losses, 4)
     assert left_of_state(nodes.state) == []
 
 

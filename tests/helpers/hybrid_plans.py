@@ -1,4 +1,4 @@
-"""Plans of several pipelines with cuts of their own, written by hand from a plan of any form."""
+"""Plans of several pipelines with cuts or routes of their own, written by hand from others."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ def hybrid_plan(
                         "method": "by hand", "wall_s": 0.0},
         "unused": [],
     }  # fmt: skip
+
+
+def summed_at(plan: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """The plan file of holders whose sums all go to that device, a helper, and back from it."""
+    holders = [stage["device"] for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
+    [group] = plan["sync"]["groups"]
+    sync = plan["sync"] | {"groups": [group | {"routes": [_star(root, holders)]}]}
+    return {**plan, "sync": sync, "unused": [name for name in plan["unused"] if name != root]}
 
 
 def _star(root: str, holders: Sequence[str]) -> dict[str, Any]:
