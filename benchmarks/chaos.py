@@ -1,43 +1,54 @@
 """Seeded runs with faults drawn at random: does each end as if nothing had happened, or say what is wrong?
 
 Three nodes and 40 steps a run; odd seeds in a lab over real SSH, even ones on this machine's own processes.
-Each seed draws its plan's form, too: a pipeline, or all layers on every node (``--parallel``: one form only).
-A run is well where its losses are those of an undisturbed one, or its error names a node; where nothing of it
-is left, and nothing was waited for without a word for more than 15 s. Each seed's figures are a line of the
-record; seeds that are in it are not run again. The last line printed sums up. Needs root; 100 take an hour.
+Seeds take the forms of plans in turn (``tests/helpers/forms.py``; ``--form``: one only); a quarter encrypts.
+A run is well where it ends with an error that names a node, or with the losses of an undisturbed one (finite
+ones where its form can't have those after such faults); where each attempt was begun for something that names
+a node; where nothing of it is left, and nothing was waited for without a word for more than 15 s. Each seed's
+figures are a line of the record; seeds that are in it are not run again. The last line printed sums up. Needs
+root; 100 take an hour.
 
     make chaos ARGS=--write                            # seeds 1..100, and the table in docs/faults.md
     python benchmarks/chaos.py --seeds 7..7 -v         # one, with what its command printed
     python benchmarks/chaos.py --steps 600 --faults 15..15 --seeds 1..1 --record build/long.jsonl
+    python benchmarks/chaos.py --kind killed:rank --steps 400 --faults 15..15 --record build/killed.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from surviving import lab
-from surviving.backends import NODES, Backend, backend
+from surviving.backends import FORMS, NODES, Backend, backend
+from surviving.resources import Resources
 from surviving.strikes import KINDS, Strike, Striker, draw
 from surviving.watching import SILENT_S, Watch
 from tables.page import Table, markdown, write
 
 STEPS, FAULTS, SEEDS = 40, (1, 3), (1, 100)
-PARALLEL = ("pipeline", "data")
+EVERY = ("--checkpoint-every", "5")
+"""Of undisturbed runs, too: forms settle what they put off wherever a checkpoint is written."""
+ENCRYPTED = 0.25
+"""Of the seeds."""
 RECORD = lab.ROOT / "build" / "chaos.jsonl"
 DOCUMENT = lab.ROOT / "docs" / "faults.md"
 LOOK_S = 0.02
+RESOURCES_S = 1.0
 STEP_LIMIT_S, LIMIT_S = 2.0, 180.0
 """A run that has not ended after so many seconds a step, and so many more, hangs."""
 EQUAL = 1e-5
+WELL = ("equal", "ended", "error")
+"""``ended``: with losses that are finite, and equal only as far as the form's are after what happened."""
 
 
 def backend_of(seed: int) -> str:
@@ -45,27 +56,39 @@ def backend_of(seed: int) -> str:
     return "lab" if seed % 2 else "local"
 
 
-def parallel_of(seed: int) -> str:
-    """The form of a seed's plan: half of the seeds have one pipeline, the others data parallelism."""
-    return random.Random(f"{seed} parallel").choice(PARALLEL)
+def form_of(seed: int) -> str:
+    """The form of a seed's plan: all of them in turn, each in both halves."""
+    return list(FORMS)[seed // 2 % len(FORMS)]
 
 
-def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = False) -> dict[str, Any]:
-    """One run; figures. ``ok``: it is as it must be."""
+def encrypted(seed: int) -> bool:
+    """Whether a seed's run passes all through TLS."""
+    return random.Random(f"{seed} encrypted").random() < ENCRYPTED
+
+
+def play(
+    where: Backend, steps: int, strikes: list[Strike], *more: str, verbose: bool = False
+) -> dict[str, Any]:
+    """One run; figures. ``ok``: it is as it must be.
+
+    Args:
+        more: options of its ``launch``.
+    """
     began = time.monotonic()
     words = (
         "--steps",
         str(steps),
         "--json",
-        "--checkpoint-every",
-        "5",
+        *EVERY,
         "--max-restarts",
         "10",
         "--hold",
         "60",
+        *more,
     )
     run = where.cluster.launch(*words)
-    striker, watch = Striker(where, run, strikes), Watch(run)
+    striker, watch, resources = Striker(where, run, strikes), Watch(run), Resources(run)
+    looked = began
     limit = began + LIMIT_S + STEP_LIMIT_S * steps
     try:
         while time.monotonic() < limit:
@@ -75,6 +98,9 @@ def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = F
             elif ended:
                 break
             striker.act(watch.steps)
+            if time.monotonic() > looked + RESOURCES_S:
+                resources.look()
+                looked = time.monotonic()
             time.sleep(LOOK_S)
         watch.look()
     finally:
@@ -87,9 +113,9 @@ def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = F
         run.child.kill()
     where.cluster.run("stop", run.id, "--now", code=None)  # what could not be told to end
     where.cluster.run("checkpoint", "rm", run.id, "--yes", code=None)  # what a lost node still had
-    figures |= {"left": where.left(), "silences": watch.silences}
+    figures |= {"left": where.left(), "silences": watch.silences, "resources": resources.figures}
     figures["run_s"], figures["wall_s"] = round(run_s, 1), round(time.monotonic() - began, 1)
-    figures["ok"] = figures["outcome"] in ("equal", "error") and not figures["left"] and not watch.silences
+    figures["ok"] = figures["outcome"] in WELL and not figures["left"] and not watch.silences
     if verbose or not figures["ok"]:
         log = (run.folder / "supervisor.log").read_text()
         print(f"{json.dumps(run.state['attempts'])}\n{log}\n{run.child.err}", file=sys.stderr, flush=True)
@@ -97,7 +123,7 @@ def play(where: Backend, steps: int, strikes: list[Strike], *, verbose: bool = F
 
 
 def _outcome(where: Backend, run: Any, steps: int) -> dict[str, Any]:
-    """How the run ended: ``equal``, ``error`` (one that names a node); else what is wrong."""
+    """How the run ended: one of ``WELL`` (``error``: one that names a node); else what is wrong."""
     child, state = run.child, run.state
     restarts = lab.restarts(run)
     found: dict[str, Any] = {
@@ -111,12 +137,31 @@ def _outcome(where: Backend, run: Any, steps: int) -> dict[str, Any]:
         return {**found, "outcome": "hangs"}
     if "Traceback" in child.err or "bug in skyctl" in child.err:
         return {**found, "outcome": "bug", "error": child.err[-2000:]}
+    if any(not one["planned"] and not _names_a_node(one["why"]) for one in restarts):
+        return {**found, "outcome": "unclear reason"}
     if code == 0:
-        differs = lab.differs(json.loads(child.out)["steps"], where.losses[:steps])
-        return {**found, "outcome": "equal" if differs <= EQUAL else "differs", "loss_differs": differs}
+        told = json.loads(child.out)["steps"]
+        held = _undisturbed_steps(where.form.needs, state["attempts"], steps)
+        differs = lab.differs(told[:held], where.losses[:held])
+        if [one["step"] for one in told] != list(range(steps)):
+            differs = math.inf
+        if differs > EQUAL or not all(math.isfinite(one["loss"]) for one in told):
+            return {**found, "outcome": "differs", "loss_differs": differs}
+        return {**found, "outcome": "equal" if held == steps else "ended", "loss_differs": differs}
     error = child.err[child.err.rfind("error:") :].strip()
-    named = error.startswith("error:") and any(name in error for name in NODES)
+    named = error.startswith("error:") and _names_a_node(error)
     return {**found, "outcome": "error" if named else "unclear error", "error": error[:2000], "code": code}
+
+
+def _names_a_node(text: str) -> bool:
+    return any(name in text for name in NODES)
+
+
+def _undisturbed_steps(needs: int | None, attempts: list[dict[str, Any]], steps: int) -> int:
+    """How many of a run's steps, from the first on, have the losses of an undisturbed run."""
+    if needs is None:
+        return 0
+    return min([steps, *(one["from_step"] for one in attempts if len(one["devices"]) < needs)])
 
 
 def run_seeds(
@@ -125,25 +170,30 @@ def run_seeds(
     faults: tuple[int, int],
     record: Path,
     *,
-    parallel: str | None = None,
+    kinds: Mapping[str, tuple[str, ...]] = KINDS,
+    form: str | None = None,
     verbose: bool,
 ) -> None:
     """Runs those that the record lacks, and adds their lines to it.
 
     Args:
-        parallel: the form of all plans; None: each seed's own.
+        kinds: of faults.
+        form: of all plans; None: each seed's own.
     """
     known = {line["seed"] for line in _lines(record)}
     todo = [seed for seed in seeds if seed not in known]
-    for name, form in product(("lab", "local"), PARALLEL):
-        mine = [s for s in todo if (backend_of(s), parallel or parallel_of(s)) == (name, form)]
+    for name, its in product(("lab", "local"), FORMS):
+        mine = [s for s in todo if (backend_of(s), form or form_of(s)) == (name, its)]
         while mine:
-            with backend(name, form) as where:
-                where.losses = where.cluster.losses(steps)
+            with backend(name, its) as where:
+                where.losses = where.cluster.losses(steps, *EVERY)
                 while mine:
                     seed = mine.pop(0)
-                    figures = {"seed": seed, "backend": name, "parallel": form, "steps": steps}
-                    figures |= play(where, steps, draw(seed, name, steps, faults), verbose=verbose)
+                    figures = {"seed": seed, "backend": name, "form": its, "steps": steps}
+                    figures["encrypted"] = encrypted(seed)
+                    strikes = draw(seed, name, steps, faults, kinds)
+                    tls = ("--encrypt",) if encrypted(seed) else ()
+                    figures |= play(where, steps, strikes, *tls, verbose=verbose)
                     record.parent.mkdir(parents=True, exist_ok=True)
                     with record.open("a") as file:
                         file.write(json.dumps(figures) + "\n")
@@ -161,7 +211,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "benchmark": "chaos",
         "runs": len(lines),
-        **{word: sum(line["outcome"] == word for line in lines) for word in ("equal", "error")},
+        **{word: sum(line["outcome"] == word for line in lines) for word in WELL},
         "not_ok": [line["seed"] for line in lines if not line["ok"]],
         "faults": sum(not one.get("missed") for line in lines for one in line["strikes"]),
         "attempts": sum(line["attempts"] for line in lines),
@@ -174,7 +224,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> Table:
     """For docs/faults.md: a row for each kind of fault and where it was done."""
-    head = ("fault", "where", "done", "in runs", "ended equal", "ended with an error", "attempts, median")
+    head = ("fault", "where", "done", "in runs", *(f"outcome: {word}" for word in WELL), "attempts, median")
     rows = []
     for kind in KINDS:
         for name in ("local", "lab"):
@@ -193,7 +243,7 @@ def table(lines: list[dict[str, Any]]) -> Table:
                     name,
                     str(sum(len(strikes) for _, strikes in struck)),
                     str(len(runs)),
-                    *(str(sum(line["outcome"] == word for line in runs)) for word in ("equal", "error")),
+                    *(str(sum(line["outcome"] == word for line in runs)) for word in WELL),
                     str(attempts[len(attempts) // 2]),
                 )
             )
@@ -203,7 +253,8 @@ def table(lines: list[dict[str, Any]]) -> Table:
     text = (
         f"{figures['runs']} runs, {figures['faults']} faults, {figures['attempts']} attempts: "
         f"{figures['equal']} ended with the losses of an undisturbed run (largest relative difference: "
-        f"{differs}), {figures['error']} with an error that names a node, {len(bad)} otherwise or with "
+        f"{differs}), {figures['ended']} with finite ones where a form can't have those, "
+        f"{figures['error']} with an error that names a node, {len(bad)} otherwise or with "
         f"something left or unsaid{': seeds ' + ', '.join(map(str, bad)) if bad else ''}. "
         f"{figures['lost_steps']} steps were done again. The longest silence was {figures['silent_s']:.1f} s "
         f"({SILENT_S:.0f} s are allowed); a run took {figures['run_s'] / max(1, figures['runs']):.0f} s on "
@@ -217,7 +268,15 @@ def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = [n for n in range(given.seeds[0], given.seeds[1] + 1) if given.only in (None, backend_of(n))]
-    run_seeds(seeds, given.steps, given.faults, given.record, parallel=given.parallel, verbose=given.verbose)
+    run_seeds(
+        seeds,
+        given.steps,
+        given.faults,
+        given.record,
+        kinds=_kinds(given.kind),
+        form=given.form,
+        verbose=given.verbose,
+    )
     lines = sorted(
         (line for line in _lines(given.record) if line["seed"] in seeds), key=lambda line: line["seed"]
     )
@@ -232,8 +291,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=_span, default=SEEDS, metavar="A..B", help="default 1..100")
     parser.add_argument("--only", choices=("lab", "local"), help="this half of the seeds")
+    parser.add_argument("--form", choices=FORMS, help="of every plan; default: each seed's")
     parser.add_argument(
-        "--parallel", choices=(*PARALLEL, "hybrid"), help="the form of every plan; default: each seed's"
+        "--kind", action="append", metavar="KIND[:PART]", help="draw these faults only: killed:rank"
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
     parser.add_argument(
@@ -245,6 +305,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="put the table into docs/faults.md")
     parser.add_argument("-v", "--verbose", action="store_true", help="what each run's command printed")
     return parser.parse_args()
+
+
+def _kinds(asked: list[str] | None) -> Mapping[str, tuple[str, ...]]:
+    """All, or those of ``KIND[:PART]``."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in asked or ():
+        kind, _, part = one.partition(":")
+        found[kind] = (*found.get(kind, ()), part) if part else KINDS[kind]
+    return found or KINDS
 
 
 def _span(text: str) -> tuple[int, int]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from surviving import lab
 
-NODES = ("n1", "n2", "n3")
-LAYERS, SLEEP_S = 6, 0.012
+forms = lab.of_tests("helpers.forms")
+FORMS, NODES = forms.FORMS, forms.NODES
+SLEEP_S = 0.012
 DISK = "48m"
 SPEC = {"nodes": [{"name": name, "cpus": 0.6, "memory_gib": 2, "rate_mbit": 200} for name in NODES]}
 LOCAL = "\n".join(
@@ -31,7 +32,7 @@ class Backend:
 
     Attributes:
         name: ``local`` or ``lab``.
-        parallel: the plan's form, ``pipeline``, ``data`` or ``hybrid``.
+        form: the plan's.
         cluster: the tests' way to run skyctl there; its ``lab`` is None for local nodes.
         disks: by node, the folder whose disk can be filled.
         clocks: by node, the file that says by how many seconds its clock is ahead.
@@ -40,7 +41,7 @@ class Backend:
 
     def __init__(self, name: str, cluster: Any, folder: Path) -> None:
         self.name, self.cluster, self.folder = name, cluster, folder
-        self.parallel = "pipeline"
+        self.form = FORMS["pipeline"]
         self.disks: dict[str, Path] = {}
         self.clocks: dict[str, Path] = {}
         self.losses: list[float] = []
@@ -57,17 +58,18 @@ class Backend:
 
 
 @contextmanager
-def backend(name: str, parallel: str = "pipeline") -> Iterator[Backend]:
+def backend(name: str, form: str = "pipeline") -> Iterator[Backend]:
     """Taken down whatever happens, and nothing of it may be left.
 
     Args:
         name: ``local`` or ``lab``.
-        parallel: the form of its plan, ``pipeline``, ``data`` or ``hybrid``.
+        form: its plan's, one of ``FORMS``.
     """
     with tempfile.TemporaryDirectory(prefix="skyctl-chaos-") as folder, ExitStack() as stack:
         made = stack.enter_context((_lab if name == "lab" else _local)(Path(folder)))
-        made.parallel = parallel
-        made.cluster.plan(parallel)
+        made.form = FORMS[form]
+        file = made.cluster.plan(*made.form.plan)
+        made.form.finish(file)
         yield made
 
 
@@ -103,8 +105,8 @@ def _local_cluster(work: Path, state: Path, cache: Path) -> Any:
 
         def __init__(self) -> None:
             super(clusters.Cluster, self).__init__(work, state, work / "cluster.yaml")
-            self.lab, self.layers, self.nodes = None, LAYERS, list(NODES)
-            (work / "train.py").write_text(lab.of_tests("lab.workload").train_py(SLEEP_S, LAYERS))
+            self.lab, self.layers, self.nodes = None, forms.LAYERS, list(NODES)
+            (work / "train.py").write_text(lab.of_tests("lab.workload").train_py(SLEEP_S, forms.LAYERS))
 
         def left(self, *_nodes: str, checkpoints: bool = True) -> dict[str, list[str]]:
             found = harm.leavings_in_cache(cache / "skyctl", checkpoints=checkpoints)
@@ -122,7 +124,7 @@ def _local_cluster(work: Path, state: Path, cache: Path) -> Any:
 @contextmanager
 def _lab(folder: Path) -> Iterator[Backend]:
     with lab.lab_of(SPEC, "chaos", str(folder), _mounted_homes) as state:
-        cluster = lab.of_tests("lab.clusters").Cluster(state, folder, sleep_s=SLEEP_S, layers=LAYERS)
+        cluster = lab.of_tests("lab.clusters").Cluster(state, folder, sleep_s=SLEEP_S, layers=forms.LAYERS)
         made = Backend("lab", cluster, folder)
         made.disks = {name: cluster.home(name) for name in NODES}
         made.clocks = {name: home / "clock-shift" for name, home in made.disks.items()}

@@ -125,4 +125,5 @@ def differs(steps: list[dict[str, Any]], losses: list[float]) -> float:
     """The largest relative difference of two runs' losses; infinite where steps are missing or doubled."""
     if [step["step"] for step in steps] != list(range(len(losses))):
         return float("inf")
-    return float(max(abs(s["loss"] - loss) / abs(loss) for s, loss in zip(steps, losses, strict=True)))
+    apart = (abs(s["loss"] - loss) / abs(loss) for s, loss in zip(steps, losses, strict=True))
+    return float(max(apart, default=0.0))

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,18 +64,25 @@ class Strike:
         return {key: value for key, value in asdict(self).items() if value not in ("", 0.0)}
 
 
-def draw(seed: int, backend: str, steps: int, faults: tuple[int, int]) -> list[Strike]:
-    """The seed's faults, in the order of their steps."""
+def draw(
+    seed: int,
+    backend: str,
+    steps: int,
+    faults: tuple[int, int],
+    kinds: Mapping[str, tuple[str, ...]] = KINDS,
+) -> list[Strike]:
+    """The seed's faults, of these kinds, in the order of their steps."""
     chance = random.Random(f"{seed} {backend}")
-    return sorted(
-        (_draw_one(chance, backend, steps) for _ in range(chance.randint(*faults))), key=lambda one: one.step
-    )
+    drawn = (_draw_one(chance, backend, steps, kinds) for _ in range(chance.randint(*faults)))
+    return sorted(drawn, key=lambda one: one.step)
 
 
-def _draw_one(chance: random.Random, backend: str, steps: int) -> Strike:
-    there = [kind for kind in KINDS if backend == "lab" or kind not in OF_A_LAB]
+def _draw_one(
+    chance: random.Random, backend: str, steps: int, kinds: Mapping[str, tuple[str, ...]]
+) -> Strike:
+    there = [kind for kind in kinds if backend == "lab" or kind not in OF_A_LAB]
     kind = chance.choice(there)
-    part = chance.choice([one for one in KINDS[kind] if backend == "lab" or one not in OF_A_LAB])
+    part = chance.choice([one for one in kinds[kind] if backend == "lab" or one not in OF_A_LAB])
     step = chance.randint(0, steps - LAST_STEPS)
     after_s = chance.uniform(0.0, 4.0 if step == 0 else 0.3)
     shortest, longest = LASTS_S.get(kind, NODE_BACK_S if part == "node" else (0.0, LAUNCHER_BACK_S))

@@ -17,8 +17,7 @@ from ..helpers.runs import Run
 from . import harm
 from .workload import LAYERS, train_py
 
-MICROBATCHES = 4
-SIZES = ("--batch-size", "8", "--microbatches", str(MICROBATCHES))
+SIZES = ("--batch-size", "8", "--microbatches", "4")
 FOUR_NODES = {
     "nodes": [
         {"name": "n1", "cpus": 0.8, "memory_gib": 3, "rate_mbit": 200, "site": "a"},
@@ -43,21 +42,17 @@ class Cluster(Skyctl):
         self.nodes = [node.name for node in lab.nodes]
         (folder / "train.py").write_text(train_py(sleep_s, layers, width))
 
-    def plan(self, parallel: str = "pipeline") -> Path:
+    def plan(self, *form: str) -> Path:
         """Probes, and plans for all nodes.
 
         Args:
-            parallel: ``pipeline``: as many layers for each node, and what is over for the last; ``data``: as
-                many microbatches for each, and what is over for the first ones.
+            form: what ``plan`` is asked for; left out: a pipeline with as many layers for each node, and what
+                is over for the last.
         """
         count = len(self.nodes)
-        if parallel == "data":
-            shares = [MICROBATCHES // count + (i < MICROBATCHES % count) for i in range(count)]
-            assigned = ",".join(f"{node}={share}" for node, share in zip(self.nodes, shares, strict=True))
-        else:
-            cuts = [self.layers // count * i for i in range(count)] + [self.layers]
-            assigned = ",".join(f"{n}={cuts[i]}:{cuts[i + 1]}" for i, n in enumerate(self.nodes))
-        form = ("--parallel", parallel, "--assign", assigned)
+        cuts = [self.layers // count * i for i in range(count)] + [self.layers]
+        assigned = ",".join(f"{n}={cuts[i]}:{cuts[i + 1]}" for i, n in enumerate(self.nodes))
+        form = form or ("--parallel", "pipeline", "--assign", assigned)
         self.run("probe", "train.py", *SIZES, "--links", "none")
         self.run("plan", "train.py", *SIZES, *form, "-o", "plan.json")
         return self.folder / "plan.json"
