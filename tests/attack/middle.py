@@ -20,6 +20,10 @@ Alter = Callable[[bool, int, bytes], bytes]
 """(towards the listener?, bytes passed on before, the next bytes) → what is passed on. ``Cut`` ends it."""
 
 
+Alterations = Callable[[int], Alter]
+"""One of the following, at that byte of what the connector says."""
+
+
 class Cut(Exception):  # noqa: N818 - not an error
     """The connection is cut behind those bytes."""
 

@@ -15,15 +15,20 @@ from typing import Any
 import pytest
 import torch
 from tests.attack import middle
-from tests.worker import driver
+from tests.attack.rank_forms import FORMS, payloads
 
 from skyctl.errors import RunError
-from skyctl.remote.credentials import make_credentials, make_tls_certificate
+from skyctl.remote.credentials import make_credentials
 from skyctl.transport.peer_connection import FIRST_TAG, PeerConnection, Work
 from skyctl.transport.tls_identity import TlsIdentity
 
 Workloads = Callable[..., dict[str, Any]]
 Ends = tuple[PeerConnection, PeerConnection]
+altered = pytest.mark.parametrize(
+    "alter",
+    [middle.flipping, middle.dropping, middle.replaying, middle.cutting],
+    ids=["one bit changed", "a piece dropped", "what was said, once more", "cut"],
+)
 both_ways = pytest.mark.parametrize("encrypt", [False, True], ids=["clear", "tls"])
 
 
@@ -138,17 +143,13 @@ def test_a_hello_heard_on_the_wire_opens_nothing(
     assert all(isinstance(error, RunError) for error in found), found
 
 
-@pytest.mark.parametrize(
-    "alter",
-    [middle.flipping(6000), middle.dropping(6000), middle.replaying(6000), middle.cutting(6000)],
-    ids=["one bit changed", "a piece dropped", "what was said, once more", "cut"],
-)
+@altered
 def test_through_tls_nothing_is_changed_unnoticed(
-    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], alter: middle.Alter
+    pipeline: Callable[[bool], Neighbours], between: Callable[..., Any], alter: middle.Alterations
 ) -> None:
     """What arrives is what was sent, up to where it ends with the peer named."""
     made = pipeline(True)
-    assert made.meet(1, 1, between(middle.Middle, alter)) == [None, None]
+    assert made.meet(1, 1, between(middle.Middle, alter(6000))) == [None, None]
     listener, connector = made.pairs[1]
     # short ones, of which some are whole before what is altered, and long ones: more than one piece
     sent = [torch.full((500 if number < 10 else 8000,), float(number)) for number in range(20)]
@@ -177,32 +178,56 @@ def _error_of(*transfers: Work) -> RunError | None:
     return None
 
 
-def payloads(workload: Workloads, encrypt: bool, steps: int = 3) -> list[dict[str, Any]]:
-    tls = make_tls_certificate() if encrypt else None
-    return driver.payloads(workload(), [0, 2, 4, 5, 7], 4, "1f1b", steps, tls=tls)
+def through(door: middle.Middle) -> Callable[[int, str, int], tuple[str, int]]:
+    """All of a run's connections go over it."""
+    return lambda _rank, host, port: door.between(host, port)
+
+
+def all_name_peers(ended: Any, *types: str) -> None:
+    assert set(ended.errors) == {0, 1, 2, 3}
+    for rank, error in ended.errors.items():
+        assert error["type"] in ("PeerLostError", *types), (rank, error)
+        assert "rank " in error["message"], (rank, error)
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("form", FORMS)
 @both_ways
 def test_a_run_through_somebody_who_delays_and_then_through_one_who_cuts(
-    ranks: Any, workload: Workloads, between: Callable[..., Any], encrypt: bool
+    ranks: Any, workload: Workloads, between: Callable[..., Any], form: str, encrypt: bool
 ) -> None:
     door = between(middle.Middle, middle.delaying(1, 0.004))
-
-    def route(rank: int, host: str, port: int) -> tuple[str, int]:
-        return door.between(host, port) if rank == 1 else (host, port)
-
-    calm = ranks.run(payloads(workload, False))
+    calm = ranks.run(payloads(form, workload(batch_size=8), 3, encrypt=False))
     assert not calm.errors, calm.errors
-    late = ranks.run(payloads(workload, encrypt), route=route)
+    late = ranks.run(payloads(form, workload(batch_size=8), 3, encrypt=encrypt), route=through(door))
     assert not late.errors, late.errors
-    assert late.losses == calm.losses
+    assert len(late.losses) == 3
+    if form != "staleness":  # where the order of arrival counts
+        assert late.losses == calm.losses
 
     def cut(_pool: Any, _rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "step":
             door.close()
 
-    ended = ranks.run(payloads(workload, encrypt, 1000), cut, route)
-    assert set(ended.errors) == {0, 1, 2, 3}
-    assert {error["type"] for error in ended.errors.values()} == {"PeerLostError"}
-    assert "rank 2" in ended.errors[1]["message"]
+    all_name_peers(
+        ranks.run(payloads(form, workload(batch_size=8), 1000, encrypt=encrypt), cut, through(door))
+    )
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("form", FORMS)
+@altered
+def test_a_run_through_tls_ends_where_it_is_altered(
+    ranks: Any, workload: Workloads, between: Callable[..., Any], form: str, alter: middle.Alterations
+) -> None:
+    """What was trained before is as it would have been."""
+    calm = ranks.run(payloads(form, workload(batch_size=8), 100, encrypt=False))
+    door = between(middle.Middle, alter(20_000))
+    ended = ranks.run(payloads(form, workload(batch_size=8), 1000, encrypt=True), route=through(door))
+    all_name_peers(ended, "RunError")  # of those who have seen it, and not only lost a peer
+    done = min(len(steps) for steps in ended.steps.values())
+    assert 0 < done < 100
+    if form != "staleness":
+        for rank, steps in ended.steps.items():
+            for step, expected in zip(steps, calm.steps[rank], strict=False):
+                assert step["loss"] == expected["loss"]

@@ -145,7 +145,7 @@ class Pool:
         for rank, payload in enumerate(payloads):
             self.processes[rank].send({"payload": payload})
         open_ranks = set(range(len(payloads)))
-        ready: set[int] = set()
+        ready: dict[int, Event] = {}
         while open_ranks:
             rank, event = self._next(open_ranks)
             outcome.order.append((rank, event))
@@ -157,10 +157,11 @@ class Pool:
                 caller = self.processes[rank + 1 if peer is None else peer]
                 caller.send({"op": "connect", "host": host, "port": port, **listener})
             elif kind == "ready":
-                ready.add(rank)
+                ready[rank] = event
                 if len(ready) == len(payloads):
-                    for process in self.processes[: len(payloads)]:
-                        process.send({"op": "start"})
+                    for payload, process in zip(payloads, self.processes, strict=False):
+                        sums = {"sums": ready[0]["sums"]} if payload.get("helps") else {}
+                        process.send({"op": "start", **sums})
             elif kind == "step":
                 outcome.steps.setdefault(rank, []).append(event)
             elif kind == "validation":
