@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.faults.conftest import here, probed  # noqa: F401 - fixtures of a whole command
+from tests.faults.conftest import another, here, probed  # noqa: F401 - fixtures of a whole command
 from tests.worker import driver as rank_driver
 from tests.worker.conftest import workload  # noqa: F401 - a fixture
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.attack.strangers import Strangers
-from tests.helpers import runs
+from tests.helpers import forms, runs
+from tests.lab.workload import train_py
 
 SIZES = ("--batch-size", "8", "--microbatches", "4")
 EVERY = ("--steps", "30", "--json", "--checkpoint-every", "10", "--replicas", "1")
@@ -30,6 +33,34 @@ def test_strangers_at_every_port_change_nothing(here: Any, encrypt: tuple[str, .
     assert probed >= 3  # a link, a node with itself, check's own
     assert launched >= 2  # each node's replicator; a pair's port may be open too briefly to be found
     assert runs.losses_of(done) == expected
+    was_one_attempt(here)
+
+
+@pytest.fixture(scope="module")
+def three(another: Callable[..., Any]) -> Any:
+    made = another(*forms.NODES)
+    made.train(train_py(0.004, forms.LAYERS))
+    made.run("probe", "train.py", *forms.SIZES, "--links", "none", "--encrypt", code=0)
+    return made
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_strangers_at_the_ports_of_a_run_of_any_form_change_nothing(three: Any, name: str) -> None:
+    form = forms.FORMS[name]
+    three.run("plan", "train.py", *forms.SIZES, "--encrypt", *form.plan, "-o", "plan.json", code=0)
+    form.finish(three.folder / "plan.json")
+    expected = runs.losses_of(three.run("launch", "plan.json", *EVERY, code=0))
+    with Strangers(hold=1100, seed=1) as strangers:
+        found = runs.losses_of(three.run("launch", "plan.json", *EVERY, code=0))
+    assert len(strangers.ports) >= 2
+    assert len(found) == len(expected)
+    assert all(map(math.isfinite, found))
+    assert form.needs is None or found == expected
+    was_one_attempt(three)
+
+
+def was_one_attempt(here: Any) -> None:
     newest = max((here.state / "runs").glob("*/state.json"), key=lambda path: path.stat().st_mtime)
     assert len(json.loads(newest.read_text())["attempts"]) == 1
     assert runs.left_behind(here) == []
