@@ -163,6 +163,30 @@ def test_a_killed_launcher_and_then_stop(here: Any, more: tuple[str, ...]) -> No
 
 
 @pytest.mark.slow
+def test_a_frozen_agent_is_not_forgotten_when_its_node_is_back(here: Any) -> None:
+    """The node is reached by another session; what was frozen would hold it for hours once it goes on."""
+    run = here.launch(*LONG).wait_for(3)
+    run.child.kill()
+    run.attach()
+    run.more(2)
+    frozen = [run.rank("slow"), run.agent("slow")]
+    [session] = [one["session"] for one in run.state["sessions"] if one["node"] == "slow"]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        run.until(lambda: "node slow is back" in run.child.err)
+        run.child.interrupt()
+        assert f"could not be told to end session {session}" in run.end(130).stderr
+        assert [one["session"] for one in run.state["sessions"]] == [session]
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    here.run("stop", run.id, code=0)
+    run.is_stopped(kept=False)
+    assert left_of_state(here.state) == []
+
+
+@pytest.mark.slow
 def test_what_is_gone_from_the_nodes_goes_on_from_its_checkpoint(here: Any) -> None:
     here.env["PAUSE_S"] = PAUSE_S
     steps = ("plan.json", "--steps", "60", "--ignore-changes", "--checkpoint-every", "5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -80,13 +81,17 @@ class QuietSession:
 
     def __init__(self) -> None:
         self.silent_s = 0.0
-        self.closed = False
+        self.ended = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self.ended.is_set()
 
     def has_answered(self, within_s: float) -> bool:
         return self.silent_s < within_s
 
     def close(self) -> None:
-        self.closed = True
+        self.ended.set()
 
 
 class Desk:
@@ -96,7 +101,16 @@ class Desk:
         self.said: list[str] = []
         self.sessions: dict[str, Any] = {name: QuietSession() for name in NODES}
         watcher = RunCallbacks(note=self.said.append, warn=self.said.append)
-        self.replanner = Replanner(CLUSTER, None, self.sessions, None, made, watcher)  # type: ignore[arg-type]
+        self.replaced: list[Any] = []
+        self.replanner = Replanner(
+            CLUSTER,
+            None,
+            self.sessions,
+            None,
+            made,
+            watcher,
+            replaced=self.replaced,  # type: ignore[arg-type]
+        )
 
     def look(self, made: Plan, done: Any, lost: dict[str, str] | None = None) -> None:
         """Until no job is under way."""
@@ -282,6 +296,31 @@ def test_a_node_that_has_gone_again_while_it_was_planned_with_stays_lost(
     assert (here.replanner.decided, "b" in here.sessions) == (None, False)
     here.replanner.close()
     assert here.sessions["b"] is session, "its owner closes it"
+
+
+def test_an_earlier_session_of_a_node_that_is_back_is_closed_once_it_is_heard(
+    desk: Callable[[Plan], Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent is frozen; the node is reached by another session meanwhile."""
+    first = plan(problem(), "optimal")
+    here = desk(first)
+    frozen, other = here.sessions.pop("b"), QuietSession()
+    frozen.silent_s = 20.0
+    here.replanner.note_lost("b", frozen, first)
+    here.replanner._lost["b"].next_try = 0.0
+    here.replanner._connect = ConnectOptions()
+    monkeypatch.setattr(replanner, "open_session", lambda *_: other)
+    made = replan(first, without_nodes(first.problem, {"b": ""}))
+    for _ in range(2):
+        here.look(made, collected(made, {}, 5.0), {"b": "gone"})
+    assert here.sessions["b"] is other
+    here.look(made, None)
+    assert (here.replaced, frozen.closed) == ([frozen], False)
+    frozen.silent_s = 0.0
+    here.replanner.decided = None
+    here.look(made, None)
+    assert frozen.ended.wait(10)
+    assert here.replaced == [frozen], "its owner looks at what came of it"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ class PlanRunner:
         sink: writes everything down.
         connect: how nodes are connected to that come later; None: none do.
         resume: go on from the newest checkpoint that the nodes of ``sessions`` hold of the sink's run.
+        replaced: gets earlier sessions of nodes that are back; whoever opened the others closes them, too.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class PlanRunner:
         *,
         connect: ConnectOptions | None = None,
         resume: bool = False,
+        replaced: list[Session] | None = None,
     ) -> None:
         self._sessions, self._options, self._sink, self._callbacks = sessions, options, sink, callbacks
         before = sink.state.attempts
@@ -143,7 +145,7 @@ class PlanRunner:
             shard_limits=shard_limits(plan.problem),
         )
         file = sink.state.cluster_file
-        self._replanner = Replanner(cluster, request, sessions, connect, plan, callbacks, file)
+        self._replanner = Replanner(cluster, request, sessions, connect, plan, callbacks, file, replaced)
         self._nodes = RunNodes(sessions, sink, self._replanner, plan, self._context.drop)
 
     def run(self, adopted: AdoptedRanks | None = None) -> tuple[Measurement, RunPaths]:

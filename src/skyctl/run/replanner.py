@@ -145,6 +145,8 @@ class Replanner:
         sessions: the run's; nodes that come are put there.
         connect: None: nobody is connected to.
         plan: the first one: its problem knows devices that later ones may not.
+        replaced: gets sessions that a node's newer one has taken the place of. They are closed once their
+            agents can be told; whoever opened the others closes those that could not be.
     """
 
     def __init__(
@@ -156,8 +158,11 @@ class Replanner:
         plan: Plan,
         callbacks: RunCallbacks,
         cluster_file: str | None = None,
+        replaced: list[Session] | None = None,
     ) -> None:
         self.cluster = cluster
+        self._replaced = [] if replaced is None else replaced
+        self._closing: list[Session] = []
         self.decided: PlanChange | None = None
         self.restart_s = DEFAULT_RESTART_S
         self._request, self._sessions, self._connect = request, sessions, connect
@@ -212,6 +217,7 @@ class Replanner:
         self, plan: Plan, collected: StepCollector | None, steps: int, lost: Mapping[str, str]
     ) -> None:
         """Takes what the job has found, compares a plan on trial, begins the next job."""
+        self._close_replaced()
         left = steps - (collected.reported if collected is not None else 0)
         if self.decided is not None:
             return
@@ -265,7 +271,7 @@ class Replanner:
         """Puts a node that has come among the run's; False where it has gone again meanwhile."""
         known = self._lost.get(node)
         if known is not None and known.session is not None and known.session is not session:
-            threading.Thread(target=known.session.close, daemon=True).start()  # may take its time
+            self._replaced.append(known.session)
         if session.has_answered(HEARD_AGAIN_S):
             self._lost.pop(node, None)
             self._sessions[node] = session
@@ -274,8 +280,16 @@ class Replanner:
             known.session, known.lost_at = session, awake_s()
         elif node not in self._sessions:
             self._callbacks.warn(f"node {node} can't be used: it is not heard any more")
-            threading.Thread(target=session.close, daemon=True).start()
+            self._replaced.append(session)
         return False
+
+    def _close_replaced(self) -> None:
+        """Closes those that can be told, or dialled once more. One that is only silent may be heard later."""
+        for session in self._replaced:
+            ready = session.lost is not None or session.has_answered(HEARD_AGAIN_S)
+            if ready and session not in self._closing:
+                self._closing.append(session)
+                threading.Thread(target=session.close, daemon=True).start()  # may take its time
 
     def _judge_trial(self, plan: Plan, collected: StepCollector | None) -> None:
         """A plan made for a slow node must be better as measured, too; else it is back to the one before."""

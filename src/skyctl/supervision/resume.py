@@ -103,6 +103,7 @@ def supervise_run(
         journal,
         connect=connect_of(state),
         resume=tasks is None and bool(state.attempts),
+        replaced=handle.replaced,
     )
     adopted = AdoptedRanks(tasks, journal.past(), journal.reported) if tasks is not None else None
     try:

@@ -34,6 +34,7 @@ class RunHandle:
 
     Attributes:
         sessions: by node, those that are in use; the run adds and removes.
+        replaced: earlier ones of nodes that are back, which the run adds.
         failures: nodes of a run taken over that could not be reached, and why.
         gone: nodes whose sessions have ended, and why.
         unreached: sessions whose agents may still be there, on nodes that could not be reached.
@@ -45,6 +46,7 @@ class RunHandle:
     journal: RunJournal
     cluster: Cluster
     sessions: dict[str, Session]
+    replaced: list[Session] = field(default_factory=list)
     failures: dict[str, SkyctlError] = field(default_factory=dict)
     gone: dict[str, SkyctlError] = field(default_factory=dict)
     unreached: tuple[NodeSession, ...] = ()
@@ -228,16 +230,17 @@ def _ending(handle: RunHandle) -> Iterator[RunHandle]:
 
 
 def _end(handle: RunHandle, last: dict[str, Any]) -> None:
-    for name, session in handle.sessions.items():
+    sessions = [*handle.sessions.items(), *((session.node.name, session) for session in handle.replaced)]
+    for name, session in sessions:
         if session.lost is None and not session.is_waited_for:
             handle.note(
                 f"waiting {DETACH_TIMEOUT_S:.0f} s for node {name}, which is not heard, "
                 "to end what it has of this run"
             )
-    close_sessions(handle.sessions.values())
+    close_sessions(session for _, session in sessions)
     journal = handle.journal
     unended = []
-    for name, session in handle.sessions.items():
+    for name, session in sessions:
         if (failure := session.shutdown_failure) is not None:
             unended.append(node_session(name, session))
             handle.note(f"{failure.message}; {failure.hint}, or by `skyctl stop {handle.run_id}` before")
